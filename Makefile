@@ -1,0 +1,33 @@
+# Every target sets up what it needs on a bare machine with Python 3.11 and pip; a second call installs nothing.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test lint bench clean
+
+demo: $(READY)
+	@$(BIN)/fedmerit score examples/hospitals.csv
+	@$(BIN)/fedmerit rewards examples/hospitals.csv --budget 10000.00
+
+test: $(READY) lint
+	$(BIN)/pytest -q -n 2 --dist worksteal
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf .venv
+
+# torch first: the lock pins a build without CUDA; an unpinned torch would pull gigabytes.
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and \"fedmerit needs Python 3.11 or newer: make PYTHON=...\")"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.lock)"
+	$(BIN)/pip install --quiet --disable-pip-version-check --requirement requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $(READY)

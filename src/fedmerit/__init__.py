@@ -1,0 +1,1 @@
+"""fedmerit: who contributed what, without anyone seeing anyone's model update."""

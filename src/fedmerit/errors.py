@@ -1,0 +1,120 @@
+"""Every error fedmerit raises on purpose.
+
+::
+
+    FedmeritError
+    ├── InputError              what the caller gave cannot be used (also a ValueError)
+    │   ├── ReportError         a report, table or score vector: non-finite, missing, unknown client, wrong length
+    │   ├── FileFormatError     a file of reports: names file and line
+    │   ├── ConfigError         a setting: names its path and the allowed values
+    │   └── DataError           a dataset, partition or corruption
+    ├── NeedsTable              a value that needs every coalition, which secure aggregation never yields
+    ├── UndefinedScore          the score does not exist for these reports (and no guess is made)
+    ├── UndefinedShares         these scores must not be turned into money
+    ├── ProtocolError           secure aggregation or a round: names stage and member
+    │   ├── MessageError        bytes that are not a message of this protocol
+    │   ├── SignatureError      not signed by the member it names
+    │   ├── BindingError        a message or model of another run, round, attempt, stage, roster, config or M0
+    │   ├── ShareError          a secret share that is missing, unreadable or a lie
+    │   ├── RefusedError        a request that would reveal an update; the member stops
+    │   ├── BoundError          an update beyond the public bound, or not finite
+    │   └── RoundAborted        too few members left: nothing revealed, model unchanged
+    ├── KeyFileError            a private key or roster file: missing, malformed, or readable by others
+    ├── LedgerError             a record that is missing, altered, reordered or not signed by its author
+    ├── StoreError              a run folder: locked, damaged, or of another config
+    └── MissingExtra            an optional dependency is not installed
+"""
+
+from __future__ import annotations
+
+
+class FedmeritError(Exception):
+    """Base of everything fedmerit raises on purpose."""
+
+
+class InputError(FedmeritError, ValueError):
+    """What the caller gave cannot be used."""
+
+
+class ReportError(InputError):
+    """A report, table or score vector is malformed."""
+
+
+class FileFormatError(InputError):
+    """A file of reports is malformed."""
+
+
+class ConfigError(InputError):
+    """A setting is unknown or out of range."""
+
+
+class DataError(InputError):
+    """A dataset, partition or corruption cannot be built."""
+
+
+class NeedsTable(FedmeritError, TypeError):
+    """A value that needs all 2^N coalitions was asked of reports, which hold only 2N + 2."""
+
+
+class UndefinedScore(FedmeritError):
+    """The score does not exist for these reports."""
+
+
+class UndefinedShares(FedmeritError):
+    """These scores must not be turned into money as they are."""
+
+
+class ProtocolError(FedmeritError):
+    """Secure aggregation or a round went wrong. ``stage`` and ``member`` say where, when known."""
+
+    def __init__(self, message: str, *, stage: str | None = None, member: str | None = None) -> None:
+        self.stage = stage
+        self.member = member
+        where = ", ".join(
+            part for part in (stage and f"stage {stage}", member and f"member {member}") if part
+        )
+        super().__init__(f"{where}: {message}" if where else message)
+
+
+class MessageError(ProtocolError):
+    """Bytes that are not a message of this protocol."""
+
+
+class SignatureError(ProtocolError):
+    """A message was not signed by the member it names."""
+
+
+class BindingError(ProtocolError):
+    """A message or model belongs to another run, round, attempt, stage, roster, config or M0."""
+
+
+class ShareError(ProtocolError):
+    """A secret share is missing, unreadable or a lie."""
+
+
+class RefusedError(ProtocolError):
+    """A request that would reveal an update was refused."""
+
+
+class BoundError(ProtocolError):
+    """An update lies beyond the public bound or is not finite."""
+
+
+class RoundAborted(ProtocolError):
+    """Too few members are left; nothing was revealed and the model is unchanged."""
+
+
+class KeyFileError(FedmeritError):
+    """A private key or roster file is missing, malformed or readable by others."""
+
+
+class LedgerError(FedmeritError):
+    """A ledger record is missing, altered, reordered or not signed by its author."""
+
+
+class StoreError(FedmeritError):
+    """A run folder is locked, damaged or belongs to another config."""
+
+
+class MissingExtra(FedmeritError, ImportError):
+    """An optional dependency is not installed."""

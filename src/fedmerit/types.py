@@ -1,0 +1,341 @@
+"""The values that flow between the steps: reports of a round, a table of coalitions, scores.
+
+``Reports`` is the waist of the hourglass. Everything before it is federation, everything after it is
+arithmetic. It holds exactly what secure aggregation leaves: two numbers everybody knows and two that only
+the client itself can compute. A ``Table`` holds all 2^N coalitions, which secure aggregation never yields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmerit.errors import NeedsTable, ReportError
+
+Vector = npt.NDArray[np.float64]
+"""One number per client, shape (N,)."""
+
+Status = Literal["ok", "fallback", "reversed", "undefined"]
+
+UNIT_UTILITIES = frozenset({"expected-accuracy", "accuracy", "balanced-accuracy", "brier", "dice"})
+"""Utilities that promise values in [0, 1]."""
+
+MAX_TABLE_CLIENTS = 26
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Reports:
+    """What is known after one round: v(M0), v(M), and per client v(M0 + U_i) and v(M - U_i).
+
+    Args:
+        empty: v(M0), the utility before the round.
+        grand: v(M), the utility of the aggregate.
+        alone: shape (N,), v(M0 + U_i).
+        without: shape (N,), v(M - U_i).
+        clients: names; ``client-0``, ``client-1``, ... unless given.
+        silent: clients that were summed but sent no valid report. They are not in ``clients``.
+        se_loo: paired standard error of LOO_i, from the client.
+        se_ioi: paired standard error of IOI_i.
+        se_alpha: paired standard error of alpha_i.
+        se_alpha_total: standard error of alpha_i summed over all rounds so far, on the same test samples.
+        slice: id of the test samples; equal ids mean equal samples.
+        samples: training samples of each client, where disclosed.
+        cosine: cosine of U_i and M - M0; None for a zero update.
+        solo: utility of the model that client i trained alone from the first model.
+        solo_empty: utility of that first model on this slice.
+        utility: name; those in ``UNIT_UTILITIES`` promise [0, 1] and are held to it.
+        round: round number.
+
+    >>> r = Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1], clients=["A", "B", "C"])
+    >>> r.n, r.gain
+    (3, 3.0)
+    """
+
+    empty: float
+    grand: float
+    alone: Vector
+    without: Vector
+    clients: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
+    se_loo: Vector | None = None
+    se_ioi: Vector | None = None
+    se_alpha: Vector | None = None
+    se_alpha_total: Vector | None = None
+    slice: str | None = None
+    samples: Vector | None = None
+    cosine: Vector | None = None
+    solo: Vector | None = None
+    solo_empty: float | None = None
+    utility: str | None = None
+    round: int | None = None
+
+    def __post_init__(self) -> None:
+        where = "" if self.round is None else f"round {self.round}: "
+        alone = np.atleast_1d(np.asarray(self.alone, dtype=object))
+        clients = _names(self.clients, len(alone), where)
+        silent = _names(self.silent, len(self.silent), where) if len(self.silent) else ()
+        both = set(clients) & set(silent)
+        if both:
+            raise ReportError(f"{where}client {min(both)!r} is listed as silent but has a report")
+        if len(clients) < 2:
+            raise ReportError(f"{where}expected at least 2 clients, got {len(clients)}")
+
+        unit = self.utility in UNIT_UTILITIES
+        put = _Setter(self, clients, where)
+        put.scalar("empty", unit=self.utility if unit else None)
+        put.scalar("grand", unit=self.utility if unit else None)
+        put.vector("alone", unit=self.utility if unit else None)
+        put.vector("without", unit=self.utility if unit else None)
+        for name in ("se_loo", "se_ioi", "se_alpha", "se_alpha_total", "samples"):
+            put.vector(name, optional=True, minimum=0.0)
+        put.vector("cosine", optional=True, nullable=True, minimum=-1.0 - 1e-6, maximum=1.0 + 1e-6)
+        put.vector("solo", optional=True, unit=self.utility if unit else None)
+        if self.solo is not None and self.solo_empty is None:
+            raise ReportError(f"{where}solo needs solo_empty, the utility of the first model on this slice")
+        if self.solo_empty is not None:
+            put.scalar("solo_empty", unit=self.utility if unit else None)
+        object.__setattr__(self, "clients", clients)
+        object.__setattr__(self, "silent", silent)
+
+    @property
+    def n(self) -> int:
+        """Number of clients that reported."""
+        return len(self.clients)
+
+    @property
+    def gain(self) -> float:
+        """v(M) - v(M0), what the round has to distribute."""
+        return self.grand - self.empty
+
+    @property
+    def where(self) -> str:
+        """Prefix for messages: the round, if known."""
+        return "" if self.round is None else f"round {self.round}: "
+
+    @classmethod
+    def from_table(cls, table: Table, **extra: Any) -> Reports:
+        """The 2N + 2 coalitions of ``table`` that secure aggregation would leave."""
+        bits = 1 << np.arange(table.n)
+        full = (1 << table.n) - 1
+        return cls(
+            empty=float(table.values[0]),
+            grand=float(table.values[full]),
+            alone=table.values[bits],
+            without=table.values[full ^ bits],
+            clients=table.clients,
+            **extra,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The utility of every coalition. Index = bitmask: bit i is set iff client i is in the coalition.
+
+    >>> Table([0, 1, 2, 3], ["A", "B"]).n
+    2
+    """
+
+    values: Vector
+    clients: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.values, Reports):
+            raise NeedsTable("expected all 2^N coalitions, got Reports, which hold 2N + 2 of them")
+        values = _floats(self.values, "table")
+        n = int(values.size).bit_length() - 1
+        if values.ndim != 1 or values.size != 1 << n or n < 1:
+            raise ReportError(f"a table needs 2^N utilities with N >= 1, got shape {values.shape}")
+        if n > MAX_TABLE_CLIENTS:
+            raise ReportError(f"a table holds at most {MAX_TABLE_CLIENTS} clients (2^N utilities), got {n}")
+        bad = np.flatnonzero(~np.isfinite(values))
+        if bad.size:
+            raise ReportError(f"utility of coalition {int(bad[0]):#b} is {values[bad[0]]}, expected a number")
+        object.__setattr__(self, "values", _frozen(values))
+        object.__setattr__(self, "clients", _names(self.clients, n, "table: "))
+
+    @property
+    def n(self) -> int:
+        """Number of clients."""
+        return len(self.clients)
+
+    @property
+    def gain(self) -> float:
+        """v(everyone) - v(nobody)."""
+        return float(self.values[-1] - self.values[0])
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Scores:
+    """One number per client, the unnormalised numbers behind it, and whether it can be trusted.
+
+    ``values`` follows the definition to the letter, normalisation included. ``raw`` is the vector before
+    normalisation; rankings and shares use it, because a normalisation can turn the order over. ``stderr``
+    is the standard error of ``raw`` (sampling error of the test set in this run; not of training).
+    """
+
+    score: str
+    clients: tuple[str, ...]
+    values: Vector
+    raw: Vector
+    gain: float
+    status: Status = "ok"
+    stderr: Vector | None = None
+    rounds: int = 1
+    coverage: Vector | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        clients = _names(self.clients, len(self.clients), f"{self.score}: ")
+        put = _Setter(self, clients, f"{self.score}: ")
+        put.vector("values")
+        put.vector("raw")
+        put.scalar("gain")
+        put.vector("stderr", optional=True, minimum=0.0)
+        put.vector("coverage", optional=True, minimum=0.0)
+        object.__setattr__(self, "clients", clients)
+
+    @property
+    def n(self) -> int:
+        """Number of clients."""
+        return len(self.clients)
+
+    def ranking(self) -> tuple[str, ...]:
+        """Names, best first, by the raw vector; equals stand in the order of ``clients``."""
+        return tuple(self.clients[i] for i in np.argsort(-settle(self.raw), kind="stable"))
+
+    def ranks(self) -> npt.NDArray[np.int64]:
+        """Rank of each client by the raw vector, 1 = best; equals share the better rank."""
+        settled = settle(self.raw)
+        ordered = np.sort(-settled)
+        return np.searchsorted(ordered, -settled, side="left") + 1
+
+    def as_dict(self) -> dict[str, float]:
+        """``values`` by name."""
+        return dict(zip(self.clients, self.values.tolist(), strict=True))
+
+
+def settle(values: Vector) -> Vector:
+    """Values on a grid of 1e-12 of the largest, so that equals that differ by rounding compare equal.
+
+    >>> a = np.array([0.3 - 0.2, 0.2 - 0.1]); bool(a[0] == a[1]), bool(np.diff(settle(a)) == 0)
+    (False, True)
+    """
+    largest = float(np.max(np.abs(values))) if values.size else 0.0
+    if largest == 0.0:
+        return values
+    return np.rint(values / largest * 1e12)
+
+
+def is_zero(terms: Vector, total: float) -> bool:
+    """Whether ``total``, the sum of ``terms``, is zero up to rounding: |sum| <= 1e-12 * sum of |terms|."""
+    return abs(total) <= 1e-12 * float(np.abs(terms).sum())
+
+
+def _names(clients: Iterable[str], n: int, where: str) -> tuple[str, ...]:
+    if isinstance(clients, str):
+        raise ReportError(f"{where}clients must be a list of names, got the string {clients!r}")
+    names = tuple(clients) or tuple(f"client-{i}" for i in range(n))
+    for name in names:
+        if not isinstance(name, str) or not name.strip():
+            raise ReportError(f"{where}client names must be non-empty strings, got {name!r}")
+    if len(names) != n:
+        raise ReportError(f"{where}expected {n} client names, one per value, got {len(names)}")
+    if len(set(names)) != n:
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ReportError(f"{where}client {twice!r} appears more than once")
+    return names
+
+
+def _floats(values: Any, what: str) -> Vector:
+    if isinstance(values, Mapping | str | bytes):
+        raise ReportError(f"{what}: expected a sequence of numbers, got {type(values).__name__}")
+    try:
+        return np.array(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ReportError(f"{what}: expected numbers, got {values!r}"[:300]) from error
+
+
+def _frozen(values: Vector) -> Vector:
+    values.flags.writeable = False
+    return values
+
+
+class _Setter:
+    """Checks the fields of a frozen dataclass and stores them as read-only float64."""
+
+    def __init__(self, target: Reports | Scores, clients: Sequence[str], where: str) -> None:
+        self.target, self.clients, self.where = target, clients, where
+
+    def scalar(self, name: str, *, unit: str | None = None) -> None:
+        value = getattr(self.target, name)
+        try:
+            number = float(value)
+        except (TypeError, ValueError) as error:
+            raise ReportError(f"{self.where}{name}: expected a number, got {value!r}") from error
+        self._check(name, number, None, 0.0 if unit else None, 1.0 if unit else None, unit)
+        object.__setattr__(self.target, name, number)
+
+    def vector(
+        self,
+        name: str,
+        *,
+        optional: bool = False,
+        nullable: bool = False,
+        minimum: float | None = None,
+        maximum: float | None = None,
+        unit: str | None = None,
+    ) -> None:
+        given = getattr(self.target, name)
+        if given is None and optional:
+            return
+        if unit:
+            minimum, maximum = 0.0, 1.0
+        what = f"{self.where}{name}"
+        if isinstance(given, np.ndarray) and given.dtype != object:
+            null = np.isnan(given) if nullable and given.dtype.kind == "f" else np.zeros(given.shape, bool)
+            values = _floats(given, what)
+        else:
+            listed = [given] if np.isscalar(given) or given is None else given
+            if isinstance(listed, Mapping | str | bytes):
+                raise ReportError(f"{what}: expected one number per client, got {type(given).__name__}")
+            items = list(listed)
+            null = np.array([item is None for item in items], dtype=bool)
+            if null.any() and not nullable:
+                missing = int(np.flatnonzero(null)[0])
+                who = self.clients[missing] if missing < len(self.clients) else f"number {missing}"
+                raise ReportError(f"{what} of client {who!r} is missing")
+            values = _floats([np.nan if gone else item for gone, item in zip(null, items, strict=True)], what)
+        if values.shape != (len(self.clients),):
+            expected = f"expected {len(self.clients)} values, one per client"
+            raise ReportError(f"{what}: {expected}, got shape {values.shape}")
+        wrong = ~np.isfinite(values) & ~null
+        if minimum is not None:
+            wrong |= values < minimum
+        if maximum is not None:
+            wrong |= values > maximum
+        if wrong.any():
+            first = int(np.flatnonzero(wrong)[0])
+            self._check(name, float(values[first]), self.clients[first], minimum, maximum, unit)
+        object.__setattr__(self.target, name, _frozen(values))
+
+    def _check(
+        self,
+        name: str,
+        value: float,
+        client: str | None,
+        minimum: float | None,
+        maximum: float | None,
+        unit: str | None,
+    ) -> None:
+        whose = f" of client {client!r}" if client else ""
+        if not np.isfinite(value):
+            raise ReportError(f"{self.where}{name}{whose} must be a finite number, got {value}")
+        low = -np.inf if minimum is None else minimum
+        high = np.inf if maximum is None else maximum
+        if not low <= value <= high:
+            why = f" (utility {unit!r} promises it)" if unit else ""
+            raise ReportError(f"{self.where}{name}{whose} must lie in [{low:g}, {high:g}]{why}, got {value:g}")
