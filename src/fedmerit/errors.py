@@ -4,7 +4,7 @@
 
     FedmeritError
     ├── InputError              what the caller gave cannot be used (also a ValueError)
-    │   ├── ReportError         a report, table or score vector: non-finite, missing, unknown client, wrong length
+    │   ├── ReportError         a report, table or score vector: non-finite, missing, wrong length
     │   ├── FileFormatError     a file of reports: names file and line
     │   ├── ConfigError         a setting: names its path and the allowed values
     │   └── DataError           a dataset, partition or corruption

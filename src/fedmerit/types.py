@@ -7,13 +7,13 @@ the client itself can compute. A ``Table`` holds all 2^N coalitions, which secur
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from fedmerit.checks import Setter, floats, frozen, names_of
 from fedmerit.errors import NeedsTable, ReportError
 
 Vector = npt.NDArray[np.float64]
@@ -76,8 +76,8 @@ class Reports:
     def __post_init__(self) -> None:
         where = "" if self.round is None else f"round {self.round}: "
         alone = np.atleast_1d(np.asarray(self.alone, dtype=object))
-        clients = _names(self.clients, len(alone), where)
-        silent = _names(self.silent, len(self.silent), where) if len(self.silent) else ()
+        clients = names_of(self.clients, len(alone), where)
+        silent = names_of(self.silent, len(self.silent), where) if len(self.silent) else ()
         both = set(clients) & set(silent)
         if both:
             raise ReportError(f"{where}client {min(both)!r} is listed as silent but has a report")
@@ -85,7 +85,7 @@ class Reports:
             raise ReportError(f"{where}expected at least 2 clients, got {len(clients)}")
 
         unit = self.utility in UNIT_UTILITIES
-        put = _Setter(self, clients, where)
+        put = Setter(self, clients, where)
         put.scalar("empty", unit=self.utility if unit else None)
         put.scalar("grand", unit=self.utility if unit else None)
         put.vector("alone", unit=self.utility if unit else None)
@@ -145,7 +145,7 @@ class Table:
     def __post_init__(self) -> None:
         if isinstance(self.values, Reports):
             raise NeedsTable("expected all 2^N coalitions, got Reports, which hold 2N + 2 of them")
-        values = _floats(self.values, "table")
+        values = floats(self.values, "table")
         n = int(values.size).bit_length() - 1
         if values.ndim != 1 or values.size != 1 << n or n < 1:
             raise ReportError(f"a table needs 2^N utilities with N >= 1, got shape {values.shape}")
@@ -154,8 +154,8 @@ class Table:
         bad = np.flatnonzero(~np.isfinite(values))
         if bad.size:
             raise ReportError(f"utility of coalition {int(bad[0]):#b} is {values[bad[0]]}, expected a number")
-        object.__setattr__(self, "values", _frozen(values))
-        object.__setattr__(self, "clients", _names(self.clients, n, "table: "))
+        object.__setattr__(self, "values", frozen(values))
+        object.__setattr__(self, "clients", names_of(self.clients, n, "table: "))
 
     @property
     def n(self) -> int:
@@ -189,8 +189,8 @@ class Scores:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        clients = _names(self.clients, len(self.clients), f"{self.score}: ")
-        put = _Setter(self, clients, f"{self.score}: ")
+        clients = names_of(self.clients, len(self.clients), f"{self.score}: ")
+        put = Setter(self, clients, f"{self.score}: ")
         put.vector("values")
         put.vector("raw")
         put.scalar("gain")
@@ -228,114 +228,3 @@ def settle(values: Vector) -> Vector:
     if largest == 0.0:
         return values
     return np.rint(values / largest * 1e12)
-
-
-def is_zero(terms: Vector, total: float) -> bool:
-    """Whether ``total``, the sum of ``terms``, is zero up to rounding: |sum| <= 1e-12 * sum of |terms|."""
-    return abs(total) <= 1e-12 * float(np.abs(terms).sum())
-
-
-def _names(clients: Iterable[str], n: int, where: str) -> tuple[str, ...]:
-    if isinstance(clients, str):
-        raise ReportError(f"{where}clients must be a list of names, got the string {clients!r}")
-    names = tuple(clients) or tuple(f"client-{i}" for i in range(n))
-    for name in names:
-        if not isinstance(name, str) or not name.strip():
-            raise ReportError(f"{where}client names must be non-empty strings, got {name!r}")
-    if len(names) != n:
-        raise ReportError(f"{where}expected {n} client names, one per value, got {len(names)}")
-    if len(set(names)) != n:
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ReportError(f"{where}client {twice!r} appears more than once")
-    return names
-
-
-def _floats(values: Any, what: str) -> Vector:
-    if isinstance(values, Mapping | str | bytes):
-        raise ReportError(f"{what}: expected a sequence of numbers, got {type(values).__name__}")
-    try:
-        return np.array(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise ReportError(f"{what}: expected numbers, got {values!r}"[:300]) from error
-
-
-def _frozen(values: Vector) -> Vector:
-    values.flags.writeable = False
-    return values
-
-
-class _Setter:
-    """Checks the fields of a frozen dataclass and stores them as read-only float64."""
-
-    def __init__(self, target: Reports | Scores, clients: Sequence[str], where: str) -> None:
-        self.target, self.clients, self.where = target, clients, where
-
-    def scalar(self, name: str, *, unit: str | None = None) -> None:
-        value = getattr(self.target, name)
-        try:
-            number = float(value)
-        except (TypeError, ValueError) as error:
-            raise ReportError(f"{self.where}{name}: expected a number, got {value!r}") from error
-        self._check(name, number, None, 0.0 if unit else None, 1.0 if unit else None, unit)
-        object.__setattr__(self.target, name, number)
-
-    def vector(
-        self,
-        name: str,
-        *,
-        optional: bool = False,
-        nullable: bool = False,
-        minimum: float | None = None,
-        maximum: float | None = None,
-        unit: str | None = None,
-    ) -> None:
-        given = getattr(self.target, name)
-        if given is None and optional:
-            return
-        if unit:
-            minimum, maximum = 0.0, 1.0
-        what = f"{self.where}{name}"
-        if isinstance(given, np.ndarray) and given.dtype != object:
-            null = np.isnan(given) if nullable and given.dtype.kind == "f" else np.zeros(given.shape, bool)
-            values = _floats(given, what)
-        else:
-            listed = [given] if np.isscalar(given) or given is None else given
-            if isinstance(listed, Mapping | str | bytes):
-                raise ReportError(f"{what}: expected one number per client, got {type(given).__name__}")
-            items = list(listed)
-            null = np.array([item is None for item in items], dtype=bool)
-            if null.any() and not nullable:
-                missing = int(np.flatnonzero(null)[0])
-                who = self.clients[missing] if missing < len(self.clients) else f"number {missing}"
-                raise ReportError(f"{what} of client {who!r} is missing")
-            values = _floats([np.nan if gone else item for gone, item in zip(null, items, strict=True)], what)
-        if values.shape != (len(self.clients),):
-            expected = f"expected {len(self.clients)} values, one per client"
-            raise ReportError(f"{what}: {expected}, got shape {values.shape}")
-        wrong = ~np.isfinite(values) & ~null
-        if minimum is not None:
-            wrong |= values < minimum
-        if maximum is not None:
-            wrong |= values > maximum
-        if wrong.any():
-            first = int(np.flatnonzero(wrong)[0])
-            self._check(name, float(values[first]), self.clients[first], minimum, maximum, unit)
-        object.__setattr__(self.target, name, _frozen(values))
-
-    def _check(
-        self,
-        name: str,
-        value: float,
-        client: str | None,
-        minimum: float | None,
-        maximum: float | None,
-        unit: str | None,
-    ) -> None:
-        whose = f" of client {client!r}" if client else ""
-        if not np.isfinite(value):
-            raise ReportError(f"{self.where}{name}{whose} must be a finite number, got {value}")
-        low = -np.inf if minimum is None else minimum
-        high = np.inf if maximum is None else maximum
-        if not low <= value <= high:
-            why = f" (utility {unit!r} promises it)" if unit else ""
-            raise ReportError(f"{self.where}{name}{whose} must lie in [{low:g}, {high:g}]{why}, got {value:g}")

@@ -1,0 +1,161 @@
+"""Scores summed over rounds, while members come and go.
+
+A single round can at best tell what its own exact Shapley value tells; the sum over rounds tells more. Most
+of the gain falls in the first rounds, so what an absent member gets for a missed round is a choice that
+somebody must make and everybody should see.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from fedmerit.errors import InputError, ReportError, UndefinedScore
+from fedmerit.scores import SCORES, ioi, solo
+from fedmerit.types import Reports, Scores, Vector
+
+Missing = Literal["zero", "own-mean"]
+
+SUMMABLE = ("ALPHA", "LOO", "IOI", "COS", "MERIT")
+_ERRORS = {"ALPHA": "se_alpha", "LOO": "se_loo", "IOI": "se_ioi"}
+
+
+def accumulate(
+    rounds: Iterable[Reports], *, score: str = "ALPHA", missing: Missing = "zero", warmup: int = 0
+) -> Scores:
+    r"""A score summed over rounds.
+
+    .. math:: \mathrm{total}(i) = \sum_{t : i \text{ reported}} s_t(i), \qquad
+        \text{own-mean: } \ \times R / R_i
+
+    with R rounds counted and R_i of them reported by client i. ``MERIT`` is the last SOLO plus IOI summed.
+
+    Standard errors (ALPHA, LOO, IOI; only if every counted report carries one): rounds on different test
+    slices are independent, so squares add up. Rounds on the same slice share their samples: there the
+    client's own ``se_alpha_total`` is used where it covers just these rounds, and otherwise the sum of the
+    rounds' standard errors, which is an upper bound and noted as such.
+
+    Args:
+        rounds: reports in the order of the rounds.
+        score: one of ALPHA, LOO, IOI, COS, MERIT.
+        missing: what a round without a report counts: nothing (``"zero"``) or the client's own mean over
+            the rounds it did report (``"own-mean"``).
+        warmup: rounds at the start that are not counted.
+
+    Returns:
+        Scores of every client that ever reported in a counted round; ``coverage`` is R_i / R.
+
+    >>> first = Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1], clients=["A", "B", "C"])
+    >>> second = Reports(empty=3, grand=5, alone=[4, 4], without=[4, 4], clients=["A", "B"])
+    >>> accumulate([first, second]).as_dict()
+    {'A': 1.0, 'B': 2.0, 'C': 2.0}
+    >>> accumulate([first, second], missing="own-mean").as_dict()
+    {'A': 1.0, 'B': 2.0, 'C': 4.0}
+    """
+    counted = _counted(list(rounds), warmup)
+    if score not in SUMMABLE:
+        raise InputError(f"score must be one of {', '.join(SUMMABLE)}, got {score!r}")
+    if missing not in ("zero", "own-mean"):
+        raise InputError(f"missing must be 'zero' or 'own-mean', got {missing!r}")
+
+    clients = tuple(dict.fromkeys(name for reports in counted for name in reports.clients))
+    index = {name: i for i, name in enumerate(clients)}
+    per_round = ioi if score == "MERIT" else SCORES[score].function
+    terms: list[list[float]] = [[] for _ in clients]
+    notes: list[str] = []
+    for reports in counted:
+        scores = per_round(reports)
+        notes += scores.notes
+        for name, value in zip(reports.clients, scores.values.tolist(), strict=True):
+            terms[index[name]].append(value)
+
+    reported = np.array([len(own) for own in terms], dtype=np.float64)
+    factor = len(counted) / reported if missing == "own-mean" else np.ones(len(clients))
+    total = np.array([math.fsum(own) for own in terms]) * factor
+    stderr = _standard_errors(counted, clients, score, whole=warmup == 0, notes=notes)
+    if score == "MERIT":
+        total = total + _last_solo(counted, clients)
+    for name, seen in zip(clients, reported, strict=True):
+        if seen < len(counted):
+            counts = "as zero" if missing == "zero" else "at its own mean"
+            notes.append(
+                f"client {name!r} reported {seen:.0f} of {len(counted)} rounds; the rest counts {counts}"
+            )
+    return Scores(
+        score=score,
+        clients=clients,
+        values=total,
+        raw=total,
+        gain=math.fsum(reports.gain for reports in counted),
+        stderr=None if stderr is None else stderr * factor,
+        rounds=len(counted),
+        coverage=reported / len(counted),
+        notes=tuple(notes),
+    )
+
+
+def _counted(rounds: Sequence[Reports], warmup: int) -> Sequence[Reports]:
+    for reports in rounds:
+        if not isinstance(reports, Reports):
+            raise ReportError(f"accumulate takes a list of Reports, got {type(reports).__name__}")
+    if warmup < 0:
+        raise InputError(f"warmup must be 0 or more rounds, got {warmup}")
+    if len(rounds) <= warmup:
+        raise ReportError(f"nothing to accumulate: {len(rounds)} rounds, of which {warmup} are warm-up")
+    utilities = {reports.utility for reports in rounds}
+    if len(utilities) > 1:
+        names = ", ".join(sorted(str(name) for name in utilities))
+        raise ReportError(f"rounds of different utilities cannot be added: {names}")
+    numbers = [reports.round for reports in rounds if reports.round is not None]
+    for earlier, later in pairwise(numbers):
+        if later <= earlier:
+            raise ReportError(f"rounds must come in order, each once: {later} follows {earlier}")
+    return rounds[warmup:]
+
+
+def _last_solo(rounds: Sequence[Reports], clients: Sequence[str]) -> Vector:
+    last: dict[str, float] = {}
+    for reports in rounds:
+        if reports.solo is not None:
+            last.update(solo(reports).as_dict())
+    without = [name for name in clients if name not in last]
+    if without:
+        raise UndefinedScore(f"MERIT needs SOLO, which client {without[0]!r} never reported")
+    return np.array([last[name] for name in clients])
+
+
+def _standard_errors(
+    rounds: Sequence[Reports], clients: Sequence[str], score: str, *, whole: bool, notes: list[str]
+) -> Vector | None:
+    """Of the sum over rounds, or None where a report carries none."""
+    field = _ERRORS.get(score)
+    if field is None or any(getattr(reports, field) is None for reports in rounds):
+        return None
+    # per client and slice: standard errors of its rounds there, and the last running total it gave
+    parts: list[dict[str | None, list[float]]] = [defaultdict(list) for _ in clients]
+    totals: list[dict[str | None, float]] = [{} for _ in clients]
+    index = {name: i for i, name in enumerate(clients)}
+    for reports in rounds:
+        for k, name in enumerate(reports.clients):
+            parts[index[name]][reports.slice].append(float(getattr(reports, field)[k]))
+            if score == "ALPHA" and whole and reports.se_alpha_total is not None:
+                totals[index[name]][reports.slice] = float(reports.se_alpha_total[k])
+    bounded = False
+    squares = []
+    for own, running in zip(parts, totals, strict=True):
+        square = 0.0
+        for slice_id, errors in own.items():
+            exact = len(errors) == 1 or (slice_id in running and len(own) == 1)
+            bounded |= not exact
+            error = errors[0] if len(errors) == 1 else running[slice_id] if exact else math.fsum(errors)
+            square += error * error
+        squares.append(square)
+    if bounded:
+        notes.append("standard errors of rounds on the same test samples were added up: an upper bound")
+    errors_of_sums: Vector = np.sqrt(np.array(squares))
+    return errors_of_sums
