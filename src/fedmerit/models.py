@@ -1,0 +1,272 @@
+"""The networks, and a model as one flat vector.
+
+The vector of a model is what is trained, summed and evaluated: every parameter, then every persistent
+floating-point buffer (BatchNorm's running statistics), each in the order of ``named_parameters`` and
+``named_buffers``. Integer buffers, such as BatchNorm's batch counter, cannot be averaged: they stay where
+they are, and ``left_out`` names them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedmerit.errors import ConfigError, DataError, InputError
+
+MODELS = ("mlp", "cnn", "cnn-pool", "resnet18", "resnet50")
+
+Norm = Literal["group", "batch"]
+Shape = tuple[int, int, int]
+"""Height, width, channels of one image."""
+Images = npt.NDArray[Any] | Tensor
+"""Shape (m, H, W, C): uint8, or floats that are passed on as they are."""
+
+
+def build(name: str, input_shape: Shape, classes: int, norm: str = "group", seed: int = 0) -> nn.Module:
+    """The network ``name``, its weights drawn from ``seed`` only; global generators stay untouched.
+
+    Args:
+        name: one of ``MODELS``, or ``module:factory``, called as ``factory(input_shape, classes)``.
+        input_shape: (height, width, channels) of one image.
+        classes: number of classes.
+        norm: ``group`` or ``batch``, the normalisation of the ResNets.
+        seed: of the initial weights.
+
+    >>> state_length(build("mlp", (4, 4, 1), 3))  # (16 + 1) * 128 + (128 + 1) * 64 + (64 + 1) * 3
+    10627
+    """
+    if len(input_shape) != 3 or min(input_shape) < 1:
+        raise ConfigError(f"input_shape must be (height, width, channels), got {tuple(input_shape)}")
+    if classes < 2:
+        raise ConfigError(f"a model needs at least 2 classes, got {classes}")
+    if norm not in ("group", "batch"):
+        raise ConfigError(f"model.norm must be 'group' or 'batch', got {norm!r}")
+    with seeded(seed):
+        model = _make(name, input_shape, classes, norm)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model.name {name!r} must return a torch.nn.Module, got {type(model).__name__}")
+    if any(value.is_complex() for value in model.state_dict().values()):
+        raise ConfigError(f"model.name {name!r}: complex parameters cannot be summed securely")
+    return model.float()
+
+
+def _make(name: str, input_shape: Shape, classes: int, norm: str) -> Any:
+    if name == "mlp":
+        flat = math.prod(input_shape)
+        layers = nn.Linear(flat, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, classes)
+        return nn.Sequential(nn.Flatten(), *layers)
+    if name in ("cnn", "cnn-pool"):
+        return CNN(input_shape, classes, pool=name == "cnn-pool")
+    if name == "resnet18":
+        return ResNet((2, 2, 2, 2), input_shape[2], classes, norm=norm)
+    if name == "resnet50":
+        return ResNet((3, 4, 6, 3), input_shape[2], classes, norm=norm, bottleneck=True)
+    if ":" in name:
+        return load_object(name, "model.name")(input_shape, classes)
+    raise ConfigError(f"model.name must be one of {', '.join(MODELS)} or 'module:factory', got {name!r}")
+
+
+@contextlib.contextmanager
+def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Global generators seeded inside, as they were outside."""
+    cuda = [device] if device is not None and device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda, device_type="cuda"):
+        torch.default_generator.manual_seed(seed)
+        if cuda:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
+
+
+def load_object(name: str, setting: str) -> Callable[..., Any]:
+    """The callable behind ``module:attribute``, from the current folder or ``sys.path``."""
+    module, _, attribute = name.partition(":")
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{setting}: cannot load {name!r}: {error}") from error
+    finally:
+        sys.path.remove(here)
+    if not callable(found):
+        raise ConfigError(f"{setting}: {name!r} is not callable")
+    return found  # type: ignore[no-any-return]
+
+
+class CNN(nn.Module):
+    """Conv2d(c, 16, 3), Conv2d(16, 32, 3), Linear(flat, 128), Linear(128, classes), with ReLU between.
+
+    Convolutions keep the size (padding 1). With ``pool`` each is followed by a 2 x 2 max pooling, so a
+    224 x 224 image gives Linear(100352, 128); without, a 32 x 32 image gives Linear(32768, 128).
+    """
+
+    def __init__(self, input_shape: Shape, classes: int, *, pool: bool) -> None:
+        super().__init__()
+        height, width, channels = input_shape
+        if pool:
+            height, width = height // 4, width // 4
+        if height * width == 0:
+            raise ConfigError(f"cnn-pool needs images of at least 4 x 4, got {input_shape[:2]}")
+        self.pool = pool
+        self.conv1 = nn.Conv2d(channels, 16, 3, padding=1)
+        self.conv2 = nn.Conv2d(16, 32, 3, padding=1)
+        self.fc1 = nn.Linear(32 * height * width, 128)
+        self.fc2 = nn.Linear(128, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for conv in (self.conv1, self.conv2):
+            x = F.relu(conv(x))
+            if self.pool:
+                x = F.max_pool2d(x, 2)
+        x = F.relu(self.fc1(x.flatten(1)))
+        return self.fc2(x)  # type: ignore[no-any-return]
+
+
+class ResNet(nn.Module):
+    """ResNet (He et al. 2016) with torchvision's names in the state dict, whichever normalisation it has."""
+
+    def __init__(
+        self,
+        blocks: tuple[int, ...],
+        channels: int,
+        classes: int,
+        *,
+        norm: str = "group",
+        bottleneck: bool = False,
+        width: int = 64,
+    ) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
+        self.bn1 = _norm(norm, width)
+        self.relu = nn.ReLU()
+        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
+        inputs, stages = width, []
+        for stage, count in enumerate(blocks):
+            made = []
+            for block in range(count):
+                stride = 2 if stage and not block else 1
+                made.append(_Block(inputs, width << stage, stride, norm, bottleneck))
+                inputs = made[-1].outputs
+            stages.append(nn.Sequential(*made))
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
+        self.fc = nn.Linear(inputs, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(x.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+class _Block(nn.Module):
+    """Basic block (two 3 x 3) or bottleneck (1 x 1, 3 x 3, 1 x 1 with four times the channels)."""
+
+    def __init__(self, inputs: int, width: int, stride: int, norm: str, bottleneck: bool) -> None:
+        super().__init__()
+        self.outputs = outputs = 4 * width if bottleneck else width
+        self.bottleneck = bottleneck
+        first, second = (1, stride) if bottleneck else (stride, 1)
+        kernel = 1 if bottleneck else 3
+        self.conv1 = nn.Conv2d(inputs, width, kernel, stride=first, padding=kernel // 2, bias=False)
+        self.bn1 = _norm(norm, width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride=second, padding=1, bias=False)
+        self.bn2 = _norm(norm, width)
+        if bottleneck:
+            self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
+            self.bn3 = _norm(norm, outputs)
+        self.relu = nn.ReLU()
+        self.downsample: nn.Module | None = None
+        if stride != 1 or inputs != outputs:
+            shortcut = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
+            self.downsample = nn.Sequential(shortcut, _norm(norm, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        if self.bottleneck:
+            y = self.bn3(self.conv3(self.relu(y)))
+        return self.relu(y + (x if self.downsample is None else self.downsample(x)))  # type: ignore[no-any-return]
+
+
+def _norm(norm: str, channels: int) -> nn.Module:
+    if norm == "batch":
+        return nn.BatchNorm2d(channels)
+    return nn.GroupNorm(math.gcd(32, channels), channels)
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    """What the vector holds, by name, in its order: parameters, then persistent floating-point buffers."""
+    kept = model.state_dict().keys()
+    buffers = {k: v for k, v in model.named_buffers() if k in kept and v.is_floating_point()}
+    return {k: p.detach() for k, p in model.named_parameters()} | {k: v.detach() for k, v in buffers.items()}
+
+
+def left_out(model: nn.Module) -> tuple[str, ...]:
+    """Persistent buffers that the vector does not hold, as they are not numbers that can be averaged.
+
+    >>> left_out(nn.BatchNorm1d(2))
+    ('num_batches_tracked',)
+    """
+    kept = model.state_dict().keys()
+    return tuple(k for k, v in model.named_buffers() if k in kept and not v.is_floating_point())
+
+
+def state_length(model: nn.Module) -> int:
+    """Length of the model's vector."""
+    return sum(value.numel() for value in state(model).values())
+
+
+def flatten(model: nn.Module) -> Tensor:
+    """The model's vector as a new float32 tensor on its device."""
+    return torch.cat([value.reshape(-1).float() for value in state(model).values()])
+
+
+def to_vector(model: nn.Module) -> npt.NDArray[np.float32]:
+    """The model's vector as a new float32 array."""
+    return flatten(model).cpu().numpy()
+
+
+def load_vector(model: nn.Module, vector: npt.NDArray[Any] | Tensor) -> None:
+    """Write a vector into the model; the inverse of ``to_vector``."""
+    values = as_tensor(vector)
+    if values.shape != (length := state_length(model),):
+        raise InputError(f"the model has {length} values, got a vector of shape {tuple(values.shape)}")
+    start = 0
+    with torch.no_grad():
+        for target in state(model).values():
+            target.copy_(values[start : start + target.numel()].view(target.shape))
+            start += target.numel()
+
+
+def as_tensor(values: npt.NDArray[Any] | Tensor) -> Tensor:
+    """A tensor that shares memory with the array, be it read-only: nothing here writes to its input."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not writable")
+        return torch.as_tensor(values)
+
+
+def prepare(x: Images, device: torch.device | str = "cpu") -> Tensor:
+    """Images (m, H, W, C) as float32 (m, C, H, W): uint8 as x / 127.5 - 1, floats as they are."""
+    images = as_tensor(x)
+    if images.ndim != 4:
+        raise DataError(f"images must have shape (m, height, width, channels), got {tuple(images.shape)}")
+    if images.dtype != torch.uint8 and not images.is_floating_point():
+        raise DataError(f"images must be uint8 or floating point, got {images.dtype}")
+    images = images.to(device).permute(0, 3, 1, 2)
+    if images.dtype == torch.uint8:
+        return (images.float() / 127.5 - 1).contiguous()
+    return images.float().contiguous()

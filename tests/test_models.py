@@ -1,0 +1,183 @@
+"""Networks and the vector of a model."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedmerit import models
+from fedmerit.errors import ConfigError, DataError, InputError
+
+USER = """
+from torch import nn
+
+def small(input_shape, classes):
+    h, w, c = input_shape
+    return nn.Sequential(nn.Flatten(), nn.Linear(h * w * c, classes))
+
+def number(input_shape, classes):
+    return 3
+
+def complex_one(input_shape, classes):
+    import torch
+    model = small(input_shape, classes)
+    model.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    return model
+
+constant = 3
+"""
+
+
+@pytest.fixture
+def user_module(tmp_path, monkeypatch):
+    (tmp_path / "my_models.py").write_text(USER)
+    monkeypatch.chdir(tmp_path)
+    yield "my_models"
+    sys.modules.pop("my_models", None)
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_every_network_gives_one_logit_per_class(name, norm):
+    model = models.build(name, (9, 11, 2), 3, norm=norm).eval()
+    assert model(torch.zeros(2, 2, 9, 11)).shape == (2, 3)
+
+
+def test_the_papers_shapes():
+    assert models.CNN((224, 224, 3), 4, pool=True).fc1.in_features == 100352
+    cifar = models.build("cnn", (32, 32, 3), 10)
+    assert {k: tuple(v.shape) for k, v in cifar.state_dict().items() if "weight" in k} == {
+        "conv1.weight": (16, 3, 3, 3),
+        "conv2.weight": (32, 16, 3, 3),
+        "fc1.weight": (128, 32768),
+        "fc2.weight": (10, 128),
+    }
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_resnets_have_the_sizes_and_names_of_torchvision(norm):
+    r18 = models.build("resnet18", (64, 64, 3), 1000, norm=norm)
+    r50 = models.build("resnet50", (64, 64, 3), 1000, norm=norm)
+    assert sum(p.numel() for p in r18.parameters()) == 11_689_512
+    assert sum(p.numel() for p in r50.parameters()) == 25_557_032
+    assert {
+        "conv1.weight",
+        "bn1.bias",
+        "layer2.0.downsample.1.weight",
+        "layer4.1.conv2.weight",
+        "fc.bias",
+    } < set(r18.state_dict())
+    assert {"layer1.0.downsample.0.weight", "layer3.5.bn3.weight", "layer4.2.conv3.weight"} < set(
+        r50.state_dict()
+    )
+
+
+def test_weights_depend_on_the_seed_only_and_the_global_generator_is_untouched():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first = models.to_vector(models.build("cnn", (8, 8, 1), 3, seed=1))
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(6)
+    assert np.array_equal(first, models.to_vector(models.build("cnn", (8, 8, 1), 3, seed=1)))
+    assert not np.array_equal(first, models.to_vector(models.build("cnn", (8, 8, 1), 3, seed=2)))
+
+
+def test_the_vector_holds_parameters_and_running_statistics_and_names_what_it_leaves_out():
+    source = models.ResNet((1, 1, 1, 1), 1, 3, norm="batch", width=4)
+    source.train()(torch.randn(6, 1, 16, 16, generator=torch.Generator().manual_seed(0)))
+    vector = models.to_vector(source)
+    target = models.ResNet((1, 1, 1, 1), 1, 3, norm="batch", width=4)
+    models.load_vector(target, vector)
+    assert vector.dtype == np.float32
+    assert len(vector) == models.state_length(source)
+    assert np.array_equal(models.to_vector(target), vector)
+    assert torch.equal(target.bn1.running_var, source.bn1.running_var)
+    assert not torch.equal(target.bn1.running_mean, torch.zeros(4))
+    assert set(models.left_out(target)) == {
+        k for k in target.state_dict() if k.endswith("num_batches_tracked")
+    }
+    assert models.left_out(models.build("resnet18", (8, 8, 1), 2)) == ()
+
+
+def test_tied_parameters_are_in_the_vector_once_and_passing_buffers_not_at_all():
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    model[1].weight = model[0].weight
+    model.register_buffer("scratch", torch.ones(5), persistent=False)
+    assert models.state_length(model) == 9
+    models.load_vector(model, np.arange(9, dtype=np.float32))
+    assert torch.equal(model[1].weight.flatten(), torch.arange(9.0))
+
+
+def test_a_vector_of_the_wrong_length_is_refused():
+    with pytest.raises(InputError, match=r"the model has 6 values, got a vector of shape \(5,\)"):
+        models.load_vector(nn.Linear(2, 2), np.zeros(5, dtype=np.float32))
+
+
+def test_prepare_scales_bytes_and_passes_floats():
+    x = np.array([0, 255, 51], dtype=np.uint8).reshape(1, 1, 1, 3)
+    assert models.prepare(x).flatten().tolist() == pytest.approx([-1.0, 1.0, -0.6])
+    frozen = np.full((2, 3, 4, 1), 7.5)
+    frozen.flags.writeable = False
+    out = models.prepare(frozen)
+    assert out.shape == (2, 1, 3, 4)
+    assert out.dtype == torch.float32
+    assert out.unique().tolist() == [7.5]
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (np.zeros((2, 3, 3), dtype=np.uint8), r"images must have shape .* got \(2, 3, 3\)"),
+        (np.zeros((2, 3, 3, 1), dtype=np.int64), "images must be uint8 or floating point, got torch.int64"),
+    ],
+)
+def test_prepare_refuses(x, message):
+    with pytest.raises(DataError, match=message):
+        models.prepare(x)
+
+
+def test_a_users_factory_is_found_in_the_current_folder(user_module):
+    path = list(sys.path)
+    model = models.build(f"{user_module}:small", (2, 2, 1), 3)
+    assert models.state_length(model) == 15
+    assert sys.path == path
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "vgg",
+            "model.name must be one of mlp, cnn, cnn-pool, resnet18, resnet50 or 'module:factory', got 'vgg'",
+        ),
+        ("no_such_module:f", "model.name: cannot load 'no_such_module:f': No module named"),
+        (
+            "my_models:nothing",
+            "model.name: cannot load 'my_models:nothing': module 'my_models' has no attribute",
+        ),
+        ("my_models:constant", "model.name: 'my_models:constant' is not callable"),
+        ("my_models:number", r"'my_models:number' must return a torch.nn.Module, got int"),
+        ("my_models:complex_one", "complex parameters cannot be summed"),
+    ],
+)
+def test_bad_model_names(user_module, name, message):
+    with pytest.raises(ConfigError, match=message):
+        models.build(name, (2, 2, 1), 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"input_shape": (8, 8)}, r"input_shape must be \(height, width, channels\), got \(8, 8\)"),
+        ({"input_shape": (3, 8, 1), "name": "cnn-pool"}, r"at least 4 x 4, got \(3, 8\)"),
+        ({"classes": 1}, "a model needs at least 2 classes, got 1"),
+        ({"norm": "layer"}, "model.norm must be 'group' or 'batch', got 'layer'"),
+    ],
+)
+def test_bad_settings(change, message):
+    with pytest.raises(ConfigError, match=message):
+        models.build(**({"name": "cnn", "input_shape": (8, 8, 1), "classes": 3} | change))
