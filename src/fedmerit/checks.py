@@ -10,6 +10,9 @@ import numpy.typing as npt
 
 from fedmerit.errors import ReportError
 
+UNIT = (-1e-9, 1.0 + 1e-9)
+"""[0, 1], with room for the rounding of a mean."""
+
 
 def names_of(clients: Iterable[str], n: int, where: str) -> tuple[str, ...]:
     if isinstance(clients, str):
@@ -52,7 +55,8 @@ class Setter:
             number = float(value)
         except (TypeError, ValueError) as error:
             raise ReportError(f"{self.where}{name}: expected a number, got {value!r}") from error
-        self._check(name, number, None, 0.0 if unit else None, 1.0 if unit else None, unit)
+        low, high = UNIT if unit else (None, None)
+        self._check(name, number, None, low, high, unit)
         object.__setattr__(self.target, name, number)
 
     def vector(
@@ -69,7 +73,7 @@ class Setter:
         if given is None and optional:
             return
         if unit:
-            minimum, maximum = 0.0, 1.0
+            minimum, maximum = UNIT
         what = f"{self.where}{name}"
         if isinstance(given, np.ndarray) and given.dtype != object:
             null = np.isnan(given) if nullable and given.dtype.kind == "f" else np.zeros(given.shape, bool)
@@ -114,5 +118,5 @@ class Setter:
         high = np.inf if maximum is None else maximum
         if not low <= value <= high:
             why = f" (utility {unit!r} promises it)" if unit else ""
-            range_ = f"[{low:g}, {high:g}]{why}"
+            range_ = f"[{round(low, 6) + 0.0:g}, {round(high, 6):g}]{why}"
             raise ReportError(f"{self.where}{name}{whose} must lie in {range_}, got {value:g}")

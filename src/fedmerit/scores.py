@@ -27,7 +27,7 @@ from typing import Literal
 import numpy as np
 
 from fedmerit.errors import InputError, NeedsTable, ReportError, UndefinedScore
-from fedmerit.others import mean_of_others, median_of_others, sum_of_others
+from fedmerit.others import mean_of_others, median_of_others, sum_of_others, trimmed_mean_of_others
 from fedmerit.types import Reports, Scores, Status, Table, Vector
 
 Pot = Literal["grand", "gain"]

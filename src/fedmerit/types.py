@@ -81,23 +81,23 @@ class Reports:
         both = set(clients) & set(silent)
         if both:
             raise ReportError(f"{where}client {min(both)!r} is listed as silent but has a report")
-        if len(clients) < 2:
+        if len(clients) + len(silent) < 2:
             raise ReportError(f"{where}expected at least 2 clients, got {len(clients)}")
 
-        unit = self.utility in UNIT_UTILITIES
+        unit = self.utility if self.utility in UNIT_UTILITIES else None
         put = Setter(self, clients, where)
-        put.scalar("empty", unit=self.utility if unit else None)
-        put.scalar("grand", unit=self.utility if unit else None)
-        put.vector("alone", unit=self.utility if unit else None)
-        put.vector("without", unit=self.utility if unit else None)
+        put.scalar("empty", unit=unit)
+        put.scalar("grand", unit=unit)
+        put.vector("alone", unit=unit)
+        put.vector("without", unit=unit)
         for name in ("se_loo", "se_ioi", "se_alpha", "se_alpha_total", "samples"):
             put.vector(name, optional=True, minimum=0.0)
         put.vector("cosine", optional=True, nullable=True, minimum=-1.0 - 1e-6, maximum=1.0 + 1e-6)
-        put.vector("solo", optional=True, unit=self.utility if unit else None)
+        put.vector("solo", optional=True, unit=unit)
         if self.solo is not None and self.solo_empty is None:
             raise ReportError(f"{where}solo needs solo_empty, the utility of the first model on this slice")
         if self.solo_empty is not None:
-            put.scalar("solo_empty", unit=self.utility if unit else None)
+            put.scalar("solo_empty", unit=unit)
         object.__setattr__(self, "clients", clients)
         object.__setattr__(self, "silent", silent)
 

@@ -1,0 +1,21 @@
+"""Settings for all tests: one thread for torch, so that results do not depend on the machine; hypothesis profiles."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("COLUMNS", "200")
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("fedmerit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("fedmerit")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    try:
+        import torch
+    except ImportError:
+        return
+    torch.set_num_threads(1)

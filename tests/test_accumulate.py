@@ -1,0 +1,121 @@
+"""Sums over rounds: who was away, what that counts, how sure the sum is."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedmerit.accumulate import accumulate
+from fedmerit.errors import InputError, ReportError, UndefinedScore
+from fedmerit.scores import alpha
+from fedmerit.types import Reports
+from games import reports
+
+
+def make(round_number, clients="ABC", **extra):
+    n = len(clients)
+    given_ = {"empty": 0.25, "grand": 0.75, "alone": [0.5] * n, "without": [0.5] * n} | extra
+    return Reports(clients=list(clients), round=round_number, **given_)  # alpha = .25 each
+
+
+@given(st.lists(reports(min_clients=3, max_clients=3), min_size=1, max_size=5))
+def test_with_everyone_present_it_is_the_plain_sum(rounds):
+    total = accumulate(rounds)
+    np.testing.assert_allclose(total.values, sum(alpha(r).values for r in rounds), atol=1e-12)
+    assert total.gain == pytest.approx(sum(r.gain for r in rounds))
+    assert total.coverage.tolist() == [1, 1, 1]
+    assert total.notes == ()
+    np.testing.assert_array_equal(total.values, accumulate(rounds, missing="own-mean").values)
+
+
+def test_members_join_leave_and_miss_rounds():
+    rounds = [make(1, "AB"), make(2, "ABC"), make(3, "AC"), make(4, "A", silent=["B", "C"])]
+    zero = accumulate(rounds)
+    assert zero.as_dict() == {"A": 1.0, "B": 0.5, "C": 0.5}
+    assert zero.coverage.tolist() == [1.0, 0.5, 0.5]
+    assert zero.rounds == 4
+    assert "client 'B' reported 2 of 4 rounds; the rest counts as zero" in zero.notes
+    own = accumulate(rounds, missing="own-mean")
+    assert own.as_dict() == {"A": 1.0, "B": 1.0, "C": 1.0}
+    assert "client 'C' reported 2 of 4 rounds; the rest counts at its own mean" in own.notes
+
+
+def test_warm_up_rounds_are_not_counted():
+    rounds = [make(1), make(2, alone=[0.75, 0.5, 0.5])]
+    assert accumulate(rounds, warmup=1).as_dict() == {"A": 0.375, "B": 0.25, "C": 0.25}
+    with pytest.raises(ReportError, match="2 rounds, of which 2 are warm-up"):
+        accumulate(rounds, warmup=2)
+
+
+def test_standard_errors_add_as_squares_on_fresh_slices():
+    rounds = [make(k, se_alpha=[0.03, 0.04, 0.0], slice=f"slice-{k}") for k in (1, 2)]
+    np.testing.assert_allclose(accumulate(rounds).stderr, [0.03 * math.sqrt(2), 0.04 * math.sqrt(2), 0])
+    assert accumulate(rounds).notes == ()
+
+
+def test_standard_errors_on_the_same_samples_use_the_running_total_or_a_stated_bound():
+    rounds = [
+        make(1, se_alpha=[0.03, 0.04, 0], slice="s", se_alpha_total=[0.03, 0.04, 0]),
+        make(2, se_alpha=[0.03, 0.04, 0], slice="s", se_alpha_total=[0.05, 0.06, 0]),
+    ]
+    assert accumulate(rounds).stderr.tolist() == [0.05, 0.06, 0]
+    assert accumulate(rounds).notes == ()
+    without_totals = [make(k, se_alpha=[0.03, 0.04, 0], slice="s") for k in (1, 2)]
+    bound = accumulate(without_totals)
+    np.testing.assert_allclose(bound.stderr, [0.06, 0.08, 0])
+    assert "upper bound" in bound.notes[-1]
+    # a running total that also covers warm-up rounds is not the error of this sum
+    three = [*rounds, make(3, se_alpha=[0.03, 0.04, 0], slice="s", se_alpha_total=[0.09, 0.09, 0])]
+    np.testing.assert_allclose(accumulate(three, warmup=1).stderr, [0.06, 0.08, 0])
+    # no slice ids: nobody knows that the samples differ
+    unknown = [make(k, se_alpha=[0.03, 0.04, 0]) for k in (1, 2)]
+    np.testing.assert_allclose(accumulate(unknown).stderr, [0.06, 0.08, 0])
+
+
+def test_own_mean_scales_the_error_with_the_score():
+    rounds = [make(1, "ABC", se_alpha=[0.03] * 3, slice="1"), make(2, "AB", se_alpha=[0.03] * 2, slice="2")]
+    total = accumulate(rounds, missing="own-mean")
+    np.testing.assert_allclose(total.stderr, [0.03 * math.sqrt(2), 0.03 * math.sqrt(2), 0.06])
+
+
+def test_one_round_without_errors_leaves_the_sum_without():
+    assert accumulate([make(1, se_alpha=[0.1] * 3), make(2)]).stderr is None
+
+
+def test_the_other_scores_sum_too():
+    rounds = [make(k, alone=[0.5, 0.5, 0.75], cosine=[0.5, None, -0.5]) for k in (1, 2)]
+    assert accumulate(rounds, score="IOI").values.tolist() == [0.5, 0.5, 1.0]
+    assert accumulate(rounds, score="LOO").values.tolist() == [0.5, 0.5, 0.5]
+    cosine = accumulate(rounds, score="COS")
+    assert cosine.values.tolist() == [1.0, 0.0, -1.0]
+    assert "round 2: client 'B' has a zero update" in cosine.notes[1]
+
+
+def test_merit_is_the_last_solo_plus_ioi_summed():
+    rounds = [
+        make(1, solo=[0.5, 0.5, 0.5], solo_empty=0.25),
+        make(2, "AB", solo=[0.75, 0.25], solo_empty=0.25),
+    ]
+    # IOI .25 a round: A .5, B .5, C .25; last SOLO: A .5, B 0, C .25 (from round 1)
+    assert accumulate(rounds, score="MERIT").as_dict() == {"A": 1.0, "B": 0.5, "C": 0.5}
+    with pytest.raises(UndefinedScore, match="MERIT needs SOLO, which client 'A' never reported"):
+        accumulate([make(1)], score="MERIT")
+
+
+@pytest.mark.parametrize(
+    ("rounds", "options", "message"),
+    [
+        ([], {}, "nothing to accumulate: 0 rounds"),
+        ([make(1)], {"score": "FP"}, "score must be one of ALPHA, LOO, IOI, COS, MERIT, got 'FP'"),
+        ([make(1)], {"missing": "skip"}, "missing must be 'zero' or 'own-mean'"),
+        ([make(1)], {"warmup": -1}, "warmup must be 0 or more"),
+        ([make(2), make(2)], {}, "each once: 2 follows 2"),
+        ([make(1), make(2, utility="accuracy")], {}, "different utilities cannot be added: None, accuracy"),
+        ([alpha(make(1))], {}, "takes a list of Reports, got Scores"),
+    ],
+)
+def test_bad_input_is_named(rounds, options, message):
+    with pytest.raises(InputError, match=message):
+        accumulate(rounds, **options)

@@ -1,0 +1,127 @@
+"""The core types: what they accept, what they refuse and in which words."""
+
+import time
+
+import numpy as np
+import pytest
+
+import fedmerit as fm
+from fedmerit.errors import NeedsTable, ReportError
+from fedmerit.types import Reports, Scores, Table, settle
+
+GOOD = {"empty": 0.0, "grand": 3.0, "alone": [0, 1, 2], "without": [3, 2, 1]}
+
+
+def test_the_contract_of_the_design():
+    r = Reports(**GOOD, clients=["A", "B", "C"])
+    assert (r.n, r.gain, r.clients) == (3, 3.0, ("A", "B", "C"))
+    assert Reports(**GOOD).clients == ("client-0", "client-1", "client-2")
+    assert r.alone.dtype == np.float64
+    with pytest.raises(ValueError, match="read-only"):
+        r.alone[0] = 5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"empty": float("nan")}, "empty must be a finite number, got nan"),
+        ({"grand": float("inf")}, "grand must be a finite number, got inf"),
+        ({"grand": "three"}, "grand: expected a number, got 'three'"),
+        ({"alone": [0, float("nan"), 2]}, "alone of client 'client-1' must be a finite number, got nan"),
+        ({"without": [3, None, 1]}, "without of client 'client-1' is missing"),
+        ({"without": [3, 2]}, r"without: expected 3 values, one per client, got shape \(2,\)"),
+        ({"alone": [[0, 1, 2]]}, "without: expected 1 values|alone: expected"),
+        ({"alone": "abc"}, "expected one number per client, got str"),
+        ({"alone": {"A": 1}}, "expected"),
+        ({"clients": ["A", "B"]}, "expected 3 client names, one per value, got 2"),
+        ({"clients": ["A", "B", "A"]}, "client 'A' appears more than once"),
+        ({"clients": ["A", "", "C"]}, "client names must be non-empty strings, got ''"),
+        ({"clients": "ABC"}, "must be a list of names, got the string 'ABC'"),
+        ({"clients": ["A", "B", "C"], "silent": ["B"]}, "client 'B' is listed as silent but has a report"),
+        ({"utility": "accuracy"}, r"grand must lie in \[0, 1\] \(utility 'accuracy' promises it\), got 3"),
+        ({"se_alpha": [0.1, -0.1, 0]}, r"se_alpha of client 'client-1' must lie in \[0, inf\], got -0.1"),
+        ({"cosine": [0, 1.5, None]}, "cosine of client 'client-1' must lie in"),
+        ({"round": 7, "empty": float("nan")}, "^round 7: empty must be"),
+    ],
+)
+def test_reports_refuse_bad_input_and_say_whose(change, message):
+    with pytest.raises(ReportError, match=message):
+        Reports(**(GOOD | change))
+
+
+def test_one_client_is_refused():
+    with pytest.raises(ReportError, match="expected at least 2 clients, got 1"):
+        Reports(empty=0, grand=1, alone=[1], without=[0])
+
+
+def test_values_outside_the_unit_interval_are_fine_where_nothing_was_promised():
+    assert Reports(**GOOD, utility="neg-loss").grand == 3.0
+
+
+def test_a_mean_that_rounds_to_just_above_one_is_not_a_lie():
+    Reports(empty=0, grand=1 + 2e-16, alone=[0, 1], without=[1, 0], utility="balanced-accuracy")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([0, 1, 2], r"2\^N utilities with N >= 1, got shape \(3,\)"),
+        ([1], r"2\^N utilities"),
+        ([0, 1, 2, float("nan")], "utility of coalition 0b11 is nan"),
+        ([[0, 1], [2, 3]], "2\\^N utilities"),
+        (np.zeros(1 << 27), "at most 26 clients"),
+        ("abc", "expected a sequence of numbers"),
+    ],
+)
+def test_tables_refuse_bad_input(values, message):
+    with pytest.raises(ReportError, match=message):
+        Table(values)
+
+
+def test_a_table_of_reports_is_refused_with_the_reason():
+    with pytest.raises(NeedsTable, match="all 2\\^N coalitions"):
+        Table(Reports(**GOOD))
+
+
+def test_ranks_share_ties_that_differ_by_rounding_only():
+    raw = np.array([0.3 - 0.2, 0.2 - 0.1, 0.5])
+    scores = Scores(score="X", clients=("A", "B", "C"), values=raw, raw=raw, gain=1.0)
+    assert raw[0] != raw[1]
+    assert scores.ranks().tolist() == [2, 2, 1]
+    assert scores.ranking() == ("C", "A", "B")
+    assert settle(np.zeros(2)).tolist() == [0, 0]
+
+
+def test_the_ranking_follows_raw_and_never_the_values():
+    raw = np.array([1.0, 2.0])
+    assert Scores(score="X", clients=("A", "B"), values=-raw, raw=raw, gain=0).ranking() == ("B", "A")
+
+
+def test_ten_thousand_clients_score_without_a_quadratic_step():
+    """No bound on seconds: ten times the clients may not cost fifty times the time."""
+    rng = np.random.default_rng(0)
+
+    def seconds(n):
+        r = Reports(empty=0.1, grand=0.9, alone=rng.random(n), without=rng.random(n))
+        start = time.perf_counter()
+        for score in (fm.loo, fm.ioi, fm.alpha, fm.fp, fm.ee, fm.surplus):
+            score(r)
+        fm.ee(r, combine="median")
+        fm.ee(r, combine="trimmed")
+        return time.perf_counter() - start
+
+    small = min(seconds(1_000) for _ in range(5))
+    large = min(seconds(10_000) for _ in range(5))
+    assert large < 50 * small
+
+
+def test_the_public_names_are_what_is_exported():
+    assert fm.__all__ == sorted(fm.__all__)
+    for name in fm.__all__:
+        assert getattr(fm, name) is not None
+    for (
+        name
+    ) in "Reports Table Scores loo ioi alpha fp ee surplus solo shapley banzhaf semivalue accumulate".split():
+        assert name in fm.__all__
+    for name in "influence agreement normalise shares payouts".split():
+        assert name in fm.__all__
