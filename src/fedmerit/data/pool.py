@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedmerit.data import merkle
 from fedmerit.data.dataset import Dataset, Images, Labels
 from fedmerit.data.partitions import Indices
 from fedmerit.errors import BindingError, DataError
@@ -31,7 +32,7 @@ from fedmerit.errors import BindingError, DataError
 Commitment = dict[str, int | str]
 """version, root (hex), size, slices, classes, balanced (0 or 1), utility (hex): integers and strings only."""
 
-KEY_BYTES = 32
+KEY_BYTES = SALT_BYTES = 32
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -49,6 +50,8 @@ class Slice:
     id: str = field(init=False)
 
     def __post_init__(self) -> None:
+        if len(self.x) != len(self.y):
+            raise BindingError(f"test slice {self.index} has {len(self.x)} images and {len(self.y)} labels")
         object.__setattr__(self, "id", slice_id(self.x, self.y))
 
     def verify(self, commitment: Mapping[str, Any], round: int | None = None) -> None:
@@ -70,12 +73,12 @@ class Slice:
         expected = 0 if slices == 1 or round is None else round - 1
         if round is not None and self.index != expected:
             raise BindingError(f"round {round} is measured on test slice {expected}, got slice {self.index}")
-        m = len(self.y)
-        if len(self.x) != m or len(self.salts) != KEY_BYTES * m or m != _slice_size(size, slices, self.index):
+        span, m = _span(size, slices, self.index), len(self.y)
+        if not m == len(self.salts) / SALT_BYTES == span.stop - span.start:
             raise BindingError(f"test slice {self.index} has {m} samples, which is not what was committed")
-        salts = [self.salts[k : k + KEY_BYTES] for k in range(0, len(self.salts), KEY_BYTES)]
+        salts = [self.salts[k : k + SALT_BYTES] for k in range(0, len(self.salts), SALT_BYTES)]
         node = _slice_node(self.index, _leaves(self.x, self.y, salts))
-        if _climb(node, self.index, slices, self.path) != root or self.id != slice_id(self.x, self.y):
+        if merkle.climb(node, self.index, slices, self.path) != root or self.id != slice_id(self.x, self.y):
             raise BindingError(f"test slice {self.index} differs from what was committed before round 1")
 
 
@@ -96,7 +99,7 @@ class Pool:
     def __post_init__(self) -> None:
         salts = [_salt(self.key, k) for k in range(len(self.y))]
         leaves = _leaves(self.x, self.y, salts)
-        nodes = [_slice_node(s, leaves[self._range(s)]) for s in range(self.slices)]
+        nodes = [_slice_node(s, leaves[_span(len(leaves), self.slices, s)]) for s in range(self.slices)]
         object.__setattr__(self, "nodes", tuple(nodes))
 
     def __len__(self) -> int:
@@ -107,7 +110,7 @@ class Pool:
         """To be published before round 1."""
         return {
             "version": 1,
-            "root": _merkle(self.nodes).hex(),
+            "root": merkle.root(self.nodes).hex(),
             "size": len(self.y),
             "slices": self.slices,
             "classes": self.classes,
@@ -122,17 +125,10 @@ class Pool:
                 f"round {round} has no test slice: the pool was cut for rounds 1 .. {self.slices}"
             )
         index = 0 if self.slices == 1 else round - 1
-        span = self._range(index)
+        span = _span(len(self.y), self.slices, index)
         salts = b"".join(_salt(self.key, k) for k in range(span.start, span.stop))
-        path = _path(self.nodes, index)
+        path = merkle.path(self.nodes, index)
         return Slice(index=index, x=self.x[span], y=self.y[span], salts=salts, path=path)
-
-    def _range(self, index: int) -> _Range:
-        start = sum(_slice_size(len(self.y), self.slices, s) for s in range(index))
-        return slice(start, start + _slice_size(len(self.y), self.slices, index))
-
-
-_Range = slice
 
 
 def choose_pool(
@@ -208,7 +204,7 @@ def choose_pool(
         key=bytes(key),
     )
     for s in range(slices):
-        lacking = set(range(len(counts))) - set(pool.y[pool._range(s)].tolist())
+        lacking = set(range(len(counts))) - set(pool.y[_span(total, slices, s)].tolist())
         if lacking:
             raise DataError(
                 f"test slice {s} of {slices} has no sample of class {dataset.classes[min(lacking)]!r}: "
@@ -238,7 +234,7 @@ def slice_id(x: Images, y: Labels) -> str:
 def _sample(image: Images, label: Any) -> bytes:
     image = np.ascontiguousarray(image, dtype=image.dtype.newbyteorder("<"))
     shape = "x".join(map(str, image.shape))
-    return f"fedmerit/sample/1 {image.dtype.str} {shape} label {int(label)}\n".encode() + image.tobytes()
+    return f"fedmerit/sample/1 {image.dtype.str} {shape} label {label}\n".encode() + image.tobytes()
 
 
 def _salt(key: bytes, k: int) -> bytes:
@@ -254,44 +250,11 @@ def _leaves(x: Images, y: Labels, salts: Sequence[bytes]) -> list[bytes]:
 
 def _slice_node(index: int, leaves: Sequence[bytes]) -> bytes:
     head = b"\x02" + index.to_bytes(4, "big") + len(leaves).to_bytes(4, "big")
-    return hashlib.sha256(head + _merkle(leaves)).digest()
+    return hashlib.sha256(head + merkle.root(leaves)).digest()
 
 
-def _slice_size(size: int, slices: int, index: int) -> int:
-    """Sizes differ by at most one, larger ones first."""
-    return size // slices + (index < size % slices)
-
-
-def _parents(nodes: Sequence[bytes]) -> list[bytes]:
-    """The next level up; a node without a sibling moves up unchanged."""
-    pairs = [hashlib.sha256(b"\x01" + a + b).digest() for a, b in zip(nodes[::2], nodes[1::2], strict=False)]
-    return pairs + list(nodes[2 * len(pairs) :])
-
-
-def _merkle(nodes: Sequence[bytes]) -> bytes:
-    while len(nodes) > 1:
-        nodes = _parents(nodes)
-    return nodes[0]
-
-
-def _path(nodes: Sequence[bytes], index: int) -> tuple[bytes, ...]:
-    """Siblings on the way from ``nodes[index]`` to the root."""
-    path: list[bytes] = []
-    while len(nodes) > 1:
-        path += nodes[index ^ 1 : (index ^ 1) + 1]
-        nodes, index = _parents(nodes), index // 2
-    return tuple(path)
-
-
-def _climb(node: bytes, index: int, width: int, path: Sequence[bytes]) -> bytes | None:
-    """The root above ``node``, or None if the path has the wrong length."""
-    rest = list(path)
-    while width > 1:
-        if index ^ 1 < width:
-            if not rest:
-                return None
-            sibling = rest.pop(0)
-            pair = sibling + node if index & 1 else node + sibling
-            node = hashlib.sha256(b"\x01" + pair).digest()
-        index, width = index // 2, (width + 1) // 2
-    return None if rest else node
+def _span(size: int, slices: int, index: int) -> slice:
+    """Places of slice ``index`` in the pool; sizes differ by at most one, larger ones first."""
+    least, more = divmod(size, slices)
+    start = index * least + min(index, more)
+    return slice(start, start + least + (index < more))

@@ -5,6 +5,11 @@ name          path                                                              
 ============= ================================================================= =========================
 fashion-mini  none: shipped with the package                                    `fashion_mini`
 npz           a file with x_train, y_train, x_test, y_test                      `npz`
+folder        ``train/<class>/*``, ``test/<class>/*``                           `images.folder`
+cifar10       ``cifar-10-batches-py/`` or ``cifar-10-python.tar.gz``            `cifar.cifar10`
+brain-mri     ``Training/<class>/*``, ``Testing/<class>/*``                     `images.brain_mri`
+isic2019      images, ground-truth CSV, metadata CSV                            `isic.isic2019`
+pcam          ``camelyonpatch_level_2_split_{train,valid,test}_{x,y}.h5``       `pcam.pcam`
 ============= ================================================================= =========================
 """
 
@@ -19,7 +24,11 @@ from typing import Any
 
 import numpy as np
 
+from fedmerit.data.cifar import cifar10
 from fedmerit.data.dataset import Dataset
+from fedmerit.data.images import brain_mri, folder
+from fedmerit.data.isic import isic2019
+from fedmerit.data.pcam import pcam
 from fedmerit.errors import DataError
 
 FASHION_MINI = Path(__file__).with_name("fashion_mini.npz")
@@ -91,4 +100,12 @@ def npz(path: Path) -> Dataset:
     return Dataset(name=path.name, **arrays)
 
 
-READERS: dict[str, Callable[..., Dataset]] = {"fashion-mini": fashion_mini, "npz": npz}
+READERS: dict[str, Callable[..., Dataset]] = {
+    "fashion-mini": fashion_mini,
+    "npz": npz,
+    "folder": folder,
+    "cifar10": cifar10,
+    "brain-mri": brain_mri,
+    "isic2019": isic2019,
+    "pcam": pcam,
+}

@@ -1,0 +1,28 @@
+"""CSV files with a header, read strictly."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from fedmerit.errors import DataError
+
+
+def rows(file: Path, *columns: str) -> list[tuple[int, dict[str, str]]]:
+    """(line number, cells by column) of every row; ``columns`` must exist, rows be as long as the header."""
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as text:
+            reader = csv.reader(text, strict=True)
+            header = [name.strip() for name in next(reader, [])]
+            listed = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
+    except FileNotFoundError as error:
+        raise DataError(f"{file}: no such file") from error
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{file}: cannot be read as CSV: {error}") from error
+    for name in columns:
+        if name not in header:
+            raise DataError(f"{file}: column {name!r} is missing, found {', '.join(header) or 'none'}")
+    for line, row in listed:
+        if len(row) != len(header):
+            raise DataError(f"{file}, line {line}: expected {len(header)} cells, got {len(row)}")
+    return [(line, dict(zip(header, row, strict=True))) for line, row in listed]
