@@ -205,7 +205,7 @@ class _Block(nn.Module):
 def _norm(norm: str, channels: int) -> nn.Module:
     if norm == "batch":
         return nn.BatchNorm2d(channels)
-    return nn.GroupNorm(math.gcd(32, channels), channels)
+    return nn.GroupNorm(math.gcd(32, channels // 2), channels)  # at least two channels each
 
 
 def state(model: nn.Module) -> dict[str, Tensor]:

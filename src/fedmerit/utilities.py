@@ -194,10 +194,15 @@ def check_logits(logits: Any, labels: Tensor) -> Tensor:
     if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(labels):
         got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         raise DataError(f"the model must return logits of shape ({len(labels)}, classes), got {got}")
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= logits.shape[1]:
-        raise DataError(f"labels must lie in 0 ... {logits.shape[1] - 1}, got {low if low < 0 else high}")
+    check_range(labels, logits.shape[1])
     return logits.float()
+
+
+def check_range(labels: Tensor, classes: int) -> None:
+    """Every label lies in 0 ... classes-1."""
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise DataError(f"labels must lie in 0 ... {classes - 1}, got {low if low < 0 else high}")
 
 
 def _checked(utility: Utility, values: npt.NDArray[np.float64], samples: int) -> npt.NDArray[np.float64]:
