@@ -1,0 +1,193 @@
+"""The ground truth: values that need the utility of all 2^N coalitions.
+
+Secure aggregation never yields such a ``Table``, so these functions refuse ``Reports``. They are what the
+scores of ``scores.py`` are measured against. Each is a semivalue, a weighted sum of what client i adds to the
+coalitions S without i, where the weight depends on the size of S alone:
+
+.. math:: \\phi_i = \\sum_{S \\not\\ni i} w_{|S|} \\, [v(S \\cup \\{i\\}) - v(S)]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedmerit.errors import InputError, NeedsTable, ReportError
+from fedmerit.types import Reports, Scores, Table, Vector
+
+
+def shapley(table: Table) -> Scores:
+    r"""Shapley value: what a client adds, averaged over all orders in which the clients can arrive (eq. 1).
+
+    .. math:: SV(i) = \frac1N \sum_{S \subseteq [N] \setminus \{i\}}
+              \binom{N-1}{|S|}^{-1} [v(S \cup \{i\}) - v(S)]
+
+    Eq. 1 of the paper is printed without the inverse of the binomial; as printed it would not add up to the
+    gain. This function has the inverse, so the values sum to v(everyone) - v(nobody).
+
+    Args:
+        table: the 2^N utilities.
+
+    >>> shapley(Table([0, 1, 2, 5], ["A", "B"])).as_dict()      # A: (1 + 5 - 2) / 2
+    {'A': 2.0, 'B': 3.0}
+    """
+    n = _table(table, "shapley").n
+    return _scores("SV", table, [1 / (n * math.comb(n - 1, size)) for size in range(n)])
+
+
+def banzhaf(table: Table) -> Scores:
+    r"""Banzhaf value: what a client adds to a coalition of the others drawn at random, all equally likely.
+
+    .. math:: B(i) = 2^{-(N-1)} \sum_{S \subseteq [N] \setminus \{i\}} [v(S \cup \{i\}) - v(S)]
+
+    It does not sum to the gain in general.
+
+    Args:
+        table: the 2^N utilities.
+
+    >>> banzhaf(Table([0, 0, 0, 0, 0, 0, 0, 1])).values         # all three are needed
+    array([0.25, 0.25, 0.25])
+    """
+    n = _table(table, "banzhaf").n
+    return _scores("BANZHAF", table, [0.5 ** (n - 1)] * n)
+
+
+def semivalue(table: Table, weights: Sequence[float] | Vector) -> Scores:
+    r"""Any semivalue: ``weights[k]`` is the weight of EACH coalition of size k that client i joins.
+
+    .. math:: \phi_i = \sum_{S \subseteq [N] \setminus \{i\}} w_{|S|} \, [v(S \cup \{i\}) - v(S)]
+
+    where :math:`\sum_k \binom{N-1}{k} w_k = 1` for a semivalue proper; other non-negative weights are used
+    as given, with a note. Weight 1 on size N-1 is LOO, on size 0 IOI, and 1/2 on both is alpha (eq. 3).
+
+    Args:
+        table: the 2^N utilities.
+        weights: shape (N,), non-negative, for the sizes 0, 1, ..., N-1.
+
+    >>> semivalue(Table([0, 1, 2, 5], ["A", "B"]), [0, 1]).as_dict()      # LOO
+    {'A': 3.0, 'B': 4.0}
+    """
+    n = _table(table, "semivalue").n
+    try:
+        given = np.array(weights, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"semivalue: weights must be {n} numbers, got {weights!r}"[:300]) from error
+    if given.shape != (n,):
+        raise InputError(f"semivalue: expected {n} weights, one per size 0..{n - 1}, got shape {given.shape}")
+    wrong = np.flatnonzero(~(np.isfinite(given) & (given >= 0)))
+    if wrong.size:
+        size = int(wrong[0])
+        raise InputError(f"semivalue: weights[{size}] must be a finite number >= 0, got {given[size]}")
+    total = math.fsum(math.comb(n - 1, size) * float(given[size]) for size in range(n))
+    note = f"the weights of all coalitions sum to {total:.6g}, not 1: this is a multiple of a semivalue"
+    return _scores("SEMIVALUE", table, given, notes=() if abs(total - 1) <= 1e-9 else (note,))
+
+
+def beta_shapley(table: Table, alpha: float, beta: float) -> Scores:
+    r"""Beta Shapley value of Kwon & Zou (2022): weights from a Beta distribution.
+
+    .. math:: w_k = \frac{B(\beta + k,\; \alpha + N - 1 - k)}{B(\alpha, \beta)}
+              = \frac{\prod_{m<k} (\beta + m) \prod_{m<N-1-k} (\alpha + m)}
+                     {\prod_{m<N-1} (\alpha + \beta + m)}
+
+    alpha = beta = 1 is the Shapley value; alpha > beta favours small coalitions, as in their Beta(16, 1).
+
+    Args:
+        table: the 2^N utilities.
+        alpha: positive.
+        beta: positive.
+
+    >>> beta_shapley(Table([0, 1, 2, 5], ["A", "B"]), alpha=3, beta=1).as_dict()     # weights 3/4, 1/4
+    {'A': 1.5, 'B': 2.5}
+    """
+    n = _table(table, "beta_shapley").n
+    for name, number in (("alpha", alpha), ("beta", beta)):
+        if isinstance(number, bool) or not isinstance(number, int | float | np.number):
+            raise InputError(f"beta_shapley: {name} must be a number, got {number!r}")
+        if not (math.isfinite(number) and number > 0):
+            raise InputError(f"beta_shapley: {name} must be finite and positive, got {number}")
+    a, b = float(alpha), float(beta)
+    weights = []
+    for size in range(n):
+        above = [b + m for m in range(size)] + [a + m for m in range(n - 1 - size)]
+        weights.append(math.prod(top / (a + b + m) for m, top in enumerate(above)))  # neither overflows
+    return _scores("BETA-SV", table, weights)
+
+
+def multi_round(tables: Iterable[Table]) -> Scores:
+    r"""Multi-round Shapley value (MR-SV, Song et al. 2019, Algorithm 2): averaged over the rounds.
+
+    .. math:: MR\text{-}SV(i) = \frac1R \sum_{t=1}^{R} SV_t(i)
+
+    Args:
+        tables: one per round, of the same clients; their order may differ, the first table's is returned.
+
+    >>> multi_round([Table([0, 1, 2, 5], ["A", "B"]), Table([0, 2, 0, 2], ["A", "B"])]).as_dict()
+    {'A': 2.0, 'B': 1.5}
+    """
+    if isinstance(tables, Table):
+        raise ReportError("multi_round needs a list of tables, one per round, got a single Table")
+    rounds = [_table(table, "multi_round") for table in tables]
+    if not rounds:
+        raise ReportError("multi_round needs at least one table, got none")
+    clients = rounds[0].clients
+    for number, table in enumerate(rounds[1:], start=2):
+        odd = sorted(set(clients) ^ set(table.clients))
+        if odd:
+            where = f"table {number}" if odd[0] in table.clients else "table 1"
+            raise ReportError(f"multi_round: client {odd[0]!r} is only in {where}; all need the same clients")
+    total = np.zeros(len(clients))
+    for table in rounds:
+        total += shapley(table).raw[[table.clients.index(client) for client in clients]]
+    values = total / len(rounds)
+    gain = math.fsum(table.gain for table in rounds) / len(rounds)
+    return Scores(score="MR-SV", clients=clients, values=values, raw=values, gain=gain, rounds=len(rounds))
+
+
+def _scores(
+    name: str, table: Table, weights: Sequence[float] | Vector, notes: tuple[str, ...] = ()
+) -> Scores:
+    values = _weighted_marginals(table, np.asarray(weights, dtype=np.float64))
+    return Scores(score=name, clients=table.clients, values=values, raw=values, gain=table.gain, notes=notes)
+
+
+def _weighted_marginals(table: Table, weights: Vector) -> Vector:
+    """Sum over S without i of weights[|S|] * (v(S + i) - v(S)), for every client i.
+
+    Seen as an array of shape (2^(N-1-i), 2, 2^i) the table has bit i on the middle axis. The coalitions
+    without i, bit i dropped, are then simply 0, 1, ..., 2^(N-1) - 1, the same for every i, and so are their
+    weights. A client that adds nothing gets exactly 0.
+    """
+    n = table.n
+    each = weights[_sizes(n - 1)]
+    out = np.empty(n)
+    for i in range(n):
+        split = table.values.reshape(-1, 2, 1 << i)
+        marginal = np.subtract(split[:, 1, :], split[:, 0, :]).reshape(-1)
+        marginal *= each
+        out[i] = marginal.sum()  # pairwise summation: the error grows with log of the number of terms
+    return out
+
+
+def _sizes(bits: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Number of members of each of the 2^bits coalitions."""
+    sizes = np.zeros(1 << bits, dtype=np.uint8)
+    for bit in range(bits):
+        half = 1 << bit
+        sizes[half : 2 * half] = sizes[:half] + 1
+    return sizes
+
+
+def _table(table: object, function: str) -> Table:
+    if isinstance(table, Table):
+        return table
+    if isinstance(table, Reports):
+        raise NeedsTable(
+            f"{function} needs a Table with the utility of all 2^N coalitions, got Reports, which hold "
+            "2N + 2 of them: secure aggregation yields no more. Use alpha, fp or ee instead, or evaluate "
+            "every coalition."
+        )
+    raise NeedsTable(f"{function} needs a Table of 2^N utilities, got {type(table).__name__}")

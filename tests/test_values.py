@@ -1,0 +1,321 @@
+"""Values from a full table: published games, axioms, the definition by permutations."""
+
+import math
+import subprocess
+import sys
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from games import exact, shapley_by_permutations, tables, two_additive_tables
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedmerit.errors import FedmeritError, InputError, NeedsTable, ReportError
+from fedmerit.types import Reports, Table
+from fedmerit.values import banzhaf, beta_shapley, multi_round, semivalue, shapley
+
+REPORTS = Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1])
+
+
+def game(n, v):
+    """A table from a function of the set of members."""
+    return Table([v({i for i in range(n) if mask >> i & 1}) for mask in range(1 << n)])
+
+
+def slow_semivalue(table, weights):
+    """The definition in exact rationals, coalition by coalition."""
+    v = [Fraction(x) for x in table.values.tolist()]
+    out = []
+    for i in range(table.n):
+        without = [s for s in range(1 << table.n) if not s >> i & 1]
+        out.append(sum((v[s | 1 << i] - v[s]) * Fraction(weights[s.bit_count()]) for s in without))
+    return out
+
+
+def slow_shapley(table):
+    n = table.n
+    return slow_semivalue(table, [Fraction(1, n * math.comb(n - 1, k)) for k in range(n)])
+
+
+# --- games with known answers -------------------------------------------------------------------------
+
+
+def test_glove_game():
+    # One left glove (0), two right gloves (1, 2); a pair is worth 1. Client 0 completes a pair unless it
+    # arrives first, which happens in 1 of 3 orders: 2/3. The rest is split by symmetry: 1/6 each.
+    s = shapley(game(3, lambda m: float(0 in m and len(m) > 1)))
+    assert s.values == pytest.approx([2 / 3, 1 / 6, 1 / 6], abs=1e-15)
+    assert s.ranking() == ("client-0", "client-1", "client-2")
+    # Banzhaf: 0 is decisive in {1}, {2}, {1,2} of 4 coalitions; 1 in {0} only.
+    assert banzhaf(game(3, lambda m: float(0 in m and len(m) > 1))).values.tolist() == [0.75, 0.25, 0.25]
+
+
+def test_airport_game():
+    # Littlechild & Owen 1973: runway costs c = 1, 3, 6, 10; v(S) = -max cost. Each segment is shared by those
+    # who need it: 1/4; + 2/3; + 3/2; + 4/1.
+    cost = [1, 3, 6, 10]
+    s = shapley(game(4, lambda m: -float(max((cost[i] for i in m), default=0))))
+    expected = np.cumsum([1 / 4, 2 / 3, 3 / 2, 4])
+    assert s.values == pytest.approx(-expected, abs=1e-14)
+    assert s.gain == -10
+
+
+def test_weighted_majority():
+    # Quota 51 with 50, 49, 1 votes: A wins with either of the others, B and C together do not (50).
+    # A is pivotal unless first: 2/3; B and C 1/6 although their votes are 49 to 1.
+    votes = [50, 49, 1]
+    s = shapley(game(3, lambda m: float(sum(votes[i] for i in m) >= 51)))
+    assert s.values == pytest.approx([2 / 3, 1 / 6, 1 / 6], abs=1e-15)
+
+
+def test_security_council():
+    # 5 permanent members with a veto, 10 others, 4 of whom are needed (quota 39 with weights 7 and 1).
+    # A temporary member is pivotal iff it comes 9th, after all 5 permanent and exactly 3 of the other 9:
+    # C(9,3) 8! 6! / 15! = 84 * 8! * 6! / 15! = 4/2145. The permanent ones share the rest: (1 - 40/2145)/5.
+    masks = np.arange(1 << 15)
+    weight = np.where(np.arange(15) < 5, 7, 1)
+    votes = ((masks[:, None] >> np.arange(15)) & 1) @ weight
+    s = shapley(Table((votes >= 39).astype(float)))
+    assert s.values[:5] == pytest.approx([421 / 2145] * 5, rel=1e-12)
+    assert s.values[5:] == pytest.approx([4 / 2145] * 10, rel=1e-12)
+    assert len(set(s.ranks().tolist())) == 2  # equals come out equal up to rounding
+
+
+def test_two_clients_by_hand():
+    # v(A)=1, v(B)=2, v(AB)=5: A adds 1 when first, 3 when second.
+    t = Table([0, 1, 2, 5], ["A", "B"])
+    s = shapley(t)
+    assert (s.score, s.values.tolist(), s.gain, s.status, s.clients) == ("SV", [2, 3], 5, "ok", ("A", "B"))
+    assert s.raw.tolist() == s.values.tolist()
+    assert shapley(Table([0.25, 0.75])).values.tolist() == [0.5]
+
+
+def test_unanimity_game_of_beta_shapley():
+    # v = 1 iff both are there: the value is the weight of size 1. With N = 2: w_1 = B(b+1, a) / B(a, b)
+    # = b / (a + b), w_0 = a / (a + b).
+    s = beta_shapley(Table([0, 0, 0, 1]), alpha=16, beta=1)
+    assert s.score == "BETA-SV"
+    assert s.values == pytest.approx([1 / 17, 1 / 17], rel=1e-14)
+    # v = 1 as soon as anybody is there: the weight of size 0.
+    assert beta_shapley(Table([0, 1, 1, 1]), alpha=16, beta=1).values == pytest.approx(
+        [16 / 17] * 2, rel=1e-14
+    )
+
+
+@pytest.mark.parametrize(("a", "b"), [(1, 1), (16, 1), (1, 4), (0.5, 0.5), (2.5, 7), (1e-6, 1e6), (1e9, 3)])
+def test_beta_weights_are_the_beta_function(a, b):
+    from scipy.special import betaln
+
+    n = 9
+    for size in range(n):  # v = 1 on coalitions with client 0 and exactly `size` others, else 0
+        t = game(n, lambda m, size=size: float(0 in m and len(m) == size + 1))
+        # Only joining a coalition of that size changes anything for client 0: C(8, size) of them.
+        expected = math.comb(n - 1, size) * math.exp(betaln(b + size, a + n - 1 - size) - betaln(a, b))
+        assert beta_shapley(t, a, b).values[0] == pytest.approx(expected, rel=1e-6, abs=1e-200)
+
+
+# --- the definition, and the axioms --------------------------------------------------------------------
+
+
+@given(tables(max_clients=6))
+def test_shapley_is_the_mean_over_permutations(t):
+    assert shapley(t).values == pytest.approx(shapley_by_permutations(t), abs=1e-12)
+
+
+def test_shapley_is_the_mean_over_permutations_of_seven():
+    t = Table(np.random.default_rng(7).integers(-64, 64, 128) / 64)
+    assert shapley(t).values == pytest.approx(shapley_by_permutations(t), abs=1e-12)
+
+
+@given(tables(max_clients=5), st.data())
+def test_semivalue_is_the_definition(t, data):
+    weights = data.draw(st.lists(st.integers(0, 64).map(lambda k: k / 64), min_size=t.n, max_size=t.n))
+    # multiples of 1/64 everywhere, so float arithmetic is exact
+    assert semivalue(t, weights).values.tolist() == [float(x) for x in slow_semivalue(t, weights)]
+
+
+@given(tables(max_clients=5))
+def test_banzhaf_is_the_definition(t):
+    expected = slow_semivalue(t, [Fraction(1, 2 ** (t.n - 1))] * t.n)
+    assert banzhaf(t).values.tolist() == [float(x) for x in expected]
+    assert banzhaf(t).score == "BANZHAF"
+
+
+@given(tables(max_clients=5))
+def test_order_is_that_of_exact_rationals(t):
+    truth = slow_shapley(t)
+    assert sum(truth) == Fraction(t.gain)  # efficiency, exactly
+    expected = [1 + sum(other > own for other in truth) for own in truth]
+    assert shapley(t).ranks().tolist() == expected
+
+
+@given(tables())
+def test_efficiency(t):
+    assert math.fsum(shapley(t).values) == pytest.approx(t.gain, abs=1e-12)
+
+
+@given(tables(min_clients=2), st.data())
+def test_symmetric_clients_get_the_same(t, data):
+    i, j = data.draw(st.permutations(range(t.n)))[:2]
+    swap = [
+        (mask & ~(1 << i) & ~(1 << j)) | (mask >> i & 1) << j | (mask >> j & 1) << i
+        for mask in range(1 << t.n)
+    ]
+    same = Table((t.values + t.values[swap]) / 2)
+    for s in (shapley(same), banzhaf(same), beta_shapley(same, 4, 1)):
+        assert s.values[i] == pytest.approx(s.values[j], abs=1e-13)
+        assert s.ranks()[i] == s.ranks()[j]
+
+
+@given(tables(), st.data())
+def test_null_client_gets_exactly_zero(t, data):
+    i = data.draw(st.integers(0, t.n - 1))
+    null = Table(t.values[np.arange(1 << t.n) & ~(1 << i)])
+    for s in (shapley(null), banzhaf(null), beta_shapley(null, 1, 16), semivalue(null, np.arange(t.n))):
+        assert s.values[i] == 0.0
+
+
+@given(
+    st.integers(1, 5).flatmap(lambda n: st.tuples(*[st.lists(exact, min_size=2**n, max_size=2**n)] * 2)),
+    exact,
+)
+def test_linearity(pair, factor):
+    a, b = (Table(values) for values in pair)
+    both = Table(a.values + factor * b.values)
+    for value in (shapley, banzhaf, lambda t: beta_shapley(t, 2, 3)):
+        assert value(both).raw == pytest.approx(value(a).raw + factor * value(b).raw, abs=1e-11)
+
+
+@given(two_additive_tables())
+def test_alpha_is_shapley_when_at_most_pairs_interact(t):
+    r = Reports.from_table(t)
+    alpha = ((r.grand - r.without) + (r.alone - r.empty)) / 2
+    assert shapley(t).values == pytest.approx(alpha, abs=1e-10)
+
+
+def test_alpha_is_not_shapley_with_a_triple():
+    # v = 1 iff all three: Shapley 1/3 each, alpha = (1 + 0)/2.
+    t = Table([0, 0, 0, 0, 0, 0, 0, 1])
+    assert shapley(t).values == pytest.approx([1 / 3] * 3)
+    assert semivalue(t, [0.5, 0, 0.5]).values.tolist() == [0.5, 0.5, 0.5]
+
+
+@given(tables(min_clients=2))
+def test_special_weights(t):
+    r = Reports.from_table(t)
+    last = [0] * (t.n - 1) + [1]
+    assert semivalue(t, last).values.tolist() == (r.grand - r.without).tolist()  # LOO
+    assert semivalue(t, last[::-1]).values.tolist() == (r.alone - r.empty).tolist()  # IOI
+    assert beta_shapley(t, 1, 1).values == pytest.approx(shapley(t).values, abs=1e-12)
+
+
+def test_weights_that_are_no_semivalue_are_noted():
+    t = Table([0, 1, 2, 5])
+    assert semivalue(t, [0.5, 0.5]).notes == ()
+    assert semivalue(t, [1, 1]).values.tolist() == [4, 6]
+    assert semivalue(t, [1, 1]).notes == (
+        "the weights of all coalitions sum to 2, not 1: this is a multiple of a semivalue",
+    )
+
+
+# --- many rounds ---------------------------------------------------------------------------------------
+
+
+def test_multi_round_is_the_mean_and_matches_by_name():
+    first, second = Table([0, 1, 2, 5], ["A", "B"]), Table([1, 1, 3, 4], ["B", "A"])
+    # second: bit 0 is B. B: (0 + 1)/2 = .5, A: (2 + 3)/2 = 2.5. A: (2 + 2.5)/2, B: (3 + .5)/2.
+    s = multi_round([first, second])
+    assert (s.score, s.as_dict(), s.gain, s.rounds) == ("MR-SV", {"A": 2.25, "B": 1.75}, 4.0, 2)
+    assert s.raw.tolist() == s.values.tolist()
+    assert multi_round(iter([first])).as_dict() == shapley(first).as_dict()
+
+
+def test_multi_round_refuses_what_does_not_match():
+    a = Table([0, 1, 2, 5], ["A", "B"])
+    with pytest.raises(ReportError, match="client 'A' is only in table 1; all need the same clients"):
+        multi_round([a, Table([0, 1, 2, 5], ["B", "C"])])
+    with pytest.raises(ReportError, match="client 'C' is only in table 2"):
+        multi_round([a, Table([0] * 8, ["A", "B", "C"])])
+    with pytest.raises(ReportError, match="at least one table, got none"):
+        multi_round([])
+    with pytest.raises(ReportError, match="got a single Table"):
+        multi_round(a)
+    with pytest.raises(NeedsTable, match="multi_round needs a Table .* got Reports"):
+        multi_round([REPORTS])
+
+
+# --- bad input, size -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call",
+    [shapley, banzhaf, lambda r: semivalue(r, [1, 0, 0]), lambda r: beta_shapley(r, 1, 1)],
+    ids=["shapley", "banzhaf", "semivalue", "beta_shapley"],
+)
+def test_reports_are_not_enough(call, request):
+    name = request.node.callspec.id
+    with pytest.raises(
+        NeedsTable, match=rf"^{name} needs a Table .* got Reports, which hold 2N \+ 2"
+    ) as error:
+        call(REPORTS)
+    assert "secure aggregation" in str(error.value)
+    assert isinstance(error.value, FedmeritError)
+    assert isinstance(error.value, TypeError)
+    with pytest.raises(NeedsTable, match=f"^{name} needs a Table of 2\\^N utilities, got list"):
+        call([0, 1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([1], r"expected 2 weights, one per size 0\.\.1, got shape \(1,\)"),
+        ([[0, 1]], r"expected 2 weights, one per size 0\.\.1, got shape \(1, 2\)"),
+        ([0.5, -0.5], r"weights\[1\] must be a finite number >= 0, got -0.5"),
+        ([math.nan, 1], r"weights\[0\] must be a finite number >= 0, got nan"),
+        ([0, math.inf], r"weights\[1\] must be a finite number >= 0, got inf"),
+        (["a", "b"], r"weights must be 2 numbers, got \['a', 'b'\]"),
+        (None, r"expected 2 weights, .* got shape \(\)"),
+    ],
+)
+def test_bad_weights(weights, message):
+    with pytest.raises(InputError, match=message):
+        semivalue(Table([0, 1, 2, 5]), weights)
+
+
+@pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf])
+def test_bad_beta_parameters(bad):
+    with pytest.raises(InputError, match=f"alpha must be finite and positive, got {bad}"):
+        beta_shapley(Table([0, 1, 2, 5]), bad, 1)
+    with pytest.raises(InputError, match=f"beta must be finite and positive, got {bad}"):
+        beta_shapley(Table([0, 1, 2, 5]), 1, bad)
+    with pytest.raises(InputError, match="alpha must be a number, got '1'"):
+        beta_shapley(Table([0, 1, 2, 5]), "1", 1)
+
+
+def test_beta_shapley_survives_extreme_parameters():
+    t = game(12, lambda m: float(len(m)))
+    for a, b in [(1e300, 1), (1, 1e300), (1e-300, 1e-300), (1e200, 1e200)]:
+        assert beta_shapley(t, a, b).values == pytest.approx(1.0, rel=1e-12)  # any semivalue of |S| is 1
+
+
+def test_twenty_clients_in_about_a_second_and_300_mb():
+    code = """
+import resource, time
+import numpy as np
+from fedmerit.types import Table
+from fedmerit.values import shapley
+size = np.zeros(1 << 20)
+for bit in range(20):
+    size[1 << bit : 2 << bit] = size[: 1 << bit] + 1
+table = Table(np.sqrt(size))
+before = time.process_time()
+values = shapley(table).values
+took = time.process_time() - before
+assert abs(values - 20 ** 0.5 / 20).max() < 1e-14, values
+print(took, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    seconds, megabytes = map(float, run.stdout.split())
+    assert seconds < 2
+    assert megabytes < 300
