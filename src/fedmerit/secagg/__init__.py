@@ -1,7 +1,64 @@
-"""Secure aggregation: the server learns the sum of the members' updates and nothing else about them."""
+"""Secure aggregation: the server learns the sum of the members' updates and nothing else about them.
+
+Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (2017), with its
+additions against active servers, as two state machines without I/O. Read in this order: `messages` (the
+stages), `setting`, `quantise`, `masks`, `sharing`, `client`, `server`; what is promised against whom is in
+docs/threats.md.
+
+Only `quantise` is loaded at once. It needs numpy alone, so that machines without the cryptographic packages
+can sum the same integers without masks.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from fedmerit.secagg.quantise import Decoded, Encoded, Encoding
 
-__all__ = ["Decoded", "Encoded", "Encoding"]
+if TYPE_CHECKING:
+    from fedmerit.secagg.audit import Opening, nonce_opens, replay
+    from fedmerit.secagg.client import Client, Update
+    from fedmerit.secagg.memory import InMemory, run_in_memory
+    from fedmerit.secagg.messages import STAGES
+    from fedmerit.secagg.released import Released, update_digest
+    from fedmerit.secagg.server import Result, Server
+    from fedmerit.secagg.setting import Setting, Task, default_threshold
+
+__all__ = [
+    "STAGES",
+    "Client",
+    "Decoded",
+    "Encoded",
+    "Encoding",
+    "InMemory",
+    "Opening",
+    "Released",
+    "Result",
+    "Server",
+    "Setting",
+    "Task",
+    "Update",
+    "default_threshold",
+    "nonce_opens",
+    "replay",
+    "run_in_memory",
+    "update_digest",
+]
+
+_LATER = {
+    "audit": ("Opening", "nonce_opens", "replay"),
+    "client": ("Client", "Update"),
+    "memory": ("InMemory", "run_in_memory"),
+    "messages": ("STAGES",),
+    "released": ("Released", "update_digest"),
+    "server": ("Result", "Server"),
+    "setting": ("Setting", "Task", "default_threshold"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _LATER.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -37,6 +37,11 @@ MOST_MEMBERS = 1024
 MOST_COORDINATES = 2**31
 
 
+def seed_bytes(seed: int | bytes) -> bytes:
+    """A seed as bytes; a number and these bytes give the same rounding."""
+    return seed if isinstance(seed, bytes) else b"int:%d" % seed
+
+
 def rounding_bits(seed: int | bytes) -> np.random.Philox:
     """The stream of random bits that rounds one update.
 
@@ -48,8 +53,7 @@ def rounding_bits(seed: int | bytes) -> np.random.Philox:
     >>> [hex(word) for word in rounding_bits(0).random_raw(2).tolist()]
     ['0xebf88b2e47af5411', '0x1a87897f30077a2b']
     """
-    data = seed if isinstance(seed, bytes) else b"int:%d" % seed
-    key = int.from_bytes(hashlib.sha256(b"fedmerit rounding 1\0" + data).digest()[:16], "little")
+    key = int.from_bytes(hashlib.sha256(b"fedmerit rounding 1\0" + seed_bytes(seed)).digest()[:16], "little")
     return np.random.Philox(key=key)
 
 

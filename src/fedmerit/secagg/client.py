@@ -1,0 +1,297 @@
+"""A member of one attempt at one round: fed the server's bytes, returns its own. No I/O.
+
+It can be saved between messages (`dump`, `restore`), because over a transport each message may meet a new
+process. A dump holds the round's secrets: store it encrypted or with mode 600, write it BEFORE sending the
+message it was made after, and never restore an older one. The same goes for `Released`, which outlives the
+round.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmerit.errors import BindingError, MessageError, ProtocolError, RefusedError, RoundAborted, ShareError
+from fedmerit.secagg import masks, sharing
+from fedmerit.secagg.audit import Opening
+from fedmerit.secagg.messages import (
+    DECLINE,
+    STAGES,
+    Head,
+    digest_of,
+    open_broadcast,
+    placed,
+    seal,
+)
+from fedmerit.secagg.quantise import seed_bytes
+from fedmerit.secagg.released import Released, update_digest
+from fedmerit.secagg.setting import Setting, Task
+from fedmerit.secagg.state import State, dump_state, load_state
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+__all__ = ["Client", "Update"]
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a member brings to the masked stage.
+
+    Args:
+        task: the model it started from and the encoding, as the member itself knows them.
+        delta: M_i - M0, flat, floating point.
+        weight: its sample count or public weight; None where weights are uniform.
+        seed: of the rounding; None draws one, which `Client.opening` tells.
+    """
+
+    task: Task
+    delta: npt.NDArray[np.floating[Any]]
+    weight: float | None = None
+    seed: int | bytes | None = None
+
+
+class Client:
+    """One member. Call the stages in order, each with the list of heads the server showed after the last.
+
+    Whatever a member finds wrong is a `ProtocolError` that says stage, member and reason. After any but
+    unreadable bytes or a message out of turn the client has stopped for good; it can still `decline`.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        name: str,
+        identity: Ed25519PrivateKey,
+        *,
+        released: Released | None = None,
+        _state: State | None = None,
+    ) -> None:
+        if name not in setting.members:
+            raise BindingError("not scheduled in this round", stage="setting", member=name)
+        if identity.public_key().public_bytes_raw() != setting.roster.key(name):
+            raise BindingError("its private key is not the one on the roster", stage="setting", member=name)
+        self.setting = setting
+        self.name = name
+        self.released = Released() if released is None else released
+        self.clipped = 0  # coordinates cut to the bound, where the encoding clips
+        self._identity = identity
+        self._state = State.fresh() if _state is None else _state
+
+    def __repr__(self) -> str:
+        return (
+            f"Client({self.name!r}, round {self.setting.round}, attempt {self.setting.attempt}, {self.stage})"
+        )
+
+    @property
+    def stage(self) -> str:
+        """Which message is due next: one of `STAGES`, "done" or "stopped"."""
+        return "stopped" if self._state.stopped else self._state.stage
+
+    @property
+    def survivors(self) -> tuple[str, ...]:
+        """Whose masked input is in the sum, known after `check`."""
+        return tuple(self._state.survivors)
+
+    # ------------------------------------------------------------------------------------------ the stages
+
+    def advertise(self) -> bytes:
+        """Two public keys, and commitments to the self-mask seed and the audit nonce. Needs no model."""
+        with self._turn("advertise") as s:
+            body = [
+                masks.public(s.channel),
+                masks.public(s.mask),
+                masks.commitment("seed", s.seed, self.setting.session, self.name),
+                masks.commitment("nonce", s.nonce, self.setting.session, self.name),
+            ]
+            return self._say("advertise", body)
+
+    def share(self, broadcast: bytes) -> bytes:
+        """Deal shares of the mask key and of the self-mask seed to everybody who advertised."""
+        with self._turn("share") as s:
+            heads = self._look(broadcast, "advertise")
+            s.keys = {peer: list(head.body[:2]) for peer, head in heads.items()}
+            kinds = [sharing.split(secret, self.setting.t, self.setting.n) for secret in (s.mask, s.seed)]
+            rows = []
+            for place, peer in enumerate(self.setting.members):
+                if peer not in s.keys:
+                    continue
+                key_share, seed_share = (shares[place] for shares in kinds)
+                sealed = sharing.seal_shares(
+                    self._channel(peer), self.setting.session, self.name, peer, key_share + seed_share
+                )
+                commitments = self._share_commitments(self.name, peer, key_share, seed_share)
+                rows.append([place, sealed, *commitments])
+            return self._say("share", rows)
+
+    def masked(self, broadcast: bytes, update: Update) -> bytes:
+        """Quantise the weighted update and hide it under the self-mask and a mask with every dealer."""
+        with self._turn("masked") as s:
+            task = update.task
+            binding = task.binding(self.setting)
+            heads = self._look(broadcast, "share")
+            self._take_shares(heads)
+            s.task, s.weight = task, update.weight
+            s.rounding = os.urandom(32) if update.seed is None else seed_bytes(update.seed)
+            encoded = task.encoding.encode(update.delta, weight=update.weight, seed=s.rounding)
+            s.update = update_digest(task.m0_hash, np.asarray(update.delta))
+            self.released.refuse_again(self.setting, s.update, stage="masked", member=self.name)
+            self.clipped = encoded.clipped
+            peers = {dealer: s.keys[dealer][1] for dealer in heads}
+            masks.add_masks(
+                encoded.words, masks.of_member(self.setting, self.name, s.mask, s.seed, peers, binding)
+            )
+            payload = masks.to_wire(encoded.words)
+            return self._say("masked", [task.digest, task.m0_hash, digest_of(payload)], payload)
+
+    def check(self, broadcast: bytes) -> bytes:
+        """Sign the list of masked inputs, if all of them are of the same task and the same shares."""
+        with self._turn("check") as s:
+            assert s.task is not None
+            heads = self._look(broadcast, "masked")
+            for peer, head in heads.items():
+                if peer not in s.shares:
+                    raise BindingError("in the sum without having dealt shares", stage="check", member=peer)
+                if head.body[1] != s.task.m0_hash:
+                    raise BindingError("trained from another model M0 than ours", stage="check", member=peer)
+                if head.body[0] != s.task.digest:
+                    raise BindingError("masked for another encoding or weights", stage="check", member=peer)
+            s.survivors = list(heads)
+            return self._say("check", [])
+
+    def unmask(self, broadcast: bytes) -> bytes:
+        """One share a peer: of its self-mask seed if it is in the sum, of its mask key if it is not.
+
+        Which of the two follows from the list this member signed, and t members signed the same one. The
+        server is not asked, so it cannot ask for both.
+        """
+        with self._turn("unmask") as s:
+            self._look(broadcast, "check")
+            self.released.refuse_again(self.setting, s.update, stage="unmask", member=self.name)
+            rows = []
+            for place, peer in enumerate(self.setting.members):
+                if peer in s.shares:
+                    kind = "seed" if peer in s.survivors else "key"
+                    rows.append([place, kind, s.shares[peer][kind == "seed"]])
+            self.released.add(self.setting, s.update)
+            return self._say("unmask", rows)
+
+    def decline(self) -> bytes:
+        """Leave this attempt. The server learns only that."""
+        self._state.stopped = self._state.stopped or "declined"
+        return self._seal(DECLINE, [])[0]
+
+    def handle(self, broadcast: bytes | None = None, update: Update | None = None) -> bytes:
+        """Answer whatever the server said last; the update is needed for the masked stage alone."""
+        if self.stage == "advertise":
+            return self.advertise()
+        if broadcast is None:
+            raise BindingError("answers a list of heads, got none", stage=self.stage, member=self.name)
+        if self.stage == "masked":
+            if update is None:
+                raise BindingError("needs the update", stage="masked", member=self.name)
+            return self.masked(broadcast, update)
+        answer = {"share": self.share, "check": self.check}.get(self.stage, self.unmask)
+        return answer(broadcast)
+
+    # ------------------------------------------------------------------------------ after and between rounds
+
+    def opening(self) -> Opening:
+        """The secrets from which an auditor, who must not be the server, rebuilds the masked words."""
+        s = self._state
+        if s.task is None or s.rounding is None:
+            raise BindingError("nothing was masked, nothing to open", stage=self.stage, member=self.name)
+        return Opening(self.name, s.mask, s.seed, s.rounding, s.weight)
+
+    @property
+    def nonce(self) -> bytes:
+        """What `advertise` committed to for the draw of who is audited; told when all reports are in."""
+        return self._state.nonce
+
+    def forget(self) -> None:
+        """Delete the round's secrets, once no audit can ask for them."""
+        self._state = State.forgotten()
+
+    def dump(self) -> bytes:
+        """Everything but identity key and `Released`; secret."""
+        return dump_state(self.setting, self.name, self._state)
+
+    @classmethod
+    def restore(cls, data: bytes, identity: Ed25519PrivateKey, *, released: Released | None = None) -> Client:
+        """The client as it was at `dump`."""
+        setting, name, state = load_state(data)
+        return cls(setting, name, identity, released=released, _state=state)
+
+    # ------------------------------------------------------------------------------------------- inner parts
+
+    @contextmanager
+    def _turn(self, stage: str) -> Iterator[State]:
+        """Check that a stage is due, move on after it, and stop for good if it went wrong."""
+        s = self._state
+        if s.stopped:
+            raise RefusedError(f"has stopped: {s.stopped}", stage=stage, member=self.name)
+        if s.stage != stage:
+            raise BindingError(f"{s.stage} is due, not {stage}", stage=stage, member=self.name)
+        try:
+            yield s
+        except ProtocolError as error:
+            found = placed(error, stage, self.name)
+            if not isinstance(error, MessageError):
+                s.stopped = str(found)
+            raise found from None
+        s.stage = (*STAGES, "done")[STAGES.index(stage) + 1]
+
+    def _look(self, broadcast: bytes, stage: str) -> dict[str, Head]:
+        """The heads of the stage before, if they are enough, ours is among them and all saw what we saw."""
+        s, setting = self._state, self.setting
+        heads = open_broadcast(broadcast, setting, stage)
+        if len(heads) < setting.need(stage):
+            raise RoundAborted(f"{len(heads)} members left, {setting.need(stage)} are needed", stage=stage)
+        if self.name not in heads or digest_of(heads[self.name].raw) != s.said:
+            raise BindingError("its own message is missing or altered", stage=stage, member=self.name)
+        for peer, head in heads.items():
+            if head.seen != s.seen:
+                raise BindingError("was shown other messages than we were", stage=stage, member=peer)
+        s.seen = digest_of(broadcast)
+        return heads
+
+    def _take_shares(self, heads: dict[str, Head]) -> None:
+        s = self._state
+        place = self.setting.members.index(self.name)
+        for dealer, head in heads.items():
+            if dealer not in s.keys:
+                raise BindingError("deals without having advertised keys", stage="share", member=dealer)
+            row = next((row for row in head.body if row[0] == place), None)
+            if row is None:
+                raise ShareError(f"dealt no share to {self.name}", stage="share", member=dealer)
+            opened = sharing.open_shares(
+                self._channel(dealer), self.setting.session, dealer, self.name, row[1]
+            )
+            s.shares[dealer] = [opened[:32], opened[32:]]
+            if self._share_commitments(dealer, self.name, *s.shares[dealer]) != row[2:]:
+                raise ShareError("dealt another share than it committed to", stage="share", member=dealer)
+
+    def _share_commitments(
+        self, dealer: str, holder: str, key_share: bytes, seed_share: bytes
+    ) -> list[bytes]:
+        return [
+            sharing.share_commitment(kind, share, self.setting.session, dealer, holder)
+            for kind, share in (("key", key_share), ("seed", seed_share))
+        ]
+
+    def _channel(self, peer: str) -> bytes:
+        return masks.agree(self._state.channel, self._state.keys[peer][0], stage="share", peer=peer)
+
+    def _seal(self, stage: str, body: list[Any], payload: bytes | memoryview = b"") -> tuple[bytes, bytes]:
+        return seal(self.setting, self.name, self._identity, stage, self._state.seen, body, payload)
+
+    def _say(self, stage: str, body: list[Any], payload: bytes | memoryview = b"") -> bytes:
+        message, head = self._seal(stage, body, payload)
+        self._state.said = digest_of(head)
+        return message

@@ -1,0 +1,227 @@
+"""What members and server say to each other, as signed and bounded bytes.
+
+THE STAGES, in order. In each, a member sends one message; the server then shows everybody who did the signed
+heads of all such messages, unchanged. That list is the only thing a server ever says, so nothing rests on its
+word::
+
+    stage      a member sends                                          and has checked before
+    advertise  two public keys; commitments to self-mask seed, nonce   nothing: it can be sent early
+    share      for every peer, encrypted shares of its secrets         everybody's keys, signed by roster keys
+    masked     digests of model, task and masked words; the words      the shares it was dealt, against
+    commitments check      its signature on the list of masked inputs              all trained the same
+    model, saw the same unmask     for every peer ONE share: of the self-mask seed if      t members signed
+               the same list the peer is in the sum, of its mask key if it is not
+
+A member can also decline, at any stage: the server learns only that.
+
+Every head holds ``seen``, the digest of the last list its sender was shown. As each list is made of such
+heads, two members that were shown different lists find out one stage later, before any share is released.
+
+On the wire: four bytes naming the format, four for the length of the head, the head, the payload (masked
+words). Only heads are signed; the one payload enters its head by digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import msgpack
+
+from fedmerit.errors import BindingError, MessageError, ProtocolError, SignatureError
+from fedmerit.secagg.setting import Setting, pack
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+__all__ = ["NOTHING_SEEN", "STAGES", "Head", "open_broadcast", "open_message", "seal", "to_broadcast"]
+
+STAGES: Final = ("advertise", "share", "masked", "check", "unmask")
+DECLINE: Final = "decline"
+
+VERSION: Final = 1
+MESSAGE: Final = b"FMS1"
+BROADCAST: Final = b"FMB1"
+DOMAIN: Final = b"fedmerit secagg head 1\0"
+NOTHING_SEEN: Final = bytes(32)
+SEALED_SHARES: Final = 12 + 64 + 16  # nonce, two shares of 32 bytes, tag
+
+# What a body holds: a number is a byte string of that size. A list of one tuple is a table with such rows,
+# its first column the position of a peer in the schedule, ascending.
+BODIES: Final[dict[str, Any]] = {
+    "advertise": (32, 32, 32, 32),  # channel key, mask key, commitment to the seed, commitment to the nonce
+    "share": [(int, SEALED_SHARES, 32, 32)],  # peer, its shares, commitments to key share and seed share
+    "masked": (32, 32, 32),  # digest of the task, of M0, of the masked words
+    "check": (),
+    "unmask": [(int, str, 32)],  # peer, "key" or "seed", the share
+    DECLINE: (),
+}
+
+
+@dataclass(frozen=True)
+class Head:
+    """The signed part of a member's message, after all checks."""
+
+    stage: str
+    sender: str
+    seen: bytes = field(repr=False)
+    body: Any = field(repr=False)  # as BODIES says; holds shares, so it is never shown
+    raw: bytes = field(repr=False)
+
+
+def head_limit(setting: Setting) -> int:
+    """Most bytes a head can have."""
+    return 1024 + 256 * setting.n
+
+
+def seal(
+    setting: Setting,
+    sender: str,
+    identity: Ed25519PrivateKey,
+    stage: str,
+    seen: bytes,
+    body: Sequence[Any],
+    payload: bytes | memoryview = b"",
+) -> tuple[bytes, bytes]:
+    """Sign a message; return it, and its head alone."""
+    content = pack(
+        VERSION,
+        *(stage, setting.run, setting.round, setting.attempt, sender),
+        *(setting.session, seen, list(body)),
+    )
+    head = pack(content, identity.sign(DOMAIN + hashlib.sha256(content).digest()))
+    return b"".join([MESSAGE, struct.pack(">I", len(head)), head, payload]), head
+
+
+def open_message(data: bytes, setting: Setting, most_payload: int) -> tuple[Head, memoryview]:
+    """Check a member's message and take it apart; the payload is a view into ``data``, not a copy.
+
+    Which stage is due is for the caller to say; the payload is not compared with its digest here.
+    """
+    least, limit = 8, head_limit(setting)
+    if not least <= len(data) <= least + limit + most_payload:
+        raise MessageError(f"a message has {least} to {least + limit + most_payload} bytes, got {len(data)}")
+    if data[:4] != MESSAGE:
+        raise MessageError(f"a message starts with {MESSAGE!r}, got {data[:4]!r}")
+    (size,) = struct.unpack(">I", data[4:8])
+    if not 0 < size <= min(limit, len(data) - least):
+        raise MessageError(f"a head of {size} bytes does not fit into a message of {len(data)} bytes")
+    head = open_head(data[least : least + size], setting)
+    payload = memoryview(data)[least + size :]
+    if payload and head.stage != "masked":
+        raise MessageError(f"{len(payload)} bytes too many", stage=head.stage, member=head.sender)
+    return head, payload
+
+
+def open_head(raw: bytes, setting: Setting) -> Head:
+    """Check form, binding and signature of a head."""
+    content, signature = _fields(raw, (bytes, 64), head_limit(setting))
+    fields = _fields(content, (int, str, str, int, int, str, 32, 32, list), head_limit(setting))
+    version, stage, run, number, attempt, sender, session, seen, body = fields
+    if version != VERSION:
+        raise MessageError(f"expected version {VERSION} of the protocol, got {version}")
+    if stage not in BODIES:
+        raise MessageError(f"unknown stage {stage!r:.40}")
+    if sender not in setting.members:
+        raise BindingError(f"{sender!r:.80} is not scheduled in this round", stage=stage)
+    for name, got, expected in (
+        ("run", run, setting.run),
+        ("round", number, setting.round),
+        ("attempt", attempt, setting.attempt),
+    ):
+        if got != expected:
+            raise BindingError(
+                f"expected a message of {name} {expected!r}, got {name} {got!r:.140}",
+                stage=stage,
+                member=sender,
+            )
+    if session != setting.session:
+        raise BindingError("another schedule, threshold, roster or config", stage=stage, member=sender)
+    if not setting.roster.verifies(sender, signature, DOMAIN + hashlib.sha256(content).digest()):
+        raise SignatureError("not signed by this member's key on the roster", stage=stage, member=sender)
+    _check_body(stage, sender, body, setting)
+    return Head(stage, sender, seen, body, raw)
+
+
+def to_broadcast(stage: str, heads: Iterable[bytes]) -> bytes:
+    """What the server shows to members: the signed heads of one stage, in the order of the schedule."""
+    return BROADCAST + pack(VERSION, stage, list(heads))
+
+
+def open_broadcast(data: bytes, setting: Setting, stage: str) -> dict[str, Head]:
+    """Check a list of heads of this stage, each signed by another scheduled member; heads by member."""
+    limit = len(BROADCAST) + 64 + setting.n * (head_limit(setting) + 5)
+    if len(data) > limit:
+        raise MessageError(f"a list of heads has at most {limit} bytes, got {len(data)}", stage=stage)
+    if data[: len(BROADCAST)] != BROADCAST:
+        raise MessageError(f"a list of heads starts with {BROADCAST!r}, got {data[:4]!r}", stage=stage)
+    version, which, raws = _fields(data[len(BROADCAST) :], (int, str, list), limit)
+    if version != VERSION:
+        raise MessageError(f"expected version {VERSION} of the protocol, got {version}", stage=stage)
+    if which != stage:
+        raise BindingError(f"expected the heads of stage {stage}, got those of {which!r:.40}", stage=stage)
+    if len(raws) > setting.n or not all(type(raw) is bytes for raw in raws):
+        raise MessageError(f"expected at most {setting.n} heads", stage=stage)
+    heads = [open_head(raw, setting) for raw in raws]
+    for head in heads:
+        if head.stage != stage:
+            raise BindingError(f"shown a head of stage {head.stage}", stage=stage, member=head.sender)
+    places = [setting.members.index(head.sender) for head in heads]
+    for before, after, head in zip(places, places[1:], heads[1:], strict=False):
+        if before >= after:
+            raise BindingError("shown twice or out of order", stage=stage, member=head.sender)
+    return {head.sender: head for head in heads}
+
+
+def placed(error: ProtocolError, stage: str, member: str | None) -> ProtocolError:
+    """The same error, saying where it happened if it does not say so yet."""
+    return error if error.stage or error.member else type(error)(str(error), stage=stage, member=member)
+
+
+def digest_of(data: bytes | memoryview) -> bytes:
+    """SHA-256."""
+    return hashlib.sha256(data).digest()
+
+
+def _fields(data: bytes, shape: Sequence[Any], limit: int) -> list[Any]:
+    """Unpack a list of this shape and nothing after it."""
+    if len(data) > limit:
+        raise MessageError(f"expected at most {limit} bytes, got {len(data)}")
+    try:
+        value = msgpack.unpackb(data, raw=False, strict_map_key=True, max_map_len=0, max_ext_len=0)
+    except (ValueError, TypeError, OverflowError, msgpack.UnpackException):
+        raise MessageError("bytes that no member of this protocol writes") from None
+    if not _fits(value, shape):
+        raise MessageError("fields that no member of this protocol writes")
+    return list(value)
+
+
+def _fits(value: Any, shape: Sequence[Any]) -> bool:
+    """Whether a list has the types of a shape; a number stands for a byte string of that size."""
+    return (
+        type(value) is list
+        and len(value) == len(shape)
+        and all(
+            (type(item) is bytes and len(item) == kind) if isinstance(kind, int) else type(item) is kind
+            for item, kind in zip(value, shape, strict=True)
+        )
+    )
+
+
+def _check_body(stage: str, sender: str, body: list[Any], setting: Setting) -> None:
+    shape = BODIES[stage]
+    if isinstance(shape, tuple):
+        good = _fits(body, shape)
+    else:
+        places = [row[0] for row in body if _fits(row, shape[0])]
+        good = (
+            len(places) == len(body)
+            and all(0 <= place < setting.n for place in places)
+            and all(before < after for before, after in pairwise(places))
+        )
+    if not good:
+        raise MessageError("a body that no member of this protocol writes", stage=stage, member=sender)

@@ -1,0 +1,79 @@
+"""Updates a member must never submit again.
+
+Once a member has released a share for a sum, the server may come to know that sum. A second sum over the same
+update, with one member more or less or with other weights, would give away one update by subtraction. So a
+member that has released a share for a round takes part in no other attempt at it, and never submits that
+update to that model again, whatever the round is called.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmerit.errors import MessageError, RefusedError
+from fedmerit.secagg.quantise import BLOCK
+from fedmerit.secagg.setting import Setting, pack
+
+__all__ = ["Released", "update_digest"]
+
+
+def update_digest(m0_hash: bytes, delta: npt.NDArray[np.floating[Any]]) -> bytes:
+    """What names an update: the model it starts from and its coordinates, as float32.
+
+    Neither weight nor rounding enters: the same update under another weight is the same update.
+    """
+    digest = hashlib.sha256(pack("fedmerit update 1", m0_hash, delta.size))
+    with np.errstate(over="ignore"):
+        for start in range(0, delta.size, BLOCK):
+            digest.update(np.ascontiguousarray(delta[start : start + BLOCK], dtype="<f4").data)
+    return digest.digest()
+
+
+class Released:
+    """What a member has released shares for. It must outlive the process: keep `dump` where the key is kept.
+
+    The rule holds only if it is written before the released shares are sent.
+    """
+
+    def __init__(self, entries: Iterable[bytes] = ()) -> None:
+        self._entries = set(entries)
+
+    def __repr__(self) -> str:
+        return f"Released({len(self._entries)} entries)"
+
+    def refuse_again(self, setting: Setting, update: bytes, *, stage: str, member: str) -> None:
+        """Stop here if a share was released for this round or this update."""
+        if _round(setting) in self._entries:
+            raise RefusedError(
+                "has released a share in this round: no other attempt", stage=stage, member=member
+            )
+        if update in self._entries:
+            raise RefusedError(
+                "has released a share for this update: never again", stage=stage, member=member
+            )
+
+    def add(self, setting: Setting, update: bytes) -> None:
+        """From now on, refuse this round and this update."""
+        self._entries |= {_round(setting), update}
+
+    def dump(self) -> bytes:
+        """For a file: it holds digests only, no secret."""
+        return b"".join(sorted(self._entries))
+
+    @classmethod
+    def load(cls, data: bytes) -> Released:
+        if len(data) % 32:
+            raise MessageError(
+                f"a list of released updates has 32 bytes an entry, got {len(data)} bytes in all"
+            )
+        return cls(data[start : start + 32] for start in range(0, len(data), 32))
+
+
+def _round(setting: Setting) -> bytes:
+    content = pack("fedmerit released round 1", setting.run, setting.round, setting.roster.hash)
+    return hashlib.sha256(content).digest()

@@ -1,0 +1,224 @@
+"""The server of one attempt at one round: fed the members' bytes, returns what to show them. No I/O.
+
+It adds masked words as they arrive and keeps the sum, never a member's words. It is written for honest
+servers; that dishonest ones fail is the members' work.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmerit.errors import BindingError, ProtocolError, RoundAborted, ShareError
+from fedmerit.secagg import masks, sharing
+from fedmerit.secagg.messages import (
+    DECLINE,
+    NOTHING_SEEN,
+    STAGES,
+    Head,
+    digest_of,
+    open_message,
+    placed,
+    to_broadcast,
+)
+from fedmerit.secagg.quantise import Decoded, Words
+from fedmerit.secagg.setting import Setting, Task
+
+__all__ = ["Result", "Server"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a round yields."""
+
+    included: tuple[str, ...]  # whose updates are in the sum
+    weighted_sum: npt.NDArray[np.float64]  # sum of w_i d_i
+    total_weight: float  # W
+
+    @property
+    def mean(self) -> npt.NDArray[np.float64]:
+        """M - M0."""
+        return self.weighted_sum / self.total_weight
+
+
+class Server:
+    """Collect the messages of a stage with `receive`, then `advance`; after the last stage there is a
+    `result`.
+
+    A message that is refused changes nothing; its sender counts as lost unless a good one follows in time.
+    """
+
+    def __init__(self, setting: Setting, task: Task | None = None) -> None:
+        self.setting = setting
+        self.stage = STAGES[0]  # whose messages are collected; then "done" or "aborted"
+        self.result: Result | None = None
+        self.declined: list[str] = []
+        self.lied: list[str] = []  # who released another share than it was dealt
+        self.heads: dict[str, dict[str, Head]] = {stage: {} for stage in STAGES}  # public; for the ledger
+        self.broadcasts: dict[str, bytes] = {}  # what was shown after each stage; for the ledger
+        self._task: Task | None = None
+        self._sum: Words = np.zeros(0, np.uint32)
+        if task is not None:
+            self.begin(task)
+
+    def begin(self, task: Task) -> None:
+        """Say what is summed; at the latest before masked inputs arrive."""
+        if self._task is not None:
+            raise BindingError("the task of an attempt is given once", stage=self.stage)
+        task.binding(self.setting)
+        self._task = task
+        self._sum = np.zeros(task.encoding.words, np.uint32)
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """Who may still send in this stage."""
+        if self.stage not in STAGES:
+            return ()
+        at = STAGES.index(self.stage)
+        able = self.heads[STAGES[at - 1]] if at else self.setting.members
+        done = {*self.heads[self.stage], *self.declined}
+        return tuple(member for member in self.setting.members if member in able and member not in done)
+
+    def receive(self, data: bytes, sender: str | None = None) -> str:
+        """Take a member's message and return who signed it; ``sender`` is who the transport says it is."""
+        try:
+            head, payload = open_message(data, self.setting, 4 * self._sum.size)
+            if sender not in (None, head.sender):
+                raise BindingError(f"signed by {head.sender}", stage=head.stage, member=sender)
+            if self.stage not in STAGES:
+                raise BindingError(f"the attempt is {self.stage}", stage=head.stage, member=head.sender)
+            if head.stage not in (self.stage, DECLINE):
+                raise BindingError(f"{self.stage} is due", stage=head.stage, member=head.sender)
+            if head.sender not in self.waiting:
+                raise BindingError("was heard already, or left before", stage=head.stage, member=head.sender)
+            if head.stage == DECLINE:
+                self.declined.append(head.sender)
+                return head.sender
+            if head.seen != self._shown():
+                raise BindingError(
+                    "answers other messages than it was shown", stage=head.stage, member=head.sender
+                )
+            if head.stage == "share":
+                self._check_dealt(head)
+            elif head.stage == "masked":
+                self._add(head, payload)
+            elif head.stage == "unmask":
+                self._check_released(head)
+        except ProtocolError as error:
+            raise placed(error, self.stage, sender) from None
+        self.heads[head.stage][head.sender] = head
+        return head.sender
+
+    def advance(self) -> dict[str, bytes]:
+        """Close the stage: what to send to whom, or nothing once there is a result."""
+        if self.stage not in STAGES:
+            raise BindingError(f"the attempt is {self.stage}", stage=self.stage)
+        stage, heads = self.stage, self.heads[self.stage]
+        if len(heads) < self.setting.need(stage):
+            self.stage = "aborted"
+            lied = f"; lied about a share: {', '.join(self.lied)}" if self.lied else ""
+            raise RoundAborted(
+                f"{len(heads)} members left, {self.setting.need(stage)} are needed{lied}", stage=stage
+            )
+        if stage == STAGES[-1]:
+            self.stage = "aborted"  # unless what follows succeeds
+            self.result = self._unmask()
+            self.stage = "done"
+            return {}
+        present = [member for member in self.setting.members if member in heads]
+        broadcast = to_broadcast(stage, [heads[member].raw for member in present])
+        self.broadcasts[stage] = broadcast
+        self.stage = STAGES[STAGES.index(stage) + 1]
+        return dict.fromkeys(present, broadcast)
+
+    def abort(self) -> None:
+        """Give up this attempt; a retry is a new one, with fresh keys."""
+        self.stage = "aborted"
+
+    # ------------------------------------------------------------------------------------------- inner parts
+
+    def _shown(self) -> bytes:
+        at = STAGES.index(self.stage)
+        return digest_of(self.broadcasts[STAGES[at - 1]]) if at else NOTHING_SEEN
+
+    def _places(self, stage: str) -> list[int]:
+        return [place for place, member in enumerate(self.setting.members) if member in self.heads[stage]]
+
+    def _check_dealt(self, head: Head) -> None:
+        if [row[0] for row in head.body] != self._places("advertise"):
+            raise ShareError("deals to others than those who advertised", stage="share", member=head.sender)
+
+    def _add(self, head: Head, payload: memoryview) -> None:
+        task, sender = self._task, head.sender
+        if task is None:
+            raise BindingError("came before the task", stage="masked", member=sender)
+        digest, m0_hash, words_digest = head.body
+        if m0_hash != task.m0_hash:
+            raise BindingError("trained from another model M0", stage="masked", member=sender)
+        if digest != task.digest:
+            raise BindingError("masked for another encoding or weights", stage="masked", member=sender)
+        if len(payload) != 4 * task.encoding.words or digest_of(payload) != words_digest:
+            raise BindingError("its words are not those it signed", stage="masked", member=sender)
+        np.add(self._sum, masks.from_wire(payload), out=self._sum)
+
+    def _check_released(self, head: Head) -> None:
+        members, sender = self.setting.members, head.sender
+        place = members.index(sender)
+        if [row[0] for row in head.body] != self._places("share"):
+            raise ShareError("releases shares of others than the dealers", stage="unmask", member=sender)
+        for peer_place, kind, share in head.body:
+            peer = members[peer_place]
+            if kind != ("seed" if peer in self.heads["masked"] else "key"):
+                raise ShareError(f"releases the wrong kind of share of {peer}", stage="unmask", member=sender)
+            row = next(row for row in self.heads["share"][peer].body if row[0] == place)
+            dealt = row[3] if kind == "seed" else row[2]
+            if sharing.share_commitment(kind, share, self.setting.session, peer, sender) != dealt:
+                self.lied.append(sender)
+                raise ShareError(
+                    f"released another share than {peer} dealt it", stage="unmask", member=sender
+                )
+
+    def _unmask(self) -> Result:
+        """Rebuild the self-masks of who is in the sum and the mask keys of who is not, and take them off."""
+        setting, task = self.setting, self._task
+        assert task is not None
+        binding = task.binding(setting)
+        included = tuple(member for member in setting.members if member in self.heads["masked"])
+        keys = []
+        for dealer in (setting.members[place] for place in self._places("share")):
+            secret = self._rebuild(dealer, "seed" if dealer in included else "key")
+            if dealer in included:
+                keys.append((masks.self_key(secret, dealer, binding), -1))
+                continue
+            peers = {peer: self.heads["advertise"][peer].body[1] for peer in included}
+            # what the lost member would have added is what is missing in the sum
+            keys += masks.with_peers(setting, dealer, secret, peers, binding)
+        masks.add_masks(self._sum, keys)
+        total = None
+        if task.weights is not None:
+            weight_of = dict(zip(setting.members, task.weights, strict=True))
+            total = math.fsum(weight_of[member] for member in included)
+        decoded: Decoded = task.encoding.decode(self._sum, included=len(included), public_total=total)
+        return Result(included, decoded.weighted_sum, decoded.total_weight)
+
+    def _rebuild(self, dealer: str, kind: str) -> bytes:
+        place = self.setting.members.index(dealer)
+        shares = {
+            self.setting.members.index(holder): next(row[2] for row in head.body if row[0] == place)
+            for holder, head in self.heads["unmask"].items()
+        }
+        secret = sharing.combine(shares, self.setting.t)
+        _, public, commitment, _ = self.heads["advertise"][dealer].body
+        good = (
+            masks.commitment("seed", secret, self.setting.session, dealer) == commitment
+            if kind == "seed"
+            else masks.public(secret) == public
+        )
+        if not good:  # every share is the one that was dealt, so it is the dealer who lied
+            raise ShareError(
+                "dealt shares of something else than it committed to", stage="unmask", member=dealer
+            )
+        return secret

@@ -1,0 +1,177 @@
+"""What all members and the server agree on: who takes part in an attempt, and on what they work.
+
+`Setting` is known before a round starts, `Task` only when the model is: keys can therefore be advertised
+early. Every member builds both from its own config, roster and model, never from what the server says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import msgpack
+
+from fedmerit.errors import BindingError, KeyFileError, RefusedError
+from fedmerit.keys import Roster
+from fedmerit.secagg.quantise import MOST_MEMBERS, Encoding
+
+__all__ = ["LEAST_IN_SUM", "Setting", "Task", "default_threshold", "pack"]
+
+LEAST_IN_SUM = 3  # a sum of two is no secret to either of the two
+
+
+def pack(*fields: Any) -> bytes:
+    """Fields as bytes, without ambiguity: what is hashed, signed or bound into a key."""
+    return bytes(msgpack.packb(list(fields)))
+
+
+def default_threshold(members: int) -> int:
+    """t = floor(2N/3) + 1, the least t at which N - t colluding members cannot help a server that splits
+    views.
+
+    To obtain both share kinds of one peer the server needs t members behind each of two views. c colluders
+    serve both and the N - c honest ones only one each: 2(t - c) <= N - c, that is c >= 2t - N. With 3t > 2N
+    this is more than N - t.
+
+    >>> [default_threshold(n) for n in (3, 4, 6, 7, 9, 12)]
+    [3, 3, 5, 5, 7, 9]
+    """
+    return 2 * members // 3 + 1
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One attempt at one round: who is scheduled, under which roster and config.
+
+    Args:
+        run: identifier of the run.
+        round: number of the round.
+        attempt: 0, and one more for every retry; each has fresh keys.
+        members: everybody the schedule names, in its order, whether or not they will answer.
+        roster: everybody's public keys.
+        config_hash: SHA-256 of the settings all members agreed on.
+        threshold: t, how many members together can reconstruct what a lost one left; None for the default.
+    """
+
+    run: str
+    round: int
+    attempt: int
+    members: tuple[str, ...]
+    roster: Roster
+    config_hash: bytes
+    threshold: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "members", tuple(self.members))
+        if not (isinstance(self.run, str) and 1 <= len(self.run) <= 128):
+            raise BindingError("run must be an identifier of 1 to 128 characters", stage="setting")
+        for name, value in (("round", self.round), ("attempt", self.attempt)):
+            if type(value) is not int or not 0 <= value < 2**32:
+                raise BindingError(f"{name} must be a whole number of at least 0", stage="setting")
+        if len(self.config_hash) != 32:
+            raise BindingError("config_hash must be a SHA-256 digest of 32 bytes", stage="setting")
+        for member in self.members:
+            if self.members.count(member) > 1:
+                raise BindingError("scheduled twice", stage="setting", member=member)
+            try:
+                self.roster.key(member)
+            except KeyFileError:
+                raise BindingError(
+                    "scheduled but not on the roster", stage="setting", member=member
+                ) from None
+        if not LEAST_IN_SUM <= self.n <= MOST_MEMBERS:
+            raise RefusedError(
+                f"a round needs {LEAST_IN_SUM} to {MOST_MEMBERS} members, got {self.n}; "
+                f"a sum of two would show each of them the other's update",
+                stage="setting",
+            )
+        if type(self.t) is not int or not self.n / 2 < self.t <= self.n:
+            raise RefusedError(
+                f"the threshold must exceed half of the {self.n} members, got {self.t}; "
+                f"otherwise a server could unmask one member with two halves",
+                stage="setting",
+            )
+
+    @property
+    def n(self) -> int:
+        return len(self.members)
+
+    @property
+    def t(self) -> int:
+        return default_threshold(self.n) if self.threshold is None else self.threshold
+
+    def need(self, stage: str) -> int:
+        """How many members a stage needs: the threshold, and at least three as long as they make the sum."""
+        return self.t if stage in ("check", "unmask") else max(self.t, LEAST_IN_SUM)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the members should know before they agree to this."""
+        notes = []
+        if self.n == LEAST_IN_SUM:
+            notes.append("3 members: none may be lost, and any two of them see the third one's update")
+        if self.t < default_threshold(self.n):
+            notes.append(
+                f"threshold {self.t} of {self.n}: {2 * self.t - self.n} members and the server together "
+                f"can unmask a third party (the default threshold is {default_threshold(self.n)})"
+            )
+        return tuple(notes)
+
+    @cached_property
+    def session(self) -> bytes:
+        """SHA-256 of all of this; part of every signature, commitment and encrypted share."""
+        content = pack(
+            "fedmerit secagg session 1",
+            *(self.run, self.round, self.attempt, list(self.members), self.t),
+            *(self.roster.hash, self.config_hash),
+        )
+        return hashlib.sha256(content).digest()
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is summed: updates of which model, in which encoding, with which public weights.
+
+    Args:
+        m0_hash: SHA-256 of the model the update starts from. Each member computes it from the model it
+            trained.
+        encoding: how updates become integers.
+        weights: with public weights, one for each member of the setting, in its order.
+    """
+
+    m0_hash: bytes
+    encoding: Encoding
+    weights: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.m0_hash) != 32:
+            raise BindingError("m0_hash must be a SHA-256 digest of 32 bytes", stage="masked")
+        public = self.encoding.weights == "public"
+        given = 0 if self.weights is None else len(self.weights)
+        if given != (self.encoding.members if public else 0):
+            raise BindingError(
+                f"expected one weight for each scheduled member if they are public, got {given}",
+                stage="masked",
+            )
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of all of this; signed with every masked input."""
+        e = self.encoding
+        fields = [e.length, e.members, float(e.bound), e.weights, float(e.weight_cap), e.clip]
+        weights = None if self.weights is None else [float(weight) for weight in self.weights]
+        return hashlib.sha256(pack("fedmerit secagg task 1", self.m0_hash, fields, weights)).digest()
+
+    def binding(self, setting: Setting) -> bytes:
+        """What every mask of this round is bound to; the context of its key derivation."""
+        if self.encoding.members != setting.n:
+            raise BindingError(
+                f"the encoding is for {self.encoding.members} members, the round schedules {setting.n}",
+                stage="masked",
+            )
+        return pack(
+            *(setting.run, setting.round, setting.attempt, setting.session),
+            *(setting.roster.hash, setting.config_hash, self.m0_hash, self.digest),
+        )

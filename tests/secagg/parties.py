@@ -1,0 +1,90 @@
+"""A small federation to play with: settings, clients, a server, and a loop that tests can interfere with."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedmerit.keys import Member, Roster, public_key
+from fedmerit.secagg import STAGES, Client, Encoding, Server, Setting, Task, Update
+
+M0 = hashlib.sha256(b"model 0").digest()
+CONFIG = hashlib.sha256(b"config").digest()
+LENGTH = 20
+
+
+def names_of(n):
+    return tuple(f"hospital-{chr(ord('a') + i)}" for i in range(n))
+
+
+@dataclass
+class Parties:
+    """N members and a server in one attempt; `vectors` and `weights` are what the members bring."""
+
+    n: int = 4
+    length: int = LENGTH
+    round: int = 1
+    attempt: int = 0
+    threshold: int | None = None
+    weights: list | None = None
+    public: tuple | None = None
+    keys: list = field(default_factory=list)
+    released: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.names = names_of(self.n)
+        self.keys = self.keys or [Ed25519PrivateKey.generate() for _ in self.names]
+        self.identity = dict(zip(self.names, self.keys, strict=True))
+        self.roster = Roster(Member(name, public_key(key)) for name, key in self.identity.items())
+        self.setting = Setting(
+            "run", self.round, self.attempt, self.names, self.roster, CONFIG, self.threshold
+        )
+        kind = "secret" if self.weights else "public" if self.public else "uniform"
+        cap = max(self.weights or self.public or (1,))
+        self.encoding = Encoding(self.length, self.n, 1.0, kind, cap)
+        self.task = Task(M0, self.encoding, self.public)
+        rng = np.random.default_rng(self.n)
+        self.vectors = {name: rng.uniform(-1, 1, self.length).astype(np.float32) for name in self.names}
+        self.clients = {
+            name: Client(self.setting, name, self.identity[name], released=self.released.get(name))
+            for name in self.names
+        }
+        self.server = Server(self.setting, self.task)
+        self.shown = dict.fromkeys(self.names)
+        self.sent = {stage: {} for stage in STAGES}
+
+    def retry(self, **change):
+        """The same people in another attempt; they remember what they released."""
+        kept = {name: client.released for name, client in self.clients.items()}
+        return replace(self, **({"attempt": self.attempt + 1, "released": kept} | change))
+
+    def update(self, name):
+        i = self.names.index(name)
+        weight = (self.weights or self.public or [None] * self.n)[i]
+        return Update(self.task, self.vectors[name], weight, b"seed of " + name.encode())
+
+    def answer(self, name):
+        return self.clients[name].handle(self.shown[name], self.update(name))
+
+    def play(self, until=None, lost=()):
+        """Play whole stages up to, not including, `until`; `lost` is a list of (stage, name)."""
+        gone = set()
+        for stage in STAGES[STAGES.index(self.server.stage) :]:
+            if stage == until:
+                return self
+            gone |= {name for at, name in lost if at == stage}
+            for name in self.names:
+                if name in self.shown and name not in gone:
+                    self.sent[stage][name] = self.answer(name)
+                    self.server.receive(self.sent[stage][name], name)
+            self.shown = self.server.advance()
+        return self
+
+    def plain_mean(self, included=None):
+        included = included or self.names
+        weights = dict(zip(self.names, self.weights or self.public or [1] * self.n, strict=True))
+        total = sum(weights[name] for name in included)
+        return sum(weights[name] * self.vectors[name].astype(float) for name in included) / total
