@@ -16,8 +16,6 @@ Clients are always disjoint and each holds at least ``minimum`` samples, or it i
 from __future__ import annotations
 
 import json
-import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.data.dataset import Groups, Labels
+from fedmerit.data.tables import arrays
 from fedmerit.errors import DataError
 
 Indices = npt.NDArray[np.int64]
@@ -64,7 +63,7 @@ def split(
         file: for ``file``: what `save` wrote.
 
     >>> [part.tolist() for part in split(np.zeros(5, int), 2, rng=np.random.default_rng(0))]
-    [[0, 2, 4], [1, 3]]
+    [[2, 3, 4], [0, 1]]
     """
     n = len(labels)
     if scheme not in SCHEMES:
@@ -191,8 +190,8 @@ def save(path: str | Path, parts: Sequence[Indices], samples: int) -> None:
         text = json.dumps({"samples": int(samples), "clients": [np.asarray(part).tolist() for part in parts]})
         path.write_text(text + "\n", encoding="utf-8")
     else:
-        arrays: dict[str, Any] = {f"client_{i}": np.asarray(part) for i, part in enumerate(parts)}
-        np.savez_compressed(path, samples=np.int64(samples), **arrays)
+        held: dict[str, Any] = {f"client_{i}": np.asarray(part) for i, part in enumerate(parts)}
+        np.savez_compressed(path, samples=np.int64(samples), **held)
 
 
 def restore(path: str | Path, samples: int | None = None) -> list[Indices]:
@@ -203,14 +202,16 @@ def restore(path: str | Path, samples: int | None = None) -> list[Indices]:
             saved = json.loads(path.read_text(encoding="utf-8"))
             total, listed = saved["samples"], [np.asarray(part) for part in saved["clients"]]
         else:
-            with np.load(path, allow_pickle=False) as file:
-                total = int(file["samples"])
-                listed = [file[f"client_{i}"] for i in range(len(file.files) - 1)]
+            saved = arrays(path)
+            total = int(saved["samples"])
+            listed = [saved[f"client_{i}"] for i in range(len(saved) - 1)]
+    except DataError:
+        raise
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file") from error
     except KeyError as error:
         raise DataError(f"{path}: not a partition file: {error.args[0]} is missing") from error
-    except (OSError, TypeError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, TypeError, ValueError) as error:
         raise DataError(f"{path}: not a partition file: {error}") from error
     if samples is not None and total != samples:
         raise DataError(f"{path}: made for {total} samples, the dataset has {samples}")

@@ -53,9 +53,9 @@ def _read(file: Path, key: str, limit: int | None) -> Images:
         raise DataError(f"{file}: no such file{packed}")
     try:
         with h5py.File(file, "r") as content:
-            if key not in content:
+            stored = content.get(key)
+            if not isinstance(stored, h5py.Dataset) or not stored.shape:
                 raise DataError(f"{file}: data set {key!r} is missing")
-            stored = content[key]
             n = len(stored) if limit is None else min(limit, len(stored))
             out = np.empty((n, *stored.shape[1:]), dtype=stored.dtype)
             for start in range(0, n, ROWS):

@@ -16,8 +16,6 @@ pcam          ``camelyonpatch_level_2_split_{train,valid,test}_{x,y}.h5``       
 from __future__ import annotations
 
 import inspect
-import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from fedmerit.data.dataset import Dataset
 from fedmerit.data.images import brain_mri, folder
 from fedmerit.data.isic import isic2019
 from fedmerit.data.pcam import pcam
+from fedmerit.data.tables import arrays
 from fedmerit.errors import DataError
 
 FASHION_MINI = Path(__file__).with_name("fashion_mini.npz")
@@ -76,28 +75,17 @@ def npz(path: Path) -> Dataset:
     Without ``classes`` the classes are "0", "1", ... up to the largest label. Pickled objects are refused.
     """
     wanted = ("x_train", "y_train", "x_test", "y_test")
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise DataError(f"{path}: a single array, expected an .npz with {', '.join(wanted)}")
-            missing = [key for key in wanted if key not in file.files]
-            if missing:
-                raise DataError(
-                    f"{path}: array {missing[0]} is missing, found {', '.join(file.files) or 'none'}"
-                )
-            arrays: dict[str, Any] = {
-                key: file[key] for key in (*wanted, "group_train", "classes") if key in file.files
-            }
-    except DataError:
-        raise
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read as .npz: {error}") from error
-    if "classes" not in arrays:
-        labels = [arrays[key] for key in ("y_train", "y_test") if arrays[key].dtype.kind in "iu"]
+    content = arrays(path)
+    missing = [key for key in wanted if key not in content]
+    if missing:
+        raise DataError(f"{path}: array {missing[0]} is missing, found {', '.join(content) or 'none'}")
+    found = {key: content[key] for key in (*wanted, "group_train", "classes") if key in content}
+    if "classes" not in found:
+        labels = [found[key] for key in ("y_train", "y_test") if found[key].dtype.kind in "iu"]
         largest = max((int(y.max(initial=1)) for y in labels), default=1)
-        arrays["classes"] = np.arange(min(largest, len(arrays["y_train"])) + 1).astype(str)
-    arrays["classes"] = tuple(np.atleast_1d(arrays["classes"]).tolist())
-    return Dataset(name=path.name, **arrays)
+        found["classes"] = np.arange(min(largest, len(found["y_train"])) + 1).astype(str)
+    found["classes"] = tuple(np.atleast_1d(found["classes"]).tolist())
+    return Dataset(name=path.name, **found)
 
 
 READERS: dict[str, Callable[..., Dataset]] = {

@@ -1,9 +1,14 @@
-"""CSV files with a header, read strictly."""
+"""CSV files with a header and .npz files, read strictly."""
 
 from __future__ import annotations
 
 import csv
+import zipfile
+import zlib
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from fedmerit.errors import DataError
 
@@ -26,3 +31,19 @@ def rows(file: Path, *columns: str) -> list[tuple[int, dict[str, str]]]:
         if len(row) != len(header):
             raise DataError(f"{file}, line {line}: expected {len(header)} cells, got {len(row)}")
     return [(line, dict(zip(header, row, strict=True))) for line, row in listed]
+
+
+def arrays(file: Path) -> dict[str, Any]:
+    """All arrays of an .npz file; pickled objects are refused."""
+    try:
+        with file.open("rb") as raw:
+            content = np.load(raw, allow_pickle=False)
+            if not isinstance(content, np.lib.npyio.NpzFile):
+                raise DataError(f"{file}: holds a single array, expected an .npz file")
+            return {key: content[key] for key in content.files}
+    except DataError:
+        raise
+    except FileNotFoundError as error:
+        raise DataError(f"{file}: no such file") from error
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{file}: cannot be read as .npz: {error}") from error

@@ -1,0 +1,288 @@
+"""The test pool: balanced, cut into disjoint slices, and bound by its commitment."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedmerit.data import Dataset, Pool, Slice, choose_pool, merkle
+from fedmerit.errors import BindingError, DataError
+
+KEY, HASH = bytes(range(32)), "ab" * 32
+
+
+def dataset(counts=(9, 7, 8), dtype=np.uint8) -> Dataset:
+    """Image i is filled with i, so that samples can be told apart."""
+    y = np.repeat(np.arange(len(counts)), counts)
+    x = np.arange(len(y)).reshape(-1, 1, 1, 1) * np.ones((1, 2, 2, 1))
+    classes = tuple("abcdefgh"[: len(counts)])
+    train = np.arange(len(counts))
+    return Dataset(
+        name="toy",
+        x_train=np.zeros((len(counts), 2, 2, 1), dtype),
+        y_train=train,
+        x_test=x.astype(dtype),
+        y_test=y,
+        classes=classes,
+    )
+
+
+def choose(size: int | str = 12, seed: int = 0, data: Dataset | None = None, **settings) -> Pool:
+    settings = {"key": KEY, "utility_hash": HASH, **settings}
+    return choose_pool(data or dataset(), size, np.random.default_rng(seed), **settings)
+
+
+def balanced(y: np.ndarray, classes: int) -> bool:
+    counts = np.bincount(y, minlength=classes)
+    return bool(counts.max() - counts.min() <= 1)
+
+
+@given(
+    st.lists(st.integers(1, 12), min_size=2, max_size=5),
+    st.integers(1, 40),
+    st.integers(1, 8),
+    st.integers(0, 99),
+)
+def test_pool_and_slices_are_balanced_disjoint_and_verify(counts, size, rounds, seed):
+    data, least = dataset(counts), min(counts)
+    fits = size <= least * len(counts) + sum(count > least for count in counts)
+    if not fits or size // rounds < len(counts):
+        with pytest.raises(DataError):
+            choose(size, seed, data, reveal="per-round", rounds=rounds)
+        return
+    pool = choose(size, seed, data, reveal="per-round", rounds=rounds)
+    assert len(pool) == len(set(pool.indices.tolist())) == size
+    assert balanced(pool.y, len(counts))
+    slices = [pool.slice(round) for round in range(1, rounds + 1)]
+    for round, part in enumerate(slices, 1):
+        assert balanced(part.y, len(counts))
+        part.verify(pool.commitment, round)
+    assert np.array_equal(np.concatenate([part.x for part in slices]), data.x_test[pool.indices])
+    assert np.array_equal(np.concatenate([part.y for part in slices]), data.y_test[pool.indices])
+    assert len({part.id for part in slices}) == rounds
+    assert len({len(part.y) for part in slices}) <= 2
+
+
+def test_a_fixed_pool_is_one_slice_for_all_rounds():
+    pool = choose(reveal="fixed", rounds=5)
+    first, last = pool.slice(1), pool.slice(5)
+    assert first.id == last.id
+    assert len(first.y) == 12
+    last.verify(pool.commitment, 5)
+
+
+def test_the_whole_test_set_can_be_the_pool():
+    for size in (0, "all"):
+        pool = choose(size, reveal="per-round", rounds=4)
+        assert sorted(pool.indices) == list(range(24))
+        assert pool.commitment["balanced"] == 0
+        # Proportional: 9, 7 and 8 over four slices are 2 or so of each.
+        for round in range(1, 5):
+            assert np.bincount(pool.slice(round).y, minlength=3).tolist() in (
+                [2, 2, 2],
+                [3, 1, 2],
+                [2, 1, 3],
+                [3, 2, 1],
+            )
+
+
+def test_the_same_generator_gives_the_same_pool_and_the_key_only_changes_the_salts():
+    a, b, other = choose(), choose(), choose(key=bytes(32))
+    assert a.commitment == b.commitment
+    assert a.slice(1).id == other.slice(1).id
+    assert a.commitment["root"] != other.commitment["root"]
+    assert choose(seed=1).slice(1).id != a.slice(1).id
+
+
+def test_the_commitment_holds_integers_and_strings_only():
+    pool = choose(reveal="per-round", rounds=3)
+    assert json.loads(json.dumps(pool.commitment)) == pool.commitment
+    assert {key: type(value) for key, value in pool.commitment.items()} == {
+        "version": int,
+        "root": str,
+        "size": int,
+        "slices": int,
+        "classes": int,
+        "balanced": int,
+        "utility": str,
+    }
+    assert (pool.commitment["size"], pool.commitment["slices"], pool.commitment["utility"]) == (12, 3, HASH)
+    assert KEY.hex() not in repr(pool)
+
+
+def test_the_root_follows_the_documented_formula():
+    pool = choose(6, reveal="per-round", rounds=2)
+
+    def sha(*parts: bytes) -> bytes:
+        return hashlib.sha256(b"".join(parts)).digest()
+
+    leaves = []
+    for k, (x, y) in enumerate(zip(pool.x, pool.y, strict=True)):
+        salt = hmac.new(KEY, b"fedmerit/salt/1" + k.to_bytes(8, "big"), "sha256").digest()
+        leaves.append(
+            sha(b"\0", salt, f"fedmerit/sample/1 |u1 2x2x1 label {y}\n".encode(), bytes(x.ravel().tolist()))
+        )
+    nodes = []
+    for s in (0, 1):
+        a, b, c = leaves[3 * s : 3 * s + 3]
+        tree = sha(b"\1", sha(b"\1", a, b), c)
+        nodes.append(sha(b"\2", s.to_bytes(4, "big"), (3).to_bytes(4, "big"), tree))
+    assert pool.commitment["root"] == sha(b"\1", *nodes).hex()
+
+
+@given(st.lists(st.binary(min_size=32, max_size=32), min_size=1, max_size=20, unique=True), st.data())
+def test_merkle_paths_lead_to_the_root_from_the_right_place_only(nodes, data):
+    index = data.draw(st.integers(0, len(nodes) - 1))
+    root, path = merkle.root(nodes), merkle.path(nodes, index)
+    assert merkle.climb(nodes[index], index, len(nodes), path) == root
+    assert merkle.climb(nodes[index], index, len(nodes), (*path, bytes(32))) is None
+    if path:
+        assert merkle.climb(nodes[index], index, len(nodes), path[:-1]) is None
+        assert merkle.climb(bytes(32), index, len(nodes), path) != root
+
+
+def changed(part: Slice, what: str) -> Slice:
+    x, y, salts = part.x.copy(), part.y.copy(), bytearray(part.salts)
+    if what == "pixel":
+        x[1, 0, 0, 0] += 1
+    elif what == "label":
+        y[1] = (y[1] + 1) % 3
+    elif what == "label kind":
+        y = y.astype(float)
+    elif what == "image kind":
+        x = x.astype(np.float32)
+    elif what == "shape":
+        x = x.reshape(len(x), 1, 4, 1)
+    elif what == "order":
+        x, y = x[::-1], y[::-1]
+        salts = bytearray(b"".join(part.salts[k : k + 32] for k in range(len(part.salts) - 32, -1, -32)))
+    elif what == "salt":
+        salts[40] ^= 1
+    elif what == "one less":
+        x, y, salts = x[:-1], y[:-1], salts[:-32]
+    elif what == "one more":
+        x, y = np.concatenate([x, x[:1]]), np.concatenate([y, y[:1]])
+        salts += salts[:32]
+    path = tuple(bytes(32) for _ in part.path) if what == "path" else part.path
+    path = path[:-1] if what == "short path" else path
+    return Slice(index=part.index, x=x, y=y, salts=bytes(salts), path=path)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_an_unchanged_copy_is_accepted(dtype):
+    pool = choose(12, data=dataset(dtype=dtype), reveal="per-round", rounds=3)
+    copy = changed(pool.slice(2), "nothing")
+    copy.verify(pool.commitment, 2)
+    assert copy.id == pool.slice(2).id
+
+
+@pytest.mark.parametrize(
+    "what", ["pixel", "label", "label kind", "image kind", "shape", "order", "salt", "path", "short path"]
+)
+def test_a_changed_slice_is_refused(what):
+    pool = choose(12, reveal="per-round", rounds=3)
+    with pytest.raises(BindingError, match="test slice 1 differs from what was committed before round 1"):
+        changed(pool.slice(2), what).verify(pool.commitment, 2)
+
+
+@pytest.mark.parametrize("what", ["one less", "one more"])
+def test_missing_and_extra_samples_are_refused(what):
+    pool = choose(12, reveal="per-round", rounds=3)
+    with pytest.raises(BindingError, match="samples, which is not what was committed"):
+        changed(pool.slice(2), what).verify(pool.commitment)
+
+
+def test_pixels_changed_in_place_after_the_reveal_are_refused():
+    pool = choose(12)
+    part = changed(pool.slice(1), "nothing")
+    part.x[0] += 1
+    with pytest.raises(BindingError, match="differs from what was committed"):
+        part.verify(pool.commitment)
+
+
+def test_a_slice_of_another_round_or_pool_is_refused():
+    pool = choose(12, reveal="per-round", rounds=3)
+    with pytest.raises(BindingError, match="round 3 is measured on test slice 2, got slice 1"):
+        pool.slice(2).verify(pool.commitment, 3)
+    with pytest.raises(BindingError, match="test slice 2 was not committed: the pool has 1"):
+        pool.slice(3).verify(choose(12).commitment)
+    with pytest.raises(BindingError, match="differs from what was committed"):
+        replace(pool.slice(2), index=0).verify(pool.commitment)
+    with pytest.raises(BindingError, match="differs from what was committed"):
+        pool.slice(2).verify(choose(12, seed=1, reveal="per-round", rounds=3).commitment)
+
+
+@pytest.mark.parametrize("change", [{"root": "xyz"}, {"root": None}, {"size": "many"}])
+def test_a_malformed_commitment_is_refused(change):
+    pool = choose()
+    with pytest.raises(BindingError, match="not the commitment of a test pool"):
+        pool.slice(1).verify({**pool.commitment, **change})
+
+
+def test_other_refusals():
+    pool = choose()
+    with pytest.raises(BindingError, match="not the commitment of a test pool"):
+        pool.slice(1).verify({})
+    with pytest.raises(BindingError, match="commitment of version 2, expected 1"):
+        pool.slice(1).verify({**pool.commitment, "version": 2})
+    with pytest.raises(BindingError, match="test slice 0 has 12 images and 11 labels"):
+        Slice(index=0, x=pool.x, y=pool.y[1:], salts=b"", path=())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"size": 24},
+            "toy: a balanced test pool of 24 needs 8 or more samples of every class, but class 'b' has 7: "
+            "expected test_size of at most 23",
+        ),
+        (
+            {"size": 12, "reveal": "per-round", "rounds": 5},
+            "a pool of 12 cut into 5 slices leaves 2 samples each, fewer than the 3 classes: "
+            "expected test_size of at least 15",
+        ),
+        (
+            {"size": 2},
+            "a pool of 2 cut into 1 slices leaves 2 samples each, fewer than the 3 classes: "
+            "expected test_size of at least 3",
+        ),
+        ({"size": -1}, 'test_size must be a number of samples, or 0 or "all" for the whole set, got -1'),
+        ({"size": 2.5}, 'test_size must be a number of samples, or 0 or "all" for the whole set, got 2.5'),
+        ({"size": True}, 'test_size must be a number of samples, or 0 or "all" for the whole set, got True'),
+        ({"reveal": "never"}, "test_reveal must be fixed or per-round, got 'never'"),
+        ({"rounds": 0}, "expected at least 1 round, got 0"),
+        ({"key": b"short"}, "the pool key must have 32 bytes, got 5"),
+        ({"utility_hash": "accuracy"}, "utility_hash must be 64 lower-case hex digits, got 'accuracy'"),
+        ({"data": dataset((3, 0, 3))}, "toy: class 'b' has no test sample"),
+        (
+            {"size": "all", "data": dataset((9, 1)), "reveal": "per-round", "rounds": 2},
+            "test slice 0 of 2 has no sample of class 'b': expected fewer rounds or a balanced pool",
+        ),
+    ],
+)
+def test_impossible_pools_are_explained(settings, message):
+    with pytest.raises(DataError) as caught:
+        choose(**settings)
+    assert str(caught.value) == message
+
+
+def test_the_largest_pool_that_fits_is_found_for_any_order_of_the_classes():
+    for seed in range(20):
+        assert np.bincount(choose(23, seed).y).tolist() == [8, 7, 8]
+
+
+def test_rounds_outside_the_pool_have_no_slice():
+    pool = choose(12, reveal="per-round", rounds=3)
+    for round in (0, 4):
+        with pytest.raises(
+            DataError, match=rf"round {round} has no test slice: the pool was cut for rounds 1 .. 3"
+        ):
+            pool.slice(round)
