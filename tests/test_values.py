@@ -7,13 +7,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from games import exact, shapley_by_permutations, tables, two_additive_tables
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmerit.errors import FedmeritError, InputError, NeedsTable, ReportError
 from fedmerit.types import Reports, Table
 from fedmerit.values import banzhaf, beta_shapley, multi_round, semivalue, shapley
+from games import exact, shapley_by_permutations, tables, two_additive_tables
 
 REPORTS = Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1])
 
@@ -241,7 +241,7 @@ def test_multi_round_refuses_what_does_not_match():
         multi_round([])
     with pytest.raises(ReportError, match="got a single Table"):
         multi_round(a)
-    with pytest.raises(NeedsTable, match="multi_round needs a Table .* got Reports"):
+    with pytest.raises(NeedsTable, match=r"multi_round needs a Table .* got Reports"):
         multi_round([REPORTS])
 
 

@@ -1,0 +1,71 @@
+"""Critical values that hold for all pairs of clients at once, with and without known correlations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmerit.errors import InputError, ReportError
+
+Matrix = npt.NDArray[np.float64]
+"""One number per pair of clients, shape (N, N)."""
+
+
+def normal_quantile(probability: float) -> float:
+    """z with P(Z <= z) = probability, for a standard normal Z."""
+    return NormalDist().inv_cdf(probability)
+
+
+def holm(rejected: Callable[[float], int], n: int, level: float) -> float:
+    """Critical value of Holm's method for the N(N-1) one-sided hypotheses "i is not better than j".
+
+    Holm compares the (k+1)-th smallest p-value with a/(M - k): from k = 0, take as k the number of those
+    rejected so far, until nobody joins.
+    """
+    total, k = n * (n - 1), 0
+    while True:
+        critical = max(0.0, normal_quantile(1 - (1 - level) / max(total - k, 1)))
+        found = rejected(critical)
+        if found <= k:
+            return critical
+        k = found
+
+
+def max_t(covariance: Matrix, stderr: Matrix, level: float, draws: int, seed: int) -> float:
+    """Quantile of the largest |e_i - e_j| / s_ij, where e is Gaussian with the given covariance."""
+    if draws < 100:
+        raise InputError(f"draws must be at least 100, got {draws}")
+    if not stderr.any():
+        return normal_quantile((1 + level) / 2)
+    values, vectors = np.linalg.eigh(covariance)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    inverse = np.divide(1.0, stderr, out=np.zeros_like(stderr), where=stderr > 0)
+    generator = np.random.default_rng(seed)
+    largest = np.empty(draws)
+    rows = max(1, (1 << 22) // root.size)  # at a time: 32 MB
+    for start in range(0, draws, rows):
+        part = largest[start : start + rows]
+        e = generator.standard_normal((part.size, len(root))) @ root.T
+        part[:] = np.max(np.abs(e[:, :, None] - e[:, None, :]) * inverse, axis=(1, 2))
+    return float(np.quantile(largest, level))
+
+
+def checked_covariance(covariance: npt.ArrayLike, n: int) -> Matrix:
+    """As an (n, n) array, if it is a covariance matrix."""
+    try:
+        matrix = np.array(covariance, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ReportError(f"covariance: expected numbers, got {covariance!r}"[:300]) from error
+    if matrix.shape != (n, n):
+        raise ReportError(f"covariance: expected shape ({n}, {n}), got {matrix.shape}")
+    if not np.isfinite(matrix).all():
+        raise ReportError("covariance: every entry must be a finite number")
+    scale = float(np.max(np.abs(matrix)))
+    if np.max(np.abs(matrix - matrix.T)) > 1e-9 * scale:
+        raise ReportError("covariance must be symmetric")
+    if np.linalg.eigvalsh(matrix)[0] < -1e-9 * scale:
+        raise ReportError("covariance must be positive semi-definite: it has a negative eigenvalue")
+    return (matrix + matrix.T) / 2

@@ -1,0 +1,296 @@
+"""How sure the scores are: intervals, pairs that can be told apart, ranks, and the test samples it takes.
+
+Everything here is about the sampling error of the test set in this run, ``Scores.stderr`` of ``Scores.raw``.
+Training again with another seed moves scores too; no standard error of one run covers that.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmerit.errors import InputError, ReportError
+from fedmerit.simultaneous import Matrix, checked_covariance, holm, max_t, normal_quantile
+from fedmerit.types import Scores, Vector
+
+Errors = Literal["conservative", "independent"]
+
+_TIE = 1e-12  # differences below this part of the largest score are rounding
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Every pair of clients: shape (N, N) each, entry [i, j] is about client i minus client j.
+
+    ``better[i, j]`` says that i is significantly better than j, at ``critical`` standard errors.
+    """
+
+    clients: tuple[str, ...]
+    difference: Matrix
+    stderr: Matrix
+    better: npt.NDArray[np.bool_]
+    critical: float
+
+
+def intervals(scores: Scores, *, level: float = 0.95) -> Matrix:
+    r"""The z-interval of each raw score, shape (N, 2): raw minus and plus z standard errors.
+
+    .. math:: \mathrm{raw}_i \pm z_{(1 + \mathrm{level})/2} \, s_i
+
+    Each interval covers with probability ``level`` on its own, not all of them at once.
+
+    Args:
+        scores: with ``stderr``.
+        level: in (0, 1).
+
+    >>> s = Scores(score="ALPHA", clients=("A", "B"), values=[1, 3], raw=[1, 3], gain=4, stderr=[.1, .2])
+    >>> intervals(s).round(2)
+    array([[0.8 , 1.2 ],
+           [2.61, 3.39]])
+    """
+    z = normal_quantile((1 + _level(level)) / 2)
+    stderr = _stderr(scores)
+    return np.stack([scores.raw - z * stderr, scores.raw + z * stderr], axis=1)
+
+
+def pair_errors(
+    scores: Scores, *, errors: Errors = "conservative", covariance: npt.ArrayLike | None = None
+) -> Matrix:
+    r"""Standard error of raw_i - raw_j for every pair, shape (N, N).
+
+    .. math:: s_{ij} = s_i + s_j, \qquad \sqrt{s_i^2 + s_j^2} \qquad \text{or} \qquad
+              \sqrt{c_{ii} + c_{jj} - 2 c_{ij}}
+
+    The first, "conservative", holds whatever the correlation (clients share their test samples); the second,
+    "independent", if it is not negative; the third is exact, if the covariance is known.
+
+    Args:
+        scores: with ``stderr``, unless ``covariance`` is given.
+        errors: "conservative" or "independent".
+        covariance: shape (N, N), of the raw scores; takes the place of ``stderr``.
+
+    >>> s = Scores(score="ALPHA", clients=("A", "B"), values=[1, 3], raw=[1, 3], gain=4, stderr=[3, 4])
+    >>> pair_errors(s)[0, 1], pair_errors(s, errors="independent")[0, 1]
+    (np.float64(7.0), np.float64(5.0))
+    """
+    if covariance is not None and isinstance(scores, Scores):
+        known = checked_covariance(covariance, scores.n)
+        both = np.add.outer(np.diag(known), np.diag(known))
+        square = both - 2 * known
+        out = np.sqrt(np.where(square > 1e-12 * both, square, 0.0))  # below is rounding
+    else:
+        s = _stderr(scores)
+        if errors not in ("conservative", "independent"):
+            raise InputError(f"errors must be 'conservative' or 'independent', got {errors!r}")
+        add = np.add if errors == "conservative" else np.hypot
+        out = add(s[:, None], s[None, :])
+    np.fill_diagonal(out, 0.0)
+    return np.asarray(out, dtype=np.float64)
+
+
+def compare_pairs(
+    scores: Scores,
+    *,
+    level: float = 0.95,
+    errors: Errors = "conservative",
+    covariance: npt.ArrayLike | None = None,
+    simultaneous: bool = True,
+    draws: int = 20_000,
+    seed: int = 0,
+) -> Pairs:
+    """Which clients are significantly better than which.
+
+    With ``simultaneous`` the probability that any of the claims is wrong is at most 1 - level: Holm's method
+    over the N(N-1) ordered pairs, or, where a covariance is given, the distribution of the largest
+    standardised difference (max-T, by Gaussian simulation). Without it each pair is a test of its own.
+
+    Args:
+        scores: with ``stderr``, unless ``covariance`` is given.
+        level: in (0, 1).
+        errors: see :func:`pair_errors`.
+        covariance: see :func:`pair_errors`.
+        simultaneous: False for single tests.
+        draws: simulated vectors for max-T.
+        seed: of the simulation.
+
+    >>> s = Scores(score="ALPHA", clients=("A", "B", "C"), values=[1, 3, 3.1], raw=[1, 3, 3.1], gain=7,
+    ...            stderr=[.1, .1, .1])
+    >>> compare_pairs(s).better.astype(int)
+    array([[0, 0, 0],
+           [1, 0, 0],
+           [1, 0, 0]])
+    """
+    stderr = pair_errors(scores, errors=errors, covariance=covariance)
+    level = _level(level)
+    difference = scores.raw[:, None] - scores.raw[None, :]
+    tie = _tie(scores.raw)
+
+    def better(critical: float) -> npt.NDArray[np.bool_]:
+        return np.asarray(difference > critical * stderr + tie)
+
+    if not simultaneous:
+        critical = normal_quantile((1 + level) / 2)
+    elif covariance is not None:
+        critical = max_t(checked_covariance(covariance, scores.n), stderr, level, draws, seed)
+    else:
+        critical = holm(lambda c: int(np.count_nonzero(better(c))), scores.n, level)
+    return Pairs(scores.clients, difference, stderr, better(critical), critical)
+
+
+def rank_intervals(
+    scores: Scores, pairs: Pairs | None = None, *, level: float = 0.95
+) -> npt.NDArray[np.int64]:
+    r"""Ranks each client may have, best and worst, shape (N, 2); all right at once with the given level.
+
+    .. math:: [\, 1 + \#\{j \text{ better than } i\},\; N - \#\{j \text{ worse than } i\} \,]
+
+    where better and worse are those of :func:`compare_pairs` (Mogstad, Romano, Shaikh & Wilhelm 2024).
+
+    Args:
+        scores: with ``stderr``, unless ``pairs`` are given.
+        pairs: from :func:`compare_pairs`; unless given, its defaults are used, in O(N log N).
+        level: in (0, 1); with ``pairs``, theirs counts.
+
+    >>> s = Scores(score="ALPHA", clients=("A", "B", "C"), values=[1, 3, 3.1], raw=[1, 3, 3.1], gain=7,
+    ...            stderr=[.1, .1, .1])
+    >>> rank_intervals(s)
+    array([[3, 3],
+           [1, 2],
+           [1, 2]])
+    """
+    if pairs is None:
+        above, below = _counts_by_sorting(scores, level)
+    else:
+        better = _same_clients(pairs, scores).better
+        above, below = better.sum(axis=0), better.sum(axis=1)
+    return np.stack([1 + above, scores.n - below], axis=1)
+
+
+def indistinguishable(scores: Scores, pairs: Pairs | None = None) -> tuple[tuple[str, ...], ...]:
+    """Groups whose members cannot be told apart, best first: the longest such stretches of the ranking.
+
+    Every client is in at least one group; groups may overlap, because "cannot be told apart" does not carry
+    over (A from B, B from C, and yet A from C can be).
+
+    Args:
+        scores: with ``stderr``, unless ``pairs`` are given.
+        pairs: from :func:`compare_pairs`, with its defaults unless given.
+
+    >>> s = Scores(score="ALPHA", clients=("A", "B", "C"), values=[1, 3, 3.1], raw=[1, 3, 3.1], gain=7,
+    ...            stderr=[.1, .1, .1])
+    >>> indistinguishable(s)
+    (('C', 'B'), ('A',))
+    """
+    better = (compare_pairs(scores) if pairs is None else _same_clients(pairs, scores)).better
+    place = {client: i for i, client in enumerate(scores.clients)}
+    ranking = scores.ranking()
+    order = [place[client] for client in ranking]
+    apart = (better | better.T)[np.ix_(order, order)]
+    groups, end = [], 0
+    for start in range(scores.n):
+        stop = max(end, start + 1)
+        while stop < scores.n and not apart[start:stop, stop].any():
+            stop += 1
+        if stop > end:
+            groups.append(ranking[start:stop])
+            end = stop
+    return tuple(groups)
+
+
+def samples_needed(
+    gap: float, sd: float, *, level: float = 0.95, power: float = 0.8, comparisons: int = 1
+) -> int:
+    r"""Test samples needed to tell two clients apart.
+
+    .. math:: m = \left\lceil \frac{(z_{1 - a/2} + z_{\mathrm{power}})^2 \, \mathrm{sd}^2}{\mathrm{gap}^2}
+              \right\rceil, \qquad a = \frac{1 - \mathrm{level}}{\mathrm{comparisons}}
+
+    For LOO with accuracy, where d is the share of samples on which M and M - U_i disagree and the gap is LOO
+    itself, sd^2 = d - gap^2.
+
+    Args:
+        gap: difference of the two scores that should be found.
+        sd: standard deviation, over test samples, of the difference of the two clients' per-sample terms.
+        level: 1 minus the chance to see a difference where there is none.
+        power: chance to see the gap where it is there.
+        comparisons: number of pairs tested at once (Bonferroni).
+
+    >>> samples_needed(gap=0.002, sd=(0.02 - 0.002**2) ** 0.5)
+    39237
+    """
+    return math.ceil((_reach(level, power, comparisons) * _positive(sd, "sd") / _positive(gap, "gap")) ** 2)
+
+
+def resolvable_gap(
+    samples: float, sd: float, *, level: float = 0.95, power: float = 0.8, comparisons: int = 1
+) -> float:
+    r"""The smallest difference between two clients that so many test samples can tell apart.
+
+    .. math:: \mathrm{gap} = (z_{1 - a/2} + z_{\mathrm{power}}) \, \frac{\mathrm{sd}}{\sqrt m}
+
+    The inverse of :func:`samples_needed`; ``samples`` is m, the other arguments are the same.
+
+    >>> round(resolvable_gap(samples=39240, sd=0.1414), 4)
+    0.002
+    """
+    root = math.sqrt(_positive(samples, "samples"))
+    return _reach(level, power, comparisons) * _positive(sd, "sd") / root
+
+
+def _reach(level: float, power: float, comparisons: int) -> float:
+    """z_{1 - a/2} + z_power, 2.80 by default; its square is the 7.85 of the rule of thumb."""
+    if comparisons < 1:
+        raise InputError(f"comparisons must be at least 1, got {comparisons}")
+    if not 0.5 <= power < 1:
+        raise InputError(f"power must lie in [0.5, 1), got {power}")
+    return normal_quantile(1 - (1 - _level(level)) / comparisons / 2) + normal_quantile(power)
+
+
+def _counts_by_sorting(scores: Scores, level: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """How many are better and worse than each: raw_i - raw_j > c (s_i + s_j) iff two intervals lie apart."""
+    s, raw, tie = _stderr(scores), scores.raw, _tie(scores.raw)
+
+    def counts(c: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        low, high = raw - c * s - tie, raw + c * s
+        above = scores.n - np.searchsorted(np.sort(low), high, side="right")
+        below = np.searchsorted(np.sort(high), low, side="left")
+        return above, below
+
+    return counts(holm(lambda c: int(counts(c)[0].sum()), scores.n, _level(level)))
+
+
+def _tie(raw: Vector) -> float:
+    return _TIE * float(np.max(np.abs(raw))) if raw.size else 0.0
+
+
+def _level(level: float) -> float:
+    if not 0 < level < 1:
+        raise InputError(f"level must lie between 0 and 1, got {level}")
+    return level
+
+
+def _positive(value: float, name: str) -> float:
+    if not (math.isfinite(value) and value > 0):
+        raise InputError(f"{name} must be a finite number above 0, got {value}")
+    return value
+
+
+def _stderr(scores: Scores) -> Vector:
+    if not isinstance(scores, Scores):
+        raise ReportError(f"expected Scores, got {type(scores).__name__}")
+    if scores.stderr is None:
+        raise ReportError(
+            f"{scores.score} carries no standard errors, so nothing can be said about its uncertainty; "
+            "reports need se_alpha, se_loo or se_ioi"
+        )
+    return scores.stderr
+
+
+def _same_clients(pairs: Pairs, scores: Scores) -> Pairs:
+    if pairs.clients != scores.clients:
+        raise ReportError(f"pairs are about the clients {pairs.clients}, scores about {scores.clients}"[:300])
+    return pairs
