@@ -1,0 +1,16 @@
+"""Coalition models and their utilities, many at once: the ground truth that secure aggregation hides.
+
+::
+
+    updates U_i -> game.py        which model belongs to which coalition
+                -> strategies.py  ways to evaluate many models of one architecture
+                -> choosing.py    the fastest way on this device that agrees with float32
+                -> evaluator.py   all coalitions of a round            -> Table per utility
+    data        -> retrain.py     every coalition trained from scratch -> Table per utility
+"""
+
+from fedmerit.coalitions.choosing import Record
+from fedmerit.coalitions.evaluator import Evaluator, coalition_tables
+from fedmerit.coalitions.game import coefficients
+
+__all__ = ["Evaluator", "Record", "coalition_tables", "coefficients"]

@@ -1,0 +1,288 @@
+"""Coalition models and their utilities: every fast way equals the plain one."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedmerit.coalitions import Evaluator, coalition_tables, coefficients
+from fedmerit.coalitions.choosing import choose
+from fedmerit.coalitions.strategies import Packing, Pool, Single, Stacked
+from fedmerit.errors import ConfigError, DataError, InputError, ReportError
+from fedmerit.models import ResNet, build, flatten, load_vector, prepare, to_vector
+from fedmerit.utilities import UTILITIES, evaluate, resolve_all
+
+ALL = list(UTILITIES)
+WEIGHTS = [1.0, 2.0, 5.0]
+
+
+class Attention(nn.Module):
+    """A user's model with dropout, attention and tied weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Conv2d(1, 8, 2, stride=2)
+        self.attend = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.5, batch_first=True)
+        self.drop = nn.Dropout(0.5)
+        self.mix = nn.Linear(8, 8, bias=False)
+        self.again = nn.Linear(8, 8, bias=False)
+        self.again.weight = self.mix.weight
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        tokens = self.attend(self.embed(x).flatten(2).transpose(1, 2))
+        return self.head(self.drop(self.again(torch.relu(self.mix(tokens.mean(1))))))
+
+
+def model_named(name):
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        made = {
+            "mlp": lambda: build("mlp", (6, 6, 1), 3),
+            "cnn": lambda: build("cnn", (6, 6, 1), 3),
+            "cnn-pool": lambda: build("cnn-pool", (6, 6, 1), 3),
+            "resnet-group": lambda: ResNet((1, 1, 1, 1), 2, 3, width=4),
+            "resnet-batch": lambda: ResNet((1, 1, 1, 1), 2, 3, width=4, norm="batch"),
+            "attention": Attention,
+        }[name]()
+        if name == "resnet-batch":  # running statistics worth carrying
+            made.train()(torch.randn(8, 2, 20, 20))
+    return made
+
+
+def pool(m=12, shape=(6, 6, 1), seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 256, (m, *shape), dtype=np.uint8), np.arange(m) % 3
+
+
+def updates_for(model, n=3, scale=0.05, seed=1):
+    m0 = to_vector(model)
+    rng = np.random.default_rng(seed)
+    weights = np.array(WEIGHTS[:n])
+    local = m0 + scale * np.abs(m0).mean() * rng.standard_normal((n, len(m0))).astype(np.float32)
+    return m0, local, (weights[:, None] / weights.sum() * (local - m0)).astype(np.float32)
+
+
+def by_hand(model, m0, local, weights, game, x, y):
+    """One coalition after another, from the definition of the game over the local models."""
+    n, w, rows = len(local), np.asarray(weights), []
+    for mask in range(1 << n):
+        inside = [i for i in range(n) if mask >> i & 1]
+        total = w.sum() if game == "additive" else w[inside].sum()
+        vector = m0 + sum((w[i] / total * (local[i] - m0) for i in inside), np.zeros_like(m0))
+        load_vector(model, vector.astype(np.float32))
+        rows.append([values.mean() for values in evaluate(model, x, y, ALL).values()])
+    load_vector(model, m0)
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "cnn-pool", "resnet-group", "resnet-batch", "attention"])
+@pytest.mark.parametrize("game", ["additive", "renormalised"])
+def test_fast_equals_slow(name, game):
+    model = model_named(name)
+    x, y = pool(shape=(20, 20, 2) if "resnet" in name else (6, 6, 1))
+    m0, local, updates = updates_for(model)
+    expected = by_hand(model, m0, local, WEIGHTS, game, x, y)
+    assert len(np.unique(expected[:, 0])) == 8  # every coalition is another model
+    for method in ("single", "stacked"):
+        got, record = coalition_tables(model, m0, updates, WEIGHTS, x, y, ALL, game=game, method=method)
+        assert (record.method, record.checked, record.coalitions) == (f"{method} float32", 0, 8)
+        for i, utility in enumerate(ALL):
+            np.testing.assert_allclose(got[utility].values, expected[:, i], rtol=1e-4, atol=2e-6)
+    assert np.array_equal(to_vector(model), m0)
+
+
+@pytest.mark.parametrize("game", ["additive", "renormalised"])
+def test_both_games_agree_on_nobody_and_everybody(game):
+    c = coefficients(range(8), WEIGHTS, game)
+    assert c[0].tolist() == [0, 0, 0]
+    assert c[7].tolist() == [1, 1, 1]
+    assert (c[5] > 0).tolist() == [True, False, True]
+
+
+def test_many_batches_and_chunks_give_the_same_and_progress_is_told():
+    model = model_named("cnn")
+    x, y = pool(40)
+    m0, _, updates = updates_for(model)
+    whole = Evaluator(model, x, y, ["brier", "balanced-accuracy"])
+    tight = Evaluator(
+        model, x, y, ["brier", "balanced-accuracy"], memory_limit=whole.need(3) + 9 * whole.per_image
+    )
+    told = []
+    expected, record = whole.tables(m0, updates, WEIGHTS)
+    got, small = tight.tables(m0, updates, WEIGHTS, progress=lambda done, total: told.append((done, total)))
+    assert (record.batch, small.batch) == (40, 4)
+    for utility in expected:
+        np.testing.assert_allclose(got[utility].values, expected[utility].values, atol=1e-6)
+    assert told[-1] == (8, 8)
+    assert len(told) > 1
+
+
+def test_an_evaluator_serves_several_rounds_and_names_clients():
+    model = model_named("mlp")
+    x, y = pool()
+    evaluator = Evaluator(model, x, y, ["accuracy"])
+    for seed in (1, 2):
+        m0, local, updates = updates_for(model, seed=seed, scale=2.0)
+        got, _ = evaluator.tables(m0, updates, WEIGHTS, clients=["A", "B", "C"])
+        expected = by_hand(model, m0, local, WEIGHTS, "additive", x, y)[:, ALL.index("accuracy")]
+        assert got["accuracy"].values.tolist() == pytest.approx(expected.tolist())
+        assert got["accuracy"].clients == ("A", "B", "C")
+
+
+def test_packed_rows_are_the_models_tensors_in_either_layout():
+    model = model_named("resnet-batch")
+    vector = flatten(model)
+    for channels_last in (False, True):
+        packing = Packing(model, channels_last=channels_last)
+        views = packing.views(packing.pack(vector[None])[0])
+        for name, value in views.items():
+            assert torch.equal(
+                value, model.get_parameter(name) if "running" not in name else model.get_buffer(name)
+            )
+            assert value.storage_offset() % 64 == 0
+        assert views["conv1.weight"].is_contiguous(memory_format=torch.channels_last) or not channels_last
+
+
+def test_the_chosen_strategy_agrees_with_float32_and_says_what_was_tried():
+    model = model_named("cnn")
+    x, y = pool()
+    m0, _, updates = updates_for(model)
+    test = Pool(prepare(x), torch.from_numpy(y), resolve_all(["expected-accuracy", "brier"]), 12)
+    c = torch.from_numpy(coefficients(range(8), WEIGHTS)).float()
+    rows = torch.from_numpy(m0) + c @ torch.from_numpy(updates)
+    exact = Single(model, test)
+    settings = {"total": 512, "compiled": False, "stack": 64}
+    best, record = choose(model, exact, lambda s: s.packing.pack(rows), tolerance=2e-2, **settings)
+    assert {"single float32", "single float16", "stacked by 8 float16", "stacked by 64 tf32"} < set(
+        record.tried
+    )
+    got = best(best.packing.pack(rows))
+    assert (got - exact(exact.packing.pack(rows))).abs().max() <= 2e-2
+    assert record.precision == best.precision
+    _, strict = choose(model, exact, lambda s: s.packing.pack(rows), tolerance=1e-7, **settings)
+    assert "strays from float32 by" in strict.tried["single float16"]
+    assert "bfloat16" in " ".join(strict.tried)
+    assert strict.precision in ("float32", "tf32")  # on a CPU the same arithmetic
+
+
+def test_half_precision_out_of_range_is_repaired_in_float32():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
+    x, y = pool()
+    m0, updates = to_vector(model), np.zeros((3, 111), dtype=np.float32)
+    updates[2, :36] = 7e4  # beyond float16
+    expected, _ = coalition_tables(model, m0, updates, WEIGHTS, x, y, ["accuracy"])
+    evaluator = Evaluator(model, x, y, ["accuracy"])
+    strategy = Single(model, Pool(prepare(x), torch.from_numpy(y), evaluator.utilities, 12), "float16")
+    evaluator.chosen = strategy, evaluator.tables(m0, updates, WEIGHTS)[1]
+    got, _ = evaluator.tables(m0, updates, WEIGHTS)
+    assert got["accuracy"].values.tolist() == expected["accuracy"].values.tolist()
+
+
+def test_a_users_utility_sees_every_coalition(tmp_path, monkeypatch):
+    source = "def sure(model, images, labels):\n    return model(images).softmax(1).amax(1)\n"
+    (tmp_path / "my_coalition_utility.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    model = model_named("cnn")
+    x, y = pool()
+    m0, _, updates = updates_for(model)
+    names = ["accuracy", "my_coalition_utility:sure"]
+    got, _ = coalition_tables(model, m0, updates, WEIGHTS, x, y, names)
+    load_vector(model, m0 + updates[0] + updates[2])
+    assert got[names[1]].values[5] == pytest.approx(evaluate(model, x, y, names)[names[1]].mean(), rel=1e-5)
+    with pytest.raises(InputError, match="takes one model at a time"):
+        coalition_tables(model, m0, updates, WEIGHTS, x, y, names, method="stacked")
+    sys.modules.pop("my_coalition_utility")
+
+
+def run(**change):
+    model = change.pop("model", None) or build("mlp", (6, 6, 1), 3)
+    x, y = pool()
+    m0, _, updates = updates_for(build("mlp", (6, 6, 1), 3))
+    given = {"m0": m0, "updates": updates, "weights": WEIGHTS, "x": x, "y": y, "utilities": ["accuracy"]}
+    return coalition_tables(model, **(given | change))
+
+
+def bad_update():
+    updates = updates_for(build("mlp", (6, 6, 1), 3))[2]
+    updates[1, 7] = np.nan
+    return updates
+
+
+class Failing(nn.Linear):
+    def forward(self, x):
+        raise RuntimeError("no such layer")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"updates": bad_update()}, InputError, "the update of client-1 is not finite"),
+        ({"updates": bad_update(), "clients": ["A", "B", "C"]}, InputError, "the update of B is not finite"),
+        ({"m0": np.zeros(5)}, InputError, r"M0 must have \d+ values like the model, got shape \(5,\)"),
+        (
+            {"weights": [1.0, 2.0]},
+            InputError,
+            "expected 3 weights and 3 names, one per update, got 2 weights",
+        ),
+        ({"weights": [1.0, 2.0, 0.0]}, InputError, "weights must be positive numbers, one per client"),
+        (
+            {"game": "zero-sum"},
+            ConfigError,
+            "scoring.game must be 'additive' or 'renormalised', got 'zero-sum'",
+        ),
+        ({"updates": np.zeros((27, 1))}, InputError, r"N must lie in 1 ... 26, got 27; sampled_shapley does"),
+        ({"memory_limit": 1000}, InputError, "8 coalitions of this model need .* MB, 0 MB may be used"),
+        ({"method": "magic"}, InputError, "method must be 'auto', 'single' or 'stacked', got 'magic'"),
+        ({"y": np.arange(12)}, DataError, "labels must lie in 0 ... 2, got 11"),
+        (
+            {"y": np.arange(12) % 2, "utilities": ["balanced-accuracy"]},
+            DataError,
+            "class 2 of 3 has no sample",
+        ),
+        (
+            {"model": Failing(2, 2)},
+            InputError,
+            r"the model fails on an image of shape \(6, 6, 1\): RuntimeError: no such layer",
+        ),
+    ],
+)
+def test_bad_input_is_named_before_anything_is_evaluated(change, error, message):
+    with pytest.raises(error, match=message):
+        run(**change)
+
+
+def test_a_coalition_that_diverges_is_named():
+    model = build("mlp", (6, 6, 1), 3)
+    m0, _, updates = updates_for(model)
+    updates[1:] = 3e38 / 2  # finite alone, not together
+    with pytest.raises(ReportError, match=r"utility 'accuracy' of coalition \{B\} is not finite"):
+        run(updates=updates, m0=m0, clients=["A", "B", "C"])
+
+
+def test_stacked_needs_no_more_than_vmap_can_do():
+    class Branching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(36, 3)
+
+        def forward(self, x):
+            y = self.layer(x.flatten(1))
+            return y if y.sum() > 0 else 2 * y
+
+    model = Branching()
+    x, y = pool()
+    test = Pool(prepare(x), torch.from_numpy(y), resolve_all(["brier"]), 12)
+    rows = flatten(model)[None].expand(4, -1)
+    exact = Single(model, test)
+    _, record = choose(
+        model, exact, lambda s: s.packing.pack(rows), total=512, tolerance=1e-2, compiled=False, stack=8
+    )
+    assert "data-dependent control flow" in record.tried["stacked by 8 tf32"]
+    assert record.method.startswith("single")
+    with pytest.raises(RuntimeError):
+        Stacked(model, test)(exact.packing.pack(rows))
