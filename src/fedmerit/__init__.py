@@ -1,1 +1,46 @@
-"""fedmerit: who contributed what, without anyone seeing anyone's model update."""
+"""fedmerit: who contributed what in a federation, without anyone seeing anyone's model update.
+
+>>> import fedmerit as fm
+>>> r = fm.Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1], clients=["A", "B", "C"])
+>>> fm.alpha(r).ranking()
+('C', 'B', 'A')
+"""
+
+from fedmerit.accumulate import accumulate
+from fedmerit.agreement import agreement, normalise
+from fedmerit.errors import FedmeritError
+from fedmerit.reading import read
+from fedmerit.rewards import payouts, shares
+from fedmerit.scores import SCORES, alpha, cos, ee, fp, influence, ioi, loo, solo, surplus
+from fedmerit.types import Reports, Scores, Table
+from fedmerit.values import banzhaf, beta_shapley, multi_round, semivalue, shapley
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "SCORES",
+    "FedmeritError",
+    "Reports",
+    "Scores",
+    "Table",
+    "accumulate",
+    "agreement",
+    "alpha",
+    "banzhaf",
+    "beta_shapley",
+    "cos",
+    "ee",
+    "fp",
+    "influence",
+    "ioi",
+    "loo",
+    "multi_round",
+    "normalise",
+    "payouts",
+    "read",
+    "semivalue",
+    "shapley",
+    "shares",
+    "solo",
+    "surplus",
+]

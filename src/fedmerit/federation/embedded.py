@@ -1,0 +1,494 @@
+"""The engine in one process: N members train, mask, evaluate and report; every round goes into the ledger.
+
+It is a rehearsal of the real thing: the same state machines, the same messages, the same records, but one
+process holds all keys. What a member or the server may not see is kept apart by the code, not by walls.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from fedmerit import __version__
+from fedmerit.accumulate import accumulate
+from fedmerit.agreement import normalise
+from fedmerit.config import Config
+from fedmerit.errors import FedmeritError, MissingExtra, ProtocolError, StoreError
+from fedmerit.federation.journal import Journal, Round, first_body, rounds_of, score_files, scores_document
+from fedmerit.federation.protocol import Member, Model, Outcome, PerSample, Report, accept, mean, model_hash
+from fedmerit.federation.setup import Federation, generator_for, losses, prepare, schedule, seed_for
+from fedmerit.federation.summing import Attempt, Observer, Offer, masked_sum, plain_sum
+from fedmerit.ledger import SERVER, exact
+from fedmerit.secagg.quantise import Encoding
+from fedmerit.store import Folder, write
+from fedmerit.training import train_many
+
+if TYPE_CHECKING:
+    from fedmerit.federation.identities import Identities
+
+ATTEMPTS = 3
+"""How often a round is tried: each time with those who were left, and with fresh keys."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Told to whoever watches: a step of a round has begun or advanced."""
+
+    stage: Literal["train", "sum", "evaluate", "round", "note"]
+    round: int
+    rounds: int
+    done: int = 0
+    total: int = 0
+    text: str = ""
+
+
+Watch = Callable[[Progress], None]
+
+
+def run(
+    config: Config,
+    path: Any,
+    *,
+    resume: bool = False,
+    watch: Watch | None = None,
+    observe: Observer | None = None,
+) -> dict[str, Any]:
+    """Run a federation, or go on with one, and return the content of its ``scores.json``.
+
+    Args:
+        config: all settings.
+        path: the run folder: new or empty, or with ``resume`` one that holds a run of the same config.
+        resume: go on after the last round in the ledger.
+        watch: told what happens.
+        observe: sees every byte the server receives under secure aggregation.
+    """
+    with Folder(path, config, resume=resume) as folder:
+        return Engine(config, folder, watch or (lambda _: None), observe).run()
+
+
+class Engine:
+    """One run in one folder."""
+
+    def __init__(self, config: Config, folder: Folder, watch: Watch, observe: Observer | None = None) -> None:
+        self.config, self.folder, self.watch, self.observe = config, folder, watch, observe
+        self.identities: Identities | None = None
+        if config.secure_aggregation.enabled:
+            self.identities = _identities(folder, config)
+        self.journal = Journal(folder.ledger, self._sign)
+        started = len(folder.ledger) > 0
+        key = _pool_key(folder, fresh=not started)
+        self.federation: Federation = prepare(config, pool_key=key)
+        for note in self.federation.notes:
+            watch(Progress("note", 0, config.training.rounds, text=note))
+        self.run_id: str = first_body(folder.ledger, "run")["run"] if started else secrets.token_hex(16)
+        if not started:
+            self._begin()
+        self.rounds: list[Round] = rounds_of(folder.ledger)
+        self.members = {
+            client.name: Member(
+                client.name, self.federation.evaluate, self.federation.pool.commitment, config.scoring.game
+            )
+            for client in self.federation.clients
+        }
+        self.model, self.solo = self._restore()
+
+    # ----------------------------------------------------------------------------------------------- a run
+
+    def run(self) -> dict[str, Any]:
+        """All rounds that are not in the ledger yet."""
+        total = self.config.training.rounds
+        for number in range(len(self.rounds) + 1, total + 1):
+            self._round(number)
+            self.watch(Progress("round", number, total, done=number, total=total, text=self._summary()))
+        return self._write_scores()
+
+    def _begin(self) -> None:
+        config, identities = self.config, self.identities
+        keys = None if identities is None else {name: key.hex() for name, key in identities.public.items()}
+        commitment = dict(self.federation.pool.commitment)
+        with self.folder.ledger.transaction():
+            self.journal.write(
+                SERVER,
+                "run",
+                {
+                    "run": self.run_id,
+                    "version": __version__,
+                    "engine": "embedded",
+                    "config": config.to_toml(),
+                    "config_hash": config.hash(),
+                    "members": list(self.federation.names),
+                    "keys": keys,
+                    "m0": model_hash(self.federation.first),
+                    "analysis": bool(config.scoring.truth),
+                },
+            )
+            self.journal.write(SERVER, "pool", commitment)
+
+    def _restore(self) -> tuple[Model, dict[str, Model]]:
+        """Model and private states after the last round in the ledger."""
+        first = self.federation.first
+        solo = dict.fromkeys(self.federation.names, first) if self.config.scoring.solo else {}
+        if not self.rounds:
+            return first, solo
+        last = self.rounds[-1]
+        model = self.folder.load_checkpoint("model", last.number, last.body["checkpoint"])["model"]
+        if model_hash(model) != last.body["m"]:
+            raise StoreError(f"{self.folder.path}: the checkpoint of round {last.number} is not its model")
+        kept = self.folder.load_checkpoint("members", last.number, last.body["members_checkpoint"])
+        for key, values in kept.items():
+            kind, name, *rest = key.split("/")
+            if kind == "solo":
+                solo[name] = values
+            elif kind == "totals":
+                member = self.members[name]
+                member.totals[rest[0]] = values
+                member.totals_on = last.body["totals_on"]
+        return model, solo
+
+    def _sign(self, author: str, message: bytes) -> bytes:
+        return b"" if self.identities is None else self.identities.sign(author, message)
+
+    # --------------------------------------------------------------------------------------------- a round
+
+    def _round(self, number: int) -> None:
+        scheduled = schedule(self.config, self.federation.names, number)
+        lost = losses(self.config, number)
+        weights = self._public_weights()
+        trained = self._train(number, scheduled)
+        self._tell("sum", number)
+        offers = self._offers(number, scheduled, trained, weights)
+        attempt, encoding, attempts = self._sum(number, offers, lost)
+        found = Round(number, scheduled, attempt.included, tuple(attempt.declined), aborted=attempt.aborted)
+        before_model, outcome = self.model, None
+        reports: list[Report] = []
+        values: tuple[PerSample, PerSample, PerSample | None] | None = None
+        if attempt.weighted_sum is not None:
+            change = attempt.weighted_sum / attempt.total_weight
+            self.model = (before_model.astype(np.float64) + change).astype(np.float32)
+            outcome = Outcome(
+                number,
+                self.model,
+                attempt.total_weight,
+                attempt.included,
+                self.federation.pool.slice(number),
+                model_hash(before_model),
+            )
+            values, reports = self._evaluate(number, before_model, outcome, offers, encoding, lost)
+        self._close(found, attempts, outcome, values, reports, weights)
+
+    def _train(self, number: int, scheduled: Sequence[str]) -> dict[str, Model]:
+        """Every scheduled member's local model; free riders make theirs up. The solo track goes beside it."""
+        federation = self.federation
+        clients = [client for client in federation.clients if client.name in scheduled]
+        honest = [client for client in clients if client.behaviour == "honest"]
+        models: dict[str, Model] = {}
+        groups = [honest] if federation.device.type == "cuda" else [[client] for client in honest]
+        for done, group in enumerate(filter(None, groups)):
+            self._tell("train", number, done * len(group), len(honest))
+            seeds = [seed_for(self.config, "train", number, client.name) for client in group]
+            data = [federation.training_data(client, number) for client in group]
+            names = [client.name for client in group]
+            trained = train_many(federation.network, self.model, data, federation.training, seeds)
+            models |= dict(zip(names, trained.vectors, strict=True))
+            if trained.note and number == 1:
+                self._tell("note", number, text=trained.note)
+            if self.solo:
+                starts = [self.solo[name] for name in names]
+                alone = train_many(federation.network, starts, data, federation.training, seeds)
+                self.solo |= dict(zip(names, alone.vectors, strict=True))
+        for client in clients:
+            if client.behaviour == "zero":
+                models[client.name] = self.model
+            elif client.behaviour == "stale":  # the model it was given one round earlier
+                models[client.name] = self._model_before()
+            elif client.behaviour == "noise":
+                noise = generator_for(self.config, "noise", number, client.name)
+                scale = 0.01 * float(np.std(self.model))
+                made_up = noise.normal(0.0, scale, self.model.size)
+                models[client.name] = (self.model + made_up).astype(np.float32)
+        self._tell("train", number, len(honest), len(honest))
+        return models
+
+    def _model_before(self) -> Model:
+        if len(self.rounds) < 2:
+            return self.federation.first
+        before = self.rounds[-2]
+        return self.folder.load_checkpoint("model", before.number, before.body["checkpoint"])["model"]
+
+    def _offers(
+        self,
+        number: int,
+        scheduled: Sequence[str],
+        trained: Mapping[str, Model],
+        weights: Mapping[str, float] | None,
+    ) -> list[Offer]:
+        counts = {client.name: len(client.y) for client in self.federation.clients}
+        offers = []
+        for name in scheduled:
+            with np.errstate(all="ignore"):
+                delta = trained[name] - self.model
+            weight: float | None = None
+            if self.config.training.weights == "secret":
+                weight = counts[name]
+            elif weights is not None:
+                weight = weights[name]
+            seed = seed_for(self.config, "rounding", number, name)
+            offers.append(Offer(name, delta if bool(np.isfinite(delta).all()) else None, weight, seed))
+        return offers
+
+    def _public_weights(self) -> dict[str, float] | None:
+        """Weights known to all before the round: from the roster, or from the scores of earlier rounds."""
+        kind = self.config.training.weights
+        if kind == "roster":
+            return {name: float(self.config.training.roster_weights[name]) for name in self.federation.names}
+        if kind != "scores":
+            return None
+        paid = self.config.scoring.utilities[0]
+        scored = [found for one in self.rounds if (found := one.to_reports(paid)) is not None]
+        weights = dict.fromkeys(self.federation.names, 1.0)
+        if scored:
+            total = accumulate(scored, missing=self.config.scoring.missing)
+            clipped = np.clip(normalise(total.values), 0.1, 3.0)
+            weights |= dict(zip(total.clients, clipped.tolist(), strict=True))
+        return weights
+
+    def _sum(
+        self, number: int, offers: Sequence[Offer], lost: Mapping[str, str]
+    ) -> tuple[Attempt, Encoding | None, list[dict[str, Any]]]:
+        """Try with everybody, then with those who were left, as long as nothing was unmasked."""
+        attempts: list[dict[str, Any]] = []
+        declined: dict[str, str] = {}
+        while True:
+            if len(offers) < 3:
+                attempt = Attempt(aborted=f"{len(offers)} members scheduled, 3 are needed", declined=declined)
+                return attempt, None, attempts
+            encoding = self._encoding(offers)
+            attempt = self._attempt(number, len(attempts), offers, encoding, lost)
+            declined |= attempt.declined
+            attempt.declined = declined
+            attempts.append(
+                {
+                    "members": [offer.name for offer in offers],
+                    "masked": attempt.masked_hashes,
+                    "aborted": attempt.aborted,
+                }
+            )
+            stop = attempt.weighted_sum is not None or attempt.final or len(attempts) == ATTEMPTS
+            if stop or len(attempt.left) == len(offers):
+                return attempt, encoding, attempts
+            offers = [offer for offer in offers if offer.name in attempt.left]
+
+    def _encoding(self, offers: Sequence[Offer]) -> Encoding:
+        kind = self.config.training.weights
+        cap: float = 1
+        if kind == "secret":
+            cap = self.config.training.weight_cap
+        elif kind in ("roster", "scores"):
+            cap = max(offer.weight or 0.0 for offer in offers)
+        return Encoding(
+            length=self.model.size,
+            members=len(offers),
+            bound=self.config.secure_aggregation.bound,
+            weights="public" if kind in ("roster", "scores") else kind,
+            weight_cap=cap,
+            clip=self.config.secure_aggregation.clip,
+        )
+
+    def _attempt(
+        self, number: int, attempt: int, offers: Sequence[Offer], encoding: Encoding, lost: Mapping[str, str]
+    ) -> Attempt:
+        from fedmerit.secagg.setting import LEAST_IN_SUM, default_threshold
+
+        public = None
+        if encoding.weights == "public":
+            public = tuple(float(offer.weight or 0.0) for offer in offers)
+        asked = self.config.secure_aggregation.threshold
+        threshold = min(asked, len(offers)) if asked else default_threshold(len(offers))
+        if self.identities is None:
+
+            def need(stage: str) -> int:
+                return threshold if stage in ("check", "unmask") else max(threshold, LEAST_IN_SUM)
+
+            return plain_sum(encoding, offers, need=need, lost=lost, public_weights=public)
+        from fedmerit.secagg.setting import Setting, Task
+
+        setting = Setting(
+            run=self.run_id,
+            round=number,
+            attempt=attempt,
+            members=tuple(offer.name for offer in offers),
+            roster=self.identities.roster,
+            config_hash=bytes.fromhex(self.config.hash()),
+            threshold=threshold,
+        )
+        if number == 1:
+            for note in setting.notes:
+                self._tell("note", number, text=note)
+        task = Task(bytes.fromhex(model_hash(self.model)), encoding, public)
+        identities = self.identities
+        return masked_sum(
+            setting, task, offers, identities.members, identities.released, lost=lost, observe=self.observe
+        )
+
+    def _evaluate(
+        self,
+        number: int,
+        before_model: Model,
+        outcome: Outcome,
+        offers: Sequence[Offer],
+        encoding: Encoding | None,
+        lost: Mapping[str, str],
+    ) -> tuple[tuple[PerSample, PerSample, PerSample | None], list[Report]]:
+        """The server's two evaluations, and two by every member that is still there."""
+        assert encoding is not None
+        federation = self.federation
+        self._tell("evaluate", number, 0, len(outcome.included))
+        before = federation.evaluate(before_model, outcome.slice)
+        after = federation.evaluate(outcome.model, outcome.slice)
+        first = federation.evaluate(federation.first, outcome.slice) if self.solo else None
+        reports = []
+        offered = {offer.name: offer for offer in offers}
+        for done, name in enumerate(outcome.included, start=1):
+            if name in lost:
+                continue  # it was summed and then lost: it stays silent
+            report = self.members[name].report(
+                before_model,
+                outcome,
+                offered[name].contribution(encoding),
+                1.0 if offered[name].weight is None else float(offered[name].weight or 0.0),
+                known=(before, after),
+                solo=self.solo.get(name),
+            )
+            try:
+                accept(report, outcome, [utility.name for utility in federation.utilities])
+            except ProtocolError as error:
+                self._tell("note", number, text=f"report refused: {error}")
+                continue
+            reports.append(report)
+            self._tell("evaluate", number, done, len(outcome.included))
+        return (before, after, first), reports
+
+    def _close(
+        self,
+        found: Round,
+        attempts: Sequence[Mapping[str, Any]],
+        outcome: Outcome | None,
+        values: tuple[PerSample, PerSample, PerSample | None] | None,
+        reports: Sequence[Report],
+        weights: Mapping[str, float] | None,
+    ) -> None:
+        """Checkpoint first, then all records of the round in one transaction, then the score files."""
+        number, folder = found.number, self.folder
+        reporters = {report.client for report in reports}
+        found.silent = () if outcome is None else tuple(n for n in found.included if n not in reporters)
+        found.included = () if outcome is None else found.included
+        utilities: dict[str, dict[str, str]] = {}
+        if values is not None:
+            for utility in self.federation.utilities:
+                named = zip(("empty", "grand", "first"), values, strict=True)
+                utilities[utility.name] = {
+                    key: exact(mean(one[utility.name])) for key, one in named if one is not None
+                }
+        samples = None
+        if self.config.scoring.disclose_samples:
+            samples = {client.name: len(client.y) for client in self.federation.clients}
+        found.body = {
+            "round": number,
+            "included": list(found.included),
+            "declined": list(found.declined),
+            "silent": list(found.silent),
+            "aborted": found.aborted,
+            "m": model_hash(self.model),
+            "slice": outcome.slice.id if outcome else None,
+            "utilities": utilities,
+            "samples": samples,
+            "checkpoint": folder.save_checkpoint("model", number, {"model": self.model}),
+            "members_checkpoint": folder.save_checkpoint("members", number, self._private()),
+            "totals_on": next((m.totals_on for m in self.members.values() if m.totals_on), ""),
+        }
+        public = None if weights is None else {name: exact(weight) for name, weight in weights.items()}
+        write_ = self.journal.write
+        with folder.ledger.transaction():
+            write_(SERVER, "schedule", {"round": number, "members": list(found.scheduled), "weights": public})
+            write_(SERVER, "masked", {"round": number, "attempts": list(attempts)})
+            if outcome is not None:
+                write_(SERVER, "outcome", {"round": number, **outcome.bound_to})
+            for report in reports:
+                write_(report.client, "report", report.body(self.run_id))
+                found.reports[report.client] = report
+            write_(SERVER, "round", found.body)
+            write_(SERVER, "scores", {"round": number, **self._scores_body([*self.rounds, found])})
+        self.rounds.append(found)
+        folder.drop_checkpoints(keep=number - 1)
+        self._write_scores()
+        if found.aborted:
+            self._tell("note", number, text=f"round {number} aborted, model unchanged: {found.aborted}")
+        for name in found.declined:
+            self._tell("note", number, text=f"round {number}: {name} declined and is not in the sum")
+
+    def _private(self) -> dict[str, np.ndarray[Any, Any]]:
+        """What members keep between rounds."""
+        kept: dict[str, np.ndarray[Any, Any]] = {f"solo/{name}": model for name, model in self.solo.items()}
+        for member in self.members.values():
+            kept |= {f"totals/{member.name}/{name}": values for name, values in member.totals.items()}
+        return kept
+
+    def _scores_body(self, rounds: Sequence[Round]) -> dict[str, Any]:
+        """Cumulative alpha after this round, as the server states it."""
+        stated: dict[str, Any] = {}
+        for utility in self.config.scoring.utilities:
+            scored = [reports for one in rounds if (reports := one.to_reports(utility)) is not None]
+            if scored:
+                total = accumulate(scored, missing=self.config.scoring.missing)
+                pairs = zip(total.clients, total.values.tolist(), strict=True)
+                stated[utility] = {name: exact(value) for name, value in pairs}
+        return {"cumulative_alpha": stated}
+
+    def _write_scores(self) -> dict[str, Any]:
+        scoring = self.config.scoring
+        content = scores_document(
+            self.rounds, self.federation.names, scoring.utilities, missing=scoring.missing
+        )
+        for name, data in score_files(content):
+            write(self.folder.path / name, data)
+        return content
+
+    def _summary(self) -> str:
+        last, paid = self.rounds[-1], self.config.scoring.utilities[0]
+        reports = last.to_reports(paid)
+        if reports is None:
+            return last.aborted or "no reports"
+        return f"{paid} {reports.empty:.3f} -> {reports.grand:.3f}"
+
+    def _tell(self, stage: Any, number: int, done: int = 0, total: int = 0, text: str = "") -> None:
+        self.watch(Progress(stage, number, self.config.training.rounds, done, total, text))
+
+
+def _identities(folder: Folder, config: Config) -> Identities:
+    try:
+        from fedmerit.federation.identities import Identities
+    except ImportError as error:
+        raise MissingExtra(
+            "secure aggregation needs the packages cryptography and pycryptodome; "
+            "or set secure_aggregation.enabled = false"
+        ) from error
+    return Identities.in_folder(folder.path / "keys", config.clients)
+
+
+def _pool_key(folder: Folder, *, fresh: bool) -> bytes:
+    """The secret behind the pool's salts: made once, kept with mode 600."""
+    path = folder.path / "keys" / "pool.key"
+    if fresh and not path.exists():
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        write(path, secrets.token_bytes(32), mode=0o600)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{path}: the key of the test pool is gone: {error}") from error
+
+
+__all__ = ["Engine", "FedmeritError", "Progress", "Watch", "run"]

@@ -1,0 +1,169 @@
+"""Rounds as records of the ledger, and records as rounds again.
+
+A run begins with ``run`` (config, keys) and ``pool`` (the test pool's commitment). A round is ``schedule``,
+``masked`` (hashes of the masked inputs), ``outcome`` (the sum, and the slice revealed after it), one
+``report`` a member, and ``round``, which closes it; a round without a sum is ``schedule`` and ``round``.
+Scores always come from these records, never from what a process remembers: so a resumed run, a finished run
+and somebody who verifies it compute the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedmerit.document import as_csv, as_json, document, round_object
+from fedmerit.errors import LedgerError
+from fedmerit.federation.protocol import Report
+from fedmerit.ledger import SERVER, Ledger, Record, content, exact, number
+from fedmerit.types import Reports
+
+Sign = Callable[[str, bytes], bytes]
+"""(author, message) -> signature; empty bytes where there are no keys."""
+
+
+@dataclass(frozen=True)
+class Journal:
+    """Appends records to a ledger, signed by their authors and sealed by the server."""
+
+    ledger: Ledger
+    sign: Sign
+
+    def write(self, author: str, kind: str, body: Mapping[str, Any]) -> Record:
+        """Append one record."""
+        signature = self.sign(author, content(author, kind, body))
+        seal = (lambda digest: self.sign(SERVER, digest)) if signature else None
+        return self.ledger.append(author, kind, body, signature=signature, seal=seal)
+
+
+@dataclass(eq=False)
+class Round:
+    """One round, as the ledger has it."""
+
+    number: int
+    scheduled: tuple[str, ...]
+    included: tuple[str, ...] = ()
+    declined: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
+    aborted: str = ""
+    body: Mapping[str, Any] = field(default_factory=dict)  # of the closing record
+    reports: dict[str, Report] = field(default_factory=dict)
+
+    def to_reports(self, utility: str) -> Reports | None:
+        """What the scores take, or None where nobody reported."""
+        if self.aborted or not self.reports:
+            return None
+        named = [name for name in self.included if name in self.reports]
+        measured = [self.reports[name].measured[utility] for name in named]
+
+        def column(key: str) -> list[float] | None:
+            values = [getattr(one, key) for one in measured]
+            return None if any(value is None for value in values) else values
+
+        utilities, samples = self.body["utilities"][utility], self.body.get("samples")
+        solo = column("solo") if "first" in utilities else None
+        return Reports(
+            empty=number(utilities["empty"]),
+            grand=number(utilities["grand"]),
+            clients=tuple(named),
+            silent=self.silent,
+            slice=self.body["slice"],
+            samples=None if samples is None else [samples[name] for name in named],  # type: ignore[arg-type]
+            cosine=[self.reports[name].cosine for name in named],  # type: ignore[arg-type]
+            solo=solo,  # type: ignore[arg-type]
+            solo_empty=None if solo is None else number(utilities["first"]),
+            utility=utility,
+            round=self.number,
+            **{key: column(key) for key in _COLUMNS},  # type: ignore[arg-type]
+        )
+
+
+_COLUMNS = ("alone", "without", "se_loo", "se_ioi", "se_alpha", "se_alpha_total")
+
+
+def rounds_of(ledger: Ledger) -> list[Round]:
+    """Every finished round of a ledger, in order."""
+    run = first_body(ledger, "run")["run"]
+    found: list[Round] = []
+    pending: Round | None = None
+    for record in ledger.records():
+        body = record.body
+        if record.kind == "schedule":
+            pending = Round(number=int(body["round"]), scheduled=tuple(body["members"]))
+        elif record.kind == "report":
+            if pending is None or int(body["round"]) != pending.number:
+                raise LedgerError(f"record {record.seq} (report by {record.author}): outside of its round")
+            pending.reports[record.author] = Report.from_body(record.author, body, run=run)
+        elif record.kind == "round":
+            if pending is None or int(body["round"]) != pending.number or pending.number != len(found) + 1:
+                raise LedgerError(f"record {record.seq} (round): expected the end of round {len(found) + 1}")
+            pending.included, pending.declined = tuple(body["included"]), tuple(body["declined"])
+            pending.silent, pending.aborted = tuple(body["silent"]), body["aborted"]
+            pending.body = body
+            found.append(pending)
+            pending = None
+    return found
+
+
+def first_body(ledger: Ledger, kind: str) -> Mapping[str, Any]:
+    """The body of the one record of a kind."""
+    bodies = [record.body for record in ledger.records(kind)]
+    if len(bodies) != 1:
+        raise LedgerError(f"{ledger.path}: expected one record of kind {kind!r}, found {len(bodies)}")
+    return bodies[0]
+
+
+def scores_document(
+    rounds: Sequence[Round],
+    clients: Sequence[str],
+    utilities: Sequence[str],
+    *,
+    missing: Any = "zero",
+    truth: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The content of ``scores.json``: the paid utility on top, companions beside it."""
+    paid, *companions = [_one(rounds, clients, utility, missing) for utility in utilities]
+    content_ = {**paid, "companions": dict(zip(utilities[1:], companions, strict=True))}
+    if truth:
+        content_["analysis"] = True
+        content_["truth"] = dict(truth)
+    return content_
+
+
+def _one(rounds: Sequence[Round], clients: Sequence[str], utility: str, missing: Any) -> dict[str, Any]:
+    reports = {one.number: one.to_reports(utility) for one in rounds}
+    scored = [found for found in reports.values() if found is not None]
+    whole = document(scored, clients=clients, missing=missing) if scored else {"cumulative": {}}
+    listed = []
+    for one in rounds:
+        found = reports[one.number]
+        if found is None:
+            listed.append(_unscored(one))
+        else:
+            listed.append(round_object(found))
+    return {**whole, "clients": list(clients), "utility": utility, "rounds": listed}
+
+
+def _unscored(one: Round) -> dict[str, Any]:
+    """A round without a score: aborted, or nobody in the sum reported."""
+    return {
+        "round": one.number,
+        "participants": [],
+        **({"silent": list(one.silent)} if one.silent else {}),
+        "reports": None,
+        "scores": None,
+        "aborted": bool(one.aborted),
+    }
+
+
+def score_files(content_: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+    """Names and contents of the files that hold the scores."""
+    yield "scores.json", as_json(content_).encode()
+    scored = {**content_, "rounds": [one for one in content_["rounds"] if one["reports"] is not None]}
+    yield "scores.csv", as_csv(scored).encode()
+
+
+def exact_vector(values: Sequence[float | None]) -> list[str | None]:
+    """Numbers for a record."""
+    return [None if value is None else exact(value) for value in values]

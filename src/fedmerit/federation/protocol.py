@@ -1,0 +1,260 @@
+"""What member and server say to each other about contributions. No transport, no framework.
+
+After the secure sum the server tells every included member the :class:`Outcome`. The member rebuilds the two
+models that nobody else can build, evaluates them on the revealed test slice and answers with a
+:class:`Report`. A report carries the hashes of what it was computed on; a server drops one that was computed
+on anything else, and a member stops when the server's hashes are not its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmerit.data.pool import Slice
+from fedmerit.errors import BindingError, BoundError, LedgerError, MessageError
+from fedmerit.ledger import exact, number
+
+Model = npt.NDArray[np.float32]
+"""A model as one flat vector, shape (P,)."""
+PerSample = Mapping[str, npt.NDArray[np.float64]]
+"""Per utility one number per test sample, shape (m,)."""
+Evaluate = Callable[[Model, Slice], PerSample]
+Game = Literal["additive", "renormalised"]
+
+
+def model_hash(model: Model) -> str:
+    """SHA-256 of the float32 numbers, little-endian."""
+    return hashlib.sha256(np.ascontiguousarray(model, dtype="<f4").tobytes()).hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What the server tells the included members once a round's sum is known."""
+
+    round: int
+    model: Model
+    total_weight: float
+    included: tuple[str, ...]
+    slice: Slice
+    m0_hash: str
+
+    @property
+    def bound_to(self) -> dict[str, str]:
+        """Hashes of everything a report depends on."""
+        return {
+            "m0": self.m0_hash,
+            "m": model_hash(self.model),
+            "weight": exact(self.total_weight),
+            "slice": self.slice.id,
+        }
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One utility as one member measured it; standard errors are paired over the test samples."""
+
+    alone: float
+    without: float
+    se_loo: float
+    se_ioi: float
+    se_alpha: float
+    se_alpha_total: float | None = None
+    solo: float | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one member says about one round."""
+
+    client: str
+    round: int
+    bound_to: Mapping[str, str]
+    measured: Mapping[str, Measured]
+    cosine: float | None
+
+    def body(self, run: str) -> dict[str, Any]:
+        """For the ledger and the wire: no floats, bound to the run."""
+        return {
+            "run": run,
+            "round": self.round,
+            "bound_to": dict(self.bound_to),
+            "cosine": None if self.cosine is None else exact(self.cosine),
+            "measured": {
+                name: {key: exact(value) for key, value in vars(one).items() if value is not None}
+                for name, one in self.measured.items()
+            },
+        }
+
+    @classmethod
+    def from_body(cls, client: str, body: Mapping[str, Any], *, run: str) -> Report:
+        """Read one, or say what is wrong with it."""
+        try:
+            if body["run"] != run:
+                raise BindingError("belongs to another run", stage="report", member=client)
+            cosine = body["cosine"]
+            return cls(
+                client=client,
+                round=int(body["round"]),
+                bound_to={str(key): str(value) for key, value in body["bound_to"].items()},
+                measured={
+                    str(name): Measured(**{key: number(value) for key, value in one.items()})
+                    for name, one in body["measured"].items()
+                },
+                cosine=None if cosine is None else number(cosine),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, LedgerError) as error:
+            raise MessageError(f"not a report: {error!r}", stage="report", member=client) from error
+
+
+@dataclass(eq=False)
+class Member:
+    """One member's side of scoring: what it keeps between rounds and how it answers.
+
+    Args:
+        name: on the roster.
+        evaluate: per-sample utilities of a model on a slice; the member's own code and device.
+        commitment: of the test pool, as the member received it before round 1.
+        game: how coalition models are built.
+        totals: per utility, alpha per test sample summed over the rounds on one slice (private).
+        totals_on: id of that slice.
+    """
+
+    name: str
+    evaluate: Evaluate
+    commitment: Mapping[str, Any]
+    game: Game = "additive"
+    totals: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
+    totals_on: str = ""
+
+    def report(
+        self,
+        m0: Model,
+        outcome: Outcome,
+        contribution: npt.NDArray[np.float64],
+        weight: float,
+        *,
+        known: tuple[PerSample, PerSample] | None = None,
+        solo: Model | None = None,
+    ) -> Report:
+        """Evaluate M0 + U_i and M - U_i and say what came out.
+
+        Args:
+            m0: the model this member started from.
+            outcome: what the server says came out of the round.
+            contribution: w_i d_i as it was summed, that is, after rounding to integers.
+            weight: w_i.
+            known: per-sample utilities of M0 and M, where somebody trusted computed them already.
+            solo: the model this member trained alone, if it does.
+        """
+        if model_hash(m0) != outcome.m0_hash:
+            raise BindingError("the server speaks of another M0 than ours", stage="report", member=self.name)
+        if self.name not in outcome.included:
+            raise BindingError("asked to report on a sum we are not in", stage="report", member=self.name)
+        outcome.slice.verify(self.commitment, outcome.round)
+        before, after = known or (
+            self.evaluate(m0, outcome.slice),
+            self.evaluate(outcome.model, outcome.slice),
+        )
+        alone, without = coalition_models(self.game, m0, outcome, contribution, weight)
+        inside = self.evaluate(alone, outcome.slice)
+        outside = self.evaluate(without, outcome.slice)
+        own = None if solo is None else self.evaluate(solo, outcome.slice)
+        return Report(
+            client=self.name,
+            round=outcome.round,
+            bound_to=outcome.bound_to,
+            measured={
+                name: self._measure(name, outcome, before, after, inside, outside, own) for name in before
+            },
+            cosine=cosine(contribution, outcome.model.astype(np.float64) - m0),
+        )
+
+    def _measure(
+        self,
+        name: str,
+        outcome: Outcome,
+        before: PerSample,
+        after: PerSample,
+        inside: PerSample,
+        outside: PerSample,
+        own: PerSample | None,
+    ) -> Measured:
+        loo = after[name] - outside[name]
+        ioi = inside[name] - before[name]
+        alpha = (loo + ioi) / 2
+        if self.totals_on != outcome.slice.id:
+            self.totals, self.totals_on = {}, outcome.slice.id
+        self.totals[name] = self.totals.get(name, np.zeros_like(alpha)) + alpha
+        return Measured(
+            alone=mean(inside[name]),
+            without=mean(outside[name]),
+            se_loo=standard_error(loo),
+            se_ioi=standard_error(ioi),
+            se_alpha=standard_error(alpha),
+            se_alpha_total=standard_error(self.totals[name]),
+            solo=None if own is None else mean(own[name]),
+        )
+
+
+def coalition_models(
+    game: Game, m0: Model, outcome: Outcome, contribution: npt.NDArray[np.float64], weight: float
+) -> tuple[Model, Model]:
+    r"""The two models only this member can build: of the coalition {i} and of everyone but i.
+
+    .. math:: \text{additive: } M_0 + U_i, \ M - U_i \text{ with } U_i = w_i d_i / W; \qquad
+        \text{renormalised: } M_0 + d_i, \ M_0 + \frac{W (M - M_0) - w_i d_i}{W - w_i}
+    """
+    start, end = m0.astype(np.float64), outcome.model.astype(np.float64)
+    total = outcome.total_weight
+    if game == "additive":
+        own = contribution / total
+        return (start + own).astype(np.float32), (end - own).astype(np.float32)
+    if weight <= 0 or total - weight <= 0:
+        raise BoundError(
+            f"the renormalised game needs 0 < w_i < W, got {weight:g} of {total:g}", stage="report"
+        )
+    rest = ((end - start) * total - contribution) / (total - weight)
+    return (start + contribution / weight).astype(np.float32), (start + rest).astype(np.float32)
+
+
+def cosine(contribution: npt.NDArray[np.float64], change: npt.NDArray[np.float64]) -> float | None:
+    """Cosine of a member's update and the whole change; None where one of them is zero."""
+    scale = math.sqrt(float(contribution @ contribution)) * math.sqrt(float(change @ change))
+    return None if scale == 0.0 else max(-1.0, min(1.0, float(contribution @ change) / scale))
+
+
+def standard_error(values: npt.NDArray[np.float64]) -> float:
+    """Of a mean over test samples: sd / sqrt(m)."""
+    return float(np.std(values, ddof=1) / math.sqrt(values.size)) if values.size > 1 else 0.0
+
+
+def accept(report: Report, outcome: Outcome, utilities: Sequence[str]) -> None:
+    """The server's check of a report: of this round, on exactly these models, weights and samples."""
+    if report.round != outcome.round:
+        raise BindingError(
+            f"answers round {report.round}, this is round {outcome.round}",
+            stage="report",
+            member=report.client,
+        )
+    if report.client not in outcome.included:
+        raise BindingError("reports on a sum it is not in", stage="report", member=report.client)
+    for what, digest in outcome.bound_to.items():
+        if report.bound_to.get(what) != digest:
+            raise BindingError(f"computed on another {what} than ours", stage="report", member=report.client)
+    if set(report.measured) != set(utilities):
+        raise MessageError(
+            f"expected utilities {', '.join(utilities)}, got {', '.join(report.measured)}",
+            stage="report",
+            member=report.client,
+        )
+
+
+def mean(values: npt.NDArray[np.float64]) -> float:
+    return math.fsum(values) / values.size

@@ -1,0 +1,187 @@
+"""Config -> a federation ready to run: data dealt to members, the committed test pool, model and device."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedmerit import data
+from fedmerit.config import Config
+from fedmerit.data.corruptions import ClientData
+from fedmerit.data.dataset import Images, Labels
+from fedmerit.data.pool import Pool, Slice
+from fedmerit.errors import ConfigError
+from fedmerit.federation.protocol import Model, PerSample
+from fedmerit.ledger import canonical
+from fedmerit.models import as_tensor, build, left_out, load_vector, to_vector
+from fedmerit.training import TrainingSettings
+from fedmerit.utilities import Utility, evaluate, resolve_all
+
+
+def seed_for(config: Config, *what: str | int) -> int:
+    """A seed that depends on the run's seed and on what it is for, and on nothing else."""
+    text = canonical(["fedmerit seed 1", config.run.seed, *what])
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
+
+
+def generator_for(config: Config, *what: str | int) -> np.random.Generator:
+    """A numpy generator with such a seed."""
+    return np.random.default_rng(seed_for(config, *what))
+
+
+@dataclass(eq=False)
+class Federation:
+    """Everything a run needs besides keys and a folder."""
+
+    config: Config
+    clients: tuple[ClientData, ...]
+    pool: Pool
+    network: nn.Module
+    first: Model
+    utilities: tuple[Utility, ...]
+    training: TrainingSettings
+    device: torch.device
+    notes: tuple[str, ...]
+    evaluations: int = 0  # models evaluated so far
+
+    def __post_init__(self) -> None:
+        self._shown: tuple[str, Tensor, Tensor] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The members."""
+        return tuple(client.name for client in self.clients)
+
+    def training_data(self, client: ClientData, number: int) -> tuple[Images, Labels]:
+        """What a member trains on in a round: its own data, and for a cheat all test samples known by then.
+
+        With a fixed pool that is the pool; with fresh slices, those of the rounds before.
+        """
+        if client.name not in self.config.corruption.test_set:
+            return client.x, client.y
+        fixed = self.config.data.test_reveal == "fixed"
+        known = [self.pool.slice(one) for one in ((1,) if fixed else range(1, number))]
+        x = np.concatenate([client.x, *(shown.x for shown in known)])
+        return x, np.concatenate([client.y, *(shown.y for shown in known)])
+
+    def evaluate(self, model: Model, shown: Slice) -> PerSample:
+        """Every utility of every sample of a slice, for the model of this vector."""
+        if self._shown is None or self._shown[0] != shown.id:  # a slice goes to the device once
+            self._shown = (shown.id, as_tensor(shown.x).to(self.device), as_tensor(shown.y).to(self.device))
+        self.evaluations += 1
+        load_vector(self.network, model)
+        return evaluate(self.network, self._shown[1], self._shown[2], self.utilities)
+
+
+def prepare(config: Config, *, pool_key: bytes | None = None) -> Federation:
+    """Read the data, deal it, choose and commit the pool, build the model.
+
+    Args:
+        config: of the run.
+        pool_key: secret behind the pool's salts; a resumed run passes the one it started with.
+    """
+    device = choose_device(config.run.device)
+    utilities = resolve_all(config.scoring.utilities)
+    options = dict(config.data.options)
+    dataset = data.load(config.data.name, config.data.path or None, **options)
+    pool = data.choose_pool(
+        dataset,
+        config.data.test_size,
+        generator_for(config, "pool"),
+        key=pool_key or secrets.token_bytes(32),
+        utility_hash=utility_hash(utilities),
+        reveal=config.data.test_reveal,
+        rounds=config.training.rounds,
+    )
+    parts = data.split(
+        dataset.y_train,
+        config.partition.clients,
+        config.partition.scheme,
+        rng=generator_for(config, "partition"),
+        mu=config.partition.mu,
+        minimum=config.partition.minimum,
+        sizes=list(config.partition.sizes) or None,
+        groups=dataset.group_train,
+        file=config.partition.file or None,
+    )
+    corruption = config.corruption
+    clients = data.apply(
+        dataset.x_train,
+        dataset.y_train,
+        parts,
+        config.clients,
+        len(dataset.classes),
+        generator_for(config, "corruption"),
+        label_noise=corruption.label_noise if corruption.label_noise else None,  # type: ignore[arg-type]
+        label_flip=corruption.label_flip,
+        free_rider=corruption.free_rider,
+        duplicate=corruption.duplicate,
+    )
+    shape = dataset.x_train.shape[1:]
+    network = build(
+        config.model.name, shape, len(dataset.classes), norm=config.model.norm, seed=seed_for(config, "model")
+    )
+    network.to(device)
+    training = TrainingSettings(
+        local_epochs=config.training.local_epochs,
+        batch_size=config.training.batch_size,
+        lr=config.training.lr,
+        weight_decay=config.training.weight_decay,
+    )
+    notes = list(dataset.notes)
+    if left := left_out(network):
+        notes.append(f"not aggregated, because they are counters: {', '.join(left)}")
+    return Federation(
+        config=config,
+        clients=tuple(clients),
+        pool=pool,
+        network=network,
+        first=to_vector(network),
+        utilities=utilities,
+        training=training,
+        device=device,
+        notes=tuple(notes),
+    )
+
+
+def utility_hash(utilities: Sequence[Utility]) -> str:
+    """SHA-256 over the definitions of all utilities, in order: part of the pool's commitment."""
+    listed = [[utility.name, utility.definition_hash()] for utility in utilities]
+    return hashlib.sha256(canonical(listed)).hexdigest()
+
+
+def choose_device(name: str) -> torch.device:
+    """``auto`` takes a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"run.device: expected auto, cpu or cuda, got {name!r}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("run.device: cuda was asked for, but torch sees no GPU here")
+    return device
+
+
+def schedule(config: Config, names: Sequence[str], number: int) -> tuple[str, ...]:
+    """Who takes part in a round: drawn from seed and round, less who is away; known before it starts."""
+    fraction, away = config.participation.fraction, config.participation.away
+    drawn = set(names)
+    if fraction < 1.0:
+        count = max(3, round(fraction * len(names)))
+        drawn = set(
+            generator_for(config, "participation", number).choice(names, count, replace=False).tolist()
+        )
+    return tuple(name for name in names if name in drawn and number not in away.get(name, ()))
+
+
+def losses(config: Config, number: int) -> Mapping[str, str]:
+    """Who dies at which stage of this round."""
+    split = {name: when.split(":") for name, when in config.participation.lost.items()}
+    return {name: stage for name, (at, stage) in split.items() if int(at) == number}

@@ -1,0 +1,149 @@
+"""The run folder: config, ledger, scores and checkpoints, written so that a crash leaves nothing half done.
+
+::
+
+    DIR/config.toml       all settings, defaults included
+    DIR/ledger.sqlite     every step, hash-chained; a round is one transaction
+    DIR/scores.json       what follows from the reports; scores.csv has the same, tidy
+    DIR/checkpoints/      model-0003: the global model after round 3; members-0003: the members' private state
+    DIR/keys/             in a rehearsal, everybody's private keys (mode 600)
+    DIR/tables/           utilities of all coalitions, where ground truth was asked for
+
+A round counts once its transaction is in the ledger. Its checkpoint is written before, the score files after
+it; both follow from what the ledger holds, so whatever a kill interrupts is redone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmerit.config import Config, load
+from fedmerit.errors import ConfigError, MissingExtra, StoreError
+from fedmerit.ledger import Ledger
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+class Folder:
+    """A run folder, held by one process at a time."""
+
+    def __init__(self, path: str | Path, config: Config, *, resume: bool = False) -> None:
+        self.path = Path(path)
+        if not resume and self.path.exists() and any(self.path.iterdir()):
+            raise StoreError(
+                f"{self.path}: not empty; use --resume to go on with the run in it, or another folder"
+            )
+        if resume and not (self.path / "config.toml").exists():
+            raise StoreError(f"{self.path}: nothing to resume, there is no config.toml")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = self._held()
+            if resume:
+                self._check_config(config)
+            else:
+                write(self.path / "config.toml", config.to_toml().encode())
+            (self.path / "checkpoints").mkdir(exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"{self.path}: cannot be used as a run folder: {error}") from error
+        self.ledger = Ledger(self.path / "ledger.sqlite")
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ledger.close()
+        self._lock.close()
+
+    def _held(self) -> IO[str]:
+        handle = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            handle.close()
+            raise StoreError(f"{self.path}: another process is running in this folder") from error
+        return handle
+
+    def _check_config(self, config: Config) -> None:
+        try:
+            there = load(self.path / "config.toml")
+        except ConfigError as error:
+            raise StoreError(f"{self.path}: damaged run folder: {error}") from error
+        if there.hash() != config.hash():
+            first = _first_difference(there.as_dict(), config.as_dict())
+            raise StoreError(f"{self.path}: holds a run of another config: {first}")
+
+    def checkpoint(self, name: str, number: int) -> Path:
+        """Where a checkpoint of a round lies."""
+        return self.path / "checkpoints" / f"{name}-{number:04d}.safetensors"
+
+    def save_checkpoint(self, name: str, number: int, arrays: Arrays) -> str:
+        """Write one atomically, readable by its owner alone; returns its SHA-256."""
+        save = _safetensors().save
+        data: bytes = save({key: np.ascontiguousarray(value) for key, value in arrays.items()})
+        write(self.checkpoint(name, number), data, mode=0o600)
+        return hashlib.sha256(data).hexdigest()
+
+    def load_checkpoint(self, name: str, number: int, digest: str) -> dict[str, npt.NDArray[Any]]:
+        """Read one that must have this SHA-256."""
+        path = self.checkpoint(name, number)
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise StoreError(f"{path}: the checkpoint of round {number} is gone: {error}") from error
+        found = hashlib.sha256(data).hexdigest()
+        if found != digest:
+            raise StoreError(f"{path}: damaged: expected SHA-256 {digest[:16]}..., found {found[:16]}...")
+        arrays: dict[str, npt.NDArray[Any]] = _safetensors().load(data)
+        return arrays
+
+    def drop_checkpoints(self, *, keep: int) -> None:
+        """Delete those of rounds before ``keep``."""
+        for path in (self.path / "checkpoints").glob("*.safetensors"):
+            if int(path.stem.rpartition("-")[2]) < keep:
+                path.unlink(missing_ok=True)
+
+
+def write(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Write a file in one step: all of it is there, or what was there before."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise StoreError(f"{path}: could not be written: {error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.numpy
+    except ImportError as error:
+        raise MissingExtra("running a federation needs: pip install 'fedmerit[engine]'") from error
+    return safetensors.numpy
+
+
+def _first_difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    for section, values in there.items():
+        for key, value in values.items():
+            if here[section][key] != value:
+                return f"{section}.{key} is {value!r} there and {here[section][key]!r} here"
+    return "settings differ"
