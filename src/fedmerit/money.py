@@ -1,0 +1,110 @@
+"""From shares to money: a budget in whole cents that add up exactly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+
+from fedmerit.errors import InputError
+
+_WHOLE = 10**9  # shares that sum to 1 within one part in this are paid out in full
+_DUST = 10**6  # all rounding errors together: at most one part in this of a cent
+_LARGEST_BUDGET = 10**24  # in cents still fewer digits than Decimal's default precision: sums stay exact
+
+
+@dataclass(frozen=True, eq=False)
+class Payouts(Mapping[str, Decimal]):
+    """Name -> amount in cents' precision. The amounts and ``unpaid`` add up to ``budget`` exactly."""
+
+    by_client: Mapping[str, Decimal]
+    budget: Decimal
+    unpaid: Decimal
+
+    def __getitem__(self, client: str) -> Decimal:
+        return self.by_client[client]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.by_client)
+
+    def __len__(self) -> int:
+        return len(self.by_client)
+
+
+def payouts(shares: Mapping[str, float | Fraction | Decimal], budget: str | int | Decimal) -> Payouts:
+    r"""A budget divided by shares, in whole cents that add up to it exactly.
+
+    Each client gets its share of the budget rounded down, and the cents left over go to the largest
+    remainders (equal ones by name). Where shares sum to less than 1, and under the rule "impartial", every
+    amount is rounded down and the rest is ``unpaid``: nobody's cent depends on another's remainder.
+
+    Args:
+        shares: name -> share, from :func:`~fedmerit.shares` or any mapping that sums to at most 1.
+        budget: an amount with at most 2 decimals, as text, int or Decimal; a float has no exact cents.
+
+    >>> paid = payouts({"A": 1 / 3, "B": 1 / 3, "C": 1 / 3}, budget="100.00")
+    >>> {name: str(amount) for name, amount in paid.items()}
+    {'A': '33.34', 'B': '33.33', 'C': '33.33'}
+    """
+    cents = _cents(budget)
+    parts, one = _integers(shares)
+    total = sum(parts.values())
+    if total - one > one // _WHOLE:
+        raise InputError(f"shares must sum to at most 1, got {total / one:.12g}")
+    if one - total <= one // _WHOLE and getattr(shares, "rule", None) != "impartial":
+        amounts = _largest_remainder(parts, total, cents)
+    else:
+        unit = max(total, one)
+        dust = unit // (_DUST * len(parts))  # a share of 0.25 less a rounding error is 0.25
+        amounts = {name: (cents * part + dust) // unit for name, part in parts.items()}
+    return Payouts(
+        by_client={name: _money(amount) for name, amount in amounts.items()},
+        budget=_money(cents),
+        unpaid=_money(cents - sum(amounts.values())),
+    )
+
+
+def _largest_remainder(parts: Mapping[str, int], total: int, cents: int) -> dict[str, int]:
+    amounts = {name: cents * part // total for name, part in parts.items()}
+    left = cents - sum(amounts.values())
+    for name in sorted(parts, key=lambda name: (-(cents * parts[name] % total), name))[:left]:
+        amounts[name] += 1
+    return amounts
+
+
+def _integers(shares: Mapping[str, float | Fraction | Decimal]) -> tuple[dict[str, int], int]:
+    """Shares as integers over a common denominator, and that denominator; nothing is rounded."""
+    if not isinstance(shares, Mapping) or not shares:
+        raise InputError(f"payouts takes a mapping of name to share, got {shares!r}"[:300])
+    ratios = {}
+    for name, share in shares.items():
+        try:
+            ratios[name] = share.as_integer_ratio()
+        except (AttributeError, ValueError, OverflowError) as error:
+            raise InputError(f"share of {name!r} must be a finite number, got {share!r}") from error
+        if ratios[name][0] < 0:
+            raise InputError(f"share of {name!r} must not be negative, got {share!r}")
+    one = math.lcm(*(denominator for _, denominator in ratios.values()))
+    return {name: top * (one // bottom) for name, (top, bottom) in ratios.items()}, one
+
+
+def _cents(budget: str | int | Decimal) -> int:
+    if isinstance(budget, bool) or not isinstance(budget, str | int | Decimal):
+        why = "; a float has no exact cents" if isinstance(budget, float) else ""
+        raise InputError(f"budget must be text, int or Decimal, like '10000.00', got {budget!r}{why}")
+    try:
+        amount = Decimal(budget)
+    except InvalidOperation as error:
+        raise InputError(f"budget must be an amount like '10000.00', got {budget!r}") from error
+    if not amount.is_finite() or not 0 <= amount < _LARGEST_BUDGET:
+        raise InputError(f"budget must be finite, at least 0 and below 1e24, got {budget!r}")
+    cents = Fraction(amount) * 100
+    if cents.denominator != 1:
+        raise InputError(f"budget must have at most 2 decimals, got {budget!r}")
+    return int(cents)
+
+
+def _money(cents: int) -> Decimal:
+    return Decimal(f"{cents // 100}.{cents % 100:02d}")

@@ -1,0 +1,279 @@
+"""From scores to shares to money: who gets which part of a budget, to the cent, and why.
+
+Shares follow ``Scores.raw``, never a normalised vector, and nothing about them is silent: what could not be
+decided raises ``UndefinedShares``, what was decided on the way stands in ``Shares.notes``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from fedmerit.errors import InputError, UndefinedShares
+from fedmerit.money import Payouts as Payouts
+from fedmerit.money import payouts as payouts
+from fedmerit.others import median_of_others, sum_of_others
+from fedmerit.types import Scores, Vector, settle
+
+Rule = Literal["fair", "fenced", "impartial", "equal"]
+Negative = Literal["zero", "refuse"]
+OnUndefined = Literal["refuse", "equal", "zero"]
+
+SELF_REPORTED = frozenset({"ALPHA", "FP", "LOO", "IOI"})
+"""Scores whose raw entry i is what client i itself reported, in units of the gain."""
+
+_NOTHING = 1e-12  # of utility: what rounding may leave
+
+
+@dataclass(frozen=True, eq=False)
+class Shares(Mapping[str, float]):
+    """Name -> share. Sums to 1, less ``unpaid``.
+
+    ``status`` is "ok", or "undefined" where the scores allowed no shares and ``on_undefined`` decided.
+    """
+
+    by_client: Mapping[str, float]
+    rule: Rule
+    status: Literal["ok", "undefined"] = "ok"
+    unpaid: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, client: str) -> float:
+        return self.by_client[client]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.by_client)
+
+    def __len__(self) -> int:
+        return len(self.by_client)
+
+
+def shares(
+    scores: Scores,
+    rule: Rule = "fair",
+    *,
+    floor: float = 0.0,
+    cap: float = 1.0,
+    negative: Negative = "zero",
+    on_undefined: OnUndefined = "refuse",
+) -> Shares:
+    r"""What part of a reward each client gets.
+
+    .. math:: \text{fair: } \frac{w_i}{\sum_j w_j}, \quad w_i = \max(x_i, 0), \qquad
+              \text{fenced: } w_i = \min(\max(x_i, 0), h_i), \qquad
+              \text{impartial: } \frac1N \Big(1 - \frac{1}{N-1}
+              \sum_{j \ne i} \mathrm{clip}(x_j / D, 0, 1)\Big)
+
+    where x is ``scores.raw``, D is ``scores.gain``, and :math:`h_i` is :func:`fence`. "fair" and "fenced" sum
+    to 1; "fenced" limits what an exaggerated report earns. Under "impartial" a client's own report does not
+    touch its own share at all; the price is that it pays nearly equal shares and leaves a part unpaid, and
+    that D must be positive. "equal" ignores the scores.
+
+    All but "equal" need scores with status "ok", and "fair" and "fenced" need something to divide: a positive
+    part above 1e-12 and above two standard errors. The standard errors of those with a positive score are
+    added up for that, because clients share their test samples and errors may point the same way.
+
+    Args:
+        scores: usually ``alpha`` summed over rounds (``accumulate``).
+        rule: "fair", "fenced", "impartial" or "equal".
+        floor: smallest share of anybody, 0 to 1/N.
+        cap: largest share of anybody, 1/N to 1. What floor and cap take and leave is spread over the others
+            in proportion; under "impartial" it changes ``unpaid`` instead, so that the rule stays impartial.
+        negative: what a negative score means: "zero", no share beyond the floor (noted), or "refuse".
+        on_undefined: where there is nothing to divide: "refuse" raises, "equal" gives 1/N to each, "zero"
+            gives the floor to each.
+
+    >>> s = Scores(score="ALPHA", clients=("A", "B", "C"), values=[-1, 1, 3], raw=[-1, 1, 3], gain=4)
+    >>> dict(shares(s))
+    {'A': 0.0, 'B': 0.25, 'C': 0.75}
+    >>> dict(shares(s, "impartial")), shares(s, "impartial").unpaid
+    ({'A': 0.16666666666666666, 'B': 0.20833333333333334, 'C': 0.2916666666666667}, 0.33333333333333326)
+    """
+    _check(scores, rule, floor, cap, negative, on_undefined)
+    below = [client for client, x in zip(scores.clients, settle(scores.raw), strict=True) if x < 0]
+    if below and negative == "refuse" and rule != "equal":
+        raise UndefinedShares(f"negative {scores.score} of {_listed(below)}, and negative='refuse' was asked")
+    notes = _notes(scores, rule, below)
+    reason = _why_undefined(scores, rule)
+    if reason is None:
+        vector = _by_rule(scores, rule, floor, cap)
+    elif on_undefined == "refuse":
+        raise UndefinedShares(f"{reason}; on_undefined='equal' or 'zero' would say what to do then")
+    else:
+        vector = np.full(scores.n, 1 / scores.n if on_undefined == "equal" else float(floor))
+        notes.append(f"{reason}; on_undefined={on_undefined!r} decided")
+    left = 1.0 - math.fsum(vector)
+    return Shares(
+        by_client=dict(zip(scores.clients, vector.tolist(), strict=True)),
+        rule=rule,
+        status="ok" if reason is None else "undefined",
+        unpaid=left if left > 1e-9 else 0.0,
+        notes=tuple(notes),
+    )
+
+
+def fence(scores: Scores) -> Vector:
+    r"""The largest score each client is paid for, from the scores of all others; infinite for no fence.
+
+    .. math:: h_i = \max\big(0,\;
+              \mathrm{med}_{-i} + 3 \max(1.4826\, \mathrm{MAD}_{-i},\, \mathrm{SE}_{-i})\big)
+
+    Median, median absolute deviation and median standard error of the OTHERS. Where neither of the last two
+    is positive (above 1e-12, so that rounding does not count) there is no fence: it would pay the only
+    contributor nothing.
+
+    Args:
+        scores: N clients; own entries do not enter own fences.
+
+    >>> raw = [1, 2, 3, 4, 50]
+    >>> fence(Scores(score="ALPHA", clients=tuple("ABCDE"), values=raw, raw=raw, gain=60)).round(2)
+    array([ 7.95, 10.17,  9.67,  6.95,  6.95])
+    """
+    if scores.n < 2:
+        return np.full(scores.n, np.inf)
+    centre = median_of_others(scores.raw)
+    spread = np.zeros(scores.n)
+    for middle in np.unique(centre):  # at most three different ones
+        who = centre == middle
+        spread[who] = 1.4826 * median_of_others(np.abs(scores.raw - middle))[who]
+    if scores.stderr is not None:
+        spread = np.maximum(spread, median_of_others(scores.stderr))
+    return np.where(spread > _NOTHING, np.maximum(0.0, centre + 3 * spread), np.inf)
+
+
+def null_share(scores: Scores) -> float | None:
+    r"""What a client that contributed nothing can expect under "fair", from noise alone; None if unknown.
+
+    .. math:: \frac{\mathrm{E} \max(s Z, 0)}{\sum_j \max(x_j, 0)} = \frac{s}{\sqrt{2 \pi} \sum_j \max(x_j, 0)}
+
+    with s the median standard error: max(x, 0) keeps the good luck of a null client and drops the bad.
+
+    Args:
+        scores: with ``stderr``; without, the answer is None.
+
+    >>> s = Scores(score="ALPHA", clients=("A", "B"), values=[1, 3], raw=[1, 3], gain=4, stderr=[.1, .1])
+    >>> round(null_share(s), 4)
+    0.01
+    """
+    positive = math.fsum(np.maximum(scores.raw, 0.0))
+    if scores.stderr is None or positive <= 0:
+        return None
+    return float(np.median(scores.stderr)) / math.sqrt(2 * math.pi) / positive
+
+
+def _by_rule(scores: Scores, rule: Rule, floor: float, cap: float) -> Vector:
+    if rule == "equal":
+        return np.full(scores.n, 1 / scores.n)
+    if rule == "impartial":  # each at most 1/N, so a floor of at most 1/N cannot overspend
+        part = np.clip(scores.raw, 0.0, scores.gain) / scores.gain
+        return np.clip((1 - sum_of_others(part) / (scores.n - 1)) / scores.n, floor, cap)
+    return _between(_weights(scores, rule), floor, cap)
+
+
+def _weights(scores: Scores, rule: Rule) -> Vector:
+    weights = np.maximum(scores.raw, 0.0)
+    if rule == "fenced":
+        weights = np.minimum(weights, fence(scores))
+    ordered = np.sort(weights)
+    grid, first = np.unique(settle(ordered), return_index=True)
+    return ordered[first][np.searchsorted(grid, settle(weights))]  # equal up to rounding: equal to the cent
+
+
+def _between(weights: Vector, floor: float, cap: float) -> Vector:
+    """Shares clip(t * weights, floor, cap) with the t for which they sum to 1.
+
+    The sum rises with t, in straight pieces between the points where a client leaves the floor or meets the
+    cap: find the piece by bisection, then t on it from the clients strictly between.
+    """
+    w = weights / weights.max()
+    positive = w[w > 0]
+    rest = (w.size - positive.size) * floor  # who has no weight stays on the floor
+    if rest + positive.size * cap < 1 - 1e-12:
+        raise InputError(
+            f"cap={cap:g} leaves a part that nobody may take: only {positive.size} of {w.size} clients have "
+            "a positive weight; raise the cap or the floor"
+        )
+    leave, meet = floor / positive, cap / positive
+    corners = np.unique(np.concatenate([leave, meet]))
+    low, high = 0, corners.size - 1
+    while low < high:  # the last corner at which the sum is still at most 1
+        middle = (low + high + 1) // 2
+        if rest + np.clip(corners[middle] * positive, floor, cap).sum() <= 1:
+            low = middle
+        else:
+            high = middle - 1
+    t = float(corners[low])
+    free = (leave <= t) & (t < meet)
+    if free.any():
+        held = np.where(t >= meet, cap, floor)[~free].sum()
+        t = float((1 - rest - held) / positive[free].sum())
+    return np.asarray(np.clip(t * w, floor, cap), dtype=np.float64)
+
+
+def _why_undefined(scores: Scores, rule: Rule) -> str | None:
+    """Why these scores must not be turned into money by this rule; None if they may."""
+    if rule == "equal":
+        return None
+    if scores.status != "ok":
+        return f"{scores.score} has status {scores.status!r}, not 'ok'"
+    if rule == "impartial":
+        return None if scores.gain > 0 else f"the gain is {scores.gain:.6g}, and 'impartial' divides by it"
+    above = scores.raw > 0
+    positive = math.fsum(scores.raw[above])
+    noise = 0.0 if scores.stderr is None else 2 * math.fsum(scores.stderr[above])
+    if positive <= max(_NOTHING, noise):
+        return f"the positive part of {scores.score} is {positive:.6g}, no more than " + (
+            f"two standard errors ({noise:.6g})" if noise > _NOTHING else "rounding leaves (1e-12)"
+        )
+    if rule == "fenced" and _weights(scores, rule).max() <= _NOTHING:
+        return f"the fence leaves no positive {scores.score}: the others' scores are all too low"
+    return None
+
+
+def _notes(scores: Scores, rule: Rule, below: list[str]) -> list[str]:
+    if rule == "equal":
+        return []
+    notes = list(scores.notes)
+    if below:
+        notes.append(f"negative {scores.score} counts as zero: {_listed(below)}")
+    if scores.gain <= 0:
+        notes.append(f"the utility did not rise (gain {scores.gain:.6g}): there is no gain to attribute")
+    if scores.score == "EE":
+        notes.append("raw EE is close to an equal split by construction, whatever the contributions")
+    if rule == "fenced":
+        held = np.flatnonzero(scores.raw > np.maximum(fence(scores), 0.0))
+        if held.size:
+            notes.append(f"held back by the fence: {_listed([scores.clients[i] for i in held])}")
+    return notes
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _check(
+    scores: Scores, rule: Rule, floor: float, cap: float, negative: Negative, on_undefined: OnUndefined
+) -> None:
+    if not isinstance(scores, Scores):
+        raise InputError(f"shares takes Scores, got {type(scores).__name__}")
+    for name, given, allowed in (
+        ("rule", rule, Rule), ("negative", negative, Negative), ("on_undefined", on_undefined, OnUndefined)
+    ):  # fmt: skip
+        if given not in get_args(allowed):
+            raise InputError(f"{name} must be one of {', '.join(get_args(allowed))}, got {given!r}")
+    n = scores.n
+    if n < (2 if rule == "impartial" else 1):
+        raise InputError(f"rule {rule!r} needs at least {2 if rule == 'impartial' else 1} clients, got {n}")
+    if not (floor >= 0 and floor * n <= 1 + 1e-12):
+        raise InputError(f"floor must lie between 0 and 1/N = {1 / n:.6g} for {n} clients, got {floor}")
+    if not (cap <= 1 and cap * n >= 1 - 1e-12):
+        raise InputError(f"cap must lie between 1/N = {1 / n:.6g} and 1 for {n} clients, got {cap}")
+    if rule == "impartial" and scores.score not in SELF_REPORTED:
+        raise InputError(
+            f"rule 'impartial' needs scores of which entry i is client i's own report, in units of the gain "
+            f"({', '.join(sorted(SELF_REPORTED))}); {scores.score} is not"
+        )

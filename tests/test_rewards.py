@@ -1,0 +1,533 @@
+"""Shares and payouts: rules by hand, leave-one-out fences against a loop, exact cents, nothing silent."""
+
+import math
+import statistics
+import time
+from decimal import Decimal
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from fedmerit.errors import InputError, UndefinedShares
+from fedmerit.rewards import Payouts, Shares, fence, null_share, payouts, shares
+from fedmerit.types import Scores
+
+numbers = st.integers(-512, 512).map(lambda k: k / 64)
+amounts = st.integers(0, 10**12).map(lambda cents: Decimal(cents).scaleb(-2))
+
+
+def scored(raw, *, score="ALPHA", gain=None, clients=None, **extra):
+    names = clients or tuple(f"m{i}" for i in range(len(raw)))
+    gain = float(sum(raw)) if gain is None else gain
+    return Scores(score=score, clients=names, values=raw, raw=raw, gain=gain, **extra)
+
+
+@st.composite
+def payable(draw, min_size=1, max_size=9):
+    raw = draw(st.lists(numbers, min_size=min_size, max_size=max_size))
+    assume(max(raw) > 0)
+    return scored(raw)
+
+
+# --- fair ----------------------------------------------------------------------------------------------
+
+
+def test_fair_by_hand():
+    s = shares(scored([-1, 1, 3], clients=("A", "B", "C")))
+    assert dict(s) == {"A": 0.0, "B": 0.25, "C": 0.75}
+    assert (s.rule, s.status, s.unpaid, len(s), list(s)) == ("fair", "ok", 0.0, 3, ["A", "B", "C"])
+    assert s.notes == ("negative ALPHA counts as zero: A",)
+    assert s == {"A": 0.0, "B": 0.25, "C": 0.75}
+
+
+def test_raw_is_paid_not_the_normalised_vector():
+    s = Scores(score="LOO", clients=("A", "B"), values=[3, 1], raw=[1, 3], gain=4)
+    assert dict(shares(s)) == {"A": 0.25, "B": 0.75}
+
+
+@given(payable())
+def test_fair_is_the_positive_part_over_its_sum(scores):
+    total = sum(Fraction(max(x, 0)) for x in scores.raw.tolist())
+    found = shares(scores)
+    for client, x in zip(scores.clients, scores.raw.tolist(), strict=True):
+        assert found[client] == pytest.approx(float(Fraction(max(x, 0)) / total), abs=1e-15)
+        assert (found[client] > 0) == (x > 0)
+    assert math.fsum(found.values()) == pytest.approx(1.0, abs=1e-14)
+
+
+@given(payable(), st.sampled_from(["fair", "fenced"]), st.floats(0, 1), st.floats(0, 1))
+def test_shares_follow_the_order_of_the_scores(scores, rule, low, high):
+    n = scores.n
+    floor = low / n
+    try:
+        found = shares(scores, rule, floor=floor, cap=1 / n + high * (1 - 1 / n))
+    except (UndefinedShares, InputError):
+        assume(False)
+    assert math.fsum(found.values()) == pytest.approx(1.0, abs=1e-12)
+    assert min(found.values()) >= floor
+    if rule == "fair":  # a fence may hold back the largest below the next
+        by_score = [found[client] for client in scores.ranking()]
+        assert all(a >= b for a, b in pairwise(by_score))
+
+
+def test_equal_up_to_rounding_is_equal_to_the_cent():
+    raw = [0.1 + 0.2, 0.3, 0.4]
+    assert raw[0] != raw[1]
+    found = shares(scored(raw, clients=("Z", "A", "B")))
+    assert found["Z"] == found["A"]
+    paid = payouts(found, "10.01")  # 3.003, 3.003, 4.004: the odd cent goes by remainder, then name
+    assert paid == {"Z": Decimal("3.00"), "A": Decimal("3.00"), "B": Decimal("4.01")}
+    assert payouts(shares(scored([0.1 + 0.2, 0.3], clients=("Z", "A"))), "0.01")["A"] == Decimal("0.01")
+
+
+# --- what a negative score gets ------------------------------------------------------------------------
+
+
+def test_negative_can_be_refused():
+    s = scored([-1, 1, 3, -2, -1, -1, -1, -1], gain=1)
+    with pytest.raises(
+        UndefinedShares, match="negative ALPHA of m0, m3, m4, m5, m6 and 1 more, and negative='refuse'"
+    ):
+        shares(s, negative="refuse")
+    assert shares(s).notes == ("negative ALPHA counts as zero: m0, m3, m4, m5, m6 and 1 more",)
+    assert sum(shares(scored([0, 1, 3]), negative="refuse").values()) == 1.0  # zero is not negative
+    assert shares(s, "equal", negative="refuse")["m0"] == 1 / 8  # looks at no score
+    # nor is what rounding leaves of zero
+    assert shares(scored([0.3 - 0.2 - 0.1, 1, 3], gain=4), negative="refuse")["m0"] == 0.0
+
+
+def test_a_round_without_gain_is_noted():
+    assert shares(scored([1, -3, 1])).notes[-1] == (
+        "the utility did not rise (gain -1): there is no gain to attribute"
+    )
+    assert shares(scored([1, 3])).notes == ()
+
+
+def test_notes_of_the_scores_travel_along():
+    assert shares(scored([1, 3], notes=("client 'x' was away",))).notes == ("client 'x' was away",)
+    assert "close to an equal split" in shares(scored([1, 3], score="EE")).notes[0]
+
+
+# --- undefined -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", ["fallback", "reversed", "undefined"])
+@pytest.mark.parametrize("rule", ["fair", "fenced", "impartial"])
+def test_a_status_other_than_ok_is_refused(status, rule):
+    s = scored([1, 2, 3], score="FP", status=status)
+    with pytest.raises(UndefinedShares, match=f"FP has status '{status}', not 'ok'; on_undefined="):
+        shares(s, rule)
+    found = shares(s, rule, on_undefined="equal")
+    assert dict(found) == dict.fromkeys(s.clients, 1 / 3)
+    assert found.status == "undefined"
+    assert found.notes[-1] == f"FP has status '{status}', not 'ok'; on_undefined='equal' decided"
+    nothing = shares(s, rule, on_undefined="zero")
+    assert (list(nothing.values()), nothing.unpaid, nothing.status) == ([0, 0, 0], 1.0, "undefined")
+    assert shares(s, rule, on_undefined="zero", floor=0.25).unpaid == 0.25
+    assert dict(shares(s, "equal")) == dict.fromkeys(s.clients, 1 / 3)  # looks at no score
+
+
+@pytest.mark.parametrize("raw", [[0, 0, 0], [-1, -2, -3], [1e-13, 2e-13, 0]])
+def test_nothing_positive_is_refused(raw):
+    with pytest.raises(
+        UndefinedShares, match=r"the positive part of ALPHA is .*, no more than rounding leaves"
+    ):
+        shares(scored(raw))
+    assert shares(scored(raw), on_undefined="equal").status == "undefined"
+
+
+def test_noise_is_refused():
+    # positive part 1 + 3 = 4; two standard errors: 2 * (1 + 1) = 4. The negative one does not count.
+    s = scored([1, 3, -5], stderr=[1, 1, 9])
+    with pytest.raises(
+        UndefinedShares, match=r"positive part of ALPHA is 4, no more than two standard errors \(4\)"
+    ):
+        shares(s)
+    assert shares(scored([1, 3.01, -5], stderr=[1, 1, 9])).status == "ok"
+
+
+def test_bad_reason_does_not_hide_behind_on_undefined():
+    with pytest.raises(InputError, match="on_undefined must be one of refuse, equal, zero, got 'guess'"):
+        shares(scored([1, 2]), on_undefined="guess")
+
+
+# --- fence ---------------------------------------------------------------------------------------------
+
+
+def slow_fence(raw, stderr):
+    out = []
+    for i in range(len(raw)):
+        others = raw[:i] + raw[i + 1 :]
+        med = statistics.median(others)
+        mad = statistics.median(abs(x - med) for x in others)
+        se = statistics.median(stderr[:i] + stderr[i + 1 :]) if stderr else 0.0
+        spread = max(1.4826 * mad, se)
+        out.append(max(0.0, med + 3 * spread) if spread > 0 else math.inf)
+    return out
+
+
+@given(
+    st.integers(2, 12).flatmap(
+        lambda n: st.tuples(
+            st.lists(numbers, min_size=n, max_size=n),
+            st.none() | st.lists(numbers.map(abs), min_size=n, max_size=n),
+        )
+    )
+)
+def test_fence_is_that_of_a_loop(given_):
+    raw, stderr = given_
+    assert fence(scored(raw, stderr=stderr)) == pytest.approx(slow_fence(raw, stderr), abs=1e-12)
+
+
+def test_fence_by_hand():
+    # Others of the liar: 1, 2, 3, 4: median 2.5, deviations 1.5, .5, .5, 1.5: MAD 1: 2.5 + 3 * 1.4826.
+    s = scored([1, 2, 3, 4, 50])
+    assert fence(s)[4] == pytest.approx(2.5 + 3 * 1.4826)
+    found = shares(s, "fenced")
+    w = [1, 2, 3, 4, 2.5 + 3 * 1.4826]
+    assert list(found.values()) == pytest.approx([x / sum(w) for x in w])
+    assert found.notes == ("held back by the fence: m4",)
+    assert found["m4"] < shares(s)["m4"]
+
+
+def test_only_contributor_is_paid():
+    # All others 0: MAD 0 and no standard errors, so no fence.
+    assert dict(shares(scored([0, 0, 0, 5]), "fenced")) == {"m0": 0, "m1": 0, "m2": 0, "m3": 1}
+    # With standard errors of .1 the fence is 0 + 3 * .1, which is still everything there is.
+    s = scored([0, 0, 0, 5], stderr=[0.1] * 4)
+    assert fence(s)[3] == pytest.approx(0.3)
+    assert shares(s, "fenced")["m3"] == 1.0
+
+
+def test_rounding_is_no_spread():
+    others = [0.3 - 0.2 - 0.1, 0.0, 0.8 - 0.5 - 0.3]
+    assert sorted(others)[0] < 0  # zeros on paper
+    assert fence(scored([*others, 5]))[3] == math.inf
+    assert shares(scored([*others, 5]), "fenced")["m3"] == 1.0
+
+
+def test_a_fence_at_zero_leaves_nothing():
+    # Others -1, -1.1, -.9: median -1, MAD .1: -1 + .44 < 0.
+    s = scored([5, -1, -1.1, -0.9])
+    with pytest.raises(UndefinedShares, match="the fence leaves no positive ALPHA"):
+        shares(s, "fenced")
+    assert shares(s, "fair")["m0"] == 1.0
+
+
+@given(payable(min_size=3), st.integers(64, 10**6))
+def test_own_fence_ignores_own_score(scores, lie):
+    raw = scores.raw.copy()
+    raw[0] = lie
+    assert fence(scored(raw, gain=1.0))[0] == fence(scores)[0]
+
+
+def test_single_client():
+    assert dict(shares(scored([2.0]), "fenced")) == {"m0": 1.0}
+    assert dict(shares(scored([2.0]))) == {"m0": 1.0}
+    assert fence(scored([2.0])).tolist() == [math.inf]
+
+
+# --- impartial -----------------------------------------------------------------------------------------
+
+
+def test_impartial_by_hand():
+    # gain 4, x = (0, 1/4, 3/4): (1 - mean of the others) / 3 = (1 - 1/2)/3, (1 - 3/8)/3, (1 - 1/8)/3.
+    s = shares(scored([-1, 1, 3], gain=4), "impartial")
+    assert list(s.values()) == pytest.approx([1 / 6, 5 / 24, 7 / 24])
+    assert s.unpaid == pytest.approx(1 / 3)  # the mean of x
+    assert shares(scored([9, 1, 3], gain=4), "impartial")["m1"] == pytest.approx(
+        (1 - 7 / 8) / 3
+    )  # clipped at 1
+
+
+@given(
+    st.lists(numbers, min_size=2, max_size=8),
+    numbers,
+    st.integers(1, 1000).map(lambda k: k / 64),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    amounts,
+)
+def test_impartial_own_report_never_touches_own_share_or_payout(raw, lie, gain, low, high, budget):
+    n = len(raw)
+    options = {"floor": low / n, "cap": 1 / n + high * (1 - 1 / n)}
+    honest = shares(scored(raw, gain=gain), "impartial", **options)
+    lying = shares(scored([lie, *raw[1:]], gain=gain), "impartial", **options)
+    assert lying["m0"] == honest["m0"]
+    assert payouts(lying, budget)["m0"] == payouts(honest, budget)["m0"]
+    for found in (honest, lying):
+        assert math.fsum(found.values()) + found.unpaid == pytest.approx(1.0, abs=1e-8)
+        assert found.unpaid >= 0
+
+
+def test_impartial_needs_a_gain():
+    for gain in (0.0, -0.5):
+        with pytest.raises(UndefinedShares, match=f"the gain is {gain:g}, and 'impartial' divides by it"):
+            shares(scored([1, 2], gain=gain), "impartial")
+
+
+@pytest.mark.parametrize("score", ["EE", "SURPLUS", "COS", "SV", "SOLO", "MERIT"])
+def test_impartial_needs_own_reports(score):
+    with pytest.raises(
+        InputError, match=rf"entry i is client i's own report.*\(ALPHA, FP, IOI, LOO\); {score} is not"
+    ):
+        shares(scored([1, 2], score=score), "impartial")
+
+
+def test_impartial_needs_two():
+    with pytest.raises(InputError, match="rule 'impartial' needs at least 2 clients, got 1"):
+        shares(scored([1]), "impartial")
+
+
+# --- floor and cap -------------------------------------------------------------------------------------
+
+
+def test_floor_and_cap_by_hand():
+    s = scored([1, 1, 8])  # .1, .1, .8
+    # cap .5: the rest, .5, in proportion 1:1
+    assert list(shares(s, cap=0.5).values()) == pytest.approx([0.25, 0.25, 0.5])
+    # floor .2: the rest, .6, to the only one above it
+    assert list(shares(s, floor=0.2).values()) == pytest.approx([0.2, 0.2, 0.6])
+    # both: cap .5 leaves .5 for 1:1, above the floor
+    assert list(shares(s, floor=0.2, cap=0.5).values()) == pytest.approx([0.25, 0.25, 0.5])
+    # 0, 3, 7 with floor .1 and cap .6: 0 stays at .1, 7 would get .63 of .9, so .6, and 3 the remaining .3
+    assert list(shares(scored([0, 3, 7]), floor=0.1, cap=0.6).values()) == pytest.approx([0.1, 0.3, 0.6])
+    assert list(shares(s, floor=1 / 3).values()) == pytest.approx([1 / 3] * 3)
+    assert list(shares(s, cap=1 / 3).values()) == pytest.approx([1 / 3] * 3)
+    assert list(shares(s, "equal", floor=0.1, cap=0.9).values()) == pytest.approx([1 / 3] * 3)
+
+
+@given(payable(min_size=2), st.floats(0, 1), st.floats(0, 1))
+def test_floor_and_cap_are_a_clipped_multiple(scores, low, high):
+    n = scores.n
+    floor, cap = low / n, 1 / n + high * (1 - 1 / n)
+    weights = np.maximum(scores.raw, 0)
+    reach = np.where(weights > 0, cap, floor).sum()
+    if reach < 1 - 1e-9:
+        with pytest.raises(InputError, match=r"leaves a part that nobody may take: only \d of \d clients"):
+            shares(scores, floor=floor, cap=cap)
+        return
+    assume(reach > 1 + 1e-9)
+    found = np.array(list(shares(scores, floor=floor, cap=cap).values()))
+    assert found.sum() == pytest.approx(1, abs=1e-12)
+    assert (found >= floor).all()
+    assert (found <= cap).all()
+    # solved again by bisection on the multiple
+    lower, upper = 0.0, 1e9
+    for _ in range(200):
+        middle = (lower + upper) / 2
+        lower, upper = (middle, upper) if np.clip(middle * weights, floor, cap).sum() < 1 else (lower, middle)
+    assert found == pytest.approx(np.clip(upper * weights, floor, cap), abs=1e-9)
+
+
+def test_forty_nine_at_the_cap():
+    # 49 * (1/49) is a little less than 1 in floating point
+    assert sum(shares(scored([1.0] * 49), cap=1 / 49).values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"floor": 0.4}, r"floor must lie between 0 and 1/N = 0.333333 for 3 clients, got 0.4"),
+        ({"floor": -0.1}, r"floor must lie between 0 and 1/N"),
+        ({"floor": math.nan}, r"floor must lie between 0 and 1/N .* got nan"),
+        ({"cap": 0.3}, r"cap must lie between 1/N = 0.333333 and 1 for 3 clients, got 0.3"),
+        ({"cap": 1.1}, r"cap must lie between 1/N = 0.333333 and 1"),
+        ({"cap": math.nan}, r"cap must lie between .* got nan"),
+        ({"rule": "merit"}, "rule must be one of fair, fenced, impartial, equal, got 'merit'"),
+        ({"negative": "shift"}, "negative must be one of zero, refuse, got 'shift'"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(InputError, match=message):
+        shares(scored([1, 2, 3]), **options)
+
+
+def test_infeasible_cap():
+    with pytest.raises(
+        InputError, match=r"cap=0\.5 leaves a part that nobody may take: only 1 of 3 clients have a pos"
+    ):
+        shares(scored([0, 0, 3]), cap=0.5)
+
+
+def test_only_scores():
+    with pytest.raises(InputError, match="shares takes Scores, got list"):
+        shares([1, 2, 3])
+
+
+# --- payouts -------------------------------------------------------------------------------------------
+
+
+def test_payouts_by_hand():
+    paid = payouts(shares(scored([1, 1, 1], clients=("C", "A", "B"))), "100.00")
+    assert dict(paid) == {"C": Decimal("33.33"), "A": Decimal("33.34"), "B": Decimal("33.33")}
+    assert (paid.budget, paid.unpaid) == (Decimal("100.00"), Decimal("0.00"))
+    assert str(paid["C"]) == "33.33"
+    assert isinstance(paid, Payouts)
+    # 0.2 of a cent, 0.8, 1: largest remainder
+    assert dict(payouts({"A": 0.1, "B": 0.4, "C": 0.5}, "0.02")) == {
+        "A": Decimal("0.00"),
+        "B": Decimal("0.01"),
+        "C": Decimal("0.01"),
+    }
+
+
+@given(payable(max_size=30), amounts)
+def test_payouts_sum_exactly(scores, budget):
+    found = shares(scores)
+    paid = payouts(found, budget)
+    assert sum(paid.values()) == budget
+    assert paid.unpaid == 0
+    for client, share in found.items():
+        assert paid[client] >= 0
+        assert abs(paid[client] - budget * Decimal(share)) < Decimal("0.0101")
+        if share == 0:
+            assert paid[client] == 0
+    for a in found:
+        for b in found:
+            if found[a] > found[b]:
+                assert paid[a] >= paid[b]
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=1, max_size=40), st.integers(0, 10**24 - 1))
+def test_payouts_are_exact_for_fractions_and_any_budget(parts, budget):
+    assume(sum(parts) > 0)
+    found = {f"m{i}": Fraction(part, sum(parts)) for i, part in enumerate(parts)}
+    paid = payouts(found, budget)
+    assert sum(paid.values()) == budget
+    for client, share in found.items():
+        assert abs(Fraction(paid[client]) - share * budget) < Fraction(1, 100)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=20), amounts)
+def test_less_than_everything_leaves_the_rest(parts, budget):
+    total = math.fsum(parts) or 1.0
+    found = {f"m{i}": part / total / 2 for i, part in enumerate(parts)}
+    paid = payouts(found, budget)
+    assert sum(paid.values()) + paid.unpaid == budget
+    assert paid.unpaid >= budget / 2 - Decimal("0.01")
+    for client, share in found.items():
+        exact = Fraction(share) * Fraction(budget)
+        assert exact - Fraction(1, 100) < Fraction(paid[client]) <= exact + Fraction(1, 10**6)
+
+
+def test_rounding_errors_cost_nobody_a_cent():
+    found = Shares({"A": 0.25 - 2**-54, "B": 0.25}, rule="impartial", unpaid=0.5)
+    assert found["A"] < 0.25
+    assert dict(payouts(found, 100)) == {"A": 25, "B": 25}
+    assert payouts(found, 100).unpaid == 50
+
+
+def test_impartial_rounds_down():
+    found = shares(scored([0, 0, 0], gain=1), "impartial")
+    assert list(found.values()) == pytest.approx([1 / 3] * 3)
+    assert found.unpaid == 0
+    paid = payouts(found, "100")
+    assert list(paid.values()) == [Decimal("33.33")] * 3
+    assert paid.unpaid == Decimal("0.01")
+
+
+def test_undefined_scores_can_pay_nothing():
+    paid = payouts(shares(scored([0, 0]), on_undefined="zero"), "10.00")
+    assert dict(paid) == {"m0": 0, "m1": 0}
+    assert paid.unpaid == Decimal("10.00")
+
+
+def test_ten_thousand_clients():
+    raw = np.random.default_rng(0).normal(1, 1, 10_000)
+    s = scored(raw, stderr=np.full(10_000, 0.01))
+    for rule in ("fair", "fenced", "impartial", "equal"):
+        start = time.process_time()
+        found = shares(s, rule)
+        assert time.process_time() - start < 0.3
+        paid = payouts(found, "1234567.89")
+        assert sum(paid.values()) + paid.unpaid == Decimal("1234567.89")
+        assert time.process_time() - start < 1
+
+
+@pytest.mark.parametrize(
+    ("budget", "cents"),
+    [
+        ("10000.00", 1000000),
+        ("1e3", 100000),
+        (7, 700),
+        (Decimal("0.5"), 50),
+        ("0", 0),
+        ("1.000", 100),
+        (" 2 ", 200),
+    ],
+)
+def test_budgets(budget, cents):
+    paid = payouts({"A": 1.0}, budget)
+    assert paid["A"] * 100 == cents
+    assert paid.budget.as_tuple().exponent == -2
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [
+        (
+            100.0,
+            "budget must be text, int or Decimal, like '10000.00', got 100.0; a float has no exact cents",
+        ),
+        (True, "budget must be text, int or Decimal, like '10000.00', got True$"),
+        (None, "budget must be text, int or Decimal, like '10000.00', got None"),
+        ("10,000.00", "budget must be an amount like '10000.00', got '10,000.00'"),
+        ("", "budget must be an amount like '10000.00', got ''"),
+        ("-1", "budget must be finite, at least 0 and below 1e24, got '-1'"),
+        ("NaN", "budget must be finite, at least 0 and below 1e24, got 'NaN'"),
+        ("Infinity", "budget must be finite"),
+        (Decimal("sNaN"), "budget must be finite"),
+        ("1e24", "budget must be finite, at least 0 and below 1e24"),
+        ("1e999999", "budget must be finite, at least 0 and below 1e24"),
+        ("1.005", "budget must have at most 2 decimals, got '1.005'"),
+        ("1e-7", "budget must have at most 2 decimals, got '1e-7'"),
+    ],
+)
+def test_bad_budgets(budget, message):
+    with pytest.raises(InputError, match=message):
+        payouts({"A": 1.0}, budget)
+
+
+@pytest.mark.parametrize(
+    ("given_", "message"),
+    [
+        ({}, "payouts takes a mapping of name to share, got {}"),
+        ([0.5, 0.5], r"payouts takes a mapping of name to share, got \[0.5, 0.5\]"),
+        ({"A": 0.7, "B": 0.7}, "shares must sum to at most 1, got 1.4"),
+        ({"A": 1.5, "B": -0.5}, "share of 'B' must not be negative, got -0.5"),
+        ({"A": math.nan}, "share of 'A' must be a finite number, got nan"),
+        ({"A": math.inf}, "share of 'A' must be a finite number, got inf"),
+        ({"A": "1"}, "share of 'A' must be a finite number, got '1'"),
+        ({"A": None}, "share of 'A' must be a finite number, got None"),
+    ],
+)
+def test_bad_shares(given_, message):
+    with pytest.raises(InputError, match=message):
+        payouts(given_, "1.00")
+
+
+def test_results_cannot_be_changed():
+    found = shares(scored([1, 3]))
+    paid = payouts(found, 10)
+    for result in (found, paid):
+        with pytest.raises(TypeError):
+            result["m0"] = 1
+        with pytest.raises(AttributeError):
+            result.unpaid = 1
+
+
+# --- what noise pays a null client ---------------------------------------------------------------------
+
+
+def test_null_share_is_what_noise_pays():
+    truth, s = np.array([0.0, 2.0, 3.0]), 0.2
+    raws = truth + np.random.default_rng(1).normal(0, s, size=(20_000, 3))
+    paid = np.maximum(raws[:, 0], 0) / np.maximum(raws, 0).sum(axis=1)
+    assert null_share(scored([0, 2, 3], stderr=[s] * 3)) == pytest.approx(paid.mean(), rel=0.05)
+    assert null_share(scored([0, 2, 3])) is None
+    assert null_share(scored([0, -2], stderr=[1, 1])) is None
