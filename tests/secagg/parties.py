@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field, replace
 
+import msgpack
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedmerit.keys import Member, Roster, public_key
 from fedmerit.secagg import STAGES, Client, Encoding, Server, Setting, Task, Update
+from fedmerit.secagg.messages import seal
 
 M0 = hashlib.sha256(b"model 0").digest()
 CONFIG = hashlib.sha256(b"config").digest()
@@ -72,7 +74,8 @@ class Parties:
     def play(self, until=None, lost=()):
         """Play whole stages up to, not including, `until`; `lost` is a list of (stage, name)."""
         gone = set()
-        for stage in STAGES[STAGES.index(self.server.stage) :]:
+        left = () if self.server.stage == "done" else STAGES[STAGES.index(self.server.stage) :]
+        for stage in left:
             if stage == until:
                 return self
             gone |= {name for at, name in lost if at == stage}
@@ -88,3 +91,24 @@ class Parties:
         weights = dict(zip(self.names, self.weights or self.public or [1] * self.n, strict=True))
         total = sum(weights[name] for name in included)
         return sum(weights[name] * self.vectors[name].astype(float) for name in included) / total
+
+    def forge(self, name, stage, body, payload=b"", signer=None, setting=None, seen=None):
+        """A message as a member that does not keep to the protocol could sign it."""
+        seen = self.clients[name]._state.seen if seen is None else seen
+        key = self.identity[signer or name]
+        return seal(setting or self.setting, name, key, stage, seen, body, payload)[0]
+
+
+def heads_in(broadcast):
+    """The raw heads of a list the server shows."""
+    return msgpack.unpackb(broadcast[4:])[2]
+
+
+def head_of(message):
+    """The raw head of a member's message."""
+    return message[8 : 8 + int.from_bytes(message[4:8], "big")]
+
+
+def secrets_of(client):
+    s = client._state
+    return [s.channel, s.mask, s.seed, s.nonce]

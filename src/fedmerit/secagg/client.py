@@ -47,7 +47,7 @@ class Update:
     Args:
         task: the model it started from and the encoding, as the member itself knows them.
         delta: M_i - M0, flat, floating point.
-        weight: its sample count or public weight; None where weights are uniform.
+        weight: its sample count where weights are secret; else None.
         seed: of the rounding; None draws one, which `Client.opening` tells.
     """
 
@@ -137,9 +137,9 @@ class Client:
             binding = task.binding(self.setting)
             heads = self._look(broadcast, "share")
             self._take_shares(heads)
-            s.task, s.weight = task, update.weight
+            s.task, s.weight = task, task.weight_of(self.setting, self.name, update.weight)
             s.rounding = os.urandom(32) if update.seed is None else seed_bytes(update.seed)
-            encoded = task.encoding.encode(update.delta, weight=update.weight, seed=s.rounding)
+            encoded = task.encoding.encode(update.delta, weight=s.weight, seed=s.rounding)
             s.update = update_digest(task.m0_hash, np.asarray(update.delta))
             self.released.refuse_again(self.setting, s.update, stage="masked", member=self.name)
             self.clipped = encoded.clipped
@@ -239,12 +239,15 @@ class Client:
         if s.stage != stage:
             raise BindingError(f"{s.stage} is due, not {stage}", stage=stage, member=self.name)
         try:
+            self.released.once(self.setting, stage, self.name)
             yield s
         except ProtocolError as error:
             found = placed(error, stage, self.name)
             if not isinstance(error, MessageError):
                 s.stopped = str(found)
             raise found from None
+        if stage in ("masked", "check", "unmask"):
+            self.released.did(self.setting, stage, self.name)
         s.stage = (*STAGES, "done")[STAGES.index(stage) + 1]
 
     def _look(self, broadcast: bytes, stage: str) -> dict[str, Head]:

@@ -1,4 +1,4 @@
-"""Updates a member must never submit again.
+"""What a member must never do again.
 
 Once a member has released a share for a sum, the server may come to know that sum. A second sum over the same
 update, with one member more or less or with other weights, would give away one update by subtraction. So a
@@ -35,9 +35,10 @@ def update_digest(m0_hash: bytes, delta: npt.NDArray[np.floating[Any]]) -> bytes
 
 
 class Released:
-    """What a member has released shares for. It must outlive the process: keep `dump` where the key is kept.
+    """What a member has released shares for, and which stages it passed. It must outlive the process: keep
+    `dump` where the key is kept.
 
-    The rule holds only if it is written before the released shares are sent.
+    The rules hold only if it is written before the message that changed it is sent.
     """
 
     def __init__(self, entries: Iterable[bytes] = ()) -> None:
@@ -57,6 +58,18 @@ class Released:
                 "has released a share for this update: never again", stage=stage, member=member
             )
 
+    def once(self, setting: Setting, stage: str, member: str) -> None:
+        """Stop here if this stage of this attempt was passed before, by a client since rolled back.
+
+        Two updates under the same masks, or signatures under two lists, are what a rollback could lead to.
+        """
+        if _digest("stage", setting.session, stage, member) in self._entries:
+            raise RefusedError("did this before in this attempt", stage=stage, member=member)
+
+    def did(self, setting: Setting, stage: str, member: str) -> None:
+        """From now on, refuse this stage of this attempt."""
+        self._entries.add(_digest("stage", setting.session, stage, member))
+
     def add(self, setting: Setting, update: bytes) -> None:
         """From now on, refuse this round and this update."""
         self._entries |= {_round(setting), update}
@@ -75,5 +88,8 @@ class Released:
 
 
 def _round(setting: Setting) -> bytes:
-    content = pack("fedmerit released round 1", setting.run, setting.round, setting.roster.hash)
-    return hashlib.sha256(content).digest()
+    return _digest("round", setting.run, setting.round, setting.roster.hash)
+
+
+def _digest(*fields: str | bytes | int) -> bytes:
+    return hashlib.sha256(pack("fedmerit released 1", *fields)).digest()

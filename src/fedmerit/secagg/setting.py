@@ -164,6 +164,17 @@ class Task:
         weights = None if self.weights is None else [float(weight) for weight in self.weights]
         return hashlib.sha256(pack("fedmerit secagg task 1", self.m0_hash, fields, weights)).digest()
 
+    def weight_of(self, setting: Setting, member: str, own: float | None) -> float | None:
+        """The weight a member's update enters with: a public one is known to all, so it cannot differ."""
+        if self.weights is None:
+            return own
+        weight = self.weights[setting.members.index(member)]
+        if own not in (None, weight):
+            raise BindingError(
+                f"its weight is public and is {weight:g}, got {own:g}", stage="masked", member=member
+            )
+        return weight
+
     def binding(self, setting: Setting) -> bytes:
         """What every mask of this round is bound to; the context of its key derivation."""
         if self.encoding.members != setting.n:

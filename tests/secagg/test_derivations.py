@@ -1,0 +1,209 @@
+"""Known answers for every derivation, each computed a second time from the standard library and pycryptodome.
+
+A change of any of these numbers makes old transcripts unverifiable and needs a new version of the protocol.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+
+import numpy as np
+import pytest
+from Crypto.Cipher import AES
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedmerit.keys import Member, Roster, public_key
+from fedmerit.secagg import Encoding, Setting, Task, masks, sharing
+from fedmerit.secagg.messages import head_limit, open_message, seal
+from fedmerit.secagg.released import Released, update_digest
+from fedmerit.secagg.setting import pack
+
+IDENTITIES = {name: Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i, name in enumerate("abc", 1)}
+ROSTER = Roster(Member(name, public_key(key)) for name, key in IDENTITIES.items())
+SETTING = Setting("run", 3, 1, ("a", "b", "c"), ROSTER, b"\x0c" * 32)
+TASK = Task(b"\x0d" * 32, Encoding(4, 3, 1.0))
+BINDING = TASK.binding(SETTING)
+ALICE = bytes.fromhex("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a")
+BOB = bytes.fromhex("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb")
+
+
+def packed(*fields):
+    """msgpack, written down by hand for the few types that occur here."""
+    out = bytes([0x90 | len(fields)])
+    for value in fields:
+        if isinstance(value, list):
+            out += packed(*value)
+        elif isinstance(value, bool):
+            out += b"\xc3" if value else b"\xc2"
+        elif value is None:
+            out += b"\xc0"
+        elif isinstance(value, int):
+            out += bytes([value])
+        elif isinstance(value, float):
+            out += b"\xcb" + struct.pack(">d", value)
+        elif isinstance(value, str):
+            data = value.encode()
+            out += (bytes([0xA0 | len(data)]) if len(data) < 32 else b"\xd9" + bytes([len(data)])) + data
+        else:
+            out += (
+                b"\xc4" + bytes([len(value)]) if len(value) < 256 else b"\xc5" + struct.pack(">H", len(value))
+            )
+            out += value
+    return out
+
+
+def sha(data):
+    return hashlib.sha256(data).digest()
+
+
+def hkdf(secret, info):
+    """RFC 5869 with SHA-256, no salt, one block."""
+    extracted = hmac.digest(bytes(32), secret, "sha256")
+    return hmac.digest(extracted, info + b"\x01", "sha256")
+
+
+def aes_stream(key, words):
+    cipher = AES.new(key, AES.MODE_CTR, nonce=b"", initial_value=0)
+    return np.frombuffer(cipher.encrypt(bytes(4 * words)), "<u4")
+
+
+def test_packing():
+    assert pack("a", b"b", 3, ["c"], None, 1.5, True) == packed("a", b"b", 3, ["c"], None, 1.5, True)
+    assert pack("x" * 40, b"y" * 300) == packed("x" * 40, b"y" * 300)
+
+
+def test_session_and_task():
+    session = sha(
+        packed("fedmerit secagg session 1", "run", 3, 1, ["a", "b", "c"], 3, ROSTER.hash, b"\x0c" * 32)
+    )
+    assert SETTING.session == session
+    assert session.hex() == "4ef216221e97873580143810f926bfa4cece31e8740813930c138d75be73d8be"
+    task = sha(packed("fedmerit secagg task 1", b"\x0d" * 32, [4, 3, 1.0, "uniform", 1.0, False], None))
+    assert TASK.digest == task
+    assert task.hex() == "168843229ba0e59bcf555ec7f8ed55e6cca389720b9411239701f097a9cd40b2"
+    assert packed("run", 3, 1, session, ROSTER.hash, b"\x0c" * 32, b"\x0d" * 32, task) == BINDING
+
+
+def test_key_agreement_is_x25519():
+    # RFC 7748, section 6.1
+    assert masks.public(ALICE).hex() == "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a"
+    shared = masks.agree(ALICE, masks.public(BOB), stage="masked", peer="bob")
+    assert shared.hex() == "4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742"
+    assert masks.agree(BOB, masks.public(ALICE), stage="masked", peer="alice") == shared
+
+
+def test_pairwise_key():
+    info = packed("fedmerit secagg 1", "pairwise mask", "a", "b", BINDING)
+    assert masks.pair_key(b"\x05" * 32, "a", "b", BINDING) == hkdf(b"\x05" * 32, info)
+    assert (
+        masks.pair_key(b"\x05" * 32, "a", "b", BINDING).hex()
+        == "4f7bbd6a2a123c728746b9e139dcad93c9c7b40931209fd953c1d589aff85014"
+    )
+
+
+def test_self_key():
+    info = packed("fedmerit secagg 1", "self mask", "a", BINDING)
+    assert masks.self_key(b"\x06" * 32, "a", BINDING) == hkdf(b"\x06" * 32, info)
+    assert (
+        masks.self_key(b"\x06" * 32, "a", BINDING).hex()
+        == "9a0ae48049abea8a9521beb5bcc8fe2061a3ad3ef9367735be887864d6acf710"
+    )
+
+
+def test_commitments():
+    session = SETTING.session
+    for label in ("seed", "nonce"):
+        expected = sha(packed("fedmerit secagg commitment 1", label, session, "a", b"\x07" * 32))
+        assert masks.commitment(label, b"\x07" * 32, session, "a") == expected
+    assert (
+        masks.commitment("seed", b"\x07" * 32, session, "a").hex()
+        == "d74b09634edbece40a155473678ceda61670f919be63e5cb5844b316ee8e82d5"
+    )
+    for kind in ("key", "seed"):
+        label = f"{kind} share"
+        expected = sha(packed("fedmerit secagg commitment 1", label, session, "a", "b", b"\x08" * 32))
+        assert sharing.share_commitment(kind, b"\x08" * 32, session, "a", "b") == expected
+    assert (
+        sharing.share_commitment("key", b"\x08" * 32, session, "a", "b").hex()
+        == "19e105ea8083824c0343539b0f26b7e74003e0fae4328908b1cb4ecbf1ec3f11"
+    )
+
+
+def test_share_encryption():
+    session = SETTING.session
+    key = hkdf(b"\x09" * 32, packed("fedmerit secagg 1", "share encryption", session, "a", "b"))
+    sealed = sharing.seal_shares(b"\x09" * 32, session, "a", "b", b"\x0a" * 64)
+    cipher = AES.new(key, AES.MODE_GCM, nonce=sealed[:12]).update(packed(session, "a", "b"))
+    assert cipher.decrypt_and_verify(sealed[12:-16], sealed[-16:]) == b"\x0a" * 64
+    assert len(sealed) == 12 + 64 + 16
+    assert sharing.open_shares(b"\x09" * 32, session, "a", "b", sealed) == b"\x0a" * 64
+
+
+@pytest.mark.parametrize("words", [1, 4, 65536, 65537, 150_001])
+def test_masks_are_aes_256_in_counter_mode_added_modulo_2_32(words):
+    start = np.arange(words, dtype=np.uint32) * np.uint32(2654435761)
+    one, two = bytes(range(32)), bytes(range(1, 33))
+    masked = start.copy()
+    masks.add_masks(masked, [(one, 1), (two, -1)])
+    assert np.array_equal(masked, start + aes_stream(one, words) - aes_stream(two, words))
+
+
+def test_the_mask_stream():
+    words = np.zeros(4, np.uint32)
+    masks.add_masks(words, [(bytes(range(32)), 1)])
+    # NIST's AES-256 of the block 0 under 00 01 .. 1f, as little-endian words
+    assert (
+        words.tobytes().hex()
+        == AES.new(bytes(range(32)), AES.MODE_ECB).encrypt(bytes(16)).hex()
+        == "f29000b62a499fd0a9f39a6add2e7780"
+    )
+
+
+def test_who_adds_and_who_subtracts():
+    privates = {name: bytes([40 + i]) * 32 for i, name in enumerate("abc")}
+    publics = {name: masks.public(private) for name, private in privates.items()}
+    signs = {
+        name: [sign for _, sign in masks.of_member(SETTING, name, private, b"s" * 32, publics, BINDING)]
+        for name, private in privates.items()
+    }
+    assert signs == {"a": [1, 1, 1], "b": [1, -1, 1], "c": [1, -1, -1]}  # own mask first, then by schedule
+    key = masks.pair_key(masks.agree(privates["a"], publics["b"], stage="", peer=""), "a", "b", BINDING)
+    for name, peer in (
+        ("a", "b"),
+        ("b", "a"),
+    ):  # both derive the same key, names in the order of the schedule
+        assert masks.with_peers(SETTING, name, privates[name], {peer: publics[peer]}, BINDING)[0][0] == key
+
+
+def test_signed_heads():
+    message, head = seal(SETTING, "a", IDENTITIES["a"], "check", b"\x01" * 32, [])
+    content = packed(1, "check", "run", 3, 1, "a", SETTING.session, b"\x01" * 32, [])
+    signature = IDENTITIES["a"].sign(b"fedmerit secagg head 1\0" + sha(content))
+    assert head == packed(content, signature)
+    assert message == b"FMS1" + len(head).to_bytes(4, "big") + head
+    assert sha(message).hex() == "4e0df04eb3317c3dbb5c989d3153234a1e104aae249c7365858d3684d4aa5727"
+    assert open_message(message, SETTING, 0)[0].sender == "a"
+    assert len(head) < head_limit(SETTING)
+
+
+def test_any_t_shares_rebuild_a_secret_and_fewer_say_nothing():
+    secret = bytes(range(32))
+    shares = dict(enumerate(sharing.split(secret, 3, 5)))
+    for chosen in ((0, 1, 2), (4, 2, 0), (1, 3, 4), (0, 1, 2, 3, 4)):
+        assert sharing.combine({i: shares[i] for i in chosen}, 3) == secret
+    assert sharing.combine({0: shares[0], 1: shares[1], 2: shares[3]}, 3) != secret
+    other = dict(enumerate(sharing.split(secret, 3, 5)))
+    assert all(shares[i] != other[i] for i in range(5))  # fresh polynomials
+    assert shares[0][:16] != shares[0][16:]
+
+
+def test_what_names_an_update():
+    delta = np.array([1.0, -2.0], np.float32)
+    expected = sha(packed("fedmerit update 1", b"\x0d" * 32, 2) + delta.tobytes())
+    assert update_digest(b"\x0d" * 32, delta) == expected
+    released = Released()
+    released.add(SETTING, expected)
+    round_entry = sha(packed("fedmerit released 1", "round", "run", 3, ROSTER.hash))
+    assert released.dump() == b"".join(sorted([expected, round_entry]))
