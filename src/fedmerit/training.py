@@ -89,7 +89,7 @@ def train(
         seed: of the order of samples and of dropout.
     """
     device = device_of(model)
-    images, labels = _on_device((x, y), device)
+    images, labels = on_device((x, y), device)
     normalised = has_batch_norm(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
@@ -138,7 +138,7 @@ def train_many(
     device, note = device_of(model), None
     if method == "stacked" or (method == "auto" and device.type == "cuda" and len(data) > 1):
         load_vector(model, begin[0])
-        seen = probe(model, _on_device(data[0], device))
+        seen = probe(model, on_device(data[0], device))
         note = seen.reason
         if note is None:
             try:
@@ -169,7 +169,7 @@ def _halving(
     """Stacked in one go, or in two halves where the memory does not suffice."""
     device = device_of(model)
     try:
-        sets = [_on_device(one, device) for one in data]
+        sets = [on_device(one, device) for one in data]
         for _, y in sets:
             check_range(y, seen.classes)
         plan = [list(batches(len(y), settings, seed)) for (_, y), seed in zip(sets, seeds, strict=True)]
@@ -200,7 +200,8 @@ def _adam(settings: TrainingSettings, parameters: Sequence[Tensor]) -> torch.opt
     return torch.optim.Adam(parameters, lr=settings.lr, weight_decay=settings.weight_decay, fused=fused)
 
 
-def _on_device(data: Data, device: torch.device) -> TensorData:
+def on_device(data: Data, device: torch.device) -> TensorData:
+    """A client's data as tensors there, at least one sample."""
     if len(data[0]) == 0:
         raise DataError("cannot train on 0 images")
     return as_tensor(data[0]).to(device), check_labels(data[1], len(data[0])).to(device)

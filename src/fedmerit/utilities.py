@@ -119,7 +119,7 @@ def evaluate(
     x: Images,
     y: npt.NDArray[Any] | Tensor,
     utilities: Sequence[str | Utility],
-    batch_size: int = 1000,
+    batch_size: int | None = None,
 ) -> dict[str, npt.NDArray[np.float64]]:
     """Every utility of every sample, from one forward pass in float32 (and one call per user's function).
 
@@ -128,13 +128,14 @@ def evaluate(
         x: images, shape (m, H, W, C).
         y: labels in 0 ... C-1, shape (m,).
         utilities: names, or results of ``resolve``.
-        batch_size: images per forward pass.
+        batch_size: images per forward pass; by default 1000, on a CPU 100, which its cache can hold.
 
     Returns:
         Per utility, float64 of shape (m,).
     """
     wanted = resolve_all(utilities)
     device = device_of(model)
+    batch_size = batch_size or (100 if device.type == "cpu" else 1000)
     images, labels = as_tensor(x), check_labels(y, len(x)).to(device)
     values: dict[str, list[Tensor]] = {utility.name: [] for utility in wanted}
     with evaluation(model), float32():

@@ -10,7 +10,8 @@
 """
 
 from fedmerit.coalitions.choosing import Record
-from fedmerit.coalitions.evaluator import Evaluator, coalition_tables
+from fedmerit.coalitions.evaluator import Evaluator, Game, coalition_tables
 from fedmerit.coalitions.game import coefficients
+from fedmerit.coalitions.retrain import Retraining, retrain_tables
 
-__all__ = ["Evaluator", "Record", "coalition_tables", "coefficients"]
+__all__ = ["Evaluator", "Game", "Record", "Retraining", "coalition_tables", "coefficients", "retrain_tables"]

@@ -7,7 +7,6 @@ against float32 on a sample of coalitions, and what was chosen and how far it st
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,37 +19,21 @@ from torch import Tensor, nn
 
 from fedmerit.coalitions import game as games
 from fedmerit.coalitions.choosing import Record, choose, plain
+from fedmerit.coalitions.memory import free_memory, try_forward
 from fedmerit.coalitions.strategies import Pool, Single, Stacked, Strategy
-from fedmerit.errors import FedmeritError, InputError, ReportError
+from fedmerit.errors import InputError, ReportError
 from fedmerit.models import Images, as_tensor, prepare, state_length
 from fedmerit.types import Table
-from fedmerit.utilities import (
-    Utility,
-    balance,
-    check_labels,
-    check_logits,
-    check_range,
-    device_of,
-    evaluation,
-    float32,
-    resolve_all,
-)
+from fedmerit.utilities import Utility, balance, check_labels, check_range, device_of, float32, resolve_all
 
-CPU_BATCH = 250
+CPU_BATCH = 100
+"""Images per forward pass on a CPU: their activations stay in its cache, twice as fast as 1000."""
 CHECKED = 16
 """Coalitions on which a strategy is measured and held against float32, nobody and everybody among them."""
+Vectors = npt.NDArray[Any] | Tensor
+Weights = Sequence[float] | npt.NDArray[np.float64]
 Progress = Callable[[int, int], None]
-"""Called with (coalitions done, coalitions in all)."""
-
-
-@dataclass(frozen=True)
-class _Round:
-    """M0 (P,), the updates U_i (N, P), their weights and the game."""
-
-    m0: Tensor
-    updates: Tensor
-    weights: npt.NDArray[np.float64]
-    game: str
+"""Called with (done, in all)."""
 
 
 class Evaluator:
@@ -72,7 +55,7 @@ class Evaluator:
         self,
         model: nn.Module,
         x: Images,
-        y: npt.NDArray[Any] | Tensor,
+        y: Vectors,
         utilities: Sequence[str | Utility],
         *,
         device: torch.device | str | None = None,
@@ -87,30 +70,24 @@ class Evaluator:
         self.device = device_of(model) if device is None else torch.device(device)
         self.utilities = resolve_all(utilities)
         self.tolerance, self.compiled, self.method = tolerance, compiled, method
+        self.users = any(utility.function for utility in self.utilities)
+        if method == "stacked" and self.users:
+            raise InputError("a user's utility function takes one model at a time: method 'stacked' is out")
         self.length = state_length(model)
-        self.memory = _free_memory(self.device) if memory_limit is None else memory_limit
+        self.memory = free_memory(self.device) if memory_limit is None else memory_limit
         self.images = as_tensor(x)
         self.labels = check_labels(y, len(self.images)).to(self.device)
-        classes, self.per_image = _try_forward(model, self.images[:1], self.labels[:1])
+        classes, self.per_image = try_forward(model, self.images[:1], self.labels[:1])
         check_range(self.labels, classes)
         if any(utility.balanced for utility in self.utilities):
             balance(self.labels, classes)
-        if method == "stacked" and any(utility.function for utility in self.utilities):
-            raise InputError("a user's utility function takes one model at a time: method 'stacked' is out")
         self.chosen: tuple[Strategy, Record] | None = None
-
-    def need(self, clients: int) -> int:
-        """Bytes for the smallest way to do it: test set, updates, a few models, one image's activations."""
-        tables = 8 * len(self.utilities) << clients
-        images = 2 * 4 * self.images[:1].numel() * len(self.images)
-        models = 4 * self.length * (2 * clients + 6)
-        return tables + images + models + 2 * self.per_image
 
     def tables(
         self,
-        m0: npt.NDArray[Any] | Tensor,
-        updates: npt.NDArray[Any] | Tensor,
-        weights: Sequence[float] | npt.NDArray[np.float64],
+        m0: Vectors,
+        updates: Vectors | Sequence[Vectors],
+        weights: Weights,
         *,
         game: str = "additive",
         clients: Sequence[str] = (),
@@ -124,37 +101,64 @@ class Evaluator:
             weights: w_i, shape (N,); they matter in the renormalised game only.
             game: ``additive`` or ``renormalised``.
             clients: names.
-            progress: told after every chunk.
+            progress: told of (coalitions done, coalitions in all).
         """
         n = len(updates)
         games.check_count(n)
+        self.check_memory(n, 8 * len(self.utilities) << n, f"{1 << n} coalitions of this model need")
+        began = time.perf_counter()
+        play = self.game(m0, updates, weights, game=game, clients=clients, total=1 << n)
+        ready = time.perf_counter()
+        values = play.values(np.arange(1 << n), progress)
+        seconds = time.perf_counter() - ready
+        record = replace(play.record, coalitions=1 << n, seconds=seconds, setup_seconds=ready - began)
+        return {u.name: Table(values[:, i], play.names) for i, u in enumerate(self.utilities)}, record
+
+    def game(
+        self,
+        m0: Vectors,
+        updates: Vectors | Sequence[Vectors],
+        weights: Weights,
+        *,
+        game: str = "additive",
+        clients: Sequence[str] = (),
+        total: int = 0,
+    ) -> Game:
+        """A round whose coalitions can be asked for one by one; arguments as in ``tables``.
+
+        ``total`` says how many will be: for many a faster strategy is looked for.
+        """
+        n = len(updates)
         names = tuple(clients) or tuple(f"client-{i}" for i in range(n))
         if len(weights) != n or len(names) != n:
             got = f"{len(weights)} weights and {len(names)} names"
             raise InputError(f"expected {n} weights and {n} names, one per update, got {got}")
         games.coefficients([0], weights, game)
-        base = self._vector(m0, "M0")
-        moves = [self._vector(u, f"the update of {c}") for c, u in zip(names, updates, strict=True)]
-        if (need := self.need(n)) > self.memory:
-            room = f"{self.memory / 1e6:,.0f} MB may be used"
-            raise InputError(f"{1 << n} coalitions of this model need {need / 1e6:,.0f} MB, {room}")
-
-        began = time.perf_counter()
+        self.check_memory(n, 0, "this model needs")
+        base = self.vector(m0, "M0")
+        moves = [self.vector(u, f"the update of {c}") for c, u in zip(names, updates, strict=True)]
         of = _Round(base, torch.stack(moves), np.asarray(weights, dtype=np.float64), game)
-        strategy, learnt = self._strategy(of)
-        setup = time.perf_counter() - began
-        values, done = np.empty((1 << n, len(self.utilities))), 0
-        for rows in self._rows(strategy, of, np.arange(1 << n)):
-            values[done : done + len(rows)] = strategy(rows).cpu().numpy()
-            done += len(rows)
-            if progress:
-                progress(done, 1 << n)
-        self._repair(values, strategy, of, names)
-        seconds = time.perf_counter() - began - setup
-        record = replace(learnt, coalitions=1 << n, seconds=seconds, setup_seconds=setup)
-        return {u.name: Table(values[:, i], names) for i, u in enumerate(self.utilities)}, record
+        strategy, record = self._strategy(of, total)
+        return Game(self, of, strategy, record, names)
 
-    def _vector(self, values: npt.NDArray[Any] | Tensor, what: str) -> Tensor:
+    def need(self, clients: int) -> int:
+        """Bytes for the smallest way to do it: test set, updates, a few models, one image's activations."""
+        images = 2 * 4 * self.images[:1].numel() * len(self.images)
+        models = 4 * self.length * (2 * clients + 6)
+        return images + models + 2 * self.per_image
+
+    def check_memory(self, clients: int, more: int, what: str) -> None:
+        """An error before anything is spent, if it cannot fit."""
+        if (need := self.need(clients) + more) > self.memory:
+            raise InputError(f"{what} {need / 1e6:,.0f} MB, {self.memory / 1e6:,.0f} MB may be used")
+
+    def batch(self, clients: int) -> int:
+        """Images per forward pass: all that fit; on a CPU few."""
+        fit = max(1, self._activations(clients) // self.per_image)
+        return min(fit, len(self.images), CPU_BATCH if self.device.type == "cpu" else fit)
+
+    def vector(self, values: Vectors, what: str) -> Tensor:
+        """A vector of the model's length and finite, on the device; an error that names it otherwise."""
         vector = as_tensor(values)
         if vector.shape != (self.length,):
             got = tuple(vector.shape)
@@ -163,11 +167,16 @@ class Evaluator:
             raise InputError(f"{what} is not finite")
         return vector.to(self.device, torch.float32)
 
-    def _rows(self, strategy: Strategy, of: _Round, masks: games.Masks) -> Iterator[Tensor]:
+    def pool(self, clients: int) -> Pool:
+        """The test set on the device."""
+        images = prepare(self.images, self.device)
+        return Pool(images, self.labels, self.utilities, self.batch(clients))
+
+    def rows(self, strategy: Strategy, of: _Round, masks: games.Masks) -> Iterator[Tensor]:
         """Packed weights of coalitions, a chunk at a time: one matrix product over the updates."""
         base, moves = strategy.packing.pack(of.m0[None]), strategy.packing.pack(of.updates)
-        room = self.memory - self.need(len(moves))
-        chunk = int(min(64, max(1, room // 8 // (4 * strategy.packing.length))))
+        room = self._activations(len(moves)) // 4
+        chunk = min(64, max(1, room // (4 * strategy.packing.length)))
         for i in range(0, len(masks), chunk):
             c = games.coefficients(masks[i : i + chunk], of.weights, of.game)
             c32 = torch.as_tensor(c, device=self.device, dtype=torch.float32)
@@ -175,59 +184,86 @@ class Evaluator:
                 rows = torch.addmm(base.expand(len(c), -1), c32, moves)
             yield rows
 
-    def _strategy(self, of: _Round) -> tuple[Strategy, Record]:
+    def _activations(self, clients: int) -> int:
+        """Bytes for the outputs of layers: half of what is left, the rest is for weights."""
+        return max(0, self.memory - self.need(clients)) // 2
+
+    def _strategy(self, of: _Round, total: int) -> tuple[Strategy, Record]:
         """The strategy chosen in an earlier round, or a new choice."""
         if self.chosen is not None:
             return self.chosen
         n = len(of.updates)
-        total = 1 << n
-        room = max(0, self.memory - self.need(n)) // 2
-        batch = max(1, min(len(self.images), room // max(1, self.per_image)))
-        if self.device.type == "cpu":
-            batch = min(batch, CPU_BATCH)
-        pool = Pool(prepare(self.images, self.device), self.labels, self.utilities, int(batch))
+        pool = self.pool(n)
         exact: Strategy = (Stacked if self.method == "stacked" else Single)(self.model, pool)
-        users = any(utility.function for utility in self.utilities)
-        few = total <= 4 * CHECKED
-        if self.device.type != "cuda" or self.method != "auto" or users or few:
+        if self.device.type != "cuda" or self.method != "auto" or self.users or total <= 4 * CHECKED:
             self.chosen = exact, plain(exact)
-        else:
-            inner = np.random.default_rng(0).choice(total - 2, CHECKED - 2, replace=False) + 1
-            sample = np.concatenate([[0, total - 1], inner])
-            self.chosen = choose(
-                self.model,
-                exact,
-                lambda strategy: torch.cat(list(self._rows(strategy, of, sample))),
-                total=total,
-                tolerance=self.tolerance,
-                compiled=self.compiled,
-                stack=int(room // max(1, self.per_image * batch)),
-            )
+            return self.chosen
+        inner = np.random.default_rng(0).integers(1, (1 << n) - 1, CHECKED - 2)
+        sample = np.concatenate([[0, (1 << n) - 1], inner])
+        self.chosen = choose(
+            self.model,
+            exact,
+            lambda strategy: torch.cat(list(self.rows(strategy, of, sample))),
+            total=total,
+            tolerance=self.tolerance,
+            compiled=self.compiled,
+            stack=self._activations(n) // (self.per_image * pool.batch),
+        )
         return self.chosen
 
-    def _repair(
-        self, values: npt.NDArray[np.float64], strategy: Strategy, of: _Round, names: Sequence[str]
-    ) -> None:
-        """Coalitions whose utilities are not finite, once more in float32; an error if that does not help."""
+
+@dataclass(frozen=True)
+class _Round:
+    """M0 (P,), the updates U_i (N, P), their weights and the game."""
+
+    m0: Tensor
+    updates: Tensor
+    weights: npt.NDArray[np.float64]
+    game: str
+
+
+@dataclass(frozen=True)
+class Game:
+    """The coalitions of one round, ready to be evaluated."""
+
+    evaluator: Evaluator
+    of: _Round
+    strategy: Strategy
+    record: Record
+    names: tuple[str, ...]
+
+    def value(self, mask: int) -> float:
+        """The first utility of one coalition."""
+        return float(self.values(np.array([mask]))[0, 0])
+
+    def values(self, masks: games.Masks, progress: Progress | None = None) -> npt.NDArray[np.float64]:
+        """Every utility of these coalitions, shape (K, U)."""
+        values, done = np.empty((len(masks), len(self.evaluator.utilities))), 0
+        for rows in self.evaluator.rows(self.strategy, self.of, masks):
+            values[done : done + len(rows)] = self.strategy(rows).cpu().numpy()
+            done += len(rows)
+            if progress:
+                progress(done, len(masks))
         bad = np.flatnonzero(~np.isfinite(values).all(1))
-        if bad.size and strategy.precision in ("float16", "bfloat16"):
-            exact = Single(self.model, strategy.pool)
-            rows = self._rows(exact, of, bad)
-            values[bad] = np.concatenate([exact(part).cpu().numpy() for part in rows])
+        if bad.size and self.strategy.precision in ("float16", "bfloat16"):  # out of range: now in float32
+            exact = Single(self.evaluator.model, self.strategy.pool)
+            again = self.evaluator.rows(exact, self.of, masks[bad])
+            values[bad] = np.concatenate([exact(rows).cpu().numpy() for rows in again])
             bad = np.flatnonzero(~np.isfinite(values).all(1))
         if bad.size:
-            utility = self.utilities[int(np.flatnonzero(~np.isfinite(values[bad[0]]))[0])].name
-            who = games.name(int(bad[0]), names)
+            utility = self.evaluator.utilities[int(np.flatnonzero(~np.isfinite(values[bad[0]]))[0])].name
+            who = games.name(int(masks[bad[0]]), self.names)
             raise ReportError(f"utility {utility!r} of coalition {who} is not finite: its model diverged")
+        return values
 
 
 def coalition_tables(
     model: nn.Module,
-    m0: npt.NDArray[Any] | Tensor,
-    updates: npt.NDArray[Any] | Tensor,
-    weights: Sequence[float] | npt.NDArray[np.float64],
+    m0: Vectors,
+    updates: Vectors | Sequence[Vectors],
+    weights: Weights,
     x: Images,
-    y: npt.NDArray[Any] | Tensor,
+    y: Vectors,
     utilities: Sequence[str | Utility],
     *,
     game: str = "additive",
@@ -238,37 +274,3 @@ def coalition_tables(
     """The tables of a single round: ``Evaluator(model, x, y, utilities, **settings).tables(m0, ...)``."""
     evaluator = Evaluator(model, x, y, utilities, **settings)
     return evaluator.tables(m0, updates, weights, game=game, clients=clients, progress=progress)
-
-
-def _free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(0.8 * torch.cuda.mem_get_info(device)[0])
-    return (
-        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 if hasattr(os, "sysconf") else 4 << 30
-    )
-
-
-def _try_forward(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[int, int]:
-    """Classes of the model, and bytes of all its layers' outputs for one image, in float32."""
-    device = device_of(model)
-    outputs = 4 * images.numel()
-
-    def count(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        nonlocal outputs
-        outputs += 2 * 4 * output.numel() if isinstance(output, Tensor) else 0
-
-    hooks = [module.register_forward_hook(count) for module in model.modules() if not list(module.children())]
-    try:
-        with evaluation(model):
-            logits = check_logits(model(prepare(images, device)), labels.to(device))
-    except FedmeritError:
-        raise
-    except Exception as error:
-        shape = tuple(images.shape[1:])
-        raise InputError(
-            f"the model fails on an image of shape {shape}: {type(error).__name__}: {error}"
-        ) from error
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return logits.shape[1], outputs
