@@ -35,7 +35,16 @@ from fedmerit.errors import KeyFileError
 if TYPE_CHECKING:  # a machine that only trains has no `cryptography`, and reads rosters all the same
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-__all__ = ["Member", "Roster", "load_key", "new_key", "public_key", "read_roster", "write_roster"]
+__all__ = [
+    "Member",
+    "Roster",
+    "load_key",
+    "new_key",
+    "parse_member",
+    "public_key",
+    "read_roster",
+    "write_roster",
+]
 
 FORMAT = "fedmerit roster 1"
 PREFIX = "ed25519:"
@@ -208,6 +217,23 @@ def _roster(table: Any) -> Roster:
     if set(table) != {"format", "members"} or not isinstance(rows, list):
         raise KeyFileError(f"expected format and [[members]], got {', '.join(map(str, table))}")
     return Roster(_member(row) for row in rows)
+
+
+def parse_member(text: str) -> Member:
+    """A member from NAME=ed25519:PUBLICKEY or NAME=ed25519:PUBLICKEY,WEIGHT, as on the command line.
+
+    >>> parse_member("Hospital A=ed25519:" + 32 * "0f" + ",1200").weight
+    1200.0
+    """
+    name, equals, rest = text.rpartition("=")
+    key, comma, weight = rest.partition(",")
+    if not equals:
+        raise KeyFileError(f"expected NAME={PREFIX}PUBLICKEY or NAME={PREFIX}PUBLICKEY,WEIGHT, got {text!r}")
+    row: dict[str, Any] = {"name": name, "key": key}
+    try:
+        return _member(row | {"weight": float(weight)} if comma else row)
+    except ValueError:
+        raise KeyFileError(f"{name}: weight must be a number of at least 0, got {weight!r}") from None
 
 
 def _member(row: Any) -> Member:

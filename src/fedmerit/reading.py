@@ -2,8 +2,8 @@
 
 CSV columns: round, client, empty, grand, alone, without; optional: se_loo, se_ioi, se_alpha, se_alpha_total,
 samples, cosine, solo, solo_empty, slice, utility. ``empty``, ``grand``, ``solo_empty``, ``slice`` and
-``utility`` are the same on all lines of a round. An empty cell of an optional column means: not given. Columns
-named after scores (LOO, FP, ...) are what fedmerit itself writes beside them; they are computed anew.
+``utility`` are the same on all lines of a round. An empty cell of an optional column means: not given.
+Columns named after scores (LOO, FP, ...) are what fedmerit itself writes beside them; they are computed anew.
 
 JSON: one round, a list of rounds, or an object with ``rounds`` (such as a run's ``scores.json``). A round is
 an object with the fields of :class:`~fedmerit.Reports`; a vector is a list, or an object by client name. A

@@ -15,23 +15,20 @@ import numpy as np
 
 from fedmerit import __version__
 from fedmerit.accumulate import accumulate
-from fedmerit.agreement import normalise
 from fedmerit.config import Config
-from fedmerit.errors import FedmeritError, MissingExtra, ProtocolError, StoreError
+from fedmerit.errors import MissingExtra, ProtocolError, StoreError
+from fedmerit.federation.aggregation import Aggregation
 from fedmerit.federation.journal import Journal, Round, first_body, rounds_of, score_files, scores_document
+from fedmerit.federation.local import LocalTraining
 from fedmerit.federation.protocol import Member, Model, Outcome, PerSample, Report, accept, mean, model_hash
-from fedmerit.federation.setup import Federation, generator_for, losses, prepare, schedule, seed_for
-from fedmerit.federation.summing import Attempt, Observer, Offer, masked_sum, plain_sum
+from fedmerit.federation.setup import Federation, losses, prepare, schedule
+from fedmerit.federation.summing import Observer, Offer
 from fedmerit.ledger import SERVER, exact
 from fedmerit.secagg.quantise import Encoding
 from fedmerit.store import Folder, write
-from fedmerit.training import train_many
 
 if TYPE_CHECKING:
     from fedmerit.federation.identities import Identities
-
-ATTEMPTS = 3
-"""How often a round is tried: each time with those who were left, and with fresh keys."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ class Engine:
     """One run in one folder."""
 
     def __init__(self, config: Config, folder: Folder, watch: Watch, observe: Observer | None = None) -> None:
-        self.config, self.folder, self.watch, self.observe = config, folder, watch, observe
+        self.config, self.folder, self.watch = config, folder, watch
         self.identities: Identities | None = None
         if config.secure_aggregation.enabled:
             self.identities = _identities(folder, config)
@@ -83,8 +80,12 @@ class Engine:
         key = _pool_key(folder, fresh=not started)
         self.federation: Federation = prepare(config, pool_key=key)
         for note in self.federation.notes:
-            watch(Progress("note", 0, config.training.rounds, text=note))
+            self._note(note)
         self.run_id: str = first_body(folder.ledger, "run")["run"] if started else secrets.token_hex(16)
+        self.local = LocalTraining(self.federation)
+        self.aggregation = Aggregation(
+            config, self.federation.clients, self.run_id, self.identities, observe, self._note
+        )
         if not started:
             self._begin()
         self.rounds: list[Round] = rounds_of(folder.ledger)
@@ -94,7 +95,7 @@ class Engine:
             )
             for client in self.federation.clients
         }
-        self.model, self.solo = self._restore()
+        self.model = self._restore()
 
     # ----------------------------------------------------------------------------------------------- a run
 
@@ -128,12 +129,13 @@ class Engine:
             )
             self.journal.write(SERVER, "pool", commitment)
 
-    def _restore(self) -> tuple[Model, dict[str, Model]]:
+    def _restore(self) -> Model:
         """Model and private states after the last round in the ledger."""
         first = self.federation.first
-        solo = dict.fromkeys(self.federation.names, first) if self.config.scoring.solo else {}
+        if self.config.scoring.solo:
+            self.local.solo = dict.fromkeys(self.federation.names, first)
         if not self.rounds:
-            return first, solo
+            return first
         last = self.rounds[-1]
         model = self.folder.load_checkpoint("model", last.number, last.body["checkpoint"])["model"]
         if model_hash(model) != last.body["m"]:
@@ -142,12 +144,12 @@ class Engine:
         for key, values in kept.items():
             kind, name, *rest = key.split("/")
             if kind == "solo":
-                solo[name] = values
+                self.local.solo[name] = values
             elif kind == "totals":
                 member = self.members[name]
                 member.totals[rest[0]] = values
                 member.totals_on = last.body["totals_on"]
-        return model, solo
+        return model
 
     def _sign(self, author: str, message: bytes) -> bytes:
         return b"" if self.identities is None else self.identities.sign(author, message)
@@ -157,11 +159,20 @@ class Engine:
     def _round(self, number: int) -> None:
         scheduled = schedule(self.config, self.federation.names, number)
         lost = losses(self.config, number)
-        weights = self._public_weights()
-        trained = self._train(number, scheduled)
+        weights = self.aggregation.public_weights(self.rounds)
+        trained = self.local.train(
+            number,
+            scheduled,
+            self.model,
+            self._model_before,
+            lambda done, total: self._tell("train", number, done, total),
+        )
+        while self.local.notes:
+            self._note(self.local.notes.pop())
         self._tell("sum", number)
-        offers = self._offers(number, scheduled, trained, weights)
-        attempt, encoding, attempts = self._sum(number, offers, lost)
+        offers = self.aggregation.offers(number, self.model, scheduled, trained, weights)
+        del trained  # at most one model a member from here on
+        attempt, encoding, attempts = self.aggregation.sum(number, self.model, offers, lost)
         found = Round(number, scheduled, attempt.included, tuple(attempt.declined), aborted=attempt.aborted)
         before_model, outcome = self.model, None
         reports: list[Report] = []
@@ -180,159 +191,13 @@ class Engine:
             values, reports = self._evaluate(number, before_model, outcome, offers, encoding, lost)
         self._close(found, attempts, outcome, values, reports, weights)
 
-    def _train(self, number: int, scheduled: Sequence[str]) -> dict[str, Model]:
-        """Every scheduled member's local model; free riders make theirs up. The solo track goes beside it."""
-        federation = self.federation
-        clients = [client for client in federation.clients if client.name in scheduled]
-        honest = [client for client in clients if client.behaviour == "honest"]
-        models: dict[str, Model] = {}
-        groups = [honest] if federation.device.type == "cuda" else [[client] for client in honest]
-        for done, group in enumerate(filter(None, groups)):
-            self._tell("train", number, done * len(group), len(honest))
-            seeds = [seed_for(self.config, "train", number, client.name) for client in group]
-            data = [federation.training_data(client, number) for client in group]
-            names = [client.name for client in group]
-            trained = train_many(federation.network, self.model, data, federation.training, seeds)
-            models |= dict(zip(names, trained.vectors, strict=True))
-            if trained.note and number == 1:
-                self._tell("note", number, text=trained.note)
-            if self.solo:
-                starts = [self.solo[name] for name in names]
-                alone = train_many(federation.network, starts, data, federation.training, seeds)
-                self.solo |= dict(zip(names, alone.vectors, strict=True))
-        for client in clients:
-            if client.behaviour == "zero":
-                models[client.name] = self.model
-            elif client.behaviour == "stale":  # the model it was given one round earlier
-                models[client.name] = self._model_before()
-            elif client.behaviour == "noise":
-                noise = generator_for(self.config, "noise", number, client.name)
-                scale = 0.01 * float(np.std(self.model))
-                made_up = noise.normal(0.0, scale, self.model.size)
-                models[client.name] = (self.model + made_up).astype(np.float32)
-        self._tell("train", number, len(honest), len(honest))
-        return models
-
     def _model_before(self) -> Model:
+        """The global model of one round earlier."""
         if len(self.rounds) < 2:
             return self.federation.first
         before = self.rounds[-2]
-        return self.folder.load_checkpoint("model", before.number, before.body["checkpoint"])["model"]
-
-    def _offers(
-        self,
-        number: int,
-        scheduled: Sequence[str],
-        trained: Mapping[str, Model],
-        weights: Mapping[str, float] | None,
-    ) -> list[Offer]:
-        counts = {client.name: len(client.y) for client in self.federation.clients}
-        offers = []
-        for name in scheduled:
-            with np.errstate(all="ignore"):
-                delta = trained[name] - self.model
-            weight: float | None = None
-            if self.config.training.weights == "secret":
-                weight = counts[name]
-            elif weights is not None:
-                weight = weights[name]
-            seed = seed_for(self.config, "rounding", number, name)
-            offers.append(Offer(name, delta if bool(np.isfinite(delta).all()) else None, weight, seed))
-        return offers
-
-    def _public_weights(self) -> dict[str, float] | None:
-        """Weights known to all before the round: from the roster, or from the scores of earlier rounds."""
-        kind = self.config.training.weights
-        if kind == "roster":
-            return {name: float(self.config.training.roster_weights[name]) for name in self.federation.names}
-        if kind != "scores":
-            return None
-        paid = self.config.scoring.utilities[0]
-        scored = [found for one in self.rounds if (found := one.to_reports(paid)) is not None]
-        weights = dict.fromkeys(self.federation.names, 1.0)
-        if scored:
-            total = accumulate(scored, missing=self.config.scoring.missing)
-            clipped = np.clip(normalise(total.values), 0.1, 3.0)
-            weights |= dict(zip(total.clients, clipped.tolist(), strict=True))
-        return weights
-
-    def _sum(
-        self, number: int, offers: Sequence[Offer], lost: Mapping[str, str]
-    ) -> tuple[Attempt, Encoding | None, list[dict[str, Any]]]:
-        """Try with everybody, then with those who were left, as long as nothing was unmasked."""
-        attempts: list[dict[str, Any]] = []
-        declined: dict[str, str] = {}
-        while True:
-            if len(offers) < 3:
-                attempt = Attempt(aborted=f"{len(offers)} members scheduled, 3 are needed", declined=declined)
-                return attempt, None, attempts
-            encoding = self._encoding(offers)
-            attempt = self._attempt(number, len(attempts), offers, encoding, lost)
-            declined |= attempt.declined
-            attempt.declined = declined
-            attempts.append(
-                {
-                    "members": [offer.name for offer in offers],
-                    "masked": attempt.masked_hashes,
-                    "aborted": attempt.aborted,
-                }
-            )
-            stop = attempt.weighted_sum is not None or attempt.final or len(attempts) == ATTEMPTS
-            if stop or len(attempt.left) == len(offers):
-                return attempt, encoding, attempts
-            offers = [offer for offer in offers if offer.name in attempt.left]
-
-    def _encoding(self, offers: Sequence[Offer]) -> Encoding:
-        kind = self.config.training.weights
-        cap: float = 1
-        if kind == "secret":
-            cap = self.config.training.weight_cap
-        elif kind in ("roster", "scores"):
-            cap = max(offer.weight or 0.0 for offer in offers)
-        return Encoding(
-            length=self.model.size,
-            members=len(offers),
-            bound=self.config.secure_aggregation.bound,
-            weights="public" if kind in ("roster", "scores") else kind,
-            weight_cap=cap,
-            clip=self.config.secure_aggregation.clip,
-        )
-
-    def _attempt(
-        self, number: int, attempt: int, offers: Sequence[Offer], encoding: Encoding, lost: Mapping[str, str]
-    ) -> Attempt:
-        from fedmerit.secagg.setting import LEAST_IN_SUM, default_threshold
-
-        public = None
-        if encoding.weights == "public":
-            public = tuple(float(offer.weight or 0.0) for offer in offers)
-        asked = self.config.secure_aggregation.threshold
-        threshold = min(asked, len(offers)) if asked else default_threshold(len(offers))
-        if self.identities is None:
-
-            def need(stage: str) -> int:
-                return threshold if stage in ("check", "unmask") else max(threshold, LEAST_IN_SUM)
-
-            return plain_sum(encoding, offers, need=need, lost=lost, public_weights=public)
-        from fedmerit.secagg.setting import Setting, Task
-
-        setting = Setting(
-            run=self.run_id,
-            round=number,
-            attempt=attempt,
-            members=tuple(offer.name for offer in offers),
-            roster=self.identities.roster,
-            config_hash=bytes.fromhex(self.config.hash()),
-            threshold=threshold,
-        )
-        if number == 1:
-            for note in setting.notes:
-                self._tell("note", number, text=note)
-        task = Task(bytes.fromhex(model_hash(self.model)), encoding, public)
-        identities = self.identities
-        return masked_sum(
-            setting, task, offers, identities.members, identities.released, lost=lost, observe=self.observe
-        )
+        model: Model = self.folder.load_checkpoint("model", before.number, before.body["checkpoint"])["model"]
+        return model
 
     def _evaluate(
         self,
@@ -349,7 +214,7 @@ class Engine:
         self._tell("evaluate", number, 0, len(outcome.included))
         before = federation.evaluate(before_model, outcome.slice)
         after = federation.evaluate(outcome.model, outcome.slice)
-        first = federation.evaluate(federation.first, outcome.slice) if self.solo else None
+        first = federation.evaluate(federation.first, outcome.slice) if self.local.solo else None
         reports = []
         offered = {offer.name: offer for offer in offers}
         for done, name in enumerate(outcome.included, start=1):
@@ -361,12 +226,12 @@ class Engine:
                 offered[name].contribution(encoding),
                 1.0 if offered[name].weight is None else float(offered[name].weight or 0.0),
                 known=(before, after),
-                solo=self.solo.get(name),
+                solo=self.local.solo.get(name),
             )
             try:
                 accept(report, outcome, [utility.name for utility in federation.utilities])
             except ProtocolError as error:
-                self._tell("note", number, text=f"report refused: {error}")
+                self._note(f"report refused: {error}")
                 continue
             reports.append(report)
             self._tell("evaluate", number, done, len(outcome.included))
@@ -426,13 +291,15 @@ class Engine:
         folder.drop_checkpoints(keep=number - 1)
         self._write_scores()
         if found.aborted:
-            self._tell("note", number, text=f"round {number} aborted, model unchanged: {found.aborted}")
+            self._note(f"round {number} aborted, model unchanged: {found.aborted}")
         for name in found.declined:
-            self._tell("note", number, text=f"round {number}: {name} declined and is not in the sum")
+            self._note(f"round {number}: {name} declined and is not in the sum")
 
     def _private(self) -> dict[str, np.ndarray[Any, Any]]:
         """What members keep between rounds."""
-        kept: dict[str, np.ndarray[Any, Any]] = {f"solo/{name}": model for name, model in self.solo.items()}
+        kept: dict[str, np.ndarray[Any, Any]] = {
+            f"solo/{name}": model for name, model in self.local.solo.items()
+        }
         for member in self.members.values():
             kept |= {f"totals/{member.name}/{name}": values for name, values in member.totals.items()}
         return kept
@@ -464,6 +331,9 @@ class Engine:
             return last.aborted or "no reports"
         return f"{paid} {reports.empty:.3f} -> {reports.grand:.3f}"
 
+    def _note(self, text: str) -> None:
+        self.watch(Progress("note", 0, self.config.training.rounds, text=text))
+
     def _tell(self, stage: Any, number: int, done: int = 0, total: int = 0, text: str = "") -> None:
         self.watch(Progress(stage, number, self.config.training.rounds, done, total, text))
 
@@ -489,6 +359,3 @@ def _pool_key(folder: Folder, *, fresh: bool) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise StoreError(f"{path}: the key of the test pool is gone: {error}") from error
-
-
-__all__ = ["Engine", "FedmeritError", "Progress", "Watch", "run"]

@@ -1,0 +1,280 @@
+"""The command line: parse, call, print. No numerics here."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+import typer
+from rich.console import Console
+
+from fedmerit import __version__
+from fedmerit.errors import FedmeritError
+
+app = typer.Typer(
+    help="Who contributed what in a federation, without anyone seeing anyone's model update.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+keys_app = typer.Typer(help="Identity keys and the roster.", no_args_is_help=True)
+app.add_typer(keys_app, name="keys")
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class Format(StrEnum):
+    """How results are printed."""
+
+    table = "table"
+    json = "json"
+    csv = "csv"
+
+
+class Missing(StrEnum):
+    """What a missed round counts."""
+
+    zero = "zero"
+    own_mean = "own-mean"
+
+
+class Rule(StrEnum):
+    """How scores become shares."""
+
+    fair = "fair"
+    fenced = "fenced"
+    impartial = "impartial"
+    equal = "equal"
+
+
+class OnUndefined(StrEnum):
+    """What happens where scores allow no shares."""
+
+    refuse = "refuse"
+    equal = "equal"
+    zero = "zero"
+
+
+Reports_ = Annotated[Path, typer.Argument(help="Reports (.json or .csv), or a run folder.", metavar="FILE")]
+Utility_ = Annotated[str | None, typer.Option(help="Name of the utility, where the file does not say.")]
+Missing_ = Annotated[Missing, typer.Option(help="What a missed round counts.")]
+Score_ = Annotated[str, typer.Option(help="Summed over rounds: ALPHA, LOO, IOI, COS or MERIT.")]
+Set_ = Annotated[list[str] | None, typer.Option("--set", help="Override: section.key=value, repeatable.")]
+
+
+@app.command()
+def score(
+    file: Reports_,
+    format: Annotated[Format, typer.Option(help="How to print.")] = Format.table,
+    utility: Utility_ = None,
+    score: Score_ = "ALPHA",
+    missing: Missing_ = Missing.zero,
+) -> None:
+    """Scores, ranks and intervals from reports: who contributed what, and how sure that is."""
+    from fedmerit.document import as_csv, as_json, document
+    from fedmerit.summary import summarise
+    from fedmerit.tables import print_summary
+
+    rounds = _read(file, utility)
+    if format is Format.table:
+        summary = summarise(rounds, score=score, missing=missing.value)
+        print_summary(out, summary, utility=rounds[0].utility)
+        return
+    content = document(rounds, missing=missing.value)
+    sys.stdout.write(as_json(content) if format is Format.json else as_csv(content))
+
+
+@app.command()
+def rewards(
+    file: Reports_,
+    budget: Annotated[str, typer.Option(help="What is to be divided, such as 10000.00.")],
+    rule: Annotated[Rule, typer.Option(help="How scores become shares.")] = Rule.fair,
+    utility: Utility_ = None,
+    score: Score_ = "ALPHA",
+    missing: Missing_ = Missing.zero,
+    floor: Annotated[float, typer.Option(help="Smallest share of anybody.")] = 0.0,
+    cap: Annotated[float, typer.Option(help="Largest share of anybody.")] = 1.0,
+    on_undefined: Annotated[
+        OnUndefined, typer.Option(help="Where scores allow no shares.")
+    ] = OnUndefined.refuse,
+    format: Annotated[Format, typer.Option(help="How to print.")] = Format.table,
+) -> None:
+    """Payouts in exact cents from reports."""
+    from fedmerit.accumulate import accumulate
+    from fedmerit.money import payouts
+    from fedmerit.rewards import shares
+    from fedmerit.tables import print_payouts
+
+    total = accumulate(_read(file, utility), score=score, missing=missing.value)
+    divided = shares(total, rule.value, floor=floor, cap=cap, on_undefined=on_undefined.value)
+    paid = payouts(divided, budget)
+    if format is Format.table:
+        print_payouts(out, paid, divided)
+    elif format is Format.csv:
+        sys.stdout.write("client,share,payout\n")
+        sys.stdout.writelines(
+            f"{_quoted(name)},{divided[name]!r},{amount}\n" for name, amount in paid.items()
+        )
+    else:
+        plain = {
+            "budget": str(paid.budget),
+            "rule": divided.rule,
+            "status": divided.status,
+            "unpaid": str(paid.unpaid),
+            "shares": dict(divided),
+            "payouts": {name: str(amount) for name, amount in paid.items()},
+            "notes": list(divided.notes),
+        }
+        sys.stdout.write(json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Argument(help="Settings (TOML); an empty file is a valid run.")],
+    out_: Annotated[Path, typer.Option("--out", help="The run folder.")],
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
+    set_: Set_ = None,
+) -> None:
+    """Train a federation on this machine under secure aggregation, and score every member."""
+    from fedmerit.config import load
+
+    _run(load(config, set_ or ()), out_, resume=resume)
+
+
+@app.command()
+def demo(
+    out_: Annotated[Path, typer.Option("--out", help="The run folder.")] = Path("runs/demo"),
+    set_: Set_ = None,
+) -> None:
+    """Six hospitals train together on fashion-mini; one of them has noisy labels. Takes a minute."""
+    import shutil
+
+    from fedmerit.config import from_dict
+    from fedmerit.examples import DEMO
+    from fedmerit.federation.verify import verify_folder
+
+    if (out_ / "ledger.sqlite").exists():  # a run of ours: the demo starts anew each time
+        shutil.rmtree(out_)
+    out.print("Six hospitals, secure aggregation on. [bold]Harbour[/bold]'s labels are 80 % noise.")
+    _run(from_dict(DEMO, set_ or ()), out_, resume=False)
+    for line in verify_folder(out_):
+        out.print(line)
+    out.print(f"next: fedmerit rewards {out_} --budget 10000.00")
+
+
+@app.command()
+def init(path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("fedmerit.toml")) -> None:
+    """Write a commented config with every setting and its default."""
+    from fedmerit.examples import commented_config
+
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(commented_config())
+    except FileExistsError:
+        _fail(f"{path}: exists already and is not overwritten")
+    except OSError as error:
+        _fail(f"{path}: cannot be written: {error.strerror}")
+    out.print(f"wrote {path}; next: fedmerit run {path} --out runs/first")
+
+
+@app.command()
+def verify(folder: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
+    """Check a run's ledger: chain, signatures, and that the scores follow from the reports."""
+    from fedmerit.federation.verify import verify_folder
+
+    for line in verify_folder(folder):
+        out.print(line)
+
+
+@keys_app.command("new")
+def keys_new(
+    path: Annotated[Path, typer.Argument(help="Where to write the private key (mode 600).")],
+) -> None:
+    """Make an identity key; prints the public key for the roster."""
+    from fedmerit.keys import PREFIX, new_key
+
+    out.print(PREFIX + new_key(path).hex())
+
+
+@keys_app.command("roster")
+def keys_roster(
+    path: Annotated[Path, typer.Argument(help="The roster file: written from --member, or checked.")],
+    member: Annotated[
+        list[str] | None, typer.Option(help="NAME=ed25519:PUBLICKEY[,WEIGHT], repeatable.")
+    ] = None,
+) -> None:
+    """Write a roster of names and public keys, or check one; prints its hash, which all members compare."""
+    from fedmerit.keys import Roster, parse_member, read_roster, write_roster
+
+    if member:
+        write_roster(path, Roster(parse_member(text) for text in member))
+    roster = read_roster(path)
+    for one in roster.members:
+        out.print(
+            f"{one.name}  ed25519:{one.key.hex()}" + ("" if one.weight is None else f"  {one.weight:g}")
+        )
+    out.print(f"{len(roster.members)} members, roster hash {roster.hash.hex()}")
+
+
+def _run(config: Any, folder: Path, *, resume: bool) -> None:
+    from fedmerit.errors import MissingExtra
+    from fedmerit.progress import watching
+    from fedmerit.reading import read
+    from fedmerit.summary import summarise
+    from fedmerit.tables import print_summary
+
+    try:
+        from fedmerit.federation.embedded import run as run_embedded
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "safetensors"):
+            raise
+        raise MissingExtra("running a federation needs: pip install 'fedmerit[engine]'") from error
+
+    with watching(err) as watch:
+        run_embedded(config, folder, resume=resume, watch=watch)
+    rounds = read(folder / "scores.json")
+    print_summary(out, summarise(rounds, missing=config.scoring.missing), utility=rounds[0].utility)
+    out.print(f"written to {folder}: scores.json, scores.csv, ledger.sqlite")
+
+
+def _read(file: Path, utility: str | None) -> list[Any]:
+    from fedmerit.reading import read
+
+    return cast(list[Any], read(file / "scores.json" if file.is_dir() else file, utility=utility))
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"' if any(c in name for c in ',"\n') else name
+
+
+def _fail(message: str) -> Literal[0]:
+    raise FedmeritError(message) from None
+
+
+@app.callback(invoke_without_command=True)
+def version(show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Who contributed what in a federation, without anyone seeing anyone's model update."""
+    if show:
+        out.print(f"fedmerit {__version__}")
+        raise typer.Exit
+
+
+@contextmanager
+def _errors_as_messages() -> Iterator[None]:
+    try:
+        yield
+    except FedmeritError as error:
+        err.print(f"error: {error}", markup=False)
+        raise SystemExit(2) from None
+
+
+def main() -> None:
+    """Entry point: our own errors become one line and exit code 2."""
+    with _errors_as_messages():
+        app()

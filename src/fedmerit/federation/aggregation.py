@@ -1,0 +1,173 @@
+"""From local models to one sum: weights, encoding, attempts, with masks or without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from fedmerit.accumulate import accumulate
+from fedmerit.agreement import normalise
+from fedmerit.config import Config
+from fedmerit.data.corruptions import ClientData
+from fedmerit.federation.journal import Round
+from fedmerit.federation.protocol import Model, model_hash
+from fedmerit.federation.setup import seed_for
+from fedmerit.federation.summing import Attempt, Observer, Offer, masked_sum, plain_sum
+from fedmerit.secagg.quantise import Encoding
+
+if TYPE_CHECKING:
+    from fedmerit.federation.identities import Identities
+
+ATTEMPTS = 3
+"""How often a round is tried: each time with those who were left, and with fresh keys."""
+
+
+_KINDS: dict[str, Literal["uniform", "public", "secret"]] = {
+    "uniform": "uniform",
+    "secret": "secret",
+    "roster": "public",
+    "scores": "public",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Aggregation:
+    """How the sums of a run are made; without ``identities`` the same integers are added unmasked."""
+
+    config: Config
+    clients: Sequence[ClientData]
+    run_id: str
+    identities: Identities | None
+    observe: Observer | None
+    note: Callable[[str], None]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The members."""
+        return tuple(client.name for client in self.clients)
+
+    def offers(
+        self,
+        number: int,
+        model: Model,
+        scheduled: Sequence[str],
+        trained: Mapping[str, Model],
+        weights: Mapping[str, float] | None,
+    ) -> list[Offer]:
+        """What each scheduled member brings to the sum; a member whose update is not finite withdraws."""
+        counts = {client.name: len(client.y) for client in self.clients}
+        offers = []
+        for name in scheduled:
+            with np.errstate(all="ignore"):
+                delta = trained[name] - model
+            weight: float | None = None
+            if self.config.training.weights == "secret":
+                weight = counts[name]
+            elif weights is not None:
+                weight = weights[name]
+            seed = seed_for(self.config, "rounding", number, name)
+            offers.append(Offer(name, delta if bool(np.isfinite(delta).all()) else None, weight, seed))
+        return offers
+
+    def public_weights(self, rounds: Sequence[Round]) -> dict[str, float] | None:
+        """Weights known to all before the round: from the roster, or from the scores of earlier rounds."""
+        kind = self.config.training.weights
+        if kind == "roster":
+            return {name: float(self.config.training.roster_weights[name]) for name in self.names}
+        if kind != "scores":
+            return None
+        paid = self.config.scoring.utilities[0]
+        scored = [found for one in rounds if (found := one.to_reports(paid)) is not None]
+        weights = dict.fromkeys(self.names, 1.0)
+        if scored:
+            total = accumulate(scored, missing=self.config.scoring.missing)
+            clipped = np.clip(normalise(total.values), 0.1, 3.0)
+            weights |= dict(zip(total.clients, clipped.tolist(), strict=True))
+        return weights
+
+    def sum(
+        self, number: int, model: Model, offers: Sequence[Offer], lost: Mapping[str, str]
+    ) -> tuple[Attempt, Encoding | None, list[dict[str, Any]]]:
+        """Try with everybody, then with those who were left, as long as nothing was unmasked."""
+        attempts: list[dict[str, Any]] = []
+        declined: dict[str, str] = {}
+        while True:
+            if len(offers) < 3:
+                attempt = Attempt(aborted=f"{len(offers)} members scheduled, 3 are needed", declined=declined)
+                return attempt, None, attempts
+            encoding = self._encoding(model.size, offers)
+            attempt = self._attempt(number, model, len(attempts), offers, encoding, lost)
+            declined |= attempt.declined
+            attempt.declined = declined
+            attempts.append(
+                {
+                    "members": [offer.name for offer in offers],
+                    "masked": attempt.masked_hashes,
+                    "aborted": attempt.aborted,
+                }
+            )
+            stop = attempt.weighted_sum is not None or attempt.final or len(attempts) == ATTEMPTS
+            if stop or len(attempt.left) == len(offers):
+                return attempt, encoding, attempts
+            offers = [offer for offer in offers if offer.name in attempt.left]
+
+    def _encoding(self, length: int, offers: Sequence[Offer]) -> Encoding:
+        kind = self.config.training.weights
+        cap: float = 1
+        if kind == "secret":
+            cap = self.config.training.weight_cap
+        elif kind in ("roster", "scores"):
+            cap = max(offer.weight or 0.0 for offer in offers)
+        return Encoding(
+            length=length,
+            members=len(offers),
+            bound=self.config.secure_aggregation.bound,
+            weights=_KINDS[kind],
+            weight_cap=cap,
+            clip=self.config.secure_aggregation.clip,
+        )
+
+    def _attempt(
+        self,
+        number: int,
+        model: Model,
+        attempt: int,
+        offers: Sequence[Offer],
+        encoding: Encoding,
+        lost: Mapping[str, str],
+    ) -> Attempt:
+        from fedmerit.secagg.setting import LEAST_IN_SUM, default_threshold
+
+        public = None
+        if encoding.weights == "public":
+            public = tuple(float(offer.weight or 0.0) for offer in offers)
+        asked = self.config.secure_aggregation.threshold
+        threshold = min(asked, len(offers)) if asked else default_threshold(len(offers))
+        if self.identities is None:
+
+            def need(stage: str) -> int:
+                return threshold if stage in ("check", "unmask") else max(threshold, LEAST_IN_SUM)
+
+            return plain_sum(encoding, offers, need=need, lost=lost, public_weights=public)
+        from fedmerit.secagg.setting import Setting, Task
+
+        setting = Setting(
+            run=self.run_id,
+            round=number,
+            attempt=attempt,
+            members=tuple(offer.name for offer in offers),
+            roster=self.identities.roster,
+            config_hash=bytes.fromhex(self.config.hash()),
+            threshold=threshold,
+        )
+        if number == 1:
+            for note in setting.notes:
+                self.note(note)
+        task = Task(bytes.fromhex(model_hash(model)), encoding, public)
+        identities = self.identities
+        return masked_sum(
+            setting, task, offers, identities.members, identities.released, lost=lost, observe=self.observe
+        )

@@ -1,0 +1,87 @@
+"""Who, how much, how sure: what a person reads first of a finished set of reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedmerit.accumulate import Missing, accumulate
+from fedmerit.document import scores_of
+from fedmerit.errors import UndefinedShares
+from fedmerit.rewards import shares
+from fedmerit.types import Reports, Scores
+from fedmerit.uncertainty import compare_pairs, indistinguishable, intervals, rank_intervals
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One line of the table; None where there is nothing to say."""
+
+    client: str
+    rank: int
+    rank_interval: tuple[int, int] | None
+    total: float
+    interval: tuple[float, float] | None
+    coverage: float
+    last: dict[str, float | None]  # LOO, FP, EE of the last round
+    share: float | None
+    samples: float | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Standings, best first, and everything somebody should know before believing them."""
+
+    standings: tuple[Standing, ...]
+    total: Scores
+    last: Reports
+    status: dict[str, str]  # of FP and EE in the last round
+    groups: tuple[tuple[str, ...], ...]  # who cannot be told apart
+    suspects: tuple[str, ...]  # significantly below everybody else
+    notes: tuple[str, ...]
+
+
+def summarise(rounds: Sequence[Reports], *, score: str = "ALPHA", missing: Missing = "zero") -> Summary:
+    """A score summed over rounds with intervals, ranks and shares, and the last round's LOO, FP and EE."""
+    total = accumulate(rounds, score=score, missing=missing)
+    last = rounds[-1]
+    found = scores_of(last)
+    notes = list(total.notes)
+    for one in found.values():
+        notes += one.notes if one else ()
+    try:
+        divided = shares(total)
+        notes += divided.notes
+    except UndefinedShares as error:
+        divided = None
+        notes.append(f"no shares: {error}")
+    spans, ranks, groups, suspects = None, None, (), ()
+    if total.stderr is not None:
+        spans, ranks, groups = intervals(total), rank_intervals(total), indistinguishable(total)
+        better = compare_pairs(total).better
+        suspects = tuple(name for j, name in enumerate(total.clients) if better[:, j].sum() == total.n - 1)
+    at = {name: i for i, name in enumerate(total.clients)}
+    of_last = {name: k for k, name in enumerate(last.clients)}
+    samples = {} if last.samples is None else dict(zip(last.clients, last.samples.tolist(), strict=True))
+    standings = []
+    for name in total.ranking():
+        i, k = at[name], of_last.get(name)
+        round_scores: dict[str, float | None] = {}
+        for key in ("LOO", "FP", "EE"):
+            one = found.get(key)
+            round_scores[key] = None if one is None or k is None else float(one.values[k])
+        standings.append(
+            Standing(
+                client=name,
+                rank=int(total.ranks()[i]),
+                rank_interval=None if ranks is None else (int(ranks[i, 0]), int(ranks[i, 1])),
+                total=float(total.raw[i]),
+                interval=None if spans is None else (float(spans[i, 0]), float(spans[i, 1])),
+                coverage=1.0 if total.coverage is None else float(total.coverage[i]),
+                last=round_scores,
+                share=None if divided is None else divided[name],
+                samples=samples.get(name),
+            )
+        )
+    status = {key: one.status for key in ("FP", "EE") if (one := found.get(key)) is not None}
+    return Summary(tuple(standings), total, last, status, groups, suspects, tuple(dict.fromkeys(notes)))
