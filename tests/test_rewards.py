@@ -422,6 +422,13 @@ def test_rounding_errors_cost_nobody_a_cent():
     assert payouts(found, 100).unpaid == 50
 
 
+def test_rounding_errors_never_overspend():
+    found = Shares({"A": 0.5, "B": 0.5 + 2**-52}, rule="impartial")
+    paid = payouts(found, 10**23)
+    assert sum(paid.values()) + paid.unpaid == 10**23
+    assert paid.unpaid >= 0
+
+
 def test_impartial_rounds_down():
     found = shares(scored([0, 0, 0], gain=1), "impartial")
     assert list(found.values()) == pytest.approx([1 / 3] * 3)

@@ -62,7 +62,7 @@ def test_pair_errors_by_hand():
     assert pair_errors(s, covariance=[[9, 12], [12, 16]])[0, 1] == pytest.approx(1)
     assert pair_errors(s, covariance=[[9, -12], [-12, 16]])[0, 1] == pytest.approx(7)
     # the same error in both cancels
-    assert pair_errors(s, covariance=[[0.3, 0.3], [0.3, 0.3]])[0, 1] == 0.0
+    assert pair_errors(s, covariance=[[0.1 + 0.2, 0.3], [0.3, 0.3]])[0, 1] == 0.0
 
 
 @given(noisy_scores(), st.floats(-1, 1))
@@ -117,6 +117,12 @@ def test_holm_by_hand():
     assert pairs.difference[0, 2] == 10
     assert pairs.stderr[0, 2] == 2
     assert not compare_pairs(scored([10, 4.4, 0], [1, 1, 1])).better[1, 2]
+
+
+def test_a_low_level_never_claims_both_ways():
+    # z(1 - .7/2) = .385: .8 > 2 * .385 is found; what is left would be tested at z(.3) < 0.
+    pairs = compare_pairs(scored([0.8, 0], [1, 1]), level=0.3)
+    assert pairs.better.tolist() == [[False, True], [False, False]]
 
 
 def test_single_tests_find_more():
