@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -273,6 +274,29 @@ def test_two_survivor_lists_yield_no_share_at_all():
             parties.clients[name]._state.stopped = ""
             with pytest.raises(BindingError, match="was shown other messages"):
                 parties.clients[name].unmask(to_broadcast("check", everyone))
+
+
+@pytest.mark.parametrize(("colluding", "kinds"), [(2, 0), (3, 0), (4, 1), (5, 2)])
+def test_two_survivor_lists_need_more_colluders_than_n_minus_t(colluding, kinds):
+    """Colluders sign both lists. To get both kinds of share takes 2t - N = 5 of them, more than N - t = 2."""
+    parties = Parties(9).play(until="check")
+    real = heads_in(parties.server.broadcasts["masked"])
+    lists = (
+        to_broadcast("masked", real),
+        to_broadcast("masked", real[:-1]),
+    )  # with and without the victim, the last
+    honest = parties.names[colluding:]
+    half = len(honest) // 2
+    released = set()
+    for shown, group in zip(lists, (honest[-half:], honest[:-half]), strict=True):
+        seen = hashlib.sha256(shown).digest()
+        signed = {name: parties.forge(name, "check", [], seen=seen) for name in parties.names[:colluding]}
+        signed |= {name: parties.clients[name].check(shown) for name in group}
+        together = to_broadcast("check", [head_of(signed[name]) for name in parties.names if name in signed])
+        for name in group:
+            with suppress(RoundAborted):
+                released.add(_body(parties, parties.clients[name].unmask(together))[-1][1])
+    assert len(released) == kinds
 
 
 def test_a_server_cannot_ask_for_both_share_kinds():

@@ -88,6 +88,25 @@ def check_only_the_sum_comes_out():
                 assert abs(correlation(got, true)) < 6, chosen
 
 
+def check_colluders_learn_the_sum_of_the_others():
+    """Two members give the server all their secrets: it can compute one sum of the other four, of all."""
+    parties = unmask_all(Parties(6, length=2000))
+    binding = parties.task.binding(parties.setting)
+    honest, traitors = parties.names[2:], parties.names[:2]
+    left = bared(parties)
+    for name in honest:
+        public = {name: parties.server.heads["advertise"][name].body[1]}
+        for traitor in traitors:  # what the traitor added for this pair is what the honest one took off
+            known = parties.clients[traitor]._state.mask
+            masks.add_masks(left[name], masks.with_peers(parties.setting, traitor, known, public, binding))
+    for size in range(1, 5):
+        for chosen in combinations(honest, size):
+            got = sum((left[name] for name in chosen), np.zeros(2000, np.uint32))
+            true = sum((plain_words(parties, name) for name in chosen), np.zeros(2000, np.uint32))
+            assert np.array_equal(got, true) == (size == 4), chosen
+            assert size == 4 or abs(correlation(got, true)) < 6, chosen
+
+
 def check_a_member_called_lost_stays_hidden():
     """The server has its masked words AND the key of its pairwise masks: the self-mask must hold alone."""
     parties = Parties(5, length=2000).play(until="masked")
@@ -126,8 +145,7 @@ def check_masks_have_more_than_32_bits():
 
 
 def check_masks_are_bound():
-    """The same secrets give other masks in another run, round, attempt, schedule, roster, config, model,
-    encoding."""
+    """The same secrets give other masks wherever anything else is another."""
     parties = Parties(4)
     setting, task = parties.setting, parties.task
     other_key = Member("hospital-d", b"\5" * 32)
@@ -251,6 +269,7 @@ def shares_not_encrypted(patch):
 
 CHECKS = [
     check_only_the_sum_comes_out,
+    check_colluders_learn_the_sum_of_the_others,
     check_a_member_called_lost_stays_hidden,
     check_every_attempt_has_fresh_secrets,
     check_masks_have_more_than_32_bits,
@@ -262,6 +281,7 @@ BROKEN = [
     (no_self_mask, check_a_member_called_lost_stays_hidden),
     (no_pairwise_masks, check_only_the_sum_comes_out),
     (one_key_for_all_pairs, check_only_the_sum_comes_out),
+    (one_key_for_all_pairs, check_colluders_learn_the_sum_of_the_others),
     (reused_seed, check_every_attempt_has_fresh_secrets),
     (seed_of_32_bits, check_masks_have_more_than_32_bits),
     (generator_of_32_bits, check_masks_have_more_than_32_bits),

@@ -1,0 +1,39 @@
+"""The promises of docs/threats.md name tests that exist, and its numbers are the code's."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import test_privacy
+
+from fedmerit.secagg import default_threshold
+
+HERE = Path(__file__).parent
+TEXT = (HERE.parents[1] / "docs" / "threats.md").read_text()
+
+
+def test_every_test_that_is_named_exists():
+    named = set(re.findall(r"`(test_\w+(?:\[\w+\])?)`", TEXT))
+    assert len(named) > 30
+    written = set(
+        re.findall(r"^def (test_\w+)", "".join(p.read_text() for p in HERE.glob("test_*.py")), re.M)
+    )
+    checks = {f"test_privacy[{check.__name__.removeprefix('check_')}]" for check in test_privacy.CHECKS}
+    assert named - written - checks == set()
+
+
+def test_every_check_with_a_broken_twin_is_marked_and_every_marked_one_has_a_twin():
+    twins = {check.__name__.removeprefix("check_") for _, check in test_privacy.BROKEN}
+    rows = [row for row in TEXT.splitlines() if "`test_privacy[" in row]
+    marked = {name for row in rows if "†" in row for name in re.findall(r"test_privacy\[(\w+)\]", row)}
+    assert marked == twins == {check.__name__.removeprefix("check_") for check in test_privacy.CHECKS}
+
+
+@pytest.mark.parametrize("row", re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", TEXT, re.M))
+def test_the_table_of_sizes(row):
+    n, t, lost, colluding, honest = map(int, row)
+    assert t == default_threshold(n)
+    assert lost == colluding == n - t
+    assert honest == 2 * t - n
