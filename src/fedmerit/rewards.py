@@ -94,7 +94,8 @@ def shares(
     ({'A': 0.16666666666666666, 'B': 0.20833333333333334, 'C': 0.2916666666666667}, 0.33333333333333326)
     """
     _check(scores, rule, floor, cap, negative, on_undefined)
-    below = [client for client, x in zip(scores.clients, settle(scores.raw), strict=True) if x < 0]
+    noise = 1e-12 * np.max(np.abs(scores.raw))  # what rounding may leave of a zero
+    below = [client for client, x in zip(scores.clients, scores.raw, strict=True) if x < -noise]
     if below and negative == "refuse" and rule != "equal":
         raise UndefinedShares(f"negative {scores.score} of {_listed(below)}, and negative='refuse' was asked")
     notes = _notes(scores, rule, below)

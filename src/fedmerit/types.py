@@ -7,6 +7,7 @@ the client itself can compute. A ``Table`` holds all 2^N coalitions, which secur
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -75,6 +76,10 @@ class Reports:
 
     def __post_init__(self) -> None:
         where = "" if self.round is None else f"round {self.round}: "
+        if isinstance(self.alone, str | bytes | Mapping):
+            raise ReportError(
+                f"{where}alone: expected a sequence of numbers, got {type(self.alone).__name__}"
+            )
         alone = np.atleast_1d(np.asarray(self.alone, dtype=object))
         clients = names_of(self.clients, len(alone), where)
         silent = names_of(self.silent, len(self.silent), where) if len(self.silent) else ()
@@ -145,12 +150,14 @@ class Table:
     def __post_init__(self) -> None:
         if isinstance(self.values, Reports):
             raise NeedsTable("expected all 2^N coalitions, got Reports, which hold 2N + 2 of them")
+        if (size := np.size(self.values)) > 1 << MAX_TABLE_CLIENTS:
+            raise ReportError(
+                f"a table holds at most {MAX_TABLE_CLIENTS} clients (2^N utilities), got {size} utilities"
+            )
         values = floats(self.values, "table")
         n = int(values.size).bit_length() - 1
         if values.ndim != 1 or values.size != 1 << n or n < 1:
             raise ReportError(f"a table needs 2^N utilities with N >= 1, got shape {values.shape}")
-        if n > MAX_TABLE_CLIENTS:
-            raise ReportError(f"a table holds at most {MAX_TABLE_CLIENTS} clients (2^N utilities), got {n}")
         bad = np.flatnonzero(~np.isfinite(values))
         if bad.size:
             raise ReportError(f"utility of coalition {int(bad[0]):#b} is {values[bad[0]]}, expected a number")
@@ -189,6 +196,8 @@ class Scores:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if not self.clients:
+            raise ReportError(f"{self.score}: expected at least 1 client, got none")
         clients = names_of(self.clients, len(self.clients), f"{self.score}: ")
         put = Setter(self, clients, f"{self.score}: ")
         put.vector("values")
@@ -219,12 +228,17 @@ class Scores:
 
 
 def settle(values: Vector) -> Vector:
-    """Values on a grid of 1e-12 of the largest, so that equals that differ by rounding compare equal.
+    """Places in ascending order, 0, 1, ...: neighbours closer than 1e-12 of the largest value share a place.
 
-    >>> a = np.array([0.3 - 0.2, 0.2 - 0.1]); bool(a[0] == a[1]), bool(np.diff(settle(a)) == 0)
-    (False, True)
+    Scores that are equal on paper can differ by rounding; they must not be ranked by that.
+
+    >>> a = np.array([0.3 - 0.2, 0.2 - 0.1, 0.5]); bool(a[0] == a[1]), settle(a).tolist()
+    (False, [0.0, 0.0, 1.0])
     """
-    largest = float(np.max(np.abs(values))) if values.size else 0.0
-    if largest == 0.0:
+    if not values.size:
         return values
-    return np.rint(values / largest * 1e12)
+    order = np.argsort(values, kind="stable")
+    apart = np.diff(values[order]) > 1e-12 * np.max(np.abs(values))
+    places = np.empty(values.size)
+    places[order] = np.concatenate([[0], np.cumsum(apart)])
+    return places

@@ -1,0 +1,474 @@
+"""Whole runs in one process: what they write, what changes it and what must not."""
+
+import json
+
+import numpy as np
+import pytest
+from tiny import TINY, tiny
+
+from fedmerit.config import from_dict
+from fedmerit.errors import ConfigError, DataError, StoreError
+from fedmerit.federation.embedded import run
+from fedmerit.federation.journal import rounds_of
+from fedmerit.federation.setup import prepare
+from fedmerit.federation.verify import verify_folder
+from fedmerit.ledger import Ledger
+from fedmerit.reading import read
+from fedmerit.scores import alpha, ee, fp, ioi, loo
+
+OFF = "secure_aggregation.enabled=false"
+
+
+def scores_json(folder):
+    return (folder / "scores.json").read_bytes()
+
+
+def notes_of(*overrides, folder):
+    seen = []
+    content = run(tiny(*overrides), folder, watch=lambda step: seen.append(step))
+    return content, [step.text for step in seen if step.stage == "note"]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "plain"
+    return run(tiny(), folder), folder
+
+
+def test_a_run_writes_the_documented_files_and_scores(plain):
+    content, folder = plain
+    assert {"config.toml", "ledger.sqlite", "scores.json", "scores.csv"} <= {p.name for p in folder.iterdir()}
+    assert json.loads(scores_json(folder)) == json.loads(json.dumps(content))
+    assert content["clients"] == ["client-0", "client-1", "client-2", "client-3"]
+    assert content["utility"] == "expected-accuracy"
+    assert list(content["companions"]) == ["accuracy", "brier"]
+    assert [one["round"] for one in content["rounds"]] == [1, 2]
+    first = content["rounds"][0]
+    assert first["participants"] == content["clients"]
+    assert set(first["scores"]) == {"LOO", "IOI", "ALPHA", "FP", "EE", "SURPLUS", "COS"}
+    for name in ("alone", "without", "se_loo", "se_ioi", "se_alpha", "se_alpha_total", "cosine"):
+        assert len(first["reports"][name]) == 4
+    assert "samples" not in first["reports"]  # nobody asked for disclosure
+    one, two = read(folder / "scores.json")
+    assert two.empty == pytest.approx(one.grand)  # the same slice: v(M) of round 1 is v(M0) of round 2
+    assert first["scores"]["FP"] == fp(one).values.tolist()
+    assert first["scores"]["EE"] == ee(one).values.tolist()
+    total = alpha(one).values + alpha(two).values
+    np.testing.assert_allclose(content["cumulative"]["ALPHA"], total, rtol=1e-12)
+
+
+def test_reports_are_what_evaluating_the_plain_models_gives(plain, tmp_path):
+    """Fast path against slow path: rebuild M0 + U_i and M - U_i outside of the engine."""
+    from fedmerit.federation.setup import seed_for
+    from fedmerit.training import train_many
+
+    _, folder = plain
+    config = tiny()
+    federation = prepare(config)
+    seeds = [seed_for(config, "train", 1, name) for name in federation.names]
+    data = [(client.x, client.y) for client in federation.clients]
+    trained = train_many(federation.network, federation.first, data, federation.training, seeds).vectors
+    updates = [(vector.astype(np.float64) - federation.first) / 4 for vector in trained]
+    shown = federation.pool.slice(1)
+    grand = federation.first + sum(updates)
+    for utility in ("expected-accuracy", "brier"):
+        reports = next(r for r in _rounds(folder, utility) if r.round == 1)
+
+        def value(model, utility=utility):
+            return float(np.mean(federation.evaluate(model.astype(np.float32), shown)[utility]))
+
+        assert reports.empty == pytest.approx(value(federation.first), abs=1e-6)
+        assert reports.grand == pytest.approx(value(grand), abs=1e-6)
+        alone = [value(federation.first + update) for update in updates]
+        without = [value(grand - update) for update in updates]
+        np.testing.assert_allclose(reports.alone, alone, atol=1e-6)
+        np.testing.assert_allclose(reports.without, without, atol=1e-6)
+        # the paired standard error, from per-sample values
+        pair = federation.evaluate(grand.astype(np.float32), shown)[utility]
+        pair = pair - federation.evaluate((grand - updates[0]).astype(np.float32), shown)[utility]
+        assert reports.se_loo[0] == pytest.approx(np.std(pair, ddof=1) / np.sqrt(50), rel=1e-3)
+
+
+def _rounds(folder, utility):
+    with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
+        return [one.to_reports(utility) for one in rounds_of(ledger)]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("training.weights=secret", "training.weight_cap=100"),
+        ("training.weights=scores",),
+        (
+            "training.weights=roster",
+            "training.roster_weights={client-0=1, client-1=2, client-2=3, client-3=0.5}",
+        ),
+        ("scoring.game=renormalised", "scoring.solo=true"),
+        ("data.test_reveal=per-round", "scoring.utilities=['accuracy', 'balanced-accuracy', 'neg-loss']"),
+        ("participation.lost={client-1='1:masked'}", "participation.away={client-2=[2]}"),
+        ("participation.lost={client-1='1:unmask', client-3='2:report'}",),
+        ("partition.clients=5", "partition.sizes=[20,20,20,20,20]", "participation.fraction=0.8"),
+        ("corruption.free_rider={client-1='zero', client-2='noise', client-3='stale'}",),
+    ],
+    ids=lambda overrides: " ".join(overrides)[:60] or "defaults",
+)
+def test_secure_aggregation_on_and_off_end_with_the_same_bytes(tmp_path, overrides):
+    run(tiny(*overrides), tmp_path / "on")
+    run(tiny(*overrides, OFF), tmp_path / "off")
+    assert scores_json(tmp_path / "on") == scores_json(tmp_path / "off")
+    assert list(verify_folder(tmp_path / "on"))
+    assert any(line.startswith("unsigned") for line in verify_folder(tmp_path / "off"))
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(plain, tmp_path):
+    _, folder = plain
+    run(tiny(), tmp_path / "again")
+    assert scores_json(tmp_path / "again") == scores_json(folder)
+    run(tiny("run.seed=1"), tmp_path / "other")
+    assert scores_json(tmp_path / "other") != scores_json(folder)
+
+
+def test_it_takes_two_evaluations_a_member_and_two_more(tmp_path, monkeypatch):
+    from fedmerit.federation import setup
+
+    count = []
+    original = setup.Federation.evaluate
+    monkeypatch.setattr(setup.Federation, "evaluate", lambda *a: count.append(1) or original(*a))
+    run(tiny(), tmp_path / "run")
+    assert len(count) == 2 * (2 * 4 + 2)  # two rounds of 2N + 2
+
+
+def test_what_the_server_receives_holds_no_plain_update(tmp_path):
+    """The transcript of a whole run: no member's words and no bytes of its update in any message."""
+    from fedmerit.federation import aggregation
+
+    received, offered = [], []
+    original = aggregation.Aggregation.offers
+
+    def spy(self, *args):
+        offers = original(self, *args)
+        offered.extend((offer, self._encoding(offer.delta.size, offers)) for offer in offers)
+        return offers
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(aggregation.Aggregation, "offers", spy)
+    try:
+        run(tiny(), tmp_path / "run", observe=lambda *seen: received.append(seen))
+    finally:
+        patch.undo()
+    assert {stage for stage, _, _ in received} == {"advertise", "share", "masked", "check", "unmask"}
+    assert len(offered) == 8
+    whole = b"".join(message for _, _, message in received)
+    for offer, encoding in offered:
+        words = encoding.encode(offer.delta, weight=offer.weight, seed=offer.seed).words
+        for plain_bytes in (words.tobytes(), offer.delta.tobytes(), offer.delta.astype(np.float64).tobytes()):
+            for start in range(0, 4000, 400):
+                assert plain_bytes[start : start + 24] not in whole
+    # ... while the check itself does find words that were put there
+    masked = [message for stage, _, message in received if stage == "masked"]
+    assert masked[0][5000:5024] in whole
+
+
+# --- who takes part -------------------------------------------------------------------------------
+
+
+def test_absence_loss_and_silence_are_recorded_as_what_they_are(tmp_path):
+    content = run(
+        tiny(
+            "training.rounds=4",
+            "participation.away={client-0=[1]}",
+            "participation.lost={client-1='2:masked', client-2='3:unmask', client-3='4:report'}",
+        ),
+        tmp_path / "run",
+    )
+    one, two, three, four = content["rounds"]
+    assert one["participants"] == ["client-1", "client-2", "client-3"]
+    assert two["participants"] == ["client-0", "client-2", "client-3"]  # its masked input never came
+    assert "silent" not in two
+    assert three["silent"] == ["client-2"]  # summed, then gone
+    assert four["silent"] == ["client-3"]
+    for silenced in (three, four):
+        assert silenced["scores"]["FP"] is None
+        assert silenced["scores"]["EE"] is None
+        assert len(silenced["scores"]["ALPHA"]) == 3
+    assert content["coverage"] == [0.75, 0.75, 0.75, 0.75]
+
+
+def test_too_few_members_abort_the_round_and_leave_the_model_alone(tmp_path):
+    content, notes = notes_of("participation.away={client-0=[1], client-1=[1]}", folder=tmp_path / "run")
+    assert content["rounds"][0]["reports"] is None
+    assert content["rounds"][0]["aborted"] is True
+    assert any(
+        "round 1 aborted, model unchanged: 2 members scheduled, 3 are needed" in note for note in notes
+    )
+    assert content["rounds"][1]["participants"] == content["clients"]
+    with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
+        aborted, _ = rounds_of(ledger)
+        assert aborted.body["m"] == next(ledger.records("run")).body["m0"]
+    assert len(read(tmp_path / "run" / "scores.json")) == 1  # what can be scored still is
+
+
+def test_a_second_attempt_is_made_with_those_who_are_left(tmp_path):
+    """5 members, t = 4: two lost before masking is too many for 5, but 3 can sum among themselves."""
+    config = tiny(
+        "training.rounds=1",
+        "partition.clients=5",
+        "partition.sizes=[20,20,20,20,20]",
+        "participation.lost={client-0='1:share', client-1='1:masked'}",
+    )
+    content = run(config, tmp_path / "run")
+    assert content["rounds"][0]["participants"] == ["client-2", "client-3", "client-4"]
+    with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
+        (masked,) = ledger.records("masked")
+    tries = masked.body["attempts"]
+    assert [len(attempt["members"]) for attempt in tries] == [5, 3]
+    assert "members left" in tries[0]["aborted"]
+    assert tries[1]["aborted"] == ""
+
+
+def test_no_second_attempt_once_shares_were_released(tmp_path):
+    lost = "participation.lost={client-0='1:unmask', client-1='1:unmask'}"
+    content = run(tiny("training.rounds=1", lost), tmp_path / "run")
+    assert content["rounds"][0]["aborted"] is True
+    with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
+        (masked,) = ledger.records("masked")
+    assert len(masked.body["attempts"]) == 1
+
+
+@pytest.mark.parametrize("switch", ["secure_aggregation.enabled=true", OFF])
+def test_a_member_that_diverges_withdraws_and_is_recorded(tmp_path, monkeypatch, switch):
+    from fedmerit.federation import local
+
+    original = local.train_many
+
+    def diverge(network, start, data, settings, seeds):
+        trained = original(network, start, data, settings, seeds)
+        if len(data[0][1]) == 50:  # client-1
+            trained.vectors[0][:] = np.nan
+        return trained
+
+    monkeypatch.setattr(local, "train_many", diverge)
+    content, notes = notes_of(switch, folder=tmp_path / "run")
+    assert content["rounds"][0]["participants"] == ["client-0", "client-2", "client-3"]
+    assert "round 1: client-1 declined and is not in the sum" in notes
+    with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
+        assert rounds_of(ledger)[0].declined == ("client-1",)
+
+
+def test_an_update_beyond_the_bound_is_declined_or_clipped_if_asked_for(tmp_path):
+    content, notes = notes_of("secure_aggregation.bound=0.0001", folder=tmp_path / "small")
+    assert content["rounds"][0]["aborted"] is True  # nobody is within it
+    assert sum("declined" in note for note in notes) == 8
+    content, _ = notes_of(
+        "secure_aggregation.bound=0.0001", "secure_aggregation.clip=true", folder=tmp_path / "clip"
+    )
+    assert content["rounds"][0]["participants"] == content["clients"]
+
+
+# --- games, utilities, weights, solo --------------------------------------------------------------
+
+
+def test_both_games_agree_on_the_grand_coalition_and_differ_elsewhere(plain, tmp_path):
+    additive, _ = plain
+    renormalised = run(tiny("scoring.game=renormalised"), tmp_path / "run")
+    ours, theirs = additive["rounds"][0]["reports"], renormalised["rounds"][0]["reports"]
+    assert (ours["empty"], ours["grand"]) == (theirs["empty"], theirs["grand"])
+    assert ours["alone"] != theirs["alone"]
+    # U_i is a quarter of d_i: alone in the renormalised game moves four times as far
+    assert np.mean(np.abs(np.array(theirs["alone"]) - theirs["empty"])) > np.mean(
+        np.abs(np.array(ours["alone"]) - ours["empty"])
+    )
+
+
+def test_every_utility_runs_and_a_users_own_too(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "def margin(model, images, labels):\n"
+        "    p = model(images).softmax(1)\n"
+        "    return p.gather(1, labels[:, None])[:, 0].clamp(0, 1)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = ["expected-accuracy", "accuracy", "brier", "balanced-accuracy", "neg-loss", "mine:margin"]
+    content = run(tiny(f"scoring.utilities={names}"), tmp_path / "run")
+    assert list(content["companions"]) == names[1:]
+    np.testing.assert_allclose(
+        content["companions"]["mine:margin"]["cumulative"]["ALPHA"], content["cumulative"]["ALPHA"], atol=1e-7
+    )
+    assert content["companions"]["neg-loss"]["rounds"][0]["reports"]["grand"] < 0
+    # a balanced pool: balanced accuracy is accuracy
+    pair = [content["companions"][name]["rounds"][0]["reports"]["alone"] for name in names[1:4:2]]
+    np.testing.assert_allclose(*pair, atol=1e-12)
+
+
+def test_fresh_slices_are_disjoint_and_the_error_of_the_sum_adds_as_squares(tmp_path):
+    content = run(tiny("data.test_reveal=per-round"), tmp_path / "run")
+    one, two = (entry["reports"] for entry in content["rounds"])
+    assert one["slice"] != two["slice"]
+    expected = np.hypot(one["se_alpha"], two["se_alpha"])
+    np.testing.assert_allclose(content["stderr"]["ALPHA"], expected)
+    assert one["se_alpha_total"] == one["se_alpha"]
+
+
+def test_on_the_same_samples_the_running_error_is_not_the_root_of_squares(plain):
+    content, _ = plain
+    one, two = (entry["reports"] for entry in content["rounds"])
+    assert one["slice"] == two["slice"]
+    assert content["stderr"]["ALPHA"] == two["se_alpha_total"]
+    assert not np.allclose(two["se_alpha_total"], np.hypot(one["se_alpha"], two["se_alpha"]), rtol=1e-3)
+
+
+def test_score_weights_are_public_start_uniform_and_follow_the_scores(tmp_path):
+    content = run(tiny("training.weights=scores", "training.rounds=3"), tmp_path / "run")
+    from fedmerit.agreement import normalise
+    from fedmerit.ledger import number
+
+    with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
+        weights = [record.body["weights"] for record in ledger.records("schedule")]
+    assert [number(value) for value in weights[0].values()] == [1.0] * 4
+    reports = read(tmp_path / "run" / "scores.json")
+    expected = np.clip(normalise(alpha(reports[0]).values), 0.1, 3.0)
+    np.testing.assert_allclose([number(value) for value in weights[1].values()], expected)
+    assert content["rounds"][2]["participants"] == content["clients"]
+
+
+def test_secret_weights_are_in_no_record(tmp_path):
+    run(tiny("training.weights=secret"), tmp_path / "run")
+    with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
+        bodies = [record.body for record in ledger.records()]
+    from fedmerit.ledger import number
+
+    totals = [number(body["weight"]) for body in bodies if "weight" in body]
+    assert totals == [220.0, 220.0]  # 60 + 50 + 70 + 40: the total, and nothing else
+    assert all(body.get("samples") is None and body.get("weights") is None for body in bodies)
+
+
+def test_samples_are_disclosed_only_if_asked_for(tmp_path):
+    content = run(tiny("training.rounds=1", "scoring.disclose_samples=true"), tmp_path / "run")
+    assert content["rounds"][0]["reports"]["samples"] == [60, 50, 70, 40]
+
+
+def test_solo_is_the_singleton_of_the_retraining_game(tmp_path):
+    """Trained alone from the first model with the member's own seeds, round after round."""
+    from fedmerit.federation.setup import seed_for
+    from fedmerit.training import train_many
+
+    config = tiny("scoring.solo=true")
+    content = run(config, tmp_path / "run")
+    federation = prepare(config)
+    client = federation.clients[2]
+    vector = federation.first
+    for number in (1, 2):
+        seeds = [seed_for(config, "train", number, client.name)]
+        data = [(client.x, client.y)]
+        (vector,) = train_many(federation.network, [vector], data, federation.training, seeds).vectors
+        value = float(
+            np.mean(federation.evaluate(vector, federation.pool.slice(number))["expected-accuracy"])
+        )
+        assert content["rounds"][number - 1]["reports"]["solo"][2] == pytest.approx(value, abs=1e-9)
+    merit = np.array(content["cumulative"]["MERIT"])
+    first, last = read(tmp_path / "run" / "scores.json")
+    expected = (last.solo - last.solo_empty) + ioi(first).values + ioi(last).values
+    np.testing.assert_allclose(merit, expected)
+
+
+# --- corruption -----------------------------------------------------------------------------------
+
+
+def test_a_zero_free_rider_is_a_null_player_with_a_null_cosine(tmp_path):
+    content = run(tiny("corruption.free_rider={client-3='zero'}"), tmp_path / "run")
+    one = read(tmp_path / "run" / "scores.json")[0]
+    assert loo(one).values[3] == ioi(one).values[3] == 0.0
+    assert content["rounds"][0]["reports"]["cosine"][3] is None
+    assert content["cumulative"]["ALPHA"][3] == 0.0
+
+
+def test_a_stale_free_rider_sends_back_an_old_model(tmp_path):
+    content = run(tiny("training.rounds=3", "corruption.free_rider={client-3='stale'}"), tmp_path / "run")
+    cosines = [entry["reports"]["cosine"][3] for entry in content["rounds"]]
+    assert cosines[0] is None  # the first model: no update
+    assert cosines[1] < 0  # M0 of round 1 while the others went on: it pulls back
+    assert cosines[2] < 0
+
+
+def test_duplicated_data_is_seen_as_equal_contribution_only_up_to_training_noise(tmp_path):
+    run(tiny("corruption.duplicate={client-1='client-0'}"), tmp_path / "run")
+    one = read(tmp_path / "run" / "scores.json")[0]
+    values = alpha(one).values
+    assert values[0] != values[1]  # own seed, own order of batches
+
+
+def test_who_trains_on_the_test_set_knows_it_whole_only_if_it_is_fixed():
+    fixed = prepare(tiny("corruption.test_set=['client-1']"))
+    assert len(fixed.training_data(fixed.clients[1], 1)[1]) == 50 + 50
+    fresh = prepare(tiny("corruption.test_set=['client-1']", "data.test_reveal=per-round"))
+    assert len(fresh.training_data(fresh.clients[1], 1)[1]) == 50
+    x, y = fresh.training_data(fresh.clients[1], 2)
+    assert len(y) == 50 + 25
+    np.testing.assert_array_equal(x[50:], fresh.pool.slice(1).x)
+    assert len(fresh.training_data(fresh.clients[0], 2)[1]) == 60
+
+
+# --- models ---------------------------------------------------------------------------------------
+
+
+def test_batch_norm_statistics_are_aggregated_evaluated_and_their_counters_named(tmp_path):
+    sizes = "partition.sizes=[12,12,12]"
+    content, notes = notes_of(
+        "model.name=resnet18", "model.norm=batch", "training.rounds=1", "partition.clients=3", sizes,
+        "data.test_size=10", folder=tmp_path / "run",
+    )  # fmt: skip
+    assert any("num_batches_tracked" in note for note in notes)
+    assert any("3 members: none may be lost" in note for note in notes)
+    assert content["rounds"][0]["participants"] == ["client-0", "client-1", "client-2"]
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error", "message"),
+    [
+        (("partition.clients=2",), ConfigError, "partition.clients: expected 3 to 1024 members"),
+        (
+            ("partition.scheme=dirichlet", "partition.mu=0"),
+            ConfigError,
+            "partition.mu: expected a number above 0",
+        ),
+        (("partition.scheme=iid", "partition.clients=500"), DataError, "500 clients with at least 10 each"),
+        (("data.test_size=5000",), DataError, "test_size|fashion-mini"),
+        (("data.name=npz", "data.path=nowhere.npz"), DataError, "nowhere.npz: no such file"),
+        (("data.name=npz",), DataError, "needs the path"),
+        (("scoring.utilities=['luck']",), ConfigError, "scoring.utilities: expected expected-accuracy"),
+        (("model.name=vgg",), ConfigError, "model.name"),
+        (("run.device=quantum",), ConfigError, "run.device: expected auto, cpu or cuda"),
+        (("corruption.label_noise={client-9=0.5}",), ConfigError, "unknown member 'client-9'"),
+        (("corruption.label_noise={client-1=1.5}",), DataError, "1.5"),
+    ],
+)
+def test_bad_settings_are_named_before_anything_runs(tmp_path, overrides, error, message):
+    with pytest.raises(error, match=message):
+        run(tiny(*overrides), tmp_path / "run")
+
+
+def test_a_run_that_could_not_start_can_be_started_again(tmp_path):
+    """Nothing of the failed start is in the way once the file is there."""
+    config = from_dict(TINY, ("data.name=npz", f"data.path={tmp_path / 'later.npz'}"))
+    with pytest.raises(DataError):
+        run(config, tmp_path / "run")
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (300, 8, 8, 1), np.uint8), np.arange(300) % 5
+    np.savez(tmp_path / "later.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    content = run(config, tmp_path / "run", resume=True)
+    assert len(content["rounds"]) == 2
+
+
+def test_a_folder_in_use_or_of_another_config_is_refused(plain):
+    _, folder = plain
+    with pytest.raises(StoreError, match="not empty; use --resume"):
+        run(tiny(), folder)
+    with pytest.raises(StoreError, match=r"another config: training.rounds is 2 there and 3 here"):
+        run(tiny("training.rounds=3"), folder, resume=True)
+    before = scores_json(folder)
+    run(tiny(), folder, resume=True)  # finished: nothing to do, nothing changed
+    assert scores_json(folder) == before

@@ -1,0 +1,115 @@
+"""A run that is killed at any moment goes on and ends with the same bytes. Real processes, kill -9."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tiny import tiny
+
+from fedmerit.federation.embedded import run
+from fedmerit.federation.verify import verify_folder
+
+SETTINGS = (
+    "training.rounds=4",
+    "scoring.solo=true",
+    "training.weights=scores",
+    "corruption.free_rider={client-3='stale'}",
+    "participation.lost={client-2='2:unmask'}",
+)
+CHILD = """
+import sys
+import torch
+torch.set_num_threads(1)
+sys.path.insert(0, {tests!r})
+from tiny import tiny
+from fedmerit.federation.embedded import run
+print("ready", flush=True)
+run(tiny(*{settings!r}), {folder!r}, resume={resume!r}, watch=lambda step: print(step.stage, flush=True))
+"""
+
+
+def start(folder, *, resume):
+    tests = str(Path(__file__).parent)
+    code = CHILD.format(tests=tests, settings=SETTINGS, folder=str(folder), resume=resume)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    run(tiny(*SETTINGS), folder)
+    return (folder / "scores.json").read_bytes(), (folder / "scores.csv").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+def test_killed_at_ten_random_moments_it_ends_with_the_same_bytes(tmp_path, whole):
+    folder = tmp_path / "run"
+    rng = random.Random(20261115)
+    kills = 0
+    while kills < 10:
+        process = start(folder, resume=folder.joinpath("config.toml").exists())
+        try:
+            assert process.stdout.readline() == "ready\n"
+            # let it live for a few steps, then a random while longer: inside training, summing, writing
+            for _ in range(rng.randrange(1, 9)):
+                if not process.stdout.readline():
+                    break
+            time.sleep(rng.random() * 0.15)
+        finally:
+            finished = process.poll() is not None
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+        if finished:
+            assert process.returncode == 0
+            break
+        kills += 1
+    run(tiny(*SETTINGS), folder, resume=True)
+    assert (folder / "scores.json").read_bytes() == whole[0]
+    assert (folder / "scores.csv").read_bytes() == whole[1]
+    assert list(verify_folder(folder))
+    assert not [path for path in folder.rglob(".*") if path.name not in (".lock",)]
+    assert kills >= 5
+
+
+@pytest.mark.parametrize("moment", ["checkpoint", "commit", "scores"])
+def test_a_crash_at_each_step_of_closing_a_round_is_repaired(tmp_path, whole, monkeypatch, moment):
+    """Between checkpoint and transaction, inside the transaction, and between transaction and score files."""
+    from fedmerit.federation import embedded
+    from fedmerit.federation.journal import Journal
+    from fedmerit.store import Folder
+
+    class Crash(BaseException):
+        pass
+
+    calls = []
+
+    def crash_second(function, when=lambda *a: True):
+        def wrapped(*args, **kwargs):
+            if when(*args):
+                calls.append(1)
+                if len(calls) == 2:
+                    raise Crash
+            return function(*args, **kwargs)
+
+        return wrapped
+
+    if moment == "checkpoint":
+        monkeypatch.setattr(Folder, "save_checkpoint", crash_second(Folder.save_checkpoint))
+    elif moment == "commit":
+        monkeypatch.setattr(Journal, "write", crash_second(Journal.write, lambda *a: a[2] == "round"))
+    else:
+        target = crash_second(embedded.Engine._write_scores)
+        monkeypatch.setattr(embedded.Engine, "_write_scores", target)
+    with pytest.raises(Crash):
+        run(tiny(*SETTINGS), tmp_path / "run")
+    monkeypatch.undo()
+    run(tiny(*SETTINGS), tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "scores.json").read_bytes() == whole[0]
+    assert list(verify_folder(tmp_path / "run"))

@@ -1,0 +1,14 @@
+"""A federation small enough to run many of: real data, a real network, seconds."""
+
+from fedmerit.config import from_dict
+
+TINY = {
+    "data": {"test_size": 50},
+    "partition": {"clients": 4, "scheme": "sizes", "sizes": [60, 50, 70, 40]},
+    "model": {"name": "mlp"},
+    "training": {"rounds": 2, "local_epochs": 1, "batch_size": 16},
+}
+
+
+def tiny(*overrides):
+    return from_dict(TINY, overrides)
