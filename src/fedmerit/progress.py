@@ -23,7 +23,13 @@ class Step(Protocol):
 
 
 Watch = Callable[[Any], None]
-_WORDS = {"train": "members training", "sum": "secure sum", "evaluate": "members evaluating"}
+_WORDS = {
+    "train": "members training",
+    "sum": "secure sum",
+    "evaluate": "members evaluating",
+    "coalitions": "coalitions",
+    "retrain": "retraining",
+}
 
 
 @contextmanager

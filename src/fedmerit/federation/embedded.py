@@ -23,6 +23,7 @@ from fedmerit.federation.local import LocalTraining
 from fedmerit.federation.protocol import Member, Model, Outcome, PerSample, Report, accept, mean, model_hash
 from fedmerit.federation.setup import Federation, losses, prepare, schedule
 from fedmerit.federation.summing import Observer, Offer
+from fedmerit.federation.truth import Truth
 from fedmerit.ledger import SERVER, exact
 from fedmerit.secagg.quantise import Encoding
 from fedmerit.store import Folder, write
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 class Progress:
     """Told to whoever watches: a step of a round has begun or advanced."""
 
-    stage: Literal["train", "sum", "evaluate", "round", "note"]
+    stage: Literal["train", "sum", "evaluate", "coalitions", "retrain", "round", "note"]
     round: int
     rounds: int
     done: int = 0
@@ -83,6 +84,7 @@ class Engine:
             self._note(note)
         self.run_id: str = first_body(folder.ledger, "run")["run"] if started else secrets.token_hex(16)
         self.local = LocalTraining(self.federation)
+        self.truth = Truth(self.federation, folder.path / "tables") if config.scoring.truth else None
         self.aggregation = Aggregation(
             config, self.federation.clients, self.run_id, self.identities, observe, self._note
         )
@@ -105,6 +107,8 @@ class Engine:
         for number in range(len(self.rounds) + 1, total + 1):
             self._round(number)
             self.watch(Progress("round", number, total, done=number, total=total, text=self._summary()))
+        if self.truth and "shapley" in self.config.scoring.truth:
+            self.truth.retrain(lambda done, whole: self._tell("retrain", total, done, whole))
         return self._write_scores()
 
     def _begin(self) -> None:
@@ -174,7 +178,7 @@ class Engine:
         del trained  # at most one model a member from here on
         attempt, encoding, attempts = self.aggregation.sum(number, self.model, offers, lost)
         found = Round(number, scheduled, attempt.included, tuple(attempt.declined), aborted=attempt.aborted)
-        before_model, outcome = self.model, None
+        before_model, outcome, looked = self.model, None, None
         reports: list[Report] = []
         values: tuple[PerSample, PerSample, PerSample | None] | None = None
         if attempt.weighted_sum is not None:
@@ -189,7 +193,15 @@ class Engine:
                 model_hash(before_model),
             )
             values, reports = self._evaluate(number, before_model, outcome, offers, encoding, lost)
-        self._close(found, attempts, outcome, values, reports, weights)
+            if self.truth and "mr-shapley" in self.config.scoring.truth and encoding is not None:
+                looked = self.truth.after_round(
+                    before_model,
+                    outcome,
+                    offers,
+                    encoding,
+                    lambda done, total: self._tell("coalitions", number, done, total),
+                )
+        self._close(found, attempts, outcome, values, reports, weights, looked)
 
     def _model_before(self) -> Model:
         """The global model of one round earlier."""
@@ -245,6 +257,7 @@ class Engine:
         values: tuple[PerSample, PerSample, PerSample | None] | None,
         reports: Sequence[Report],
         weights: Mapping[str, float] | None,
+        looked: Mapping[str, Any] | None,
     ) -> None:
         """Checkpoint first, then all records of the round in one transaction, then the score files."""
         number, folder = found.number, self.folder
@@ -285,6 +298,8 @@ class Engine:
             for report in reports:
                 write_(report.client, "report", report.body(self.run_id))
                 found.reports[report.client] = report
+            if looked is not None:
+                write_(SERVER, "analysis", {"round": number, **looked})
             write_(SERVER, "round", found.body)
             write_(SERVER, "scores", {"round": number, **self._scores_body([*self.rounds, found])})
         self.rounds.append(found)
@@ -317,8 +332,13 @@ class Engine:
 
     def _write_scores(self) -> dict[str, Any]:
         scoring = self.config.scoring
+        scored = [one.number for one in self.rounds if one.included]
         content = scores_document(
-            self.rounds, self.federation.names, scoring.utilities, missing=scoring.missing
+            self.rounds,
+            self.federation.names,
+            scoring.utilities,
+            missing=scoring.missing,
+            truth=self.truth.values(scored) if self.truth else None,
         )
         for name, data in score_files(content):
             write(self.folder.path / name, data)

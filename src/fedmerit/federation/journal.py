@@ -10,11 +10,12 @@ and somebody who verifies it compute the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from fedmerit.document import as_csv, as_json, document, round_object
-from fedmerit.errors import LedgerError
+from fedmerit.errors import FedmeritError, LedgerError
 from fedmerit.federation.protocol import Report
 from fedmerit.ledger import SERVER, Ledger, Record, content, exact, number
 from fedmerit.types import Reports
@@ -83,27 +84,64 @@ _COLUMNS = ("alone", "without", "se_loo", "se_ioi", "se_alpha", "se_alpha_total"
 
 
 def rounds_of(ledger: Ledger) -> list[Round]:
-    """Every finished round of a ledger, in order."""
-    run = first_body(ledger, "run")["run"]
+    """Every finished round of a ledger, in order, if the records fit together."""
+    start = first_body(ledger, "run")
     found: list[Round] = []
     pending: Round | None = None
+    outcome: Mapping[str, str] | None = None
     for record in ledger.records():
         body = record.body
-        if record.kind == "schedule":
-            pending = Round(number=int(body["round"]), scheduled=tuple(body["members"]))
-        elif record.kind == "report":
-            if pending is None or int(body["round"]) != pending.number:
-                raise LedgerError(f"record {record.seq} (report by {record.author}): outside of its round")
-            pending.reports[record.author] = Report.from_body(record.author, body, run=run)
-        elif record.kind == "round":
-            if pending is None or int(body["round"]) != pending.number or pending.number != len(found) + 1:
-                raise LedgerError(f"record {record.seq} (round): expected the end of round {len(found) + 1}")
-            pending.included, pending.declined = tuple(body["included"]), tuple(body["declined"])
-            pending.silent, pending.aborted = tuple(body["silent"]), body["aborted"]
-            pending.body = body
-            found.append(pending)
-            pending = None
+        with reading(record):
+            if record.kind == "schedule":
+                pending, outcome = Round(number=body["round"], scheduled=tuple(body["members"])), None
+                if pending.number != len(found) + 1:
+                    raise LedgerError(f"expected round {len(found) + 1}, got round {pending.number}")
+            elif record.kind == "outcome":
+                outcome = {key: value for key, value in body.items() if key != "round"}
+                before = found[-1].body["m"] if found else start["m0"]
+                if outcome["m0"] != before:
+                    raise LedgerError("starts from another model than the one before it")
+            elif record.kind == "report":
+                if pending is None or body["round"] != pending.number:
+                    raise LedgerError("outside of its round")
+                if record.author in pending.reports:
+                    raise LedgerError("its author has reported this round already")
+                report = Report.from_body(record.author, body, run=start["run"])
+                if report.bound_to != outcome:
+                    raise LedgerError("computed on something else than the outcome of its round")
+                pending.reports[record.author] = report
+            elif record.kind == "round":
+                if pending is None or body["round"] != pending.number:
+                    raise LedgerError(f"expected the end of round {len(found) + 1}")
+                found.append(_closed(pending, body, outcome))
+                pending = None
     return found
+
+
+def _closed(one: Round, body: Mapping[str, Any], outcome: Mapping[str, str] | None) -> Round:
+    """A round with its closing record, which must agree with the records before it."""
+    one.included, one.declined = tuple(body["included"]), tuple(body["declined"])
+    one.silent, one.aborted = tuple(body["silent"]), str(body["aborted"])
+    one.body = body
+    if not set(one.included) <= set(one.scheduled):
+        raise LedgerError("includes a member that was not scheduled")
+    if set(one.reports) | set(one.silent) != set(one.included) or set(one.reports) & set(one.silent):
+        raise LedgerError("its included members are not those who reported and those who are silent")
+    if outcome is not None and (body["m"], body["slice"]) != (outcome["m"], outcome["slice"]):
+        raise LedgerError("closes with another model or test slice than the outcome of its round")
+    return one
+
+
+@contextmanager
+def reading(record: Record) -> Iterator[None]:
+    """Whatever is wrong with a record's body is an error that names the record."""
+    where = f"record {record.seq} ({record.kind} by {record.author})"
+    try:
+        yield
+    except FedmeritError as error:
+        raise LedgerError(f"{where}: {error}") from error
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise LedgerError(f"{where}: not a record of its kind: {error!r:.80}") from error
 
 
 def first_body(ledger: Ledger, kind: str) -> Mapping[str, Any]:
@@ -123,12 +161,12 @@ def scores_document(
     truth: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The content of ``scores.json``: the paid utility on top, companions beside it."""
-    paid, *companions = [_one(rounds, clients, utility, missing) for utility in utilities]
-    content_ = {**paid, "companions": dict(zip(utilities[1:], companions, strict=True))}
-    if truth:
-        content_["analysis"] = True
-        content_["truth"] = dict(truth)
-    return content_
+    each = {utility: _one(rounds, clients, utility, missing) for utility in utilities}
+    for utility, values in (truth or {}).items():
+        each[utility]["truth"] = values
+    paid, *others = utilities
+    analysis = {} if truth is None else {"analysis": True}
+    return {**each[paid], **analysis, "companions": {utility: each[utility] for utility in others}}
 
 
 def _one(rounds: Sequence[Round], clients: Sequence[str], utility: str, missing: Any) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def prepare(config: Config, *, pool_key: bytes | None = None) -> Federation:
         rng=generator_for(config, "partition"),
         mu=config.partition.mu,
         minimum=config.partition.minimum,
-        sizes=list(config.partition.sizes) or None,
+        sizes=_sizes(config.partition.sizes) or None,
         groups=dataset.group_train,
         file=config.partition.file or None,
     )
@@ -148,6 +148,11 @@ def prepare(config: Config, *, pool_key: bytes | None = None) -> Federation:
         device=device,
         notes=tuple(notes),
     )
+
+
+def _sizes(given: Sequence[float]) -> list[float]:
+    """Counts as integers, fractions as they are."""
+    return [int(size) for size in given] if all(float(s).is_integer() for s in given) else list(given)
 
 
 def utility_hash(utilities: Sequence[Utility]) -> str:

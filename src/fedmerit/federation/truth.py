@@ -1,0 +1,226 @@
+"""Ground truth beside a run: every coalition of every round, every coalition retrained.
+
+It needs what secure aggregation hides, the members' plain updates or data. So it exists in the engine that
+holds them anyway, and marks the run as analysis. Tables are kept in DIR/tables; later questions need no
+second run and no GPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmerit.coalitions import Evaluator, retrain_tables
+from fedmerit.errors import ConfigError, StoreError
+from fedmerit.federation.protocol import Model, Outcome
+from fedmerit.federation.setup import Federation, seed_for
+from fedmerit.federation.summing import Offer
+from fedmerit.ledger import exact
+from fedmerit.sampling import sampled_shapley
+from fedmerit.secagg.quantise import Encoding
+from fedmerit.store import write
+from fedmerit.types import Table
+from fedmerit.values import shapley
+
+MOST_EXACT = 16
+"""Above this many members the rounds' Shapley values are sampled."""
+BUDGET = 4000
+"""Coalitions evaluated a round where they are sampled."""
+
+Tell = Callable[[int, int], None]
+
+
+@dataclass(eq=False)
+class Truth:
+    """Computes and keeps the ground truth that a config asks for."""
+
+    federation: Federation
+    folder: Path
+    _evaluators: dict[str, Evaluator] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        config, n = self.federation.config, len(self.federation.names)
+        if "shapley" in config.scoring.truth:
+            if n > MOST_EXACT:
+                raise ConfigError(
+                    f'scoring.truth: "shapley" trains 2^N models; at most {MOST_EXACT} members, got {n}'
+                )
+            if config.training.weights in ("scores", "secret"):
+                raise ConfigError(
+                    'scoring.truth: "shapley" retrains with fixed weights: expected training.weights = '
+                    f'"uniform" or "roster", got "{config.training.weights}"'
+                )
+        self.folder.mkdir(exist_ok=True)
+
+    # ---------------------------------------------------------------------------------------- a round
+
+    def after_round(
+        self, before: Model, outcome: Outcome, offers: Sequence[Offer], encoding: Encoding, tell: Tell
+    ) -> dict[str, Any]:
+        """All coalition models of a round, evaluated and saved; returns the record for the ledger."""
+        offered = {offer.name: offer for offer in offers}
+        included = [offered[name] for name in outcome.included]
+        updates = np.stack(
+            [(offer.contribution(encoding) / outcome.total_weight).astype(np.float32) for offer in included]
+        )
+        weights = [1.0 if offer.weight is None else float(offer.weight) for offer in included]
+        evaluator, game = self._evaluator(outcome), self.federation.config.scoring.game
+        if len(included) > MOST_EXACT:
+            return self._sampled(evaluator, before, updates, weights, outcome)
+        tables, record = evaluator.tables(
+            before, updates, weights, game=game, clients=outcome.included, progress=tell
+        )
+        arrays = {f"table/{name}": table.values for name, table in tables.items()}
+        facts = {
+            "method": record.method,
+            "precision": record.precision,
+            "deviation": {name: exact(value) for name, value in record.deviation.items()},
+            "coalitions": record.coalitions,
+        }
+        return {**facts, "sha256": self._save(f"round-{outcome.round:04d}.npz", outcome.included, arrays)}
+
+    def _evaluator(self, outcome: Outcome) -> Evaluator:
+        if (
+            outcome.slice.id not in self._evaluators
+        ):  # what it measured holds for every round on these samples
+            self._evaluators = {
+                outcome.slice.id: Evaluator(
+                    self.federation.network, outcome.slice.x, outcome.slice.y, self.federation.utilities
+                )
+            }
+        return self._evaluators[outcome.slice.id]
+
+    def _sampled(
+        self, evaluator: Evaluator, before: Model, updates: Model, weights: Sequence[float], outcome: Outcome
+    ) -> dict[str, Any]:
+        game = evaluator.game(
+            before,
+            updates,
+            weights,
+            game=self.federation.config.scoring.game,
+            clients=outcome.included,
+            total=BUDGET,
+        )
+        seen: dict[int, npt.NDArray[np.float64]] = {}
+        arrays: dict[str, npt.NDArray[np.float64]] = {}
+        for k, utility in enumerate(self.federation.utilities):
+
+            def value(mask: int, k: int = k) -> float:
+                if mask not in seen:
+                    seen[mask] = game.values(np.array([mask]))[0]
+                return float(seen[mask][k])
+
+            seed = seed_for(self.federation.config, "sampled", outcome.round)
+            found = sampled_shapley(value, outcome.included, budget=BUDGET, seed=seed).scores
+            assert found.stderr is not None
+            arrays |= {f"sampled/{utility.name}": found.values, f"stderr/{utility.name}": found.stderr}
+        digest = self._save(f"round-{outcome.round:04d}.npz", outcome.included, arrays)
+        return {"method": "sampled", "coalitions": len(seen), "sha256": digest}
+
+    def _save(self, name: str, clients: Sequence[str], arrays: Mapping[str, npt.NDArray[Any]]) -> str:
+        buffer = io.BytesIO()
+        np.savez(buffer, clients=np.array(clients), **arrays)  # type: ignore[arg-type]
+        write(self.folder / name, buffer.getvalue())
+        return hashlib.sha256(buffer.getvalue()).hexdigest()
+
+    # ----------------------------------------------------------------------- every coalition, retrained
+
+    def retrain(self, tell: Tell) -> None:
+        """Train every coalition from the first model with the run's own seeds; resumes after a kill."""
+        federation, config = self.federation, self.federation.config
+        log = self.folder / "retraining.jsonl"
+        known = _finished(log)
+        names = federation.names
+        seeds = [
+            [seed_for(config, "train", number, name) for name in names]
+            for number in range(1, config.training.rounds + 1)
+        ]
+        roster = config.training.roster_weights
+        weights = [float(roster[name]) if roster else 1.0 for name in names]
+        last = federation.pool.slice(config.training.rounds)
+        with log.open("a", encoding="utf-8") as file:
+
+            def store(mask: int, values: Mapping[str, float]) -> None:
+                file.write(json.dumps({"coalition": mask, "utilities": dict(values)}) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+
+            tables, how = retrain_tables(
+                federation.network,
+                federation.first,
+                [(client.x, client.y) for client in federation.clients],
+                federation.training,
+                seeds,
+                weights,
+                last.x,
+                last.y,
+                federation.utilities,
+                clients=names,
+                known=known,
+                store=store,
+                progress=tell,
+            )
+        self._save("retrained.npz", names, {f"table/{name}": table.values for name, table in tables.items()})
+        write(self.folder / "retraining.json", (json.dumps(asdict(how), indent=1) + "\n").encode())
+
+    # ------------------------------------------------------------------------------------------ the values
+
+    def values(self, scored: Sequence[int]) -> dict[str, dict[str, Any]]:
+        """Per utility: MR-SV over the scored rounds, each round's own value, and the retrained one."""
+        names, found = self.federation.names, {}
+        for utility in self.federation.utilities:
+            one: dict[str, Any] = {}
+            if "mr-shapley" in self.federation.config.scoring.truth and scored:
+                rounds = [_value(self.folder / f"round-{number:04d}.npz", utility.name) for number in scored]
+                one["MR-SV"] = [
+                    float(np.mean([values.get(name, 0.0) for values in rounds])) for name in names
+                ]
+                one["rounds"] = [[values.get(name) for name in names] for values in rounds]
+            if (self.folder / "retrained.npz").exists():
+                values = _value(self.folder / "retrained.npz", utility.name)
+                one["SV"] = [values[name] for name in names]
+            found[utility.name] = one
+        return found
+
+
+def _value(path: Path, utility: str) -> dict[str, float]:
+    """A saved table's Shapley value, or the sampled one, by name."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            clients = [str(name) for name in arrays["clients"]]
+            if f"sampled/{utility}" in arrays:
+                values = arrays[f"sampled/{utility}"]
+            else:
+                values = shapley(Table(arrays[f"table/{utility}"], tuple(clients))).values
+    except (OSError, KeyError, ValueError) as error:
+        raise StoreError(f"{path}: not a table of coalitions: {error}") from error
+    return dict(zip(clients, values.tolist(), strict=True))
+
+
+def _finished(log: Path) -> dict[int, dict[str, float]]:
+    """Coalitions in the log; a line that a kill cut short is cut off."""
+    known: dict[int, dict[str, float]] = {}
+    whole = 0
+    if not log.exists():
+        return known
+    with log.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            try:
+                entry = json.loads(line)
+                known[int(entry["coalition"])] = dict(entry["utilities"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise StoreError(f"{log}: line {len(known) + 1} cannot be read: {error}") from error
+            whole += len(line)
+    os.truncate(log, whole)
+    return known
