@@ -109,7 +109,7 @@ class Encoding:
             raise ConfigError(f"length must be 1 to {MOST_COORDINATES} coordinates, got {self.length}")
         if not 1 <= self.members <= MOST_MEMBERS:
             raise ConfigError(f"members must be 1 to {MOST_MEMBERS}, got {self.members}")
-        if not (math.isfinite(self.bound) and self.bound > 0):
+        if not 1e-30 <= self.bound <= 1e30:
             raise ConfigError(f"bound must be a positive number, got {self.bound}")
         if self.weights not in ("uniform", "public", "secret"):
             raise ConfigError(f"weights must be uniform, public or secret, got {self.weights!r}")
@@ -147,9 +147,9 @@ class Encoding:
     ) -> Encoded:
         """Round one member's weighted update to words.
 
-        With y = (d / bound) (w / cap) Q, the word is floor(y), plus one with probability y - floor(y):
-        unbiased (to 2^-32 of a step), so errors average out over coordinates and rounds. Every factor but Q
-        is at most 1 in magnitude and floating-point products are monotone, so |word| <= Q holds exactly.
+        With y = (w / cap) (Q / bound) d, the word is floor(y), plus one with probability y - floor(y):
+        unbiased (to 2^-32 of a step), so errors average out over coordinates and rounds. Where d is at the
+        bound and the factors round up, y is set to Q, so that |word| <= Q holds always.
 
         Raises:
             BindingError: not a vector of floats of this length.
@@ -161,29 +161,29 @@ class Encoding:
         if delta.shape != (self.length,):
             raise BindingError(f"an update must have shape ({self.length},), got {delta.shape}")
         weight = self._checked(weight)
-        factor = weight / self.weight_cap
+        scale = weight / self.weight_cap * (self.limit / self.bound)
         words = np.empty(self.words, np.uint32)
         bits = rounding_bits(seed)
+        scratch = np.empty((2, min(BLOCK, self.length)))
         beyond, infinite, largest = 0, 0, 0.0
         for at in _blocks(self.length):
-            y = delta[at].astype(np.float64)
-            top = float(np.abs(y).max())
+            block = delta[at]
+            y, floor = scratch[:, : block.size]
+            top = max(float(block.max()), -float(block.min()))
             if not top <= self.bound:  # also when it is NaN
-                finite = np.isfinite(y)
-                infinite += int(y.size - np.count_nonzero(finite))
-                y[~finite] = 0.0
-                top = float(np.abs(y).max())
-                beyond += int(np.count_nonzero(np.abs(y) > self.bound))
-                np.clip(y, -self.bound, self.bound, out=y)
+                block, top, bad, cut = _repaired(block, self.bound)
+                infinite, beyond = infinite + bad, beyond + cut
             largest = max(largest, top)
-            y /= self.bound
-            y *= factor
-            y *= self.limit
-            floor = np.floor(y)
+            np.multiply(block, scale, out=y, dtype=np.float64)
+            if top * scale > self.limit:  # by the rounding of the factors alone
+                np.clip(y, -self.limit, self.limit, out=y)
+            np.floor(y, out=floor)
             y -= floor
+            y *= MODULUS
             drawn = np.asarray(bits.random_raw((y.size + 1) // 2), dtype="<u8").view("<u4")[: y.size]
-            up = drawn < y * MODULUS
-            words[at] = (floor.astype(np.int32) + up).view(np.uint32)
+            signed = words[at].view(np.int32)
+            np.copyto(signed, floor, casting="unsafe")
+            signed += drawn < y
         if infinite:
             raise BoundError(f"{infinite} of {self.length} coordinates of the update are not finite")
         if beyond and not self.clip:
@@ -249,6 +249,20 @@ class Encoding:
         if not 0 <= weight <= self.weight_cap:
             raise BoundError(f"a public weight must lie in [0, {self.weight_cap:g}], got {weight:g}")
         return float(weight)
+
+
+def _repaired(block: npt.NDArray[Any], bound: float) -> tuple[npt.NDArray[np.float64], float, int, int]:
+    """A block within the bound; its largest finite size; how many were not finite, how many too large."""
+    y = block.astype(np.float64)
+    finite = np.isfinite(y)
+    y[~finite] = 0.0
+    size = np.abs(y)
+    return (
+        np.clip(y, -bound, bound),
+        float(size.max()),
+        int(y.size - np.count_nonzero(finite)),
+        int(np.count_nonzero(size > bound)),
+    )
 
 
 def _blocks(length: int) -> Iterator[slice]:
