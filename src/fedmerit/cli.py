@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, NoReturn, cast
 
 import typer
 from rich.console import Console
@@ -25,8 +26,8 @@ app = typer.Typer(
 keys_app = typer.Typer(help="Identity keys and the roster.", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 class Format(StrEnum):
@@ -42,6 +43,16 @@ class Missing(StrEnum):
 
     zero = "zero"
     own_mean = "own-mean"
+
+
+class Summed(StrEnum):
+    """Scores that can be summed over rounds."""
+
+    alpha = "ALPHA"
+    loo = "LOO"
+    ioi = "IOI"
+    cos = "COS"
+    merit = "MERIT"
 
 
 class Rule(StrEnum):
@@ -63,8 +74,11 @@ class OnUndefined(StrEnum):
 
 Reports_ = Annotated[Path, typer.Argument(help="Reports (.json or .csv), or a run folder.", metavar="FILE")]
 Utility_ = Annotated[str | None, typer.Option(help="Name of the utility, where the file does not say.")]
-Missing_ = Annotated[Missing, typer.Option(help="What a missed round counts.")]
-Score_ = Annotated[str, typer.Option(help="Summed over rounds: ALPHA, LOO, IOI, COS or MERIT.")]
+Missing_ = Annotated[
+    Missing | None,
+    typer.Option(help="What a missed round counts; as the run has it, otherwise zero.", show_default=False),
+]
+Score_ = Annotated[Summed, typer.Option(help="Which score is summed over rounds.", case_sensitive=False)]
 Set_ = Annotated[list[str] | None, typer.Option("--set", help="Override: section.key=value, repeatable.")]
 
 
@@ -73,20 +87,20 @@ def score(
     file: Reports_,
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.table,
     utility: Utility_ = None,
-    score: Score_ = "ALPHA",
-    missing: Missing_ = Missing.zero,
+    score: Score_ = Summed.alpha,
+    missing: Missing_ = None,
 ) -> None:
     """Scores, ranks and intervals from reports: who contributed what, and how sure that is."""
     from fedmerit.document import as_csv, as_json, document
     from fedmerit.summary import summarise
     from fedmerit.tables import print_summary
 
-    rounds = _read(file, utility)
+    rounds, counts = _read(file, utility), _missing(file, missing)
     if format is Format.table:
-        summary = summarise(rounds, score=score, missing=missing.value)
+        summary = summarise(rounds, score=score.value, missing=counts)
         print_summary(out, summary, utility=rounds[0].utility)
         return
-    content = document(rounds, missing=missing.value)
+    content = document(rounds, missing=counts)
     sys.stdout.write(as_json(content) if format is Format.json else as_csv(content))
 
 
@@ -96,8 +110,8 @@ def rewards(
     budget: Annotated[str, typer.Option(help="What is to be divided, such as 10000.00.")],
     rule: Annotated[Rule, typer.Option(help="How scores become shares.")] = Rule.fair,
     utility: Utility_ = None,
-    score: Score_ = "ALPHA",
-    missing: Missing_ = Missing.zero,
+    score: Score_ = Summed.alpha,
+    missing: Missing_ = None,
     floor: Annotated[float, typer.Option(help="Smallest share of anybody.")] = 0.0,
     cap: Annotated[float, typer.Option(help="Largest share of anybody.")] = 1.0,
     on_undefined: Annotated[
@@ -111,16 +125,15 @@ def rewards(
     from fedmerit.rewards import shares
     from fedmerit.tables import print_payouts
 
-    total = accumulate(_read(file, utility), score=score, missing=missing.value)
+    total = accumulate(_read(file, utility), score=score.value, missing=_missing(file, missing))
     divided = shares(total, rule.value, floor=floor, cap=cap, on_undefined=on_undefined.value)
     paid = payouts(divided, budget)
     if format is Format.table:
         print_payouts(out, paid, divided)
     elif format is Format.csv:
-        sys.stdout.write("client,share,payout\n")
-        sys.stdout.writelines(
-            f"{_quoted(name)},{divided[name]!r},{amount}\n" for name, amount in paid.items()
-        )
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(("client", "share", "payout"))
+        writer.writerows((name, repr(divided[name]), str(amount)) for name, amount in paid.items())
     else:
         plain = {
             "budget": str(paid.budget),
@@ -153,16 +166,16 @@ def demo(
     set_: Set_ = None,
 ) -> None:
     """Six hospitals train together on fashion-mini; one of them has noisy labels. Takes a minute."""
-    import shutil
-
     from fedmerit.config import from_dict
-    from fedmerit.examples import DEMO
+    from fedmerit.examples import DEMO, is_demo
     from fedmerit.federation.verify import verify_folder
+    from fedmerit.store import remove
 
-    if (out_ / "ledger.sqlite").exists():  # a run of ours: the demo starts anew each time
-        shutil.rmtree(out_)
-    out.print("Six hospitals, secure aggregation on. [bold]Harbour[/bold]'s labels are 80 % noise.")
-    _run(from_dict(DEMO, set_ or ()), out_, resume=False)
+    settings = from_dict(DEMO, set_ or ())
+    if is_demo(out_):  # the demo starts anew each time, and touches nobody else's run
+        remove(out_)
+    out.print("Six hospitals, secure aggregation on. Harbour's labels are 80 % noise.")
+    _run(settings, out_, resume=False)
     for line in verify_folder(out_):
         out.print(line)
     out.print(f"next: fedmerit rewards {out_} --budget 10000.00")
@@ -249,11 +262,16 @@ def _read(file: Path, utility: str | None) -> list[Any]:
     return cast(list[Any], read(file / "scores.json" if file.is_dir() else file, utility=utility))
 
 
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"' if any(c in name for c in ',"\n') else name
+def _missing(file: Path, given: Missing | None) -> Literal["zero", "own-mean"]:
+    """What was asked for, else what the run in this folder has."""
+    from fedmerit.config import load
+
+    if given is None and (file / "config.toml").is_file():
+        return load(file / "config.toml").scoring.missing
+    return "own-mean" if given is Missing.own_mean else "zero"
 
 
-def _fail(message: str) -> Literal[0]:
+def _fail(message: str) -> NoReturn:
     raise FedmeritError(message) from None
 
 
@@ -270,7 +288,9 @@ def _errors_as_messages() -> Iterator[None]:
     try:
         yield
     except FedmeritError as error:
-        err.print(f"error: {error}", markup=False)
+        from fedmerit.tables import printable
+
+        err.print("error: " + printable(" ".join(str(error).split("\n"))))
         raise SystemExit(2) from None
 
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 import tomllib
-import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from fedmerit.errors import ConfigError
+from fedmerit.limits import check
+from fedmerit.toml import as_kind, fits, words, written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Partition:
     scheme: Literal["iid", "dirichlet", "group", "sizes", "file"] = "dirichlet"
     mu: float = 0.5  # Dirichlet: small means few classes per client
     minimum: int = 10  # fewest samples of a client
-    sizes: Sequence[float] = ()  # for "sizes": counts, or fractions
+    sizes: Sequence[int] | Sequence[float] = ()  # for "sizes": counts, or fractions
     file: str = ""  # for "file": a saved partition
     names: Sequence[str] = ()  # client-0, client-1, ... unless given
 
@@ -86,9 +86,7 @@ class Participation:
 
     fraction: float = 1.0  # of the members, drawn anew each round
     away: Mapping[str, Sequence[int]] = field(default_factory=dict)  # {client-2 = [3]}: misses round 3
-    lost: Mapping[str, str] = field(
-        default_factory=dict
-    )  # {client-2 = "3:masked"}: dies there, back next round
+    lost: Mapping[str, str] = field(default_factory=dict)  # {client-2 = "3:masked"}: dies there for a round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +134,10 @@ class Config:
     run: Run = Run()
 
     def __post_init__(self) -> None:
-        _check_ranges(self)
+        for section, key, value, hint in self._settings():
+            if not fits(value, hint):
+                raise ConfigError(f"{section}.{key}: expected {words(hint)}, got {value!r:.100}")
+        check(self)
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -147,8 +148,11 @@ class Config:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, section by section."""
-        plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
-        return plain
+        plain: dict[str, dict[str, Any]] = {}
+        for section, key, value, hint in self._settings():
+            plain.setdefault(section, {})[key] = as_kind(value, hint)
+        again: dict[str, Any] = json.loads(json.dumps(plain))
+        return again
 
     def hash(self) -> str:
         """SHA-256 of all settings, as hex: what binds masks and records to this configuration."""
@@ -158,21 +162,27 @@ class Config:
         """All settings as TOML, defaults included."""
         sections = []
         for section, values in self.as_dict().items():
-            lines = [f"{key} = {_toml(value)}" for key, value in values.items()]
+            lines = [f"{key} = {written(value)}" for key, value in values.items()]
             sections.append("\n".join([f"[{section}]", *lines]) + "\n")
         return "\n".join(sections)
+
+    def _settings(self) -> Iterator[tuple[str, str, Any, Any]]:
+        """Section, key, value and type of every setting."""
+        for section, part in vars(self).items():
+            for key, hint in typing.get_type_hints(type(part)).items():
+                yield section, key, getattr(part, key), hint
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Settings from a TOML file, with ``section.key=value`` overrides (values as in TOML, or bare words)."""
     path = Path(path)
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such file") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
     return from_dict(raw, overrides)
 
@@ -203,133 +213,35 @@ def _section(name: str, kind: type, given: Mapping[str, Any]) -> Any:
     for key, value in given.items():
         if key not in hints:
             raise ConfigError(f"{name}.{key}: unknown key; expected one of {', '.join(hints)}")
-        if not _fits(value, hints[key]):
-            raise ConfigError(f"{name}.{key}: expected {_words(hints[key])}, got {value!r}")
-    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in given.items()})
+        if not fits(value, hints[key]):
+            raise ConfigError(f"{name}.{key}: expected {words(hints[key])}, got {value!r:.100}")
+    return kind(**{key: as_kind(value, hints[key]) for key, value in given.items()})
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a TOML value has the type of a field."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        return value in arguments and isinstance(value, str)
-    if origin is types.UnionType:
-        return any(_fits(value, option) for option in arguments)
-    if origin is not None and issubclass(origin, Mapping):
-        return isinstance(value, Mapping) and all(_fits(item, arguments[1]) for item in value.values())
-    if origin is not None and issubclass(origin, Sequence):
-        return isinstance(value, list | tuple) and all(_fits(item, arguments[0]) for item in value)
-    if hint is Any:
-        return True
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return isinstance(value, hint) and isinstance(value, bool) == (hint is bool)
-
-
-def _words(hint: Any) -> str:
-    """A type as a person would say it."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        return "one of " + ", ".join(arguments)
-    if origin is types.UnionType:
-        return " or ".join(_words(option) for option in arguments)
-    if origin is not None and issubclass(origin, Mapping):
-        return f"a table of {_words(arguments[1])} by name"
-    if origin is not None:
-        return f"a list of {_words(arguments[0])}"
-    return {int: "a whole number", float: "a number", str: "text", bool: "true or false"}.get(hint, "a value")
+def difference(there: Config, here: Config) -> str:
+    """The first setting in which two configs differ, in words."""
+    mine = here.as_dict()
+    for section, values in there.as_dict().items():
+        for key, value in values.items():
+            if written(mine[section][key]) != written(value):
+                return f"{section}.{key} is {value!r:.100} there and {mine[section][key]!r:.100} here"
+    return "they are the same"
 
 
 def _override(tree: dict[str, Any], override: str) -> None:
     path, equals, text = override.partition("=")
-    section, dot, key = path.strip().partition(".")
+    section, dot, key = (part.strip() for part in path.partition("."))
+    text = text.strip()
     if not (equals and dot and section and key):
         raise ConfigError(f"expected section.key=value, such as training.rounds=3, got {override!r}")
     try:
-        value = tomllib.loads(f"value = {text.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()  # a bare word: --set model.name=mlp
+        parsed = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError) as error:
+        if text.startswith(('"', "'", "[", "{")):
+            raise ConfigError(f"{section}.{key}: not a TOML value: {text!r:.100}") from error
+        parsed = {"value": text}  # a bare word: --set model.name=mlp
+    if set(parsed) != {"value"}:
+        raise ConfigError(f"{section}.{key}: expected one value, got {text!r:.100}")
     part = tree.setdefault(section, {})
     if isinstance(part, dict):
-        part[key] = value
-
-
-_RANGES: dict[str, tuple[float, float, str]] = {
-    "data.test_size": (0, math.inf, "0 or more samples"),
-    "partition.clients": (3, 1024, "3 to 1024 members: with two, each learns the other's update"),
-    "partition.mu": (1e-12, math.inf, "a number above 0"),
-    "partition.minimum": (1, math.inf, "at least 1 sample"),
-    "training.rounds": (1, math.inf, "at least 1 round"),
-    "training.local_epochs": (1, math.inf, "at least 1 epoch"),
-    "training.batch_size": (1, math.inf, "at least 1 sample"),
-    "training.lr": (1e-300, math.inf, "a number above 0"),
-    "training.weight_decay": (0, math.inf, "0 or more"),
-    "training.weight_cap": (1, 2**32 - 1, "1 to 2^32 - 1"),
-    "participation.fraction": (1e-12, 1, "a number above 0, at most 1"),
-    "secure_aggregation.bound": (1e-300, math.inf, "a number above 0"),
-    "secure_aggregation.threshold": (0, 1024, "0 (automatic) or a number of members"),
-    "run.seed": (0, 2**63 - 1, "0 or more"),
-}
-STAGES = ("advertise", "share", "masked", "check", "unmask", "report")
-TRUTHS = ("mr-shapley", "shapley")
-
-
-def _check_ranges(config: Config) -> None:
-    for path, (low, high, words) in _RANGES.items():
-        section, key = path.split(".")
-        value = getattr(getattr(config, section), key)
-        if not low <= value <= high:
-            raise ConfigError(f"{path}: expected {words}, got {value}")
-    names = config.clients
-    if len(set(names)) != len(names) or len(names) != config.partition.clients:
-        raise ConfigError(
-            f"partition.names: expected {config.partition.clients} different names, got {list(names)}"
-        )
-    for name in names:
-        if not name or any(character in name for character in "/\\\0\n") or name in (".", "..", "server"):
-            raise ConfigError(f"partition.names: {name!r} cannot be a member's name")
-    for section, key in (
-        ("corruption", "label_noise"), ("corruption", "label_flip"), ("corruption", "free_rider"),
-        ("corruption", "duplicate"), ("corruption", "test_set"), ("participation", "away"),
-        ("participation", "lost"), ("training", "roster_weights"),
-    ):  # fmt: skip
-        given = getattr(getattr(config, section), key)
-        for name in () if isinstance(given, str) else given:
-            if name not in names:
-                raise ConfigError(f"{section}.{key}: unknown member {name!r}; members are {', '.join(names)}")
-    if isinstance(config.corruption.label_noise, str) and config.corruption.label_noise != "ramp":
-        got = config.corruption.label_noise
-        raise ConfigError(f'corruption.label_noise: expected a table of rates or "ramp", got {got!r}')
-    for name, when in config.participation.lost.items():
-        number, _, stage = when.partition(":")
-        if not number.isdigit() or stage not in STAGES:
-            allowed = f'"ROUND:STAGE" with a stage of {", ".join(STAGES)}'
-            raise ConfigError(f"participation.lost.{name}: expected {allowed}, got {when!r}")
-    if not config.scoring.utilities or len(set(config.scoring.utilities)) != len(config.scoring.utilities):
-        raise ConfigError("scoring.utilities: expected at least one utility, each once")
-    for name in config.scoring.truth:
-        if name not in TRUTHS:
-            raise ConfigError(f"scoring.truth: expected {' or '.join(TRUTHS)}, got {name!r}")
-    weights = config.training.roster_weights
-    if config.training.weights == "roster":
-        for name in names:
-            if weights.get(name, 0) <= 0:
-                raise ConfigError(
-                    f"training.roster_weights.{name}: expected a weight above 0, got {weights.get(name)}"
-                )
-    elif weights:
-        raise ConfigError('training.roster_weights: only with training.weights = "roster"')
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, dict):
-        return (
-            "{"
-            + ", ".join(f"{json.dumps(k, ensure_ascii=False)} = {_toml(v)}" for k, v in value.items())
-            + "}"
-        )
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+        part[key] = parsed["value"]

@@ -104,16 +104,21 @@ def as_csv(content: Mapping[str, Any]) -> str:
     per_client = [name for name in PER_CLIENT if any(name in one["reports"] for one in rounds)]
     per_round = [name for name in ("solo_empty", "slice") if any(name in one["reports"] for one in rounds)]
     scores = [name for name in SCORES if any(name in one["scores"] for one in rounds)]
+    silent = ["silent"] if any(one.get("silent") for one in rounds) else []
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    head = ["round", "client", "utility", "empty", "grand", *per_round, "alone", "without", *per_client]
-    writer.writerow(head + scores)
+    head = ["round", "client", *silent, "utility", "empty", "grand", *per_round]
+    writer.writerow([*head, "alone", "without", *per_client, *scores])
     for one in rounds:
         reports = one["reports"]
+        shared = [content["utility"], reports["empty"], reports["grand"]]
+        shared += [reports.get(name) for name in per_round]
+        for client in one.get("silent", ()):
+            nothing = [None] * (2 + len(per_client) + len(scores))
+            writer.writerow([one["round"], client, "yes", *shared, *nothing])
         for k, client in enumerate(one["participants"]):
             writer.writerow(
-                [one["round"], client, content["utility"], reports["empty"], reports["grand"]]
-                + [reports.get(name) for name in per_round]
+                [one["round"], client, *[None for _ in silent], *shared]
                 + [
                     (reports[name][k] if name in reports else None)
                     for name in ("alone", "without", *per_client)

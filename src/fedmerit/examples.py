@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 from fedmerit import config
+from fedmerit.errors import ConfigError
 
 DEMO: dict[str, Any] = {
     "partition": {
@@ -17,6 +19,15 @@ DEMO: dict[str, Any] = {
     "training": {"rounds": 6, "local_epochs": 3},
 }
 """Six hospitals; the labels of one are mostly noise."""
+
+
+def is_demo(folder: Path) -> bool:
+    """Whether a folder holds a run of the demo's hospitals."""
+    try:
+        found = config.load(folder / "config.toml")
+    except ConfigError:
+        return False
+    return found.clients == tuple(DEMO["partition"]["names"])
 
 
 def commented_config() -> str:

@@ -27,6 +27,8 @@ from fedmerit.errors import LedgerError
 
 SERVER = "server"
 START = bytes(32)
+WAIT = 5.0
+"""Seconds to wait for another process that is writing."""
 Signer = Callable[[bytes], bytes]
 """Signs a message with somebody's Ed25519 key."""
 
@@ -51,9 +53,15 @@ class Ledger:
         self.path = Path(path)
         if read_only and not self.path.exists():
             raise LedgerError(f"{self.path}: no ledger here")
-        address = f"file:{self.path}?mode=ro" if read_only else f"file:{self.path}"
+        address = self.path.absolute().as_uri()
+        if read_only:  # without a log nobody is writing, and the file alone can be read wherever it lies
+            log = self.path.with_name(self.path.name + "-wal")
+            address += "?mode=ro" if log.exists() else "?immutable=1"
         try:
-            self._db = sqlite3.connect(address, uri=True, isolation_level=None, timeout=5.0)
+            self._db = sqlite3.connect(address, uri=True, isolation_level=None, timeout=WAIT)
+        except sqlite3.Error as error:
+            raise LedgerError(f"{self.path}: cannot be opened as a ledger: {error}") from error
+        try:
             if not read_only:
                 self._db.execute("PRAGMA journal_mode=WAL")
                 self._db.execute("PRAGMA synchronous=FULL")
@@ -64,6 +72,7 @@ class Ledger:
                 )
             self._db.execute("SELECT count(*) FROM records")
         except sqlite3.Error as error:
+            self._db.close()
             raise LedgerError(f"{self.path}: cannot be opened as a ledger: {error}") from error
 
     def __enter__(self) -> Ledger:
@@ -82,10 +91,11 @@ class Ledger:
         self._execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:  # SQLite may have rolled back by itself, on a full disk for one
+                self._execute("ROLLBACK")
             raise
-        self._execute("COMMIT")
 
     def append(
         self,
@@ -121,14 +131,17 @@ class Ledger:
         """All records in order, or those of one kind. Bodies are parsed, nothing is verified."""
         where, values = ("WHERE kind = ?", (kind,)) if kind else ("", ())
         query = f"SELECT seq, author, kind, body, digest, signature, seal FROM records {where} ORDER BY seq"  # noqa: S608 - no outside text
-        for seq, author, found, body, digest, signature, seal in self._execute(query, values):
+        rows = self._execute(query, values)
+        last = 0
+        while True:
             try:
-                parsed = json.loads(body)
-                if canonical(parsed) != bytes(body):
-                    raise ValueError("not in canonical form")
-            except (ValueError, TypeError, LedgerError) as error:
-                raise LedgerError(f"record {seq} ({found}): the body cannot be read: {error}") from error
-            yield Record(seq, author, found, parsed, bytes(digest), bytes(signature), bytes(seal))
+                row = rows.fetchone()
+            except sqlite3.Error as error:
+                raise LedgerError(f"{self.path}: damaged after record {last}: {error}") from error
+            if row is None:
+                return
+            last = row[0]
+            yield _record(row)
 
     def _tip(self) -> tuple[int, bytes]:
         row = self._execute("SELECT seq, digest FROM records ORDER BY seq DESC LIMIT 1").fetchone()
@@ -137,8 +150,28 @@ class Ledger:
     def _execute(self, statement: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
         try:
             return self._db.execute(statement, values)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeEncodeError) as error:
             raise LedgerError(f"{self.path}: {error}") from error
+
+
+def _record(row: tuple[Any, ...]) -> Record:
+    """A line of the table, if every cell has its type and the body its canonical form."""
+    seq, author, kind, body, digest, signature, seal = row
+    where = f"record {seq} ({kind!s:.40})"
+    if not isinstance(author, str) or not isinstance(kind, str):
+        raise LedgerError(f"{where}: author and kind must be text")
+    for name, cell in (("body", body), ("digest", digest), ("signature", signature), ("seal", seal)):
+        if not isinstance(cell, bytes):
+            raise LedgerError(f"{where}: the {name} must be bytes, got {type(cell).__name__}")
+    try:
+        parsed = json.loads(body)
+        if canonical(parsed) != body:
+            raise ValueError("not in canonical form")
+        if not isinstance(parsed, dict):
+            raise ValueError(f"expected an object, got {type(parsed).__name__}")
+    except (ValueError, RecursionError, LedgerError) as error:
+        raise LedgerError(f"{where}: the body cannot be read: {error}") from error
+    return Record(seq, author, kind, parsed, digest, signature, seal)
 
 
 def content(author: str, kind: str, body: Mapping[str, Any]) -> bytes:
@@ -160,7 +193,8 @@ def canonical(body: Any) -> bytes:
     b'{"a":"\\\\u00e9","b":[1,null]}'
     """
     _refuse_floats(body, "body")
-    return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False, default=dict)
+    return text.encode("ascii")
 
 
 def exact(value: float) -> str:
@@ -226,7 +260,11 @@ def _check_signature(
     if author not in keys:
         raise LedgerError(f"{where}: {author!r} is not on the roster")
     try:
-        Ed25519PublicKey.from_public_bytes(keys[author]).verify(signature, message)
+        key = Ed25519PublicKey.from_public_bytes(keys[author])
+    except ValueError as error:
+        raise LedgerError(f"{where}: the roster's key of {author!r} is not an Ed25519 key") from error
+    try:
+        key.verify(signature, message)
     except InvalidSignature as error:
         raise LedgerError(f"{where}: not signed by {author}") from error
 

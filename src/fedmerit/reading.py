@@ -1,8 +1,9 @@
 """Reports from files: JSON, or a tidy CSV with one line per round and client.
 
 CSV columns: round, client, empty, grand, alone, without; optional: se_loo, se_ioi, se_alpha, se_alpha_total,
-samples, cosine, solo, solo_empty, slice, utility. ``empty``, ``grand``, ``solo_empty``, ``slice`` and
-``utility`` are the same on all lines of a round. An empty cell of an optional column means: not given.
+samples, cosine, solo, solo_empty, slice, utility, silent. ``empty``, ``grand``, ``solo_empty``, ``slice`` and
+``utility`` are the same on all lines of a round. An empty cell of an optional column means: not given. A
+line with ``silent`` = yes names a client that was summed but sent no report.
 Columns named after scores (LOO, FP, ...) are what fedmerit itself writes beside them; they are computed anew.
 
 JSON: one round, a list of rounds, or an object with ``rounds`` (such as a run's ``scores.json``). A round is
@@ -13,9 +14,11 @@ round without a number takes its place in the list.
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,6 +32,7 @@ PER_ROUND = ("empty", "grand", "solo_empty", "slice", "utility")
 TEXT = ("slice", "utility")
 _FIELDS = frozenset(field.name for field in fields(Reports))
 _VECTORS = ("alone", "without", *PER_CLIENT)
+_LARGEST = 10**300
 
 
 def read(path: str | Path, *, utility: str | None = None) -> list[Reports]:
@@ -40,7 +44,7 @@ def read(path: str | Path, *, utility: str | None = None) -> list[Reports]:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError as error:
         raise FileFormatError(f"{path}: no such file") from error
     except (OSError, UnicodeDecodeError) as error:
@@ -53,7 +57,17 @@ def read(path: str | Path, *, utility: str | None = None) -> list[Reports]:
         rounds = _from_json(path, text)
     else:
         raise FileFormatError(f"{path}: expected a name that ends in .csv or .json")
-    return [_reports(path, where, given, utility) for where, given in rounds]
+    if not rounds:
+        raise FileFormatError(f"{path}: no round has reports to score")
+    rounds.sort(key=lambda pair: int(pair[1]["round"]))
+    found = [_reports(path, where, given, utility) for where, given in rounds]
+    for earlier, later in pairwise(found):
+        if earlier.round == later.round:
+            raise FileFormatError(f"{path}: round {later.round} appears twice")
+        if earlier.utility != later.utility:
+            said = f"utility {later.utility!r}, but {earlier.utility!r} in round {earlier.round}"
+            raise FileFormatError(f"{path}: round {later.round}: {said}; they cannot be added")
+    return found
 
 
 def _reports(path: Path, where: str, given: dict[str, Any], utility: str | None) -> Reports:
@@ -68,13 +82,15 @@ def _reports(path: Path, where: str, given: dict[str, Any], utility: str | None)
 
 
 def _from_csv(path: Path, text: str) -> list[tuple[str, dict[str, Any]]]:
-    rows = csv.reader(text.splitlines(), strict=True)
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         table = [(rows.line_num, row) for row in rows if any(cell.strip() for cell in row)]
     except csv.Error as error:
         _fail(path, f"line {rows.line_num}", f"not CSV: {error}")
+    if not table:
+        raise FileFormatError(f"{path}: the file is empty")
     columns = [name.strip() for name in table[0][1]]
-    _check_columns(path, columns)
+    _check_columns(path, table[0][0], columns)
     if len(table) == 1:
         _fail(path, f"line {table[0][0]}", "only a header, no reports")
     grouped: dict[int, list[tuple[int, dict[str, str]]]] = {}
@@ -89,32 +105,34 @@ def _from_csv(path: Path, text: str) -> list[tuple[str, dict[str, Any]]]:
     return [_round_of(path, number, grouped[number]) for number in sorted(grouped)]
 
 
-def _check_columns(path: Path, columns: Sequence[str]) -> None:
-    known = {*REQUIRED, *PER_CLIENT, *PER_ROUND, *SCORES}
+def _check_columns(path: Path, line: int, columns: Sequence[str]) -> None:
+    known = {*REQUIRED, *PER_CLIENT, *PER_ROUND, *SCORES, "silent"}
     missing = [name for name in REQUIRED if name not in columns]
     unknown = [name for name in columns if name not in known]
     if missing or unknown:
         problem = f"missing column {missing[0]!r}" if missing else f"unknown column {unknown[0]!r}"
-        _fail(path, "line 1", f"{problem}; expected {', '.join(REQUIRED)} and optionally "
+        _fail(path, f"line {line}", f"{problem}; expected {', '.join(REQUIRED)} and optionally "
               f"{', '.join(sorted(known - {*REQUIRED, *SCORES}))}")  # fmt: skip
     if len(set(columns)) != len(columns):
-        _fail(path, "line 1", f"column {next(c for c in columns if columns.count(c) > 1)!r} appears twice")
+        twice = next(name for name in columns if columns.count(name) > 1)
+        _fail(path, f"line {line}", f"column {twice!r} appears twice")
 
 
 def _round_of(path: Path, number: int, lines: list[tuple[int, dict[str, str]]]) -> tuple[str, dict[str, Any]]:
     first_line, first = lines[0]
     given: dict[str, Any] = {"round": number}
     for name in PER_ROUND:
-        if first.get(name, "") == "":
-            if name in REQUIRED:
-                _fail(path, f"line {first_line}", f"round {number}: {name} is missing")
+        if name not in first:
             continue
-        given[name] = first[name] if name in TEXT else _number(path, first_line, first, name)
+        if first[name] == "" and name in REQUIRED:
+            _fail(path, f"line {first_line}", f"round {number}: {name} is missing")
+        if first[name] != "":
+            given[name] = first[name] if name in TEXT else _number(path, first_line, first, name)
         for line, cells in lines[1:]:
-            same = cells[name] == first[name] or (
-                name not in TEXT and _number(path, line, cells, name) == given[name]
-            )
-            if not same:
+            numbers = name not in TEXT and first[name] != ""
+            if cells[name] != first[name] and not (
+                numbers and _number(path, line, cells, name) == given[name]
+            ):
                 other = f"but {first[name]!r} on line {first_line}; it is one for the whole round"
                 _fail(path, f"line {line}", f"round {number}: {name} is {cells[name]!r}, {other}")
     seen: dict[str, int] = {}
@@ -127,7 +145,13 @@ def _round_of(path: Path, number: int, lines: list[tuple[int, dict[str, str]]]) 
                 path, f"line {line}", f"round {number}: client {client!r} is already on line {seen[client]}"
             )
         seen[client] = line
-    given["clients"] = list(seen)
+    reported = [(line, cells) for line, cells in lines if not _is_silent(path, number, line, cells)]
+    where = f"lines {first_line}-{lines[-1][0]}"
+    if not reported:
+        _fail(path, where, f"round {number}: every client is silent")
+    lines, known = reported, {cells["client"] for _, cells in reported}
+    given["clients"] = [name for name in seen if name in known]
+    given["silent"] = [name for name in seen if name not in known]
     for name in _VECTORS:
         filled = [cells.get(name, "") != "" for _, cells in lines]
         if name in REQUIRED or (any(filled) and name != "cosine"):
@@ -137,7 +161,18 @@ def _round_of(path: Path, number: int, lines: list[tuple[int, dict[str, str]]]) 
                 _number(path, line, cells, name) if there else None
                 for there, (line, cells) in zip(filled, lines, strict=True)
             ]
-    return f"lines {first_line}-{lines[-1][0]}", given
+    return where, given
+
+
+def _is_silent(path: Path, number: int, line: int, cells: Mapping[str, str]) -> bool:
+    said = cells.get("silent", "")
+    if said not in ("", "yes"):
+        _fail(path, f"line {line}", f"round {number}: silent must be yes or left empty, got {said!r}")
+    told = [name for name in _VECTORS if cells.get(name, "") != ""]
+    if said and told:
+        who = f"client {cells['client']!r} is silent but has {told[0]}"
+        _fail(path, f"line {line}", f"round {number}: {who}")
+    return bool(said)
 
 
 def _number(path: Path, line: int, cells: Mapping[str, str], name: str) -> float:
@@ -153,9 +188,13 @@ def _number(path: Path, line: int, cells: Mapping[str, str], name: str) -> float
 
 def _from_json(path: Path, text: str) -> list[tuple[str, dict[str, Any]]]:
     try:
-        document = json.loads(text)
+        document = json.loads(text, object_pairs_hook=_each_once)
     except json.JSONDecodeError as error:
         _fail(path, f"line {error.lineno}", f"not JSON: {error.msg}")
+    except RecursionError:
+        raise FileFormatError(f"{path}: not reports: nested too deeply") from None
+    except ValueError as error:  # a key twice, or a number of thousands of digits
+        raise FileFormatError(f"{path}: not reports: {error}") from None
     shared: dict[str, Any] = {}
     if isinstance(document, dict) and "rounds" in document:
         shared = {"utility": document.get("utility"), "clients": document.get("clients")}
@@ -165,6 +204,15 @@ def _from_json(path: Path, text: str) -> list[tuple[str, dict[str, Any]]]:
         _fail(path, "rounds", "expected a round, or a list of at least one round")
     found = [_round_object(path, k, one, shared) for k, one in enumerate(rounds, start=1)]
     return [pair for pair in found if pair is not None]
+
+
+def _each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{key!r} appears twice in one object")
+        found[key] = value
+    return found
 
 
 def _round_object(
@@ -177,35 +225,72 @@ def _round_object(
     if "reports" in given:  # the shape of a run's scores.json
         if given["reports"] is None:  # an aborted round: recorded there, nothing to score
             return None
+        if not isinstance(given["reports"], dict):
+            _fail(path, where, f"reports: expected an object, got {type(given['reports']).__name__}")
         inner = dict(given["reports"])
         inner.setdefault("round", given.get("round"))
         inner.setdefault("clients", given.get("participants"))
-        inner.setdefault("silent", given.get("silent", ()))
+        inner.setdefault("silent", given.get("silent"))
         given = inner
-    if given.get("utility") is None:
-        given["utility"] = shared.get("utility")
-    if given.get("round") is None:
-        given["round"] = place
-    if not given.get("clients"):
+    for name, otherwise in (("utility", shared.get("utility")), ("round", place), ("silent", [])):
+        if given.get(name) is None:
+            given[name] = otherwise
+    if given.get("clients") in (None, []):
         keyed = next((given[name] for name in _VECTORS if isinstance(given.get(name), dict)), None)
-        given["clients"] = list(keyed) if keyed is not None else shared.get("clients") or ()
+        given["clients"] = list(keyed) if keyed is not None else shared.get("clients") or []
     unknown = sorted(set(given) - _FIELDS)
     if unknown:
         _fail(path, where, f"unknown field {unknown[0]!r}; expected {', '.join(sorted(_FIELDS))}")
     for name in ("empty", "grand", "alone", "without"):
         if given.get(name) is None:
             _fail(path, where, f"{name} is missing")
+    _check_kinds(path, where, given)
     for name in _VECTORS:
         if isinstance(given.get(name), dict):
             given[name] = _by_name(path, where, name, given[name], given["clients"])
     return where, given
 
 
+def _check_kinds(path: Path, where: str, given: dict[str, Any]) -> None:
+    """Every field has the type it should have, and none is converted silently."""
+    number = given["round"]
+    if not isinstance(number, int | float) or isinstance(number, bool) or number != number // 1:
+        _fail(path, where, f"round: expected a whole number, got {number!r:.60}")
+    given["round"] = int(number)
+    where = f"{where}: round {number}"
+    for name in ("empty", "grand", "solo_empty"):
+        if given.get(name) is not None:
+            _check_number(path, where, name, given[name])
+    for name in _VECTORS:
+        values = given.get(name)
+        if values is None:
+            continue
+        if not isinstance(values, list | dict):
+            _fail(path, where, f"{name}: expected one number per client, got {values!r:.60}")
+        for value in values.values() if isinstance(values, dict) else values:
+            if value is not None:
+                _check_number(path, where, name, value)
+    for name in ("clients", "silent"):
+        if not isinstance(given[name], list) or not all(isinstance(one, str) for one in given[name]):
+            _fail(path, where, f"{name}: expected a list of names, got {given[name]!r:.60}")
+    for name in TEXT:
+        if not isinstance(given.get(name), str | None):
+            _fail(path, where, f"{name}: expected text, got {given[name]!r:.60}")
+
+
+def _check_number(path: Path, where: str, name: str, value: Any) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        _fail(path, where, f"{name}: expected a number, got {value!r:.60}")
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        _fail(path, where, f"{name}: expected a number of ordinary size, got one of {len(str(value))} digits")
+
+
 def _by_name(
     path: Path, where: str, name: str, values: Mapping[str, Any], clients: Sequence[str]
 ) -> list[Any]:
+    known = set(clients)
     for client in values:
-        if client not in clients:
+        if client not in known:
             _fail(path, where, f"{name} names an unknown client {client!r}; known: {', '.join(clients)}")
     for client in clients:
         if client not in values:

@@ -18,7 +18,9 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import secrets
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -26,11 +28,16 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.config import Config, load
+from fedmerit.config import Config, difference, load
 from fedmerit.errors import ConfigError, MissingExtra, StoreError
 from fedmerit.ledger import Ledger
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+_EARLY = {".lock", "config.toml", "checkpoints", "keys"} | {
+    f"ledger.sqlite{end}" for end in ("", "-wal", "-shm")
+}
+"""What a run that failed before its first record leaves behind: such a folder can be used again."""
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")
 
 
 class Folder:
@@ -38,22 +45,40 @@ class Folder:
 
     def __init__(self, path: str | Path, config: Config, *, resume: bool = False) -> None:
         self.path = Path(path)
-        if not resume and self.path.exists() and any(self.path.iterdir()):
-            raise StoreError(
-                f"{self.path}: not empty; use --resume to go on with the run in it, or another folder"
-            )
         if resume and not (self.path / "config.toml").exists():
             raise StoreError(f"{self.path}: nothing to resume, there is no config.toml")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = self._held()
-            if resume:
-                self._check_config(config)
-            else:
-                write(self.path / "config.toml", config.to_toml().encode())
-            (self.path / "checkpoints").mkdir(exist_ok=True)
+            if not resume and not all(_is_early(item.name) for item in self.path.iterdir()):
+                raise _not_empty(self.path)
+            self._lock = _held(self.path)
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be used as a run folder: {error}") from error
+        try:
+            self._open(config, resume=resume)
+        except OSError as error:
+            self._lock.close()
+            raise StoreError(f"{self.path}: cannot be used as a run folder: {error}") from error
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def _open(self, config: Config, *, resume: bool) -> None:
+        recorded = (self.path / "ledger.sqlite").exists() and _has_records(self.path / "ledger.sqlite")
+        trained = any((self.path / "checkpoints").glob("*.safetensors"))
+        if resume:
+            self._check_config(config)
+            if trained and not recorded:
+                raise StoreError(f"{self.path}: damaged run folder: checkpoints, but no record of a run")
+        else:
+            if trained or recorded:
+                raise _not_empty(self.path)
+            write(self.path / "config.toml", config.to_toml().encode())
+        (self.path / "checkpoints").mkdir(exist_ok=True)
+        for folder in (self.path, self.path / "checkpoints", self.path / "keys"):
+            for left in folder.glob(".*"):
+                if _TEMPORARY.fullmatch(left.name):  # of a process that was killed while writing
+                    left.unlink(missing_ok=True)
         self.ledger = Ledger(self.path / "ledger.sqlite")
 
     def __enter__(self) -> Folder:
@@ -63,23 +88,13 @@ class Folder:
         self.ledger.close()
         self._lock.close()
 
-    def _held(self) -> IO[str]:
-        handle = (self.path / ".lock").open("w")
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            handle.close()
-            raise StoreError(f"{self.path}: another process is running in this folder") from error
-        return handle
-
     def _check_config(self, config: Config) -> None:
         try:
             there = load(self.path / "config.toml")
         except ConfigError as error:
             raise StoreError(f"{self.path}: damaged run folder: {error}") from error
         if there.hash() != config.hash():
-            first = _first_difference(there.as_dict(), config.as_dict())
-            raise StoreError(f"{self.path}: holds a run of another config: {first}")
+            raise StoreError(f"{self.path}: holds a run of another config: {difference(there, config)}")
 
     def checkpoint(self, name: str, number: int) -> Path:
         """Where a checkpoint of a round lies."""
@@ -108,7 +123,8 @@ class Folder:
     def drop_checkpoints(self, *, keep: int) -> None:
         """Delete those of rounds before ``keep``."""
         for path in (self.path / "checkpoints").glob("*.safetensors"):
-            if int(path.stem.rpartition("-")[2]) < keep:
+            number = path.stem.rpartition("-")[2]
+            if number.isdecimal() and int(number) < keep:
                 path.unlink(missing_ok=True)
 
 
@@ -141,9 +157,31 @@ def _safetensors() -> Any:
     return safetensors.numpy
 
 
-def _first_difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    for section, values in there.items():
-        for key, value in values.items():
-            if here[section][key] != value:
-                return f"{section}.{key} is {value!r} there and {here[section][key]!r} here"
-    return "settings differ"
+def remove(path: str | Path) -> None:
+    """Delete a run folder, unless a process is running in it."""
+    with _held(Path(path)):
+        shutil.rmtree(path)
+
+
+def _held(path: Path) -> IO[str]:
+    """The folder's lock; it goes when the file is closed or the process ends."""
+    handle = (path / ".lock").open("w")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        handle.close()
+        raise StoreError(f"{path}: another process is running in this folder") from error
+    return handle
+
+
+def _has_records(path: Path) -> bool:
+    with Ledger(path) as ledger:
+        return len(ledger) > 0
+
+
+def _is_early(name: str) -> bool:
+    return name in _EARLY or _TEMPORARY.fullmatch(name) is not None
+
+
+def _not_empty(path: Path) -> StoreError:
+    return StoreError(f"{path}: not empty; use --resume to go on with the run in it, or another folder")

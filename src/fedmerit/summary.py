@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedmerit.accumulate import Missing, accumulate
@@ -35,7 +35,7 @@ class Summary:
     standings: tuple[Standing, ...]
     total: Scores
     last: Reports
-    status: dict[str, str]  # of FP and EE in the last round
+    status: Mapping[str, str]  # of FP and EE in the last round
     groups: tuple[tuple[str, ...], ...]  # who cannot be told apart
     suspects: tuple[str, ...]  # significantly below everybody else
     notes: tuple[str, ...]
@@ -55,7 +55,9 @@ def summarise(rounds: Sequence[Reports], *, score: str = "ALPHA", missing: Missi
     except UndefinedShares as error:
         divided = None
         notes.append(f"no shares: {error}")
-    spans, ranks, groups, suspects = None, None, (), ()
+    spans, ranks = None, None
+    groups: tuple[tuple[str, ...], ...] = ()
+    suspects: tuple[str, ...] = ()
     if total.stderr is not None:
         spans, ranks, groups = intervals(total), rank_intervals(total), indistinguishable(total)
         better = compare_pairs(total).better
@@ -64,6 +66,7 @@ def summarise(rounds: Sequence[Reports], *, score: str = "ALPHA", missing: Missi
     of_last = {name: k for k, name in enumerate(last.clients)}
     samples = {} if last.samples is None else dict(zip(last.clients, last.samples.tolist(), strict=True))
     standings = []
+    places = total.ranks()
     for name in total.ranking():
         i, k = at[name], of_last.get(name)
         round_scores: dict[str, float | None] = {}
@@ -73,7 +76,7 @@ def summarise(rounds: Sequence[Reports], *, score: str = "ALPHA", missing: Missi
         standings.append(
             Standing(
                 client=name,
-                rank=int(total.ranks()[i]),
+                rank=int(places[i]),
                 rank_interval=None if ranks is None else (int(ranks[i, 0]), int(ranks[i, 1])),
                 total=float(total.raw[i]),
                 interval=None if spans is None else (float(spans[i, 0]), float(spans[i, 1])),

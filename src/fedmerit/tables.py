@@ -5,76 +5,127 @@ from __future__ import annotations
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fedmerit.money import Payouts
 from fedmerit.rewards import Shares
 from fedmerit.summary import Standing, Summary
 
 
-def print_summary(console: Console, summary: Summary, *, utility: str | None, title: str = "") -> None:
+def print_summary(console: Console, summary: Summary, *, utility: str | None) -> None:
     """Who, how much, how sure; then what to know about it."""
     total = summary.total
     rounds = f"{total.rounds} round{'s' if total.rounds > 1 else ''}"
     caption = f"{total.score} summed over {rounds}"
     if utility:
         caption += f", utility {utility}"
-    table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", caption_justify="left")
-    headers = ["client", total.score.lower(), "rank", "share", "LOO", "FP", "EE"]
-    if any(one.coverage < 1 for one in summary.standings):
-        headers.append("rounds")
-    if any(one.samples is not None for one in summary.standings):
-        headers.append("samples")
-    for header in headers:
-        table.add_column(header, justify="left" if header == "client" else "right", no_wrap=True)
-    for one in summary.standings:
-        table.add_row(*_cells(one, summary))
-    console.print(table)
-    console.print(f"{caption}; gain {total.gain:+.4f}, sum of {total.score} {float(total.raw.sum()):+.4f}")
-    console.print(f"LOO, FP, EE: of round {summary.last.round} alone")
+    first, last = _standings(summary), _last_round(summary)
+    both = {**first, **last}
+    if _fits(both, console.width):
+        _print_table(console, both)
+    else:
+        _print_table(console, first)
+        _print_table(console, {"client": first["client"], **last})
+    _say(console, f"{caption}; gain {total.gain:+.4f}, sum of {total.score} {float(total.raw.sum()):+.4f}")
+    _say(console, f"LOO, FP, EE: of round {summary.last.round} alone")
     for name, status in summary.status.items():
         if status != "ok":
-            console.print(f"{name} of the last round is [bold]{status}[/bold]: do not rank or pay by it")
+            _say(console, f"{name} of the last round is {status}: do not rank or pay by it")
     told = [group for group in summary.groups if len(group) > 1]
     if told:
-        console.print("cannot be told apart: " + "; ".join(", ".join(group) for group in told))
+        _say(console, "cannot be told apart: " + "; ".join(", ".join(group) for group in told))
     if total.stderr is None:
-        console.print("no standard errors were reported: how sure this is cannot be said")
+        _say(console, "no standard errors were reported: how sure this is cannot be said")
     else:
-        console.print(
-            "±: 95 % interval, sampling error of the test set in this run; (a-b): ranks it may have"
+        _say(
+            console, "±: 95 % interval, sampling error of the test set in this run; (a-b): ranks it may have"
         )
     for name in summary.suspects:
-        console.print(f"[bold]{name}[/bold] is significantly below everybody else: worth a conversation")
+        _say(console, f"{name} is significantly below everybody else: worth a conversation")
     for note in summary.notes:
-        console.print(f"note: {note}")
+        _say(console, f"note: {note}")
 
 
-def _cells(one: Standing, summary: Summary) -> list[str]:
-    total = f"{one.total:+.4f}"
-    if one.interval is not None:
-        total += f" ± {(one.interval[1] - one.interval[0]) / 2:.4f}"
-    cells = [one.client, total]
-    rank = str(one.rank)
-    if one.rank_interval is not None and one.rank_interval[0] != one.rank_interval[1]:
-        rank = f"{one.rank} ({one.rank_interval[0]}-{one.rank_interval[1]})"
-    cells += [rank, "-" if one.share is None else f"{one.share:.1%}"]
-    cells += ["-" if value is None else f"{value:+.4f}" for value in one.last.values()]
-    if any(other.coverage < 1 for other in summary.standings):
-        cells.append(f"{one.coverage:.0%}")
-    if any(other.samples is not None for other in summary.standings):
-        cells.append("-" if one.samples is None else f"{one.samples:.0f}")
-    return cells
+Columns = dict[str, list[str]]
+
+
+def _standings(summary: Summary) -> Columns:
+    standings = summary.standings
+    columns = {
+        "client": [printable(one.client) for one in standings],
+        summary.total.score.lower(): [_total(one) for one in standings],
+        "rank": [_rank(one) for one in standings],
+        "share": ["-" if one.share is None else f"{one.share:.1%}" for one in standings],
+    }
+    if any(one.coverage < 1 for one in standings):
+        columns["rounds"] = [f"{one.coverage:.0%}" for one in standings]
+    if any(one.samples is not None for one in standings):
+        columns["samples"] = ["-" if one.samples is None else f"{one.samples:.0f}" for one in standings]
+    return columns
+
+
+def _last_round(summary: Summary) -> Columns:
+    return {key: [_signed(one.last[key]) for one in summary.standings] for key in ("LOO", "FP", "EE")}
+
+
+def _total(one: Standing) -> str:
+    if one.interval is None:
+        return f"{one.total:+.4f}"
+    return f"{one.total:+.4f} ± {(one.interval[1] - one.interval[0]) / 2:.4f}"
+
+
+def _rank(one: Standing) -> str:
+    if one.rank_interval is None or one.rank_interval[0] == one.rank_interval[1]:
+        return str(one.rank)
+    return f"{one.rank} ({one.rank_interval[0]}-{one.rank_interval[1]})"
+
+
+def _signed(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.4f}"
+
+
+def _fits(columns: Columns, width: int) -> bool:
+    """Whether the columns stand side by side with at least a dozen characters for a long name."""
+    widths = {name: max(map(len, (name, *cells))) for name, cells in columns.items()}
+    widths["client"] = min(widths["client"], 12)
+    return sum(widths.values()) + 3 * len(widths) + 1 <= width
+
+
+def _print_table(console: Console, columns: Columns) -> None:
+    table = Table(box=box.SIMPLE_HEAD)
+    for name, cells in columns.items():
+        if name == "client":  # a long name takes two lines; numbers never do
+            table.add_column(name, overflow="fold")
+        else:
+            longest = max(map(len, (name, *cells)))
+            table.add_column(name, justify="right", no_wrap=True, min_width=longest)
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(table)
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(Text(printable(text)))
+
+
+def printable(text: str) -> str:
+    """Text as it may go to a terminal: what would move the cursor or break the line is spelled out.
+
+    >>> printable("north\x1b[2J")
+    'north\\x1b[2J'
+    """
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def print_payouts(console: Console, paid: Payouts, divided: Shares) -> None:
     """Name, share, amount; what is left; what to know about it."""
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("client")
-    table.add_column("share", justify="right")
-    table.add_column("payout", justify="right")
-    for name, amount in sorted(paid.items(), key=lambda item: (-item[1], item[0])):
-        table.add_row(name, f"{divided[name]:.2%}", f"{amount:,.2f}")
-    console.print(table)
-    console.print(f"budget {paid.budget:,.2f}, rule {divided.rule}, unpaid {paid.unpaid:,.2f}")
+    best_first = sorted(paid.items(), key=lambda item: (-item[1], item[0]))
+    columns = {
+        "client": [printable(name) for name, _ in best_first],
+        "share": [f"{divided[name]:.2%}" for name, _ in best_first],
+        "payout": [f"{amount:,.2f}" for _, amount in best_first],
+    }
+    _print_table(console, columns)
+    _say(console, f"budget {paid.budget:,.2f}, rule {divided.rule}, unpaid {paid.unpaid:,.2f}")
     for note in divided.notes:
-        console.print(f"note: {note}")
+        _say(console, f"note: {note}")

@@ -1,0 +1,100 @@
+"""What settings may be: ranges, names of members, and what must fit together."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from fedmerit.errors import ConfigError, KeyFileError
+from fedmerit.keys import Member
+
+if TYPE_CHECKING:
+    from fedmerit.config import Config
+
+_RANGES: dict[str, tuple[float, float, str]] = {
+    "data.test_size": (0, math.inf, "0 or more samples"),
+    "partition.clients": (3, 1024, "3 to 1024 members: with two, each learns the other's update"),
+    "partition.mu": (1e-12, math.inf, "a number above 0"),
+    "partition.minimum": (1, math.inf, "at least 1 sample"),
+    "training.rounds": (1, math.inf, "at least 1 round"),
+    "training.local_epochs": (1, math.inf, "at least 1 epoch"),
+    "training.batch_size": (1, math.inf, "at least 1 sample"),
+    "training.lr": (1e-300, math.inf, "a number above 0"),
+    "training.weight_decay": (0, math.inf, "0 or more"),
+    "training.weight_cap": (1, 2**32 - 1, "1 to 2^32 - 1"),
+    "participation.fraction": (1e-12, 1, "a number above 0, at most 1"),
+    "secure_aggregation.bound": (1e-300, math.inf, "a number above 0"),
+    "secure_aggregation.threshold": (0, 1024, "0 (automatic) or a number of members"),
+    "run.seed": (0, 2**63 - 1, "0 or more"),
+}
+STAGES = ("advertise", "share", "masked", "check", "unmask", "report")
+TRUTHS = ("mr-shapley", "shapley")
+LONGEST_NAME = 200
+
+
+def check(config: Config) -> None:
+    """Refuse settings that cannot mean anything; the message names the setting's path."""
+    for path, (low, high, allowed) in _RANGES.items():
+        section, key = path.split(".")
+        value = getattr(getattr(config, section), key)
+        if not low <= value <= high:
+            raise ConfigError(f"{path}: expected {allowed}, got {value}")
+    names = config.clients
+    if len(set(names)) != len(names) or len(names) != config.partition.clients:
+        raise ConfigError(
+            f"partition.names: expected {config.partition.clients} different names, got {list(names)}"
+        )
+    for name in names:
+        _check_name(name)
+    for section, key in (
+        ("corruption", "label_noise"), ("corruption", "label_flip"), ("corruption", "free_rider"),
+        ("corruption", "duplicate"), ("corruption", "test_set"), ("participation", "away"),
+        ("participation", "lost"), ("training", "roster_weights"),
+    ):  # fmt: skip
+        given = getattr(getattr(config, section), key)
+        for name in () if isinstance(given, str) else given:
+            if name not in names:
+                raise ConfigError(f"{section}.{key}: unknown member {name!r}; members are {', '.join(names)}")
+    if isinstance(config.corruption.label_noise, str) and config.corruption.label_noise != "ramp":
+        got = config.corruption.label_noise
+        raise ConfigError(f'corruption.label_noise: expected a table of rates or "ramp", got {got!r}')
+    for name, away in config.participation.away.items():
+        if any(number < 1 for number in away):
+            raise ConfigError(
+                f"participation.away.{name}: expected numbers of rounds from 1 on, got {list(away)}"
+            )
+    for name, when in config.participation.lost.items():
+        number, _, stage = when.partition(":")
+        if not (number.isascii() and number.isdigit() and int(number[:9]) > 0) or stage not in STAGES:
+            form = f'"ROUND:STAGE" with a stage of {", ".join(STAGES)}'
+            raise ConfigError(f"participation.lost.{name}: expected {form}, got {when!r}")
+    if not config.scoring.utilities or len(set(config.scoring.utilities)) != len(config.scoring.utilities):
+        raise ConfigError("scoring.utilities: expected at least one utility, each once")
+    for name in config.scoring.truth:
+        if name not in TRUTHS:
+            raise ConfigError(f"scoring.truth: expected {' or '.join(TRUTHS)}, got {name!r}")
+    threshold = config.secure_aggregation.threshold
+    if threshold and not len(names) / 2 < threshold <= len(names):
+        half = f"more than half of the {len(names)} members"
+        raise ConfigError(f"secure_aggregation.threshold: expected {half}, got {threshold}")
+    weights = config.training.roster_weights
+    if config.training.weights == "roster":
+        for name in names:
+            if weights.get(name, 0) <= 0:
+                raise ConfigError(
+                    f"training.roster_weights.{name}: expected a weight above 0, got {weights.get(name)}"
+                )
+    elif weights:
+        raise ConfigError('training.roster_weights: only with training.weights = "roster"')
+
+
+def _check_name(name: str) -> None:
+    """A name is on the roster, in a file name of a key, and in the keys of a checkpoint."""
+    try:
+        Member(name, bytes(32))
+    except KeyFileError as error:
+        raise ConfigError(f"partition.names: {error}") from error
+    if any(character in name for character in "/\\") or name in (".", "..", "server"):
+        raise ConfigError(f"partition.names: {name!r} cannot be a member's name")
+    if len(name.encode()) > LONGEST_NAME:
+        raise ConfigError(f"partition.names: {name!r} is longer than {LONGEST_NAME} bytes")
