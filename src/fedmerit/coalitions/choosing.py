@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +14,11 @@ from torch import Tensor, nn
 from fedmerit.coalitions.strategies import Pool, Precision, Single, Stacked, Strategy
 
 Candidates = Iterator[tuple[str, Callable[[], Strategy]]]
-WORTH_COMPILING = 30.0
-"""Seconds that a job must take before a compiler, which takes about that long itself, is tried."""
+Effort = Literal["auto", "none", "compile", "tune"]
+"""How long to look: modules as they are, compiled, or compiled with many kernels tried for minutes."""
+WORTH = {"compile": 30.0, "tune": 180.0}
+"""Seconds that a job must take before ``auto`` makes such an effort, which takes about that long itself."""
+MODES = {"compile": "default", "tune": "max-autotune-no-cudagraphs"}
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ def choose(
     *,
     total: int,
     tolerance: float,
-    compiled: bool | None,
+    effort: Effort,
     stack: int,
 ) -> tuple[Strategy, Record]:
     """The fastest strategy whose utilities stray from float32 by at most ``tolerance``, and its record.
@@ -60,7 +64,7 @@ def choose(
         rows: the packed weights of a sample of coalitions, for a given strategy's packing.
         total: coalitions to be evaluated; a long job is worth compiling.
         tolerance: largest deviation in any utility.
-        compiled: True or False to insist; None leaves it to ``total``.
+        effort: what to try; ``auto`` leaves it to ``total``.
         stack: most models that fit in one forward pass.
     """
     names = [utility.name for utility in exact.pool.utilities]
@@ -92,8 +96,9 @@ def choose(
             del strategy
 
     try_all(_plain_candidates(model, exact.pool, close, stack))
-    if compiled or (compiled is None and fastest * total > WORTH_COMPILING):
-        try_all(_compiled_candidates(model, exact.pool, close))
+    for kind in MODES:
+        if effort in (kind, "tune") or (effort == "auto" and fastest * total > WORTH[kind]):
+            try_all(_compiled_candidates(model, exact.pool, close, MODES[kind]))
     torch.cuda.empty_cache()
     return best, replace(record, tried=tried)
 
@@ -101,21 +106,21 @@ def choose(
 def _plain_candidates(model: nn.Module, pool: Pool, close: set[Precision], stack: int) -> Candidates:
     yield "single float32, graph", partial(Single, model, pool, graph=True)
     for precision in _precisions(close):
-        yield (
-            f"single {precision}",
-            partial(Single, model, pool, precision, channels_last=True, graph=True),
-        )
+        one = partial(Single, model, pool, precision, graph=True)
+        yield f"single {precision}", one
+        yield f"single {precision}, channels last", partial(one, channels_last=True)
         for size in (8, 64):
             if size <= stack:
                 yield f"stacked by {size} {precision}", partial(Stacked, model, pool, precision, size=size)
 
 
-def _compiled_candidates(model: nn.Module, pool: Pool, close: set[Precision]) -> Candidates:
+def _compiled_candidates(model: nn.Module, pool: Pool, close: set[Precision], mode: str) -> Candidates:
     order: tuple[Precision, ...] = ("float16", "bfloat16", "tf32")
     precision: Precision = next((p for p in order if p in close), "float32")
-    compiled = partial(Single, model, pool, precision, channels_last=True, graph=True)
-    for mode in ("default", "max-autotune-no-cudagraphs"):
-        yield f"compiled ({mode}) {precision}", partial(compiled, compile_mode=mode)
+    yield (
+        f"compiled ({mode}) {precision}",
+        partial(Single, model, pool, precision, channels_last=True, compile_mode=mode, graph=True),
+    )
 
 
 def _precisions(close: set[Precision]) -> Iterator[Precision]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmerit.coalitions import game as games
-from fedmerit.coalitions.choosing import Record, choose, plain
+from fedmerit.coalitions.choosing import Effort, Record, choose, plain
 from fedmerit.coalitions.memory import free_memory, try_forward
 from fedmerit.coalitions.strategies import Pool, Single, Stacked, Strategy
 from fedmerit.errors import InputError, ReportError
@@ -47,7 +47,8 @@ class Evaluator:
         device: where to evaluate.
         memory_limit: bytes that may be used there; by default most of what is free.
         tolerance: largest deviation from float32 that a faster strategy may have, in any utility.
-        compiled: whether to try ``torch.compile``; None: only for jobs that take half a minute without.
+        effort: to find a fast strategy on a GPU: ``none``, ``compile`` (tens of seconds), ``tune`` (minutes);
+            ``auto`` compiles when the job is longer than that.
         method: ``auto``, ``single`` (float32) or ``stacked`` (float32).
     """
 
@@ -61,7 +62,7 @@ class Evaluator:
         device: torch.device | str | None = None,
         memory_limit: int | None = None,
         tolerance: float = 2e-3,
-        compiled: bool | None = None,
+        effort: Effort = "auto",
         method: str = "auto",
     ) -> None:
         if method not in ("auto", "single", "stacked"):
@@ -69,7 +70,7 @@ class Evaluator:
         self.model = model
         self.device = device_of(model) if device is None else torch.device(device)
         self.utilities = resolve_all(utilities)
-        self.tolerance, self.compiled, self.method = tolerance, compiled, method
+        self.tolerance, self.effort, self.method = tolerance, effort, method
         self.users = any(utility.function for utility in self.utilities)
         if method == "stacked" and self.users:
             raise InputError("a user's utility function takes one model at a time: method 'stacked' is out")
@@ -176,7 +177,8 @@ class Evaluator:
         """Packed weights of coalitions, a chunk at a time: one matrix product over the updates."""
         base, moves = strategy.packing.pack(of.m0[None]), strategy.packing.pack(of.updates)
         room = self._activations(len(moves)) // 4
-        chunk = min(64, max(1, room // (4 * strategy.packing.length)))
+        most = 8 if self.device.type == "cpu" else 64
+        chunk = min(most, max(1, room // (4 * strategy.packing.length)))
         for i in range(0, len(masks), chunk):
             c = games.coefficients(masks[i : i + chunk], of.weights, of.game)
             c32 = torch.as_tensor(c, device=self.device, dtype=torch.float32)
@@ -206,7 +208,7 @@ class Evaluator:
             lambda strategy: torch.cat(list(self.rows(strategy, of, sample))),
             total=total,
             tolerance=self.tolerance,
-            compiled=self.compiled,
+            effort=self.effort,
             stack=self._activations(n) // (self.per_image * pool.batch),
         )
         return self.chosen

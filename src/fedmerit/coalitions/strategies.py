@@ -171,7 +171,10 @@ class Single(Strategy):
         self.users = [i for i, utility in enumerate(pool.utilities) if utility.function]
         self.graph: torch.cuda.CUDAGraph | None = None
         if graph and not self.users and self.images.is_cuda:
-            self._capture()
+            with contextlib.suppress(
+                RuntimeError
+            ):  # a module that waits for the device: without a graph then
+                self._capture()
 
     def _evaluate(self) -> Tensor:
         parts = self.pool.parts()
