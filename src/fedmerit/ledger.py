@@ -192,7 +192,7 @@ def canonical(body: Any) -> bytes:
     >>> canonical({"b": [1, None], "a": "é"})
     b'{"a":"\\\\u00e9","b":[1,null]}'
     """
-    _refuse_floats(body, "body")
+    _refuse_floats(body, "record")
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False, default=dict)
     return text.encode("ascii")
 

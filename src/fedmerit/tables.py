@@ -95,7 +95,7 @@ def _print_table(console: Console, columns: Columns) -> None:
     table = Table(box=box.SIMPLE_HEAD)
     for name, cells in columns.items():
         if name == "client":  # a long name takes two lines; numbers never do
-            table.add_column(name, overflow="fold")
+            table.add_column(name, overflow="fold", min_width=min(12, max(map(len, cells))))
         else:
             longest = max(map(len, (name, *cells)))
             table.add_column(name, justify="right", no_wrap=True, min_width=longest)

@@ -1,0 +1,378 @@
+"""Settings: what is read is what is written, and what cannot mean anything is refused by name."""
+
+import dataclasses
+import math
+import tomllib
+import typing
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmerit.config import Config, Partition, Training, difference, from_dict, load
+from fedmerit.errors import ConfigError
+from fedmerit.examples import DEMO, commented_config
+from fedmerit.limits import STAGES
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+NAMES = st.lists(
+    st.text(st.sampled_from("aZ9éλ漢 '\"#=.,[]{}-_:;🏥"), min_size=1, max_size=8)
+    .map(str.strip)
+    .filter(lambda name: name and name not in (".", "..")),
+    min_size=3,
+    max_size=5,
+    unique=True,
+)
+PLAIN = st.recursive(
+    st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=5,
+)
+POSITIVE = st.floats(1e-9, 1e9)
+
+
+@st.composite
+def configs(draw):
+    """Settings with every key away from its default."""
+    names = draw(NAMES)
+    some = st.lists(st.sampled_from(names), unique=True)
+
+    def by_name(values):
+        return st.dictionaries(st.sampled_from(names), values)
+
+    weights = draw(st.sampled_from(["uniform", "roster", "secret", "scores"]))
+    roster = {name: draw(POSITIVE) for name in names} if weights == "roster" else {}
+    return from_dict(
+        {
+            "data": {
+                "name": draw(st.sampled_from(["fashion-mini", "npz", "folder", "pcam"])),
+                "path": draw(TEXT),
+                "test_size": draw(st.integers(0, 10**9)),
+                "test_reveal": draw(st.sampled_from(["fixed", "per-round"])),
+                "options": draw(st.dictionaries(TEXT, PLAIN, max_size=3)),
+            },
+            "partition": {
+                "names": names,
+                "scheme": draw(st.sampled_from(["iid", "dirichlet", "group", "sizes", "file"])),
+                "mu": draw(POSITIVE | st.integers(1, 9)),
+                "minimum": draw(st.integers(1, 100)),
+                "sizes": draw(st.lists(st.integers(1, 99)) | st.lists(POSITIVE)),
+                "file": draw(TEXT),
+            },
+            "corruption": {
+                "label_noise": draw(by_name(st.floats(0, 1)) | st.just("ramp")),
+                "label_flip": draw(some),
+                "free_rider": draw(by_name(st.sampled_from(["zero", "noise", "stale"]))),
+                "duplicate": draw(by_name(st.sampled_from(names))),
+                "test_set": draw(some),
+            },
+            "model": {"name": draw(TEXT), "norm": draw(st.sampled_from(["group", "batch"]))},
+            "training": {
+                "rounds": draw(st.integers(1, 10**6)),
+                "local_epochs": draw(st.integers(1, 50)),
+                "batch_size": draw(st.integers(1, 4096)),
+                "lr": draw(POSITIVE),
+                "weight_decay": draw(st.just(0) | POSITIVE),
+                "weights": weights,
+                "roster_weights": roster,
+                "weight_cap": draw(st.integers(1, 2**32 - 1)),
+            },
+            "participation": {
+                "fraction": draw(st.floats(0.01, 1)),
+                "away": draw(by_name(st.lists(st.integers(1, 99)))),
+                "lost": draw(by_name(st.builds("{}:{}".format, st.integers(1, 99), st.sampled_from(STAGES)))),
+            },
+            "scoring": {
+                "utilities": draw(st.lists(TEXT, min_size=1, max_size=4, unique=True)),
+                "game": draw(st.sampled_from(["additive", "renormalised"])),
+                "missing": draw(st.sampled_from(["zero", "own-mean"])),
+                "disclose_samples": draw(st.booleans()),
+                "solo": draw(st.booleans()),
+                "truth": draw(st.lists(st.sampled_from(["mr-shapley", "shapley"]), unique=True)),
+            },
+            "secure_aggregation": {
+                "enabled": draw(st.booleans()),
+                "bound": draw(POSITIVE),
+                "threshold": draw(st.sampled_from([0, len(names)])),
+                "clip": draw(st.booleans()),
+            },
+            "run": {"seed": draw(st.integers(0, 2**63 - 1)), "device": draw(TEXT)},
+        }
+    )
+
+
+@given(config=configs())
+@settings(max_examples=60)
+def test_every_key_survives_toml(config):
+    text = config.to_toml()
+    again = from_dict(tomllib.loads(text))
+    assert again == config
+    assert again.hash() == config.hash()
+    assert again.to_toml() == text
+    for section, keys in tomllib.loads(text).items():
+        assert set(keys) == set(typing.get_type_hints(type(getattr(config, section))))
+
+
+def test_an_empty_file_is_a_valid_run_and_the_commented_one_says_the_same(tmp_path):
+    (tmp_path / "empty.toml").write_text("")
+    (tmp_path / "init.toml").write_text(commented_config())
+    assert load(tmp_path / "empty.toml") == Config() == load(tmp_path / "init.toml")
+
+
+def test_the_commented_file_explains_every_choice():
+    lines = {line.partition(" = ")[0]: line for line in commented_config().splitlines()}
+    assert "# fixed | per-round; per-round: disjoint slices" in lines["test_reveal"]
+    assert lines["lost"].startswith('lost = {}  # {client-2 = "3:masked"}')
+    assert "# Who takes part when." in commented_config()
+
+
+def _variants():
+    """For every setting a value that differs from its default and is allowed on its own."""
+    other = {
+        "path": "x", "options": {"size": 64}, "sizes": [1], "file": "x", "name": "x", "device": "cpu",
+        "label_noise": {"client-1": 0.5}, "label_flip": ["client-1"], "free_rider": {"client-1": "zero"},
+        "duplicate": {"client-1": "client-0"}, "test_set": ["client-1"], "away": {"client-1": [1]},
+        "lost": {"client-1": "1:masked"}, "utilities": ["accuracy"], "truth": ["shapley"],
+        "threshold": 5, "fraction": 0.5, "names": list("abcdef"),
+    }  # fmt: skip
+    for section in dataclasses.fields(Config):
+        part = getattr(Config(), section.name)
+        for key, hint in typing.get_type_hints(type(part)).items():
+            value = getattr(part, key)
+            if key == "roster_weights":
+                continue  # stands with weights = "roster" only, see below
+            if typing.get_origin(hint) is typing.Literal:
+                changed = typing.get_args(hint)[-2 if key == "weights" else -1]
+            elif isinstance(value, bool):
+                changed = not value
+            elif key in other:
+                changed = other[key]
+            else:
+                changed = value + 1
+            yield section.name, key, changed
+
+
+@pytest.mark.parametrize(("section", "key", "value"), list(_variants()), ids=lambda v: str(v)[:20])
+def test_the_hash_moves_with_every_setting(section, key, value):
+    changed = from_dict({section: {key: value}})
+    assert changed.hash() != Config().hash()
+    assert difference(Config(), changed).startswith(f"{section}.{key} is ")
+    assert from_dict({section: {key: value}}).hash() == changed.hash()
+
+
+def test_the_hash_moves_with_roster_weights_but_not_with_the_order_of_names():
+    weights = dict.fromkeys(Config().clients, 1.0)
+    even, heavier, turned = (
+        from_dict({"training": {"weights": "roster", "roster_weights": chosen}})
+        for chosen in (weights, weights | {"client-0": 2.0}, dict(reversed(weights.items())))
+    )
+    assert even.hash() == turned.hash()
+    assert even.hash() != heavier.hash()
+    assert difference(even, heavier).startswith("training.roster_weights is {'client-0': 1.0")
+
+
+def test_one_and_one_point_zero_are_the_same_setting():
+    whole, broken = (from_dict({"partition": {"mu": mu}}) for mu in (1, 1.0))
+    assert whole.hash() == broken.hash()
+    assert whole == broken
+    assert Config(partition=Partition(mu=1)).hash() == broken.hash()
+
+
+def test_counts_stay_counts_and_fractions_fractions():
+    assert from_dict({"partition": {"sizes": [3, 4]}}).partition.sizes == (3, 4)
+    sizes = from_dict({"partition": {"sizes": [1, 0.5]}}).partition.sizes
+    assert [type(size) for size in sizes] == [float, float]
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"trainin": {}}, r"^trainin: unknown section; expected one of data, partition, corruption"),
+        ({"training": {"round": 1}}, r"^training\.round: unknown key; expected one of rounds, local_epochs"),
+        ({"training": 3}, r"^training: expected a section \[training\], got 3"),
+        ({"training": {"rounds": True}}, r"^training\.rounds: expected a whole number, got True"),
+        ({"training": {"rounds": 2.0}}, r"^training\.rounds: expected a whole number, got 2\.0"),
+        ({"training": {"rounds": "3"}}, r"^training\.rounds: expected a whole number, got '3'"),
+        ({"training": {"rounds": 0}}, r"^training\.rounds: expected at least 1 round, got 0"),
+        ({"training": {"rounds": -1}}, r"^training\.rounds: expected at least 1 round, got -1"),
+        ({"training": {"lr": math.nan}}, r"^training\.lr: expected a number, got nan"),
+        ({"training": {"lr": math.inf}}, r"^training\.lr: expected a number, got inf"),
+        ({"training": {"lr": 10**400}}, r"^training\.lr: expected a number, got 1000"),
+        ({"training": {"lr": False}}, r"^training\.lr: expected a number, got False"),
+        ({"training": {"lr": 0}}, r"^training\.lr: expected a number above 0, got 0"),
+        ({"training": {"lr": -0.1}}, r"^training\.lr: expected a number above 0, got -0\.1"),
+        ({"training": {"weight_cap": 2**32}}, r"^training\.weight_cap: expected 1 to 2\^32 - 1"),
+        ({"training": {"weights": "equal"}},
+         r"^training\.weights: expected one of uniform, roster, secret, scores, got 'equal'"),
+        ({"training": {"weights": ["uniform"]}}, r"^training\.weights: expected one of uniform"),
+        ({"training": {"roster_weights": {"client-0": 1}}},
+         r'^training\.roster_weights: only with training\.weights = "roster"'),
+        ({"training": {"weights": "roster"}},
+         r"^training\.roster_weights\.client-0: expected a weight above 0, got None"),
+        ({"data": {"name": "mnist"}}, r"^data\.name: expected one of fashion-mini, npz, folder, cifar10"),
+        ({"data": {"options": {"when": tomllib.loads("d = 2024-01-01")["d"]}}},
+         r"^data\.options: expected a table of text, numbers, true or false, or lists and tables"),
+        ({"data": {"options": {"size": math.nan}}}, r"^data\.options: expected a table"),
+        ({"data": {"test_size": -1}}, r"^data\.test_size: expected 0 or more samples, got -1"),
+        ({"partition": {"mu": 0}}, r"^partition\.mu: expected a number above 0, got 0"),
+        ({"partition": {"mu": -0.5}}, r"^partition\.mu: expected a number above 0, got -0\.5"),
+        ({"partition": {"minimum": 0}}, r"^partition\.minimum: expected at least 1 sample"),
+        ({"partition": {"clients": 2}}, r"^partition\.clients: expected 3 to 1024 members: with two, each "
+                                        r"learns the other's update, got 2"),
+        ({"partition": {"names": ["a", "b"]}}, r"^partition\.clients: expected 3 to 1024 members: with two"),
+        ({"partition": {"clients": 1025}}, r"^partition\.clients: expected 3 to 1024"),
+        ({"partition": {"clients": 4, "names": ["a", "b", "c"]}},
+         r"^partition\.names: expected 4 different names, got \['a', 'b', 'c'\]"),
+        ({"partition": {"names": ["a", "b", "a"]}}, r"^partition\.names: expected 3 different names"),
+        ({"partition": {"names": ["a", "b", 3]}}, r"^partition\.names: expected a list of texts"),
+        ({"partition": {"names": "abc"}}, r"^partition\.names: expected a list of texts, got 'abc'"),
+        ({"partition": {"sizes": [1, "2"]}},
+         r"^partition\.sizes: expected a list of whole numbers or a list of numbers"),
+        ({"corruption": {"label_noise": {"client-9": 0.5}}},
+         r"^corruption\.label_noise: unknown member 'client-9'; members are client-0, client-1"),
+        ({"corruption": {"label_noise": "slope"}},
+         r'^corruption\.label_noise: expected a table of rates or "ramp", got \'slope\''),
+        ({"corruption": {"label_noise": {"client-0": "0.5"}}},
+         r"^corruption\.label_noise: expected a table of numbers by name or text"),
+        ({"corruption": {"label_flip": ["x"]}}, r"^corruption\.label_flip: unknown member 'x'"),
+        ({"corruption": {"label_flip": "client-0"}}, r"^corruption\.label_flip: expected a list of texts"),
+        ({"participation": {"fraction": 0}}, r"^participation\.fraction: expected a number above 0, at most"),
+        ({"participation": {"fraction": 1.5}}, r"^participation\.fraction: expected a number above 0"),
+        ({"participation": {"away": {"client-0": [0]}}},
+         r"^participation\.away\.client-0: expected numbers of rounds from 1 on, got \[0\]"),
+        ({"participation": {"away": {"client-0": 3}}},
+         r"^participation\.away: expected a table of a list of whole numbers by name"),
+        ({"participation": {"lost": {"client-0": "3"}}},
+         r'^participation\.lost\.client-0: expected "ROUND:STAGE" with a stage of advertise, share'),
+        ({"participation": {"lost": {"client-0": "²:masked"}}}, r"^participation\.lost\.client-0: expected"),
+        ({"participation": {"lost": {"client-0": "0:masked"}}}, r"^participation\.lost\.client-0: expected"),
+        ({"participation": {"lost": {"client-0": "1:lunch"}}}, r"^participation\.lost\.client-0: expected"),
+        ({"scoring": {"utilities": []}}, r"^scoring\.utilities: expected at least one utility, each once"),
+        ({"scoring": {"utilities": ["a", "a"]}}, r"^scoring\.utilities: expected at least one utility"),
+        ({"scoring": {"truth": ["banzhaf"]}},
+         r"^scoring\.truth: expected mr-shapley or shapley, got 'banzhaf'"),
+        ({"scoring": {"solo": 1}}, r"^scoring\.solo: expected true or false, got 1"),
+        ({"secure_aggregation": {"bound": 0}}, r"^secure_aggregation\.bound: expected a number above 0"),
+        ({"secure_aggregation": {"threshold": 3}},
+         r"^secure_aggregation\.threshold: expected more than half of the 6 members, got 3"),
+        ({"secure_aggregation": {"threshold": 7}},
+         r"^secure_aggregation\.threshold: expected more than half of the 6 members, got 7"),
+        ({"run": {"seed": -1}}, r"^run\.seed: expected 0 or more, got -1"),
+        ({"run": {"seed": 2**63}}, r"^run\.seed: expected 0 or more"),
+        ({"run": {"device": 0}}, r"^run\.device: expected text, got 0"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_bad_values_are_named_with_their_path_and_what_is_allowed(raw, message):
+    with pytest.raises(ConfigError, match=message):
+        from_dict(raw)
+
+
+def test_settings_made_in_python_are_checked_too():
+    with pytest.raises(ConfigError, match=r"^training\.rounds: expected a whole number, got '3'"):
+        Config(training=Training(rounds="3"))
+    with pytest.raises(ConfigError, match=r"^partition\.clients: expected 3 to 1024"):
+        Config(partition=Partition(clients=2))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        " a",
+        "a ",
+        "a\nb",
+        "a\0",
+        "a/b",
+        "a\\b",
+        "..",
+        ".",
+        "server",
+        "a\x1b[2J",
+        "e\u0301",
+        "x" * 65,
+        "🏥" * 60,
+    ],
+)
+def test_names_that_could_be_mistaken_or_break_a_file_name(name):
+    with pytest.raises(ConfigError, match=r"^partition\.names: "):
+        from_dict({"partition": {"names": ["fine", "also fine", name]}})
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "key", "value"),
+    [
+        ("training.rounds=3", "training", "rounds", 3),
+        (" training . rounds = 3 ", "training", "rounds", 3),
+        ("model.name=mlp", "model", "name", "mlp"),
+        ('model.name="mlp"', "model", "name", "mlp"),
+        ("data.path=/a b/c=d", "data", "path", "/a b/c=d"),
+        ("data.path=", "data", "path", ""),
+        ("secure_aggregation.enabled=false", "secure_aggregation", "enabled", False),
+        ("corruption.label_noise={client-1 = 0.5}", "corruption", "label_noise", {"client-1": 0.5}),
+        ('partition.names=["a","b","c"]', "partition", "names", ("a", "b", "c")),
+    ],
+)
+def test_overrides(override, section, key, value):
+    assert getattr(getattr(from_dict({}, [override]), section), key) == value
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.rounds", "expected section.key=value, such as training.rounds=3, got 'training.rounds'"),
+        ("rounds=3", "expected section.key=value"),
+        ("=3", "expected section.key=value"),
+        (".rounds=3", "expected section.key=value"),
+        ("training.=3", "expected section.key=value"),
+        ("training.rounds=three", r"training\.rounds: expected a whole number, got 'three'"),
+        ("training.rounds=", r"training\.rounds: expected a whole number, got ''"),
+        ("training.round=3", r"training\.round: unknown key; expected one of rounds"),
+        ("trainin.rounds=3", "trainin: unknown section"),
+        ("training.lr=nan", r"training\.lr: expected a number, got nan"),
+        ("partition.names=[a, b, c]", r"partition\.names: not a TOML value: '\[a, b, c\]'"),
+        ('model.name="mlp', r"model\.name: not a TOML value"),
+        ("data.options=" + "[" * 5000, r"data\.options: not a TOML value"),
+        ("training.rounds=3\nlr=1", r"training\.rounds: expected one value, got '3\\nlr=1'"),
+        ("training.rounds=" + "9" * 5000, r"training\.rounds: expected a whole number, got '999"),
+    ],
+    ids=lambda v: v[:40],
+)
+def test_overrides_that_cannot_be_meant(override, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        from_dict({}, [override])
+    assert len(str(caught.value)) < 400
+
+
+def test_the_last_override_wins_and_the_given_mapping_is_left_alone():
+    raw = {"training": {"rounds": 1}}
+    assert from_dict(raw, ["training.rounds=2", "training.rounds=3"]).training.rounds == 3
+    assert raw == {"training": {"rounds": 1}}
+    assert from_dict(DEMO).clients[-1] == "Harbour"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"[training\n", "not TOML: .*line 1"),
+        (b"\xff\xfe", "cannot be read"),
+        (b"a = " + b"[" * 5000, "not TOML"),
+        (b"[run]\nseed = " + b"1" * 5000, "not TOML"),
+        (b"[run]\nseed = 1\nseed = 2\n", "not TOML: Cannot overwrite a value"),
+    ],
+    ids=lambda v: str(v)[:20],
+)
+def test_files_that_are_not_toml(tmp_path, data, message):
+    path = tmp_path / "run.toml"
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match=rf"run\.toml: {message}"):
+        load(path)
+
+
+def test_a_file_that_is_not_there_and_one_with_a_byte_order_mark(tmp_path):
+    with pytest.raises(ConfigError, match=r"none\.toml: no such file"):
+        load(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path)
+    (tmp_path / "windows.toml").write_bytes(b"\xef\xbb\xbf[training]\r\nrounds = 4\r\n")
+    assert load(tmp_path / "windows.toml").training.rounds == 4

@@ -1,0 +1,500 @@
+"""The ledger: whatever is changed behind its back is found, and the first wrong record is named."""
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from types import MappingProxyType
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from fedmerit.errors import LedgerError
+from fedmerit.ledger import SERVER, Ledger, canonical, content, exact, number, verify_chain
+
+KEYS = {name: Ed25519PrivateKey.generate() for name in (SERVER, "north", "south")}
+PUBLIC = {name: key.public_key().public_bytes_raw() for name, key in KEYS.items()}
+RECORDS = [
+    (SERVER, "run", {"run": "7f", "rounds": 2}),
+    ("north", "report", {"round": 1, "alone": exact(0.25)}),
+    ("south", "report", {"round": 1, "alone": exact(0.5), "note": "é"}),
+    (SERVER, "round", {"round": 1, "included": ["north", "south"], "aborted": ""}),
+    ("north", "report", {"round": 1, "alone": exact(0.25)}),  # the same words once more, elsewhere
+]
+COLUMNS = ("author", "kind", "body", "digest", "signature", "seal")
+
+
+def append(ledger, author, kind, body, *, signed=True):
+    if not signed:
+        return ledger.append(author, kind, body)
+    signature = KEYS[author].sign(content(author, kind, body))
+    return ledger.append(author, kind, body, signature=signature, seal=KEYS[SERVER].sign)
+
+
+def fill(path, records=RECORDS, *, signed=True):
+    with Ledger(path) as ledger, ledger.transaction():
+        for author, kind, body in records:
+            append(ledger, author, kind, body, signed=signed)
+    return path
+
+
+def verify(path, keys=PUBLIC):
+    with Ledger(path, read_only=True) as ledger:
+        return verify_chain(ledger, lambda _: keys)
+
+
+def sql(path, *statements):
+    db = sqlite3.connect(path)
+    for statement, *values in statements:
+        db.execute(statement, *values)
+    db.commit()
+    db.close()
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    return fill(tmp_path_factory.mktemp("ledger") / "ledger.sqlite")
+
+
+@pytest.fixture
+def path(original, tmp_path):
+    return shutil.copy(original, tmp_path / "ledger.sqlite")
+
+
+def test_what_was_written_comes_back(path):
+    assert verify(path) is True
+    with Ledger(path, read_only=True) as ledger:
+        assert [(r.author, r.kind, r.body) for r in ledger.records()] == RECORDS
+        assert [r.seq for r in ledger.records("report")] == [2, 3, 5]
+        assert len(ledger) == 5
+        assert ledger.head == list(ledger.records())[-1].digest.hex()
+
+
+def test_an_unsigned_ledger_says_so(tmp_path):
+    plain = fill(tmp_path / "plain.sqlite", signed=False)
+    assert verify(plain, keys={}) is False
+    with pytest.raises(LedgerError, match=r"^record 1 \(run by server\): not signed by server"):
+        verify(plain)
+
+
+def test_signatures_in_a_ledger_without_keys_are_not_taken_for_granted(path):
+    with pytest.raises(LedgerError, match=r"^record 1 \(run by server\): signed, in a ledger whose first"):
+        verify(path, keys={})
+
+
+# ------------------------------------------------------------------------------------------- tampering
+
+
+@given(
+    seq=st.integers(1, len(RECORDS)),
+    column=st.sampled_from(COLUMNS),
+    at=st.integers(0, 10**6),
+    flip=st.integers(1, 255),
+)
+@settings(max_examples=100)
+def test_one_changed_byte_anywhere_is_found(original, tmp_path_factory, seq, column, at, flip):
+    path = shutil.copy(original, tmp_path_factory.mktemp("byte") / "ledger.sqlite")
+    db = sqlite3.connect(path)
+    (value,) = db.execute(f"SELECT CAST({column} AS BLOB) FROM records WHERE seq = ?", (seq,)).fetchone()
+    changed = bytearray(value)
+    changed[at % len(changed)] ^= flip
+    kept = "TEXT" if column in ("author", "kind") else "BLOB"
+    db.execute(f"UPDATE records SET {column} = CAST(? AS {kept}) WHERE seq = ?", (bytes(changed), seq))
+    db.commit()
+    db.close()
+    with pytest.raises(
+        LedgerError, match=rf"^record {seq} \(|damaged after record {seq - 1}: Could not decode"
+    ):
+        verify(path)
+
+
+@given(
+    seq=st.integers(1, len(RECORDS)),
+    column=st.sampled_from(COLUMNS),
+    value=st.none()
+    | st.integers(-(2**62), 2**62)
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+    | st.binary(max_size=64),
+)
+@settings(max_examples=100)
+def test_any_other_cell_is_found(original, tmp_path_factory, seq, column, value):
+    path = shutil.copy(original, tmp_path_factory.mktemp("cell") / "ledger.sqlite")
+    db = sqlite3.connect(path)
+    try:
+        db.execute(f"UPDATE records SET {column} = ? WHERE seq = ?", (value, seq))
+        (same,) = db.execute(f"SELECT {column} FROM records WHERE seq = ?", (seq,)).fetchone()
+        db.commit()
+    except sqlite3.IntegrityError:  # the table itself refuses null
+        assume(False)
+    finally:
+        db.close()
+    with pytest.raises(LedgerError, match=rf"^record {seq} \("):
+        verify(path)
+    assert same is not None
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" * 100_000, b"[]", b"3", b'{"a":1.5}', b'{"b":1,"a":2}', b'{"a": 1}', b"{"]
+)
+def test_bodies_that_are_no_canonical_object(path, body):
+    sql(path, ("UPDATE records SET body = ? WHERE seq = 3", (body,)))
+    with pytest.raises(LedgerError, match=r"^record 3 \(report\): the body cannot be read: "):
+        verify(path)
+
+
+def test_a_dropped_record_is_named(path):
+    sql(path, ("DELETE FROM records WHERE seq = 3",))
+    with pytest.raises(LedgerError, match=r"^record 3 is missing: the next one is number 4"):
+        verify(path)
+
+
+def test_a_dropped_record_is_found_when_the_rest_is_renumbered(path):
+    sql(path, ("DELETE FROM records WHERE seq = 3",), ("UPDATE records SET seq = seq - 1 WHERE seq > 3",))
+    with pytest.raises(LedgerError, match=r"^record 3 \(round by server\): altered, or the records before"):
+        verify(path)
+
+
+@pytest.mark.parametrize(("one", "other"), [(1, 2), (2, 3), (2, 5), (4, 5)])
+def test_swapped_records_are_found(path, one, other):
+    sql(
+        path,
+        ("UPDATE records SET seq = -1 WHERE seq = ?", (one,)),
+        ("UPDATE records SET seq = ? WHERE seq = ?", (one, other)),
+        ("UPDATE records SET seq = ? WHERE seq = -1", (other,)),
+    )
+    with pytest.raises(LedgerError, match=rf"^record {one} \("):
+        verify(path)
+
+
+def test_an_inserted_record_is_found(path):
+    sql(
+        path,
+        ("UPDATE records SET seq = -seq - 1 WHERE seq > 2",),
+        ("UPDATE records SET seq = -seq WHERE seq < 0",),
+        (f"INSERT INTO records SELECT 3, {', '.join(COLUMNS)} FROM records WHERE seq = 2",),
+    )
+    with pytest.raises(LedgerError, match=r"^record 3 \(report by north\): altered"):
+        verify(path)
+
+
+def test_a_record_before_the_first_is_found(path):
+    sql(
+        path,
+        ("INSERT INTO records SELECT 0, author, kind, body, digest, signature, seal FROM records LIMIT 1",),
+    )
+    with pytest.raises(LedgerError, match=r"^record 1 is missing: the next one is number 0"):
+        verify(path)
+
+
+def test_a_tail_that_was_cut_off_shows_in_the_head_alone(path, original):
+    sql(path, ("DELETE FROM records WHERE seq > 3",))
+    assert verify(path) is True
+    with Ledger(path, read_only=True) as short, Ledger(original, read_only=True) as whole:
+        assert short.head == list(whole.records())[2].digest.hex()
+        assert short.head != whole.head
+
+
+def test_a_fork_that_is_chained_anew_lacks_the_seal(path):
+    """Without keys the chain can be computed anew, but not signed: the first altered record is named."""
+    with Ledger(path, read_only=True) as ledger:
+        records = list(ledger.records())
+    path.unlink()
+    with Ledger(path) as ledger, ledger.transaction():
+        for record in records:
+            body = record.body | ({"alone": exact(0.9)} if record.seq == 3 else {})
+            ledger.append(
+                record.author, record.kind, body, signature=record.signature, seal=lambda _, r=record: r.seal
+            )
+    with pytest.raises(LedgerError, match=r"^record 3 \(report by south\): not signed by south"):
+        verify(path)
+
+
+def test_a_fork_with_the_authors_signature_but_another_order_lacks_the_seal(path):
+    """A member's old statement cannot be put elsewhere: only the server seals a place."""
+    with Ledger(path, read_only=True) as ledger:
+        records = list(ledger.records())
+    path.unlink()
+    order = [records[0], records[2], records[1]]
+    with Ledger(path) as ledger, ledger.transaction():
+        for record in order:
+            ledger.append(
+                record.author,
+                record.kind,
+                record.body,
+                signature=record.signature,
+                seal=lambda _, r=record: r.seal,
+            )
+    with pytest.raises(LedgerError, match=r"^record 2 \(report by south\): seal: not signed by server"):
+        verify(path)
+
+
+@pytest.mark.parametrize("column", ["signature", "seal"])
+def test_a_signature_of_somebody_else_is_found(path, column):
+    """The digest covers the signature, the server's seal covers the digest: neither can be exchanged."""
+    with Ledger(path, read_only=True) as ledger:
+        third = list(ledger.records())[2]
+    message = content(third.author, third.kind, third.body) if column == "signature" else third.digest
+    sql(path, (f"UPDATE records SET {column} = ? WHERE seq = 3", (KEYS["north"].sign(message),)))
+    with pytest.raises(
+        LedgerError, match=r"^record 3 \(report by south\): (altered|seal: not signed by server)"
+    ):
+        verify(path)
+
+
+def test_an_author_without_a_key_and_a_key_that_is_none(path):
+    with pytest.raises(LedgerError, match=r"^record 3 \(report by south\): 'south' is not on the roster"):
+        verify(path, keys={name: PUBLIC[name] for name in (SERVER, "north")})
+    with pytest.raises(LedgerError, match="the roster's key of 'south' is not an Ed25519 key"):
+        verify(path, keys=PUBLIC | {"south": b"short"})
+
+
+def test_many_records_are_checked(tmp_path):
+    many = [("north", "report", {"round": k}) for k in range(2000)]
+    path = fill(tmp_path / "many.sqlite", many)
+    assert verify(path) is True
+    sql(path, ("UPDATE records SET author = 'south' WHERE seq = 1999",))
+    with pytest.raises(LedgerError, match=r"^record 1999 \(report by south\): altered"):
+        verify(path)
+
+
+# -------------------------------------------------------------------------------------------- encoding
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+def same(one, other):
+    """Equal, and true is not 1."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and one == other
+
+
+@given(one=PLAIN, other=PLAIN)
+def test_one_encoding_per_value_and_one_value_per_encoding(one, other):
+    assert same(json.loads(canonical(one)), one)
+    assert (canonical(one) == canonical(other)) == same(one, other)
+
+
+@given(value=st.dictionaries(st.text(max_size=3), st.integers(), min_size=2, max_size=6))
+def test_the_order_of_keys_does_not_matter(value):
+    turned = dict(reversed(value.items()))
+    assert canonical(value) == canonical(turned) == canonical(MappingProxyType(turned))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"a": {"b": [1, 0.5]}}, r"^record\.body\.a\.b\[\]: floats have no place in a signed record"),
+        ({"a": float("nan")}, r"^record\.body\.a: floats have no place"),
+        ({1: 2}, r"^record\.body: keys must be text, got 1"),
+        ({"a": b"x"}, r"^record\.body\.a: cannot be recorded: bytes"),
+        ({"a": {1, 2}}, r"^record\.body\.a: cannot be recorded: set"),
+    ],
+)
+def test_what_has_no_exact_form_is_refused(tmp_path, body, message):
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        with pytest.raises(LedgerError, match=message), ledger.transaction():
+            ledger.append(SERVER, "run", body)
+        assert len(ledger) == 0
+
+
+@given(value=st.floats())
+def test_floats_come_back_to_the_bit(value):
+    assert exact(number(exact(value))) == exact(value)
+
+
+@pytest.mark.parametrize("text", ["", "x", None, 0.5, "0x1p99999", [1]])
+def test_text_that_is_no_number(text):
+    with pytest.raises(LedgerError, match="expected a number in hexadecimal, got"):
+        number(text)
+
+
+# ---------------------------------------------------------------------------------------- transactions
+
+
+def test_records_need_a_transaction(tmp_path):
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        with pytest.raises(LedgerError, match="inside a transaction"):
+            ledger.append(SERVER, "run", {})
+        assert len(ledger) == 0
+
+
+def test_a_transaction_is_all_or_nothing(path):
+    with Ledger(path) as ledger:
+        before = ledger.head
+
+        def write_and_fail():
+            with ledger.transaction():
+                append(ledger, "north", "report", {"round": 2})
+                append(ledger, "south", "report", {"round": 2})
+                raise RuntimeError("oops")
+
+        with pytest.raises(RuntimeError, match="oops"):
+            write_and_fail()
+        assert (len(ledger), ledger.head) == (5, before)
+        with ledger.transaction():
+            assert append(ledger, "north", "report", {"round": 2}).seq == 6
+    assert verify(path) is True
+
+
+def test_an_error_that_ends_the_transaction_is_reported_as_it_was(path):
+    """SQLite may roll back by itself, for one on a full disk: the first error must not be hidden by that."""
+    with Ledger(path) as ledger:
+
+        def write_and_fail():
+            with ledger.transaction():
+                append(ledger, "north", "report", {"round": 2})
+                ledger._db.execute("ROLLBACK")
+                raise RuntimeError("full")
+
+        with pytest.raises(RuntimeError, match="full"):
+            write_and_fail()
+        assert len(ledger) == 5
+
+
+def test_a_commit_that_fails_leaves_no_transaction_open(path):
+    with Ledger(path) as ledger:
+        size = ledger._db.execute("PRAGMA page_count").fetchone()[0]
+        ledger._db.execute(f"PRAGMA max_page_count = {size}")  # as a full disk does
+
+        def write_much():
+            with ledger.transaction():
+                for _ in range(50):
+                    append(ledger, "north", "report", {"text": "x" * 5000})
+
+        with pytest.raises(LedgerError, match="database or disk is full"):
+            write_much()
+        assert len(ledger) == 5
+        ledger._db.execute("PRAGMA max_page_count = 1000000")
+        with ledger.transaction():
+            append(ledger, "north", "report", {"round": 2})
+    assert verify(path) is True
+
+
+KILLED = """
+import sys
+from fedmerit.ledger import Ledger
+with Ledger(sys.argv[1]) as ledger, ledger.transaction():
+    for k in range(int(sys.argv[2])):
+        ledger.append("server", "round", {"round": k, "text": "x" * 5000})
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("records", [1, 1000])
+def test_a_process_killed_inside_a_transaction_leaves_nothing(tmp_path, records):
+    """With many records SQLite has spilled pages of the transaction to disk before the kill."""
+    path = fill(tmp_path / "ledger.sqlite", signed=False)
+    child = subprocess.Popen(
+        [sys.executable, "-c", KILLED, path, str(records)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout.readline() == "ready\n"
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    assert verify(path, keys={}) is False
+    with Ledger(path) as ledger:
+        assert len(ledger) == 5
+        with ledger.transaction():
+            ledger.append(SERVER, "round", {"round": 1})
+    assert verify(path, keys={}) is False
+
+
+def test_two_writers_wait_for_each_other_and_make_one_chain(path, monkeypatch):
+    monkeypatch.setattr("fedmerit.ledger.WAIT", 0.01)
+    with Ledger(path) as first, Ledger(path) as second:
+        with first.transaction():
+            append(first, "north", "report", {"round": 2})
+            with pytest.raises(LedgerError, match="database is locked"), second.transaction():
+                raise AssertionError("two writers at once")
+            assert len(second) == 5  # what is not committed is not seen
+        with second.transaction():
+            assert append(second, "south", "report", {"round": 2}).seq == 7
+    assert verify(path) is True
+
+
+def test_a_transaction_inside_another_is_refused_and_the_outer_goes_on(path):
+    with Ledger(path) as ledger:
+        with ledger.transaction():
+            append(ledger, "north", "report", {"round": 2})
+            with pytest.raises(LedgerError, match="within a transaction"), ledger.transaction():
+                pass
+        assert len(ledger) == 6
+
+
+# ----------------------------------------------------------------------------------------------- files
+
+
+def test_no_ledger_and_files_that_are_none(tmp_path):
+    with pytest.raises(LedgerError, match=r"gone\.sqlite: no ledger here"):
+        Ledger(tmp_path / "gone.sqlite", read_only=True)
+    other = tmp_path / "other.sqlite"
+    other.write_bytes(b"this is no database, but it is longer than a header of SQLite would be: " * 3)
+    for read_only in (True, False):
+        with pytest.raises(LedgerError, match=r"other\.sqlite: cannot be opened as a ledger: file is not"):
+            Ledger(other, read_only=read_only)
+    (tmp_path / "empty.sqlite").touch()
+    with pytest.raises(LedgerError, match=r"empty\.sqlite: cannot be opened as a ledger: no such table"):
+        Ledger(tmp_path / "empty.sqlite", read_only=True)
+    with pytest.raises(LedgerError, match="cannot be opened as a ledger"):
+        Ledger(tmp_path)
+    with Ledger(tmp_path / "new.sqlite"):
+        pass
+    with pytest.raises(LedgerError, match=r"new\.sqlite: the ledger is empty"):
+        verify(tmp_path / "new.sqlite")
+
+
+@pytest.mark.parametrize("at", [0.3, 0.6, 0.9])
+def test_a_file_cut_short_or_overwritten_is_an_error_of_ours(tmp_path, at):
+    path = fill(tmp_path / "l.sqlite", [(SERVER, "run", {"k": k, "text": "x" * 500}) for k in range(100)])
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * at)])
+    with pytest.raises(LedgerError):
+        verify(path)
+    start = int(len(whole) * at)
+    path.write_bytes(whole[:start] + bytes(4096) + whole[start + 4096 :])
+    with pytest.raises(LedgerError):
+        verify(path)
+
+
+@pytest.mark.parametrize("name", ["a?b.sqlite", "a%20b.sqlite", "a#b.sqlite", "é [1].sqlite"])
+def test_odd_file_names_are_taken_as_they_are(tmp_path, name):
+    path = fill(tmp_path / name)
+    assert [item.name for item in tmp_path.iterdir()] == [name]
+    assert verify(path) is True
+
+
+def test_reading_leaves_nothing_behind_and_needs_no_permission_to_write(path):
+    path.chmod(0o444)
+    path.parent.chmod(0o555)
+    try:
+        assert verify(path) is True
+        assert os.listdir(path.parent) == ["ledger.sqlite"]
+    finally:
+        path.parent.chmod(0o755)
+
+
+def test_a_run_under_way_can_be_verified(path):
+    with Ledger(path) as ledger:
+        with ledger.transaction():
+            append(ledger, "north", "report", {"round": 2})
+        with Ledger(path, read_only=True) as reader:
+            assert verify_chain(reader, lambda _: PUBLIC) is True
+            assert len(reader) == 6
+            with pytest.raises(LedgerError, match="readonly"), reader.transaction():
+                append(reader, "north", "report", {"round": 3})
