@@ -1,0 +1,158 @@
+"""Ground truth beside a run: against brute force, marked, resumable, and refused where it cannot be."""
+
+import json
+
+import numpy as np
+import pytest
+from tiny import tiny
+
+from fedmerit.agreement import agreement
+from fedmerit.errors import ConfigError, StoreError
+from fedmerit.federation import truth as truth_module
+from fedmerit.federation.embedded import run
+from fedmerit.federation.planning import plan
+from fedmerit.federation.setup import prepare, seed_for
+from fedmerit.federation.verify import verify_folder
+from fedmerit.ledger import Ledger
+from fedmerit.training import train_many
+from fedmerit.types import Table
+from fedmerit.values import shapley
+
+BOTH = "scoring.truth=['mr-shapley', 'shapley']"
+
+
+@pytest.fixture(scope="module")
+def analysed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("truth") / "run"
+    return run(tiny(BOTH), folder), folder
+
+
+def test_the_run_is_marked_in_scores_ledger_and_verification(analysed):
+    content, folder = analysed
+    assert content["analysis"] is True
+    with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
+        assert next(ledger.records("run")).body["analysis"] is True
+        assert [record.body["coalitions"] for record in ledger.records("analysis")] == [16, 16]
+    assert any(line.startswith("analysis:") for line in verify_folder(folder))
+
+
+def test_mr_sv_is_the_mean_of_the_rounds_own_shapley_values(analysed):
+    content, folder = analysed
+    for utility, holder in (("expected-accuracy", content), *content["companions"].items()):
+        found = []
+        for number in (1, 2):
+            with np.load(folder / "tables" / f"round-{number:04d}.npz") as arrays:
+                table = Table(arrays[f"table/{utility}"], tuple(arrays["clients"].tolist()))
+            found.append(shapley(table).values)
+            reports = holder["rounds"][number - 1]["reports"]
+            np.testing.assert_allclose(table.values[[1, 2, 4, 8]], reports["alone"], atol=1e-6)
+            np.testing.assert_allclose(table.values[[14, 13, 11, 7]], reports["without"], atol=1e-6)
+            assert table.values[0] == pytest.approx(reports["empty"], abs=1e-6)
+            assert table.values[15] == pytest.approx(reports["grand"], abs=1e-6)
+        np.testing.assert_allclose(holder["truth"]["MR-SV"], np.mean(found, axis=0))
+        np.testing.assert_allclose(holder["truth"]["rounds"], found)
+
+
+def test_alpha_tracks_the_rounds_shapley_value_of_a_smooth_utility(analysed):
+    content, _ = analysed
+    assert agreement(content["cumulative"]["ALPHA"], content["truth"]["MR-SV"]).pearson > 0.99
+
+
+def test_the_retrained_coalition_of_two_is_what_two_members_train_to(analysed):
+    """Slow path: clients 0 and 2 alone, two rounds, averaged, with the run's seeds."""
+    _, folder = analysed
+    config = tiny()
+    federation = prepare(config)
+    model, pair = federation.first, [federation.clients[0], federation.clients[2]]
+    for number in (1, 2):
+        seeds = [seed_for(config, "train", number, client.name) for client in pair]
+        data = [(client.x, client.y) for client in pair]
+        trained = train_many(federation.network, model, data, federation.training, seeds).vectors
+        model = np.mean(np.stack(trained, dtype=np.float64), axis=0).astype(np.float32)
+    value = np.mean(federation.evaluate(model, federation.pool.slice(2))["expected-accuracy"])
+    with np.load(folder / "tables" / "retrained.npz") as arrays:
+        assert arrays["table/expected-accuracy"][0b101] == pytest.approx(value, abs=1e-5)
+
+
+def test_retraining_goes_on_after_a_kill_and_cuts_off_half_a_line(analysed, tmp_path):
+    content, _ = analysed
+    run(tiny(BOTH, "training.rounds=2"), tmp_path / "run")
+    log = tmp_path / "run" / "tables" / "retraining.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join(lines[:5]) + lines[5][:10])  # killed while writing the sixth
+    (tmp_path / "run" / "tables" / "retrained.npz").unlink()
+    seen = []
+    again = run(tiny(BOTH), tmp_path / "run", resume=True, watch=lambda step: seen.append(step))
+    assert again["truth"]["SV"] == pytest.approx(content["truth"]["SV"], abs=1e-6)
+    how = json.loads((tmp_path / "run" / "tables" / "retraining.json").read_text())
+    assert how["known"] == 5
+    assert any(step.stage == "retrain" for step in seen)
+    log.write_bytes(b"not json\n")
+    (tmp_path / "run" / "tables" / "retrained.npz").unlink()
+    with pytest.raises(StoreError, match=r"retraining.jsonl: line 1 cannot be read"):
+        run(tiny(BOTH), tmp_path / "run", resume=True)
+
+
+def test_many_members_are_sampled_with_standard_errors(tmp_path, monkeypatch):
+    monkeypatch.setattr(truth_module, "MOST_EXACT", 3)
+    monkeypatch.setattr(truth_module, "BUDGET", 16)
+    content = run(tiny("scoring.truth=['mr-shapley']", "training.rounds=1"), tmp_path / "run")
+    with np.load(tmp_path / "run" / "tables" / "round-0001.npz") as arrays:
+        assert arrays["stderr/accuracy"].shape == (4,)
+    gain = content["rounds"][0]["reports"]["grand"] - content["rounds"][0]["reports"]["empty"]
+    assert sum(content["truth"]["MR-SV"]) == pytest.approx(gain, abs=1e-6)
+
+
+def test_truth_in_the_renormalised_game_and_with_an_absent_member(tmp_path):
+    content = run(
+        tiny(
+            "scoring.truth=['mr-shapley']", "scoring.game=renormalised", "participation.away={client-1=[2]}"
+        ),
+        tmp_path / "run",
+    )
+    first, second = content["truth"]["rounds"]
+    assert second[1] is None
+    assert content["truth"]["MR-SV"][1] == pytest.approx(first[1] / 2)
+
+
+def test_what_cannot_be_retrained_is_refused_before_anything_runs(tmp_path):
+    with pytest.raises(ConfigError, match="retrains with fixed weights"):
+        run(tiny("scoring.truth=['shapley']", "training.weights=scores"), tmp_path / "a")
+    sizes = f"partition.sizes={[20] * 17}"
+    with pytest.raises(ConfigError, match=r'"shapley" trains 2\^N models; at most 16 members, got 17'):
+        run(tiny("scoring.truth=['shapley']", "partition.clients=17", sizes), tmp_path / "b")
+
+
+def test_the_plan_counts_what_the_run_then_does(tmp_path, monkeypatch):
+    from fedmerit.federation import setup
+
+    config = tiny("scoring.solo=true", "participation.away={client-1=[2]}")
+    expected = plan(config, calibrate=False)
+    assert [cost.models for cost in expected.costs] == [(2 * 4 + 2) + (2 * 3 + 2), (4 + 1) + (3 + 1)]
+    assert expected.local_trainings == 7
+    assert expected.pool == 50
+    assert expected.flower_models == 6
+    count = []
+    original = setup.Federation.evaluate
+    monkeypatch.setattr(setup.Federation, "evaluate", lambda *a: count.append(1) or original(*a))
+    received = {}
+    run(
+        config,
+        tmp_path / "run",
+        observe=lambda stage, name, data: received.setdefault(name, []).append(len(data)),
+    )
+    assert len(count) == sum(cost.models for cost in expected.costs)
+    per_round = sum(received["client-0"]) / 2
+    assert expected.bytes_up == pytest.approx(per_round, rel=0.02)
+
+
+def test_the_plan_of_ground_truth():
+    found = plan(tiny(BOTH))
+    by_name = {cost.name: cost for cost in found.costs}
+    assert by_name["MR-SV (analysis)"].models == 2 * 16
+    assert by_name["retrained SV (analysis)"].models == 16
+    assert (
+        by_name["retrained SV (analysis)"].trainings == 4 * 8 * 2
+    )  # every member is in half of 16 coalitions
+    assert all(cost.minutes > 0 for cost in found.costs)
+    assert found.gaps[0] < found.gaps[1]
