@@ -1,4 +1,4 @@
-"""What a run will cost, before anything runs: models, trainings, minutes, memory, bytes, and how well it sees.
+"""What a run will cost, before anything runs: models, trainings, minutes, memory, bytes, and what it can see.
 
 Minutes come from about two seconds of calibration on this device with this network and these images; they are
 an estimate. The smallest gap between two members that the test pool can resolve follows from the spread of
