@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedmerit.errors import ConfigError, DataError, InputError, ReportError
 from fedmerit.models import ResNet, build, flatten, load_vector, prepare, to_vector
 from fedmerit.utilities import UTILITIES, evaluate, resolve_all
 
+DEVICE = os.environ.get("FEDMERIT_TEST_DEVICE", "cpu")
 ALL = list(UTILITIES)
 WEIGHTS = [1.0, 2.0, 5.0]
 
@@ -51,7 +53,15 @@ def model_named(name):
         }[name]()
         if name == "resnet-batch":  # running statistics worth carrying
             made.train()(torch.randn(8, 2, 20, 20))
-    return made
+    return made.to(DEVICE)
+
+
+def ready(x, y, names, batch=12):
+    return Pool(prepare(x, DEVICE), torch.from_numpy(y).to(DEVICE), resolve_all(names), batch)
+
+
+def coalition_rows(m0, updates):
+    return torch.from_numpy(m0 + coefficients(range(8), WEIGHTS) @ updates).float().to(DEVICE)
 
 
 def pool(m=12, shape=(6, 6, 1), seed=0):
@@ -152,10 +162,8 @@ def test_the_chosen_strategy_agrees_with_float32_and_says_what_was_tried():
     model = model_named("cnn")
     x, y = pool()
     m0, _, updates = updates_for(model)
-    test = Pool(prepare(x), torch.from_numpy(y), resolve_all(["expected-accuracy", "brier"]), 12)
-    c = torch.from_numpy(coefficients(range(8), WEIGHTS)).float()
-    rows = torch.from_numpy(m0) + c @ torch.from_numpy(updates)
-    exact = Single(model, test)
+    rows = coalition_rows(m0, updates)
+    exact = Single(model, ready(x, y, ["expected-accuracy", "brier"]))
     settings = {"total": 512, "effort": "none", "stack": 64}
     best, record = choose(model, exact, lambda s: s.packing.pack(rows), tolerance=2e-2, **settings)
     assert {
@@ -174,14 +182,35 @@ def test_the_chosen_strategy_agrees_with_float32_and_says_what_was_tried():
     assert strict.precision in ("float32", "tf32")  # on a CPU the same arithmetic
 
 
+@pytest.mark.skipif(DEVICE == "cpu", reason="a CPU evaluates one model after another, in float32")
+@pytest.mark.parametrize("name", ["mlp", "cnn", "cnn-pool", "resnet-group", "resnet-batch", "attention"])
+@pytest.mark.parametrize("game", ["additive", "renormalised"])
+def test_on_a_gpu_the_measured_choice_agrees_with_a_plain_loop(name, game):
+    model = model_named(name)
+    shape = (20, 20, 2) if "resnet" in name else (6, 6, 1)
+    x, y = pool(60, shape)
+    rng = np.random.default_rng(5)
+    m0 = to_vector(model)
+    updates = (0.01 * np.abs(m0).mean() * rng.standard_normal((7, len(m0)))).astype(np.float32)
+    plain, _ = coalition_tables(
+        model, m0, updates, [1.0] * 7, x, y, ["expected-accuracy", "brier"], game=game, method="single"
+    )
+    got, record = coalition_tables(
+        model, m0, updates, [1.0] * 7, x, y, ["expected-accuracy", "brier"], game=game
+    )
+    assert record.checked == 16 or record.precision == "float32"
+    for utility, table in plain.items():
+        assert np.abs(got[utility].values - table.values).max() < 4e-3
+
+
 def test_half_precision_out_of_range_is_repaired_in_float32():
-    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 3)).to(DEVICE)
     x, y = pool()
     m0, updates = to_vector(model), np.zeros((3, 111), dtype=np.float32)
     updates[2, :36] = 7e4  # beyond float16
     expected, _ = coalition_tables(model, m0, updates, WEIGHTS, x, y, ["accuracy"])
     evaluator = Evaluator(model, x, y, ["accuracy"])
-    strategy = Single(model, Pool(prepare(x), torch.from_numpy(y), evaluator.utilities, 12), "float16")
+    strategy = Single(model, ready(x, y, ["accuracy"]), "float16")
     evaluator.chosen = strategy, evaluator.tables(m0, updates, WEIGHTS)[1]
     got, _ = evaluator.tables(m0, updates, WEIGHTS)
     assert got["accuracy"].values.tolist() == expected["accuracy"].values.tolist()
@@ -278,9 +307,9 @@ def test_stacked_needs_no_more_than_vmap_can_do():
             y = self.layer(x.flatten(1))
             return y if y.sum() > 0 else 2 * y
 
-    model = Branching()
+    model = Branching().to(DEVICE)
     x, y = pool()
-    test = Pool(prepare(x), torch.from_numpy(y), resolve_all(["brier"]), 12)
+    test = ready(x, y, ["brier"])
     rows = flatten(model)[None].expand(4, -1)
     exact = Single(model, test)
     _, record = choose(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from fedmerit.models import ResNet, build, load_vector, prepare, to_vector
 from fedmerit.stacking import probe
 from fedmerit.training import TrainingSettings, batches, train, train_many, train_shared
 
+DEVICE = os.environ.get("FEDMERIT_TEST_DEVICE", "cpu")
 SETTINGS = TrainingSettings(local_epochs=2, batch_size=4)
 
 
@@ -81,7 +84,11 @@ def model_named(name):
             "branching": Branching,
             "mixing": Mixing,
             "counting": Counting,
-        }[name]()
+        }[name]().to(DEVICE)
+
+
+def mlp():
+    return build("mlp", (6, 6, 1), 3).to(DEVICE)
 
 
 def close(a, b):
@@ -91,7 +98,7 @@ def close(a, b):
 
 
 def test_a_plain_loop_with_torchs_adam_gives_the_same_bits():
-    model, reference = build("cnn", (6, 6, 1), 3), build("cnn", (6, 6, 1), 3)
+    model, reference = model_named("cnn"), model_named("cnn")
     ((x, y),) = data([10])
     train(model, x, y, SETTINGS, seed=7)
 
@@ -101,9 +108,13 @@ def test_a_plain_loop_with_torchs_adam_gives_the_same_bits():
         order = torch.randperm(10, generator=generator)
         for index in (order[:4], order[4:8], order[8:]):
             adam.zero_grad()
-            F.cross_entropy(reference(prepare(x)[index]), torch.from_numpy(y)[index]).backward()
+            F.cross_entropy(
+                reference(prepare(x, DEVICE)[index]), torch.from_numpy(y).to(DEVICE)[index]
+            ).backward()
             adam.step()
-    assert np.array_equal(to_vector(model), to_vector(reference))
+    if DEVICE == "cpu":
+        assert np.array_equal(to_vector(model), to_vector(reference))
+    close(to_vector(model), to_vector(reference))
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "cnn-pool", "resnet-group", "attention"])
@@ -120,7 +131,7 @@ def test_stacked_equals_one_after_another(name):
 
 
 def test_each_client_may_start_elsewhere_and_frozen_parameters_stay():
-    model = build("mlp", (6, 6, 1), 3)
+    model = mlp()
     model[1].weight.requires_grad_(False)
     starts = [to_vector(build("mlp", (6, 6, 1), 3, seed=s)) for s in range(3)]
     loop = train_many(model, starts, data([5, 6, 7]), SETTINGS, [1, 2, 3], method="loop").vectors
@@ -135,18 +146,19 @@ def test_many_models_on_the_batches_of_one_client(name):
     model = model_named(name)
     ((x, y),) = data([10])
     starts = torch.from_numpy(np.stack([to_vector(model) * scale for scale in (1.0, 0.9, 1.1)]))
-    on_device = torch.from_numpy(x), torch.from_numpy(y)
+    starts = starts.to(DEVICE)
+    on_device = torch.from_numpy(x).to(DEVICE), torch.from_numpy(y).to(DEVICE)
     got = train_shared(model, starts.clone(), on_device, SETTINGS, 5, probe(model, on_device))
     for start, vector in zip(starts, got, strict=True):
         load_vector(model, start)
         train(model, x, y, SETTINGS, seed=5)
-        close(to_vector(model), vector.numpy())
+        close(to_vector(model), vector.cpu().numpy())
 
 
 def test_a_result_depends_on_seed_and_data_only():
-    model = build("cnn", (6, 6, 1), 3)
+    model = model_named("cnn")
     start = to_vector(model)
-    first = train_many(model, start, data([9, 6]), SETTINGS, [1, 2]).vectors
+    first = train_many(model, start, data([9, 6]), SETTINGS, [1, 2], method="loop").vectors
     torch.manual_seed(123)
     again = train_many(model, start, data([9, 6])[1:], SETTINGS, [2]).vectors
     assert np.array_equal(first[1], again[0])
@@ -155,7 +167,7 @@ def test_a_result_depends_on_seed_and_data_only():
 
 
 def test_dropout_is_seeded_and_leaves_the_global_generator_alone():
-    model = Attention(dropout=0.5)
+    model = Attention(dropout=0.5).to(DEVICE)
     start, before = to_vector(model), torch.get_rng_state()
     for method in ("loop", "stacked"):
         first = train_many(model, start, data([9, 9]), SETTINGS, [1, 1], method=method).vectors
@@ -183,6 +195,11 @@ def test_a_model_that_cannot_be_stacked_says_so(name, reason, monkeypatch):
     fresh = train_many(model_named(name), start, data([6, 5]), SETTINGS, [1, 2])
     assert np.array_equal(after.vectors, fresh.vectors)
     assert after.method == "loop"
+    assert (
+        after.note is None
+        if DEVICE == "cpu"
+        else f"one client after another: the model {reason}" in after.note
+    )
 
 
 def test_batch_norm_statistics_are_trained_and_a_single_last_sample_is_skipped():
@@ -192,11 +209,11 @@ def test_batch_norm_statistics_are_trained_and_a_single_last_sample_is_skipped()
     (trained,) = train_many(model, start, data([5], side=8), settings, [0]).vectors
     assert int(model.bn1.num_batches_tracked) == 1
     load_vector(model, trained)
-    assert not torch.equal(model.bn1.running_mean, torch.zeros(4))
+    assert not torch.equal(model.bn1.running_mean.cpu(), torch.zeros(4))
 
 
 def test_a_diverging_client_is_returned_as_it_is_and_harms_nobody():
-    model = build("mlp", (6, 6, 1), 3)
+    model = mlp()
     start = to_vector(model)
     good, bad = data([6, 6])
     bad = (np.full_like(bad[0], np.inf, dtype=np.float32), bad[1])
@@ -230,7 +247,7 @@ def test_bad_settings(change, message):
 
 @pytest.mark.parametrize("method", ["loop", "stacked"])
 def test_bad_data(method):
-    model = build("mlp", (6, 6, 1), 3)
+    model = mlp()
     start = to_vector(model)
     (x, y), one = data([4, 4])
     with pytest.raises(DataError, match="cannot train on 0 images"):
@@ -243,6 +260,6 @@ def test_bad_data(method):
         train_many(model, start, [one, one], SETTINGS, [1], method=method)
     with pytest.raises(InputError, match="expected one start or 2, one per client, got 3"):
         train_many(model, [start] * 3, [one, one], SETTINGS, [1, 2], method=method)
-    frozen = build("mlp", (6, 6, 1), 3).requires_grad_(False)
+    frozen = mlp().requires_grad_(False)
     with pytest.raises(InputError, match="the model has no parameter to train"):
         train_many(frozen, start, [one, one], SETTINGS, [1, 2], method=method)

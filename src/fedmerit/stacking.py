@@ -126,7 +126,7 @@ class Stack:
                 moving = {name: value.detach() for name, value in self.moving.items()}
                 slopes = gradient(moving, fixed, *batch)
                 for name, value in self.moving.items():
-                    value.grad = slopes[name]
+                    value.grad = slopes[name].contiguous()
                 self.optimiser.step()
         self._retire(rows, 0)
         return self.result

@@ -7,6 +7,7 @@ each client trains once for all of them.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -122,7 +123,11 @@ def retrain_tables(
     def local(rows: Tensor, round_: int, i: int) -> Tensor:
         """Client i's training of every row, shape (K, P)."""
         if together:
-            return train_shared(model, rows.clone(), sets[i], settings, seeds[round_][i], seen)
+            with contextlib.suppress(torch.cuda.OutOfMemoryError):
+                return train_shared(model, rows.clone(), sets[i], settings, seeds[round_][i], seen)
+            if len(rows) > 1:  # in two halves then
+                torch.cuda.empty_cache()
+                return torch.cat([local(half, round_, i) for half in rows.tensor_split(2)])
         return torch.stack([_train_one(model, row, sets[i], settings, seeds[round_][i]) for row in rows])
 
     held = np.array([[mask >> i & 1 for i in range(n)] for mask in todo], dtype=bool).reshape(-1, n)
