@@ -1,0 +1,191 @@
+"""Run the paper's experiments: as many cells as fit into the time, the most valuable first.
+
+::
+
+    python experiments/run.py --data FOLDER --out DIR --budget-minutes 9 [--only tab-error] [--jobs 2]
+    python experiments/run.py --toy --out DIR             # every experiment at toy size, a minute on a CPU
+
+FOLDER holds the compact datasets (see compact.py). Cells that are finished in DIR or in experiments/results
+are skipped. DIR gets ``cells.jsonl``, a line a cell; merge.py brings its cells into experiments/results,
+tables.py makes the tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
+
+import torch  # noqa: E402
+from cells import (  # noqa: E402
+    RESULTS,
+    Cell,
+    Costs,
+    Result,
+    append,
+    in_order,
+    plan,
+    read_results,
+    select,
+)
+from onecell import Overtime, convert, machine, run_cell, scratch  # noqa: E402
+
+GRACE = 15.0
+"""Seconds beyond the budget after which a running cell is given up."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what fits, say what is left."""
+    options = parse(arguments)
+    began = time.time()
+    budget = options.budget_minutes * 60
+    rows = plan(toy=options.toy, subsets=dict(options.subset))
+    cells = in_order(select(rows, options.only))
+    if options.seeds:
+        cells = [cell for cell in cells if cell.seed in options.seeds]
+    done = read_results([options.out] if options.toy else [options.out, RESULTS])
+    pending = [cell for cell in cells if cell.name not in done]
+    device = machine()["device"]
+    costs = Costs.of(device, options.jobs, done.values())
+    print(f"{len(cells)} cells, {len(cells) - len(pending)} finished; {device}, {options.jobs} at once")
+    if options.list:
+        report(pending, costs)
+        return 0
+    if not options.toy and options.data is None:
+        raise SystemExit("--data: the folder of the compact datasets is needed (or --toy)")
+    options.out.mkdir(parents=True, exist_ok=True)
+    home = Path(scratch())
+    failed: list[Cell] = []
+    try:
+        work = Work(options, home, began + budget + GRACE)
+        while pending or work.running:
+            left = began + budget - time.time()
+            while len(work.running) < options.jobs:
+                fitting = next((cell for cell in pending if costs(cell) * 1.1 < left), None)
+                if fitting is None:
+                    break
+                pending.remove(fitting)
+                work.start(fitting, costs(fitting))
+            if not work.running:
+                break
+            for cell, result in work.finished():
+                if isinstance(result, Overtime):
+                    print(f"given up, out of time: {cell}", flush=True)
+                    pending.append(cell)
+                elif isinstance(result, BaseException):
+                    traceback.print_exception(result)
+                    failed.append(cell)
+                else:
+                    append(options.out, result)
+                    costs.add(cell, result["seconds"]["total"])
+                    parts = ", ".join(f"{k} {v:.0f}" for k, v in result["seconds"].items() if k != "total")
+                    now = time.time() - began
+                    print(f"[{now:5.0f} s] {cell}: {result['seconds']['total']:.0f} s ({parts})", flush=True)
+        work.close()
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+    pending.sort(key=lambda cell: cell.order)
+    report(pending, costs)
+    for cell in failed:
+        print(f"FAILED: {cell}")
+    print(f"{time.time() - began:.0f} s; results in {options.out}")
+    return 1 if failed else 0
+
+
+class Work:
+    """Cells that run: in this process one at a time, or in several processes."""
+
+    def __init__(self, options: argparse.Namespace, home: Path, deadline: float) -> None:
+        self.options, self.home, self.deadline = options, home, deadline
+        self.titles: dict[str, str] = {}
+        self.running: dict[Future[Result], Cell] = {}
+        self.pool: ProcessPoolExecutor | None = None
+        if options.jobs > 1:
+            context = multiprocessing.get_context("spawn")
+            self.pool = ProcessPoolExecutor(
+                options.jobs, mp_context=context, initializer=_begin, initargs=(options.jobs,)
+            )
+        else:
+            _begin(1)
+
+    def start(self, cell: Cell, seconds: float) -> None:
+        """Convert its dataset if it is the first one of it, and run it."""
+        if cell.dataset not in self.titles:
+            self.titles |= convert(self.options.data, [cell.dataset], self.home)
+        print(f"start: {cell} (about {seconds:.0f} s)", flush=True)
+        given = (cell, self.home / f"{cell.dataset}.npz", self.titles[cell.dataset])
+        known = {"jobs": self.options.jobs, "deadline": self.deadline}
+        if self.pool is not None:
+            self.running[self.pool.submit(run_cell, *given, **known)] = cell
+            return
+        future: Future[Result] = Future()
+        try:
+            future.set_result(run_cell(*given, **known))
+        except Exception as error:
+            future.set_exception(error)
+        self.running[future] = cell
+
+    def finished(self) -> list[tuple[Cell, Result | BaseException]]:
+        """Wait for at least one."""
+        done, _ = wait(self.running, return_when=FIRST_COMPLETED)
+        return [(self.running.pop(future), future.exception() or future.result()) for future in done]
+
+    def close(self) -> None:
+        """Nothing more to do."""
+        if self.pool is not None:
+            self.pool.shutdown()
+
+
+def _begin(jobs: int) -> None:
+    """Share cores and memory of the device with the other processes."""
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // jobs))
+    if torch.cuda.is_available() and jobs > 1:
+        torch.cuda.set_per_process_memory_fraction(0.96 / jobs)
+
+
+def report(pending: Sequence[Cell], costs: Costs) -> None:
+    """What is left and what it will cost."""
+    if not pending:
+        print("nothing is left")
+        return
+    total = sum(costs(cell) for cell in pending) / costs.jobs
+    print(f"left: {len(pending)} cells, about {total / 60:.1f} minutes")
+    for cell in pending:
+        print(f"  {costs(cell):5.0f} s  {cell}")
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Options."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--data", type=Path, help="folder of the compact datasets")
+    parser.add_argument("--out", type=Path, required=True, help="where results go")
+    parser.add_argument("--budget-minutes", type=float, default=9.0)
+    parser.add_argument("--only", nargs="+", default=[], metavar="EXPERIMENT")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[], help="only these")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at once")
+    parser.add_argument("--toy", action="store_true", help="every experiment at toy size")
+    parser.add_argument("--list", action="store_true", help="say what is left, run nothing")
+    parser.add_argument(
+        "--subset", type=_pair, action="append", default=[], metavar="DATASET=COUNT",
+        help="training images where the plan uses all",
+    )  # fmt: skip
+    return parser.parse_args(arguments)
+
+
+def _pair(text: str) -> tuple[str, int]:
+    name, _, count = text.partition("=")
+    return name, int(count)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
