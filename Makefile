@@ -3,11 +3,11 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench paper-smoke clean
 
 demo: $(READY)
-	@$(BIN)/fedmerit score examples/hospitals.csv
-	@$(BIN)/fedmerit rewards examples/hospitals.csv --budget 10000.00
+	@$(BIN)/fedmerit demo
+	@$(BIN)/fedmerit rewards runs/demo --budget 10000.00
 
 test: $(READY) lint
 	$(BIN)/pytest -q -n 2 --dist worksteal
@@ -16,6 +16,9 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+paper-smoke: $(READY)
+	$(BIN)/python experiments/run.py --toy --out runs/paper-smoke
 
 bench: $(READY)
 	$(BIN)/python benchmarks/run.py

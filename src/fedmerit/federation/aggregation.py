@@ -54,7 +54,7 @@ class Aggregation:
         number: int,
         model: Model,
         scheduled: Sequence[str],
-        trained: Mapping[str, Model],
+        trained: dict[str, Model],
         weights: Mapping[str, float] | None,
     ) -> list[Offer]:
         """What each scheduled member brings to the sum; a member whose update is not finite withdraws."""
@@ -62,7 +62,7 @@ class Aggregation:
         offers = []
         for name in scheduled:
             with np.errstate(all="ignore"):
-                delta = trained[name] - model
+                delta = trained.pop(name) - model  # at most one model a member at a time
             weight: float | None = None
             if self.config.training.weights == "secret":
                 weight = counts[name]

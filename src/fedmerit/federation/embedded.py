@@ -175,7 +175,6 @@ class Engine:
             self._note(self.local.notes.pop())
         self._tell("sum", number)
         offers = self.aggregation.offers(number, self.model, scheduled, trained, weights)
-        del trained  # at most one model a member from here on
         attempt, encoding, attempts = self.aggregation.sum(number, self.model, offers, lost)
         found = Round(number, scheduled, attempt.included, tuple(attempt.declined), aborted=attempt.aborted)
         before_model, outcome, looked = self.model, None, None
@@ -247,6 +246,8 @@ class Engine:
                 continue
             reports.append(report)
             self._tell("evaluate", number, done, len(outcome.included))
+        for report in reports:  # every member sees the others' signed reports and stops where they differ
+            self.members[report.client].compare(report, reports)
         return (before, after, first), reports
 
     def _close(

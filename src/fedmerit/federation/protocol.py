@@ -176,6 +176,18 @@ class Member:
             cosine=cosine(contribution, outcome.model.astype(np.float64) - m0),
         )
 
+    def compare(self, own: Report, others: Sequence[Report]) -> None:
+        """Stop if the server told somebody else another M0, M, total weight or test slice than us."""
+        for report in others:
+            for what, digest in own.bound_to.items():
+                if report.bound_to.get(what) != digest:
+                    raise BindingError(
+                        f"was told another {what} than we were: the server shows different things to "
+                        "different members",
+                        stage="report",
+                        member=report.client,
+                    )
+
     def _measure(
         self,
         name: str,

@@ -1,0 +1,194 @@
+"""Member and server without an engine: what each refuses, and the two models only a member can build."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedmerit.data import choose_pool, load
+from fedmerit.errors import BindingError, BoundError, MessageError
+from fedmerit.federation.protocol import (
+    Member,
+    Outcome,
+    Report,
+    accept,
+    coalition_models,
+    cosine,
+    model_hash,
+    standard_error,
+)
+
+P = 6
+
+
+def value(model, shown):
+    """A stand-in for a network: per sample, a smooth function of the vector and the label."""
+    return {"accuracy": 1 / (1 + np.exp(-(float(model @ np.arange(P)) + shown.y / 10)))}
+
+
+def pool(seed=0, reveal="fixed", rounds=1):
+    rng = np.random.default_rng(seed)
+    key, utility = bytes(range(32)), "0" * 64
+    return choose_pool(
+        load("fashion-mini"), 20, rng, key=key, utility_hash=utility, reveal=reveal, rounds=rounds
+    )
+
+
+M0 = np.linspace(-0.1, 0.1, P, dtype=np.float32)
+UPDATES = np.random.default_rng(1).normal(0, 0.1, (3, P))
+POOL = pool()
+
+
+def outcome(model=None, **change):
+    new = (M0 + UPDATES.sum(axis=0) / 3).astype(np.float32) if model is None else model
+    facts = {
+        "round": 1,
+        "model": new,
+        "total_weight": 3.0,
+        "included": ("A", "B", "C"),
+        "slice": POOL.slice(1),
+        "m0_hash": model_hash(M0),
+    }
+    return Outcome(**(facts | change))
+
+
+def member(name="A", **change):
+    return Member(name, value, POOL.commitment, **change)
+
+
+def test_a_report_holds_what_the_formulas_say():
+    out = outcome()
+    report = member().report(M0, out, UPDATES[0], 1.0)
+    shown = out.slice
+    alone = value((M0 + UPDATES[0] / 3).astype(np.float32), shown)["accuracy"]
+    without = value((out.model - UPDATES[0] / 3).astype(np.float32), shown)["accuracy"]
+    before, after = value(M0, shown)["accuracy"], value(out.model, shown)["accuracy"]
+    measured = report.measured["accuracy"]
+    assert measured.alone == pytest.approx(alone.mean(), abs=1e-7)
+    assert measured.without == pytest.approx(without.mean(), abs=1e-7)
+    h = ((after - without) + (alone - before)) / 2
+    assert measured.se_alpha == pytest.approx(np.std(h, ddof=1) / np.sqrt(20), rel=1e-4)
+    assert measured.se_alpha_total == measured.se_alpha
+    change = out.model - M0
+    expected = UPDATES[0] @ change / np.linalg.norm(UPDATES[0]) / np.linalg.norm(change)
+    assert report.cosine == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_running_error_is_that_of_the_summed_differences():
+    one = member()
+    for _ in range(3):
+        last = one.report(M0, outcome(), UPDATES[0], 1.0)
+    measured = last.measured["accuracy"]
+    assert measured.se_alpha_total == pytest.approx(3 * measured.se_alpha)  # the same differences three times
+
+
+def test_known_values_save_two_evaluations_and_change_nothing():
+    calls = []
+
+    def counted(model, shown):
+        calls.append(1)
+        return value(model, shown)
+
+    out = outcome()
+    plain = Member("A", counted, POOL.commitment).report(M0, out, UPDATES[0], 1.0)
+    assert len(calls) == 4
+    known = (value(M0, out.slice), value(out.model, out.slice))
+    again = Member("A", counted, POOL.commitment).report(M0, out, UPDATES[0], 1.0, known=known)
+    assert len(calls) == 6
+    assert again == plain
+
+
+def test_a_member_refuses_another_m0_a_sum_it_is_not_in_and_samples_never_committed():
+    with pytest.raises(
+        BindingError, match="stage report, member A: the server speaks of another M0 than ours"
+    ):
+        member().report(M0, outcome(m0_hash=model_hash(M0 + 1)), UPDATES[0], 1.0)
+    with pytest.raises(BindingError, match="member D: asked to report on a sum we are not in"):
+        member("D").report(M0, outcome(), UPDATES[0], 1.0)
+    with pytest.raises(BindingError, match="differs from what was committed before round 1"):
+        member().report(M0, outcome(slice=pool(seed=5).slice(1)), UPDATES[0], 1.0)
+    fresh = pool(reveal="per-round", rounds=2)
+    one = Member("A", value, fresh.commitment)
+    with pytest.raises(BindingError, match="round 2 is measured on test slice 1, got slice 0"):
+        one.report(M0, outcome(round=2, slice=fresh.slice(1)), UPDATES[0], 1.0)
+
+
+def test_members_stop_when_the_server_told_them_different_things():
+    own = member().report(M0, outcome(), UPDATES[0], 1.0)
+    same = member("B").report(M0, outcome(), UPDATES[1], 1.0)
+    member().compare(own, [own, same])
+    crafted = outcome(model=(M0 + 0.5).astype(np.float32))
+    other = member("C").report(M0, crafted, UPDATES[2], 1.0)
+    with pytest.raises(BindingError, match="member C: was told another m than we were"):
+        member().compare(own, [same, other])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"round": 2}, "answers round 2, this is round 1"),
+        ({"client": "D"}, "member D: reports on a sum it is not in"),
+        ({"measured": {}}, "expected utilities accuracy, got"),
+        *[
+            ({"bound_to": what}, f"computed on another {what} than ours")
+            for what in ("m0", "m", "weight", "slice")
+        ],
+    ],
+)
+def test_the_server_drops_what_was_computed_on_anything_else(change, message):
+    report = member().report(M0, outcome(), UPDATES[0], 1.0)
+    facts = vars(report) | change
+    if isinstance(change.get("bound_to"), str):
+        facts["bound_to"] = {**report.bound_to, change["bound_to"]: "00"}
+    with pytest.raises((BindingError, MessageError), match=message):
+        accept(Report(**facts), outcome(), ["accuracy"])
+    accept(report, outcome(), ["accuracy"])
+
+
+def test_a_report_reads_back_bit_for_bit_and_only_in_its_own_run():
+    report = member().report(M0, outcome(), UPDATES[0], 1.0)
+    assert Report.from_body("A", report.body("run-1"), run="run-1") == report
+    with pytest.raises(BindingError, match="belongs to another run"):
+        Report.from_body("A", report.body("run-1"), run="run-2")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["run", "round", "bound_to", "measured", "cosine", "else"]), JSON | st.just("run-1")
+    )
+)
+def test_anything_else_in_the_place_of_a_report_is_a_protocol_error(body):
+    try:
+        found = Report.from_body("A", body, run="run-1")
+    except (MessageError, BindingError):
+        return
+    assert set(body) >= {"run", "round", "bound_to", "measured", "cosine"}
+    assert isinstance(found.round, int)
+
+
+def test_the_renormalised_game_takes_the_member_out_and_rescales():
+    weights, deltas = np.array([1.0, 2.0, 3.0]), UPDATES
+    total = weights.sum()
+    model = (M0 + weights @ deltas / total).astype(np.float32)
+    out = outcome(model=model, total_weight=total)
+    alone, without = coalition_models("renormalised", M0, out, weights[1] * deltas[1], weights[1])
+    np.testing.assert_allclose(alone, M0 + deltas[1], atol=1e-6)
+    others = (weights[0] * deltas[0] + weights[2] * deltas[2]) / 4
+    np.testing.assert_allclose(without, M0 + others, atol=1e-6)
+    for weight in (0.0, total):
+        with pytest.raises(BoundError, match="the renormalised game needs 0 < w_i < W"):
+            coalition_models("renormalised", M0, out, deltas[1], weight)
+
+
+def test_small_things():
+    assert cosine(np.zeros(3), np.ones(3)) is None
+    assert cosine(np.ones(3), np.ones(3)) == pytest.approx(1.0)
+    assert standard_error(np.array([1.0])) == 0.0
+    assert model_hash(M0) == model_hash(M0.copy())
+    assert model_hash(M0) != model_hash(np.nextafter(M0, 1))
