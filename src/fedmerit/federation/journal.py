@@ -129,6 +129,11 @@ def _closed(one: Round, body: Mapping[str, Any], outcome: Mapping[str, str] | No
         raise LedgerError("its included members are not those who reported and those who are silent")
     if outcome is not None and (body["m"], body["slice"]) != (outcome["m"], outcome["slice"]):
         raise LedgerError("closes with another model or test slice than the outcome of its round")
+    for name, report in one.reports.items():
+        if set(report.measured) != set(body["utilities"]):
+            raise LedgerError(f"the report of {name} is about other utilities")
+    for utility in body["utilities"]:
+        one.to_reports(utility)  # whatever cannot be scored is found here, not when scores are computed
     return one
 
 
