@@ -207,3 +207,15 @@ def test_what_names_an_update():
     released.add(SETTING, expected)
     round_entry = sha(packed("fedmerit released 1", "round", "run", 3, ROSTER.hash))
     assert released.dump() == b"".join(sorted([expected, round_entry]))
+
+
+def test_a_large_update_is_named_by_evenly_spaced_coordinates():
+    delta = np.arange(2_000_003, dtype=np.float64) / 7
+    sample = delta[::7].astype("<f4")  # 2000003 // 2^18 = 7
+    assert 2**18 <= sample.size < 2**19
+    assert update_digest(b"m", delta) == sha(pack("fedmerit update 1", b"m", delta.size) + sample.tobytes())
+    for at in (0, 7, 1_999_998):
+        other = delta.copy()
+        other[at] += 1
+        assert update_digest(b"m", other) != update_digest(b"m", delta)
+    assert update_digest(b"n", delta) != update_digest(b"m", delta)

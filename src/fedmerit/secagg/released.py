@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.errors import MessageError, RefusedError
-from fedmerit.secagg.quantise import BLOCK
 from fedmerit.secagg.setting import Setting, pack
 
 __all__ = ["Released", "update_digest"]
@@ -25,13 +24,13 @@ __all__ = ["Released", "update_digest"]
 def update_digest(m0_hash: bytes, delta: npt.NDArray[np.floating[Any]]) -> bytes:
     """What names an update: the model it starts from and its coordinates, as float32.
 
-    Neither weight nor rounding enters: the same update under another weight is the same update.
+    Neither weight nor rounding enters: the same update under another weight is the same update. Of a large
+    one, evenly spaced coordinates enter, 262,144 to twice as many. To look at fewer can only refuse more,
+    and two trainings that agree in all of these are one.
     """
-    digest = hashlib.sha256(pack("fedmerit update 1", m0_hash, delta.size))
     with np.errstate(over="ignore"):
-        for start in range(0, delta.size, BLOCK):
-            digest.update(np.ascontiguousarray(delta[start : start + BLOCK], dtype="<f4").data)
-    return digest.digest()
+        sample = np.ascontiguousarray(delta[:: max(1, delta.size >> 18)], dtype="<f4")
+    return hashlib.sha256(pack("fedmerit update 1", m0_hash, delta.size) + sample.tobytes()).digest()
 
 
 class Released:
