@@ -1,0 +1,696 @@
+"""The command line, on its real output: what people read, what programs read, and what goes wrong."""
+
+import csv
+import io
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+import warnings
+from decimal import Decimal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+with warnings.catch_warnings():  # some releases of typer use what some releases of click deprecate
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import typer  # noqa: F401
+
+from fedmerit import __version__
+from fedmerit.cli import main
+from fedmerit.config import Config, load
+from fedmerit.document import as_csv, as_json, document
+from fedmerit.errors import FileFormatError, InputError
+from fedmerit.reading import read
+from fedmerit.summary import summarise
+
+CSV = """round,client,empty,grand,alone,without,se_alpha
+1,north,0.1,0.5,0.2,0.4,0.01
+1,south,0.1,0.5,0.3,0.3,0.02
+1,west,0.1,0.5,0.12,0.49,0.01
+2,north,0.5,0.6,0.5,0.6,0.01
+2,south,0.5,0.6,0.6,0.5,0.02
+"""
+ROUND = {
+    "round": 1,
+    "empty": 0.1,
+    "grand": 0.5,
+    "alone": [0.2, 0.3],
+    "without": [0.4, 0.3],
+    "clients": ["north", "south"],
+    "silent": [],
+    "se_loo": [0.01, 0.02],
+    "se_ioi": [0.01, 0.02],
+    "se_alpha": [0.01, 0.02],
+    "se_alpha_total": [0.01, 0.02],
+    "samples": [10, 20],
+    "cosine": [0.5, None],
+    "solo": [0.3, 0.4],
+    "solo_empty": 0.1,
+    "slice": "a",
+    "utility": "accuracy",
+}
+TINY = """
+[data]
+test_size = 50
+[partition]
+clients = 3
+scheme = "sizes"
+sizes = [40, 30, 50]
+[model]
+name = "mlp"
+[training]
+rounds = 2
+local_epochs = 1
+"""
+FEDMERIT = [sys.executable, "-c", "from fedmerit.cli import main; main()"]
+
+
+@pytest.fixture
+def fedmerit(capsys, monkeypatch):
+    """Call it as from a shell: (exit code, stdout, stderr)."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fedmerit", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out, err
+
+    return call
+
+
+@pytest.fixture
+def reports(tmp_path):
+    path = tmp_path / "reports.csv"
+    path.write_text(CSV)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    """A real run, made by the command line in a process of its own; also what it printed."""
+    base = tmp_path_factory.mktemp("cli")
+    (base / "tiny.toml").write_text(TINY)
+    done = shell("run", base / "tiny.toml", "--out", base / "run", "--set", "scoring.missing=own-mean")
+    assert done.returncode == 0, done.stderr
+    return base / "run", done
+
+
+def shell(*arguments, columns=80, **env):
+    return subprocess.run(
+        [*FEDMERIT, *map(str, arguments)],
+        capture_output=True,
+        encoding="utf-8",
+        env=os.environ | {"COLUMNS": str(columns), "PYTHONIOENCODING": "utf-8"} | env,
+    )
+
+
+def write(path, content):
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+# ---------------------------------------------------------------------------------------------- score
+
+
+def test_score_as_a_table(fedmerit, reports):
+    code, out, err = fedmerit("score", reports)
+    assert (code, err) == (0, "")
+    lines = [line.split() for line in out.splitlines()]
+    assert ["client", "alpha", "rank", "share", "rounds", "LOO", "FP", "EE"] in lines
+    # south: alpha 0.2 + 0.1, errors 0.02 twice on unnamed, hence the same, samples: 1.96 * 0.04
+    assert next(line for line in lines if line[:1] == ["south"])[:5] == [
+        "south",
+        "+0.3000",
+        "±",
+        "0.0784",
+        "1",
+    ]
+    assert "west" in out
+    assert "50%" in out
+    assert "ALPHA summed over 2 rounds; gain +0.5000, sum of ALPHA +0.4150" in out
+    assert "LOO, FP, EE: of round 2 alone" in out
+    assert "note: client 'west' reported 1 of 2 rounds; the rest counts as zero" in out
+
+
+def test_score_as_json_and_csv_reads_back(fedmerit, reports, tmp_path):
+    code, out, _ = fedmerit("score", reports, "--format", "json")
+    assert code == 0
+    assert json.loads(out) == json.loads(as_json(document(read(reports))))
+    again = write(tmp_path / "again.json", out)
+    assert fedmerit("score", again, "--format", "json") == (0, out, "")
+    code, tidy, _ = fedmerit("score", again, "--format", "csv")
+    assert tidy == as_csv(document(read(reports)))
+    rows = list(csv.DictReader(io.StringIO(tidy)))
+    assert [row["client"] for row in rows] == ["north", "south", "west", "north", "south"]
+    assert float(rows[1]["ALPHA"]) == pytest.approx(0.2)
+
+
+def test_one_round_of_json(fedmerit, tmp_path):
+    code, out, _ = fedmerit("score", write(tmp_path / "r.json", ROUND), "--score", "merit")
+    assert code == 0
+    assert "MERIT summed over 1 round, utility accuracy" in out
+    assert "how sure this is cannot be said" in out
+
+
+@pytest.mark.parametrize("columns", [72, 80, 120])
+def test_nothing_is_cut_off_in_a_narrow_terminal(tmp_path, columns):
+    name = "The Hospital of the Holy Ghost and Associated Clinics [bold]"
+    rounds = [ROUND | {"round": k, "clients": ["north", name], "silent": ["ghost"]} for k in (1, 2)]
+    rounds.append(ROUND | {"round": 3, "clients": ["west", "south"]})
+    done = shell("score", write(tmp_path / "r.json", rounds), columns=columns)
+    assert done.returncode == 0, done.stderr
+    assert "…" not in done.stdout
+    assert "..." not in done.stdout
+    table = done.stdout.partition("ALPHA summed")[0]
+    assert max(len(line) for line in table.splitlines()) <= columns
+    assert "[bold]" in table
+    assert "+0.4000 ± 0.0392" in table
+    payouts = shell("rewards", tmp_path / "r.json", "--budget", "123456789.00", columns=columns)
+    assert payouts.returncode == 0, payouts.stderr
+    assert "…" not in payouts.stdout
+
+
+def test_names_cannot_paint_the_terminal_or_break_the_table(fedmerit, tmp_path):
+    names = ["[/red]\x1b[2J", "two\nlines :smile:"]
+    path = write(tmp_path / "r.json", ROUND | {"clients": names})
+    code, out, _ = fedmerit("score", path)
+    assert code == 0
+    assert "\x1b" not in out
+    assert r"[/red]\x1b[2J" in out
+    assert r"two\nlines :smile:" in out
+    code, out, _ = fedmerit("rewards", path, "--budget", "1", "--format", "csv")
+    assert [row["client"] for row in csv.DictReader(io.StringIO(out, newline=""))] == names
+
+
+# -------------------------------------------------------------------------------------------- rewards
+
+
+def test_rewards_are_exact_to_the_cent(fedmerit, reports):
+    code, out, _ = fedmerit("rewards", reports, "--budget", "10000.01")
+    assert code == 0
+    amounts = re.findall(r"^  (\w+) +[\d.]+% +([\d,.]+)", out, re.MULTILINE)
+    assert [name for name, _ in amounts] == ["south", "north", "west"]
+    assert sum(Decimal(amount.replace(",", "")) for _, amount in amounts) == Decimal("10000.01")
+    assert "budget 10,000.01, rule fair, unpaid 0.00" in out
+
+
+def test_rewards_as_json_and_csv(fedmerit, reports):
+    code, out, _ = fedmerit("rewards", reports, "--budget", "100", "--format", "json", "--rule", "equal")
+    content = json.loads(out)
+    assert code == 0
+    assert content["payouts"] == {"north": "33.34", "south": "33.33", "west": "33.33"}
+    assert (content["budget"], content["unpaid"], content["rule"]) == ("100.00", "0.00", "equal")
+    code, out, _ = fedmerit("rewards", reports, "--budget", "100", "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert sum(Decimal(row["payout"]) for row in rows) == 100
+    assert sum(float(row["share"]) for row in rows) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("rule", ["fair", "fenced", "impartial", "equal"])
+def test_every_rule_pays_at_most_the_budget(fedmerit, reports, rule):
+    code, out, err = fedmerit("rewards", reports, "--budget", "7.77", "--rule", rule, "--format", "json")
+    assert code == 0, err
+    content = json.loads(out)
+    paid = sum(map(Decimal, content["payouts"].values()))
+    assert paid + Decimal(content["unpaid"]) == Decimal("7.77")
+
+
+def test_rewards_that_must_not_be_paid(fedmerit, tmp_path):
+    bad = ROUND | {"alone": [0.05, 0.02], "without": [0.6, 0.7]}
+    path = write(tmp_path / "r.json", bad)
+    code, out, err = fedmerit("rewards", path, "--budget", "100")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    code, out, _ = fedmerit("rewards", path, "--budget", "100", "--on-undefined", "equal")
+    assert code == 0
+    assert "50.00" in out
+
+
+@pytest.mark.parametrize("budget", ["", "abc", "nan", "-1", "inf", "1.005", "1e999"])
+def test_budgets_that_are_no_money(fedmerit, reports, budget):
+    code, out, err = fedmerit("rewards", reports, "--budget", budget)
+    assert (code, out) == (2, "")
+    assert_one_line(err)
+    assert "budget" in err
+
+
+@pytest.mark.parametrize(
+    "options", [["--floor", "nan"], ["--cap", "-1"], ["--floor", "0.9"], ["--floor", "0.5", "--cap", "0.2"]]
+)
+def test_floors_and_caps_that_cannot_be_kept(fedmerit, reports, options):
+    code, _, err = fedmerit("rewards", reports, "--budget", "1", *options)
+    assert code == 2
+    assert_one_line(err)
+
+
+# ------------------------------------------------------------------------------------------ bad input
+
+
+def assert_one_line(err):
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("0.2,0.4,0.01", "0.2,nan,0.01", "lines 2-4: round 1: without of client 'north' must be a finite"),
+        ("0.2,0.4,0.01", "0.2,inf,0.01", "lines 2-4: round 1: without of client 'north' must be a finite"),
+        ("0.2,0.4,0.01", "0.2,,0.01", "line 2: without of client 'north' in round 1 is missing"),
+        ("0.2,0.4,0.01", "0.2,0.4,", "line 2: se_alpha of client 'north' in round 1 is missing"),
+        ("0.2,0.4,0.01", "0.2,0.4,-1", "lines 2-4: round 1: se_alpha of client 'north' must lie in"),
+        ("1,south", "1,north", "line 3: round 1: client 'north' is already on line 2"),
+        ("1,south", "1,", "line 3: round 1: the client has no name"),
+        ("1,south,0.1", "1,south,0.2", "line 3: round 1: empty is '0.2', but '0.1' on line 2"),
+        ("1,south,0.1", "1,south", "line 3: expected 7 cells, got 6"),
+        (",without", ",outside", "line 1: missing column 'without'; expected round, client"),
+        (",se_alpha", ",sigma", "line 1: unknown column 'sigma'"),
+        (",se_alpha", ",alone", "line 1: column 'alone' appears twice"),
+        ("2,south,0.5,0.6,0.6,0.5,0.02\n", "", "lines 5-5: round 2: expected at least 2 clients, got 1"),
+        ("1,west", "x,west", "line 4: round must be a number, got 'x'"),
+        (CSV, "", "the file is empty"),
+        (CSV, ",,,\n", "the file is empty"),
+        (CSV, CSV.splitlines()[0], "line 1: only a header, no reports"),
+        (CSV, "\n\n" + CSV.replace("grand", "grant"), "line 3: missing column 'grand'"),
+    ],
+)  # fmt: skip
+def test_every_bad_csv_is_one_line_that_leads_to_the_place(fedmerit, tmp_path, old, new, message):
+    assert old in CSV
+    path = write(tmp_path / "reports.csv", CSV.replace(old, new, 1))
+    for command in (["score"], ["rewards", "--budget", "1"], ["score", "--format", "json"]):
+        code, out, err = fedmerit(command[0], path, *command[1:])
+        assert (code, out) == (2, "")
+        assert_one_line(err)
+        assert f"reports.csv: {message}" in err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "line 1: not JSON"),
+        ("[]", "expected a round, or a list of at least one round"),
+        ({"rounds": None}, "expected a round, or a list of at least one round"),
+        ("[" * 100_000, "not reports: nested too deeply"),
+        ('{"empty": ' + "9" * 5000 + "}", "not reports: Exceeds the limit"),
+        ('{"alone": {"a": 1, "a": 2}}', "not reports: 'a' appears twice in one object"),
+        (ROUND | {"alone": [0.2]}, "round 1: expected 1 client names, one per value, got 2"),
+        (ROUND | {"alone": [0.2, "0.3"]}, "round 1: alone: expected a number, got '0.3'"),
+        (ROUND | {"alone": [0.2, True]}, "round 1: alone: expected a number, got True"),
+        (ROUND | {"alone": 0.2}, "round 1: alone: expected one number per client, got 0.2"),
+        (ROUND | {"alone": [0.2, None]}, "alone of client 'south' is missing"),
+        (ROUND | {"alone": {"north": 0.2, "x": 1}}, "alone names an unknown client 'x'; known: north, south"),
+        (ROUND | {"grand": 10**400}, "round 1: grand: expected a number of ordinary size, got one of 401"),
+        (ROUND | {"grand": 1.5}, "grand must lie in [0, 1] (utility 'accuracy' promises it), got 1.5"),
+        (ROUND | {"round": "first"}, "round: expected a whole number, got 'first'"),
+        (ROUND | {"round": 1.5}, "round: expected a whole number, got 1.5"),
+        (ROUND | {"clients": "ab"}, "clients: expected a list of names, got 'ab'"),
+        (ROUND | {"clients": ["a", 1]}, "clients: expected a list of names"),
+        (ROUND | {"clients": ["a", "a"]}, "client 'a' appears more than once"),
+        (ROUND | {"silent": ["north"]}, "client 'north' is listed as silent but has a report"),
+        (ROUND | {"utility": ["accuracy"]}, "utility: expected text, got ['accuracy']"),
+        (ROUND | {"extra": 1}, "unknown field 'extra'"),
+        ([ROUND, ROUND], "round 1 appears twice"),
+        ([ROUND, ROUND | {"round": 2, "utility": "brier"}], "round 2: utility 'brier', but 'accuracy' in"),
+        ({"rounds": [{"round": 1, "reports": None}]}, "no round has reports to score"),
+        ({"rounds": [{"round": 1, "reports": [1]}]}, "reports: expected an object, got list"),
+    ],
+    ids=lambda v: str(v)[:30],
+)  # fmt: skip
+def test_every_bad_json_is_one_line_that_leads_to_the_place(fedmerit, tmp_path, content, message):
+    code, out, err = fedmerit("score", write(tmp_path / "reports.json", content))
+    assert (code, out) == (2, "")
+    assert_one_line(err)
+    assert "reports.json: " in err
+    assert message in err
+
+
+def test_rounds_in_any_order_are_sorted(fedmerit, tmp_path):
+    path = write(tmp_path / "r.json", [ROUND | {"round": 3}, ROUND | {"round": 1}])
+    assert [one.round for one in read(path)] == [1, 3]
+    assert "of round 3 alone" in fedmerit("score", path)[1]
+
+
+def test_a_value_of_the_whole_round_on_one_line_only_is_not_dropped(fedmerit, tmp_path):
+    head, first, second = (
+        "round,client,empty,grand,alone,without,utility",
+        "1,a,0,3,0,3,",
+        "1,b,0,3,1,2,accuracy",
+    )
+    path = write(tmp_path / "r.csv", "\n".join([head, first, second]))
+    code, _, err = fedmerit("score", path)
+    assert code == 2
+    assert "line 3: round 1: utility is 'accuracy', but '' on line 2" in err
+
+
+def test_a_name_with_a_line_break_stays_one_name(tmp_path):
+    path = tmp_path / "r.csv"
+    path.write_bytes(b'round,client,empty,grand,alone,without\r\n1,"a\nb",0,1,0,1\r\n1,c\x0bd,0,1,2,3,\r\n')
+    with pytest.raises(FileFormatError, match="line 4: expected 6 cells, got 7"):
+        read(path)
+    path.write_bytes(path.read_bytes().replace(b"2,3,", b"2,3"))
+    assert read(path)[0].clients == ("a\nb", "c\x0bd")
+
+
+def test_silent_clients_survive_both_formats(fedmerit, tmp_path):
+    path = write(tmp_path / "r.json", [ROUND, ROUND | {"round": 2, "silent": ["west"]}])
+    content = document(read(path))
+    assert content["rounds"][1]["scores"]["FP"] is None
+    tidy = write(tmp_path / "r.csv", as_csv(content))
+    assert document(read(tidy)) == content
+    assert read(tidy)[1].silent == ("west",)
+    for old, new, message in (
+        (",yes,", ",maybe,", "silent must be yes or left empty, got 'maybe'"),
+        ("2,north,,", "2,north,yes,", "line 5: round 2: client 'north' is silent but has alone"),
+    ):
+        code, _, err = fedmerit("score", write(tmp_path / "bad.csv", as_csv(content).replace(old, new)))
+        assert code == 2
+        assert message in err
+
+
+@pytest.mark.parametrize("file", ["none.csv", "none.json", "report.txt", "."])
+def test_files_that_are_not_there(fedmerit, tmp_path, file):
+    (tmp_path / "report.txt").write_text("x")
+    code, _, err = fedmerit("score", tmp_path / file)
+    assert code == 2
+    assert_one_line(err)
+    assert ("no such file" in err) != (file == "report.txt")
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([10**400, -(10**400), 2**63, 0])
+    | st.floats()
+    | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["north", "south", "x", "empty", "reports"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(
+    field=st.sampled_from([*ROUND, "reports", "participants", "rounds", "extra"]),
+    value=VALUES,
+    shape=st.sampled_from(["one", "list", "rounds", "reports"]),
+    utility=st.sampled_from(["accuracy", None]),
+)
+@settings(max_examples=400)
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_hostile_json_gives_a_result_or_an_error_of_ours(tmp_path_factory, field, value, shape, utility):
+    one = ROUND | {"utility": utility} | {field: value}
+    if shape == "reports":
+        one = {"round": 1, "participants": ["north", "south"], "reports": ROUND | {field: value}} | (
+            {field: value} if field in ("round", "silent", "participants", "reports") else {}
+        )
+    content = {"one": one, "list": [one], "rounds": {"rounds": [one]}, "reports": {"rounds": [one]}}[shape]
+    path = tmp_path_factory.mktemp("hostile") / "r.json"
+    path.write_text(json.dumps(content))
+    try:
+        rounds = read(path)
+    except FileFormatError as error:
+        assert str(path) in str(error)  # noqa: PT017 - either outcome is fine, but not without the name
+        return
+    try:
+        summarise(rounds)
+        json.loads(as_json(document(rounds)))
+    except InputError:
+        pass  # numbers so large that their differences are not finite
+
+
+@given(value=VALUES)
+@settings(max_examples=100)
+def test_any_json_at_all_is_reports_or_an_error_of_ours(tmp_path_factory, value):
+    path = tmp_path_factory.mktemp("hostile") / "r.json"
+    path.write_text(json.dumps(value))
+    with pytest.raises(FileFormatError):
+        read(path)
+
+
+@given(
+    text=st.text(st.sampled_from('round,client\n"\r0159.eE+-nai\x0b\x00\u2028 ;'), max_size=60),
+    header=st.booleans(),
+)
+@settings(max_examples=200)
+def test_any_csv_at_all_is_reports_or_an_error_of_ours(tmp_path_factory, text, header):
+    path = tmp_path_factory.mktemp("hostile") / "r.csv"
+    path.write_text((CSV.splitlines()[0] + "\n" if header else "") + text, newline="")
+    with pytest.raises(FileFormatError, match=r"r\.csv: "):
+        read(path)
+
+
+# ------------------------------------------------------------------------------------------- the rest
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["", "score", "rewards", "run", "demo", "init", "verify", "keys", "keys new", "keys roster"],
+)  # fmt: skip
+def test_help(fedmerit, command):
+    code, out, _ = fedmerit(*command.split(), "--help")
+    assert code == 0
+    assert "Usage: " in out
+    assert out.strip().splitlines()[1].strip() or "Options" in out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["scores"],
+        ["score"],
+        ["score", "f.csv", "--format", "xml"],
+        ["score", "f.csv", "--score", "EE"],
+        ["score", "f.csv", "--missing", "mean"],
+        ["rewards", "f.csv"],
+        ["rewards", "f.csv", "--budget", "1", "--rule", "mine"],
+        ["run", "c.toml"],
+        ["keys", "old"],
+        ["--verison"],
+    ],
+    ids=" ".join,
+)
+def test_usage_errors(fedmerit, arguments):
+    code, out, err = fedmerit(*arguments)
+    assert (code, out) == (2, "")
+    assert "Usage: " in err
+    assert "Traceback" not in err
+
+
+def test_the_version(fedmerit):
+    assert fedmerit("--version") == (0, f"fedmerit {__version__}\n", "")
+
+
+def test_init_writes_the_defaults_and_never_over_a_file(fedmerit, tmp_path):
+    path = tmp_path / "fedmerit.toml"
+    code, out, _ = fedmerit("init", path)
+    assert code == 0
+    assert out == f"wrote {path}; next: fedmerit run {path} --out runs/first\n"
+    assert load(path) == Config()
+    path.write_text("mine")
+    code, _, err = fedmerit("init", path)
+    assert (code, err) == (2, f"error: {path}: exists already and is not overwritten\n")
+    assert path.read_text() == "mine"
+    code, _, err = fedmerit("init", tmp_path / "no" / "where.toml")
+    assert (code, err) == (
+        2,
+        f"error: {tmp_path / 'no' / 'where.toml'}: cannot be written: No such file or directory\n",
+    )
+
+
+def test_keys(fedmerit, tmp_path):
+    public = {}
+    for name in ("a", "b", "c"):
+        path = tmp_path / f"{name}.pem"
+        code, out, _ = fedmerit("keys", "new", path)
+        assert code == 0
+        assert re.fullmatch(r"ed25519:[0-9a-f]{64}\n", out)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        public[name] = out.strip()
+    before = path.read_bytes()
+    code, _, err = fedmerit("keys", "new", path)
+    assert (code, err) == (2, f"error: {path}: exists already and is not overwritten\n")
+    assert path.read_bytes() == before
+
+    roster = tmp_path / "roster.toml"
+    members = [part for name, key in public.items() for part in ("--member", f"{name}={key}")]
+    code, written, _ = fedmerit("keys", "roster", roster, *members)
+    assert code == 0
+    assert written.splitlines()[0] == f"a  {public['a']}"
+    assert re.fullmatch(r"3 members, roster hash [0-9a-f]{64}", written.splitlines()[-1])
+    assert fedmerit("keys", "roster", roster) == (0, written, "")
+    code, _, err = fedmerit("keys", "roster", roster, *members)
+    assert (code, err) == (2, f"error: {roster}: exists already and is not overwritten\n")
+    for text in ("a", "a=ed25519:00", f"a={public['a']},heavy"):
+        code, _, err = fedmerit("keys", "roster", tmp_path / "other.toml", "--member", text)
+        assert code == 2
+        assert_one_line(err)
+    code, _, err = fedmerit("keys", "roster", tmp_path / "none.toml")
+    assert code == 2
+    assert_one_line(err)
+
+
+HEAVY = ("torch", "flwr", "altair", "cryptography", "scipy.stats", "safetensors")
+
+
+@pytest.mark.parametrize("command", ["import", "score", "rewards", "error"])
+def test_scoring_loads_nothing_heavy(reports, command):
+    lines = {
+        "import": "import fedmerit",
+        "score": f"import sys; sys.argv = ['fedmerit', 'score', {str(reports)!r}]",
+        "rewards": f"import sys; sys.argv = ['fedmerit', 'rewards', {str(reports)!r}, '--budget', '1']",
+        "error": "import sys; sys.argv = ['fedmerit', 'score', 'none.csv']",
+    }[command]
+    if command != "import":
+        lines += "\nfrom fedmerit.cli import main\ntry:\n main()\nexcept SystemExit:\n pass"
+    lines += f"\nimport sys\nprint([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+# ---------------------------------------------------------------------------------------------- a run
+
+
+def test_a_run_tells_its_progress_in_lines_when_nobody_watches(run_folder):
+    folder, done = run_folder
+    rounds = [line for line in done.stderr.splitlines() if line.startswith("round ")]
+    assert len(rounds) == 2
+    assert re.fullmatch(r"round 1/2: expected-accuracy 0\.\d+ -> 0\.\d+ \(\d+ s left\)", rounds[0])
+    assert "note: 3 members: none may be lost" in done.stderr
+    assert "\x1b" not in done.stderr + done.stdout
+    assert "…" not in done.stdout
+    assert f"written to {folder}: scores.json, scores.csv, ledger.sqlite" in done.stdout
+    assert load(folder / "config.toml").scoring.missing == "own-mean"
+
+
+def test_a_finished_run_is_verified_scored_and_paid(fedmerit, run_folder):
+    folder, _ = run_folder
+    code, out, _ = fedmerit("verify", folder)
+    assert code == 0
+    assert out.splitlines()[1].startswith("rehearsal: ")
+    assert re.fullmatch(r"head: [0-9a-f]{64}", out.splitlines()[-1])
+    code, out, _ = fedmerit("score", folder, "--format", "json")
+    content, there = json.loads(out), json.loads((folder / "scores.json").read_text())
+    assert content["cumulative"] == there["cumulative"]
+    code, out, _ = fedmerit(
+        "rewards", folder, "--budget", "100", "--format", "json", "--on-undefined", "equal"
+    )
+    assert code == 0
+    assert sum(map(Decimal, json.loads(out)["payouts"].values())) == 100
+
+
+def test_scoring_a_run_counts_missed_rounds_as_the_run_did(fedmerit, tmp_path):
+    """own-mean doubles what west earned in the one of two rounds it reported."""
+    first = ROUND | {"clients": ["west", "north"]}
+    write(tmp_path / "scores.json", {"rounds": [first, ROUND | {"round": 2}]})
+    write(tmp_path / "config.toml", '[scoring]\nmissing = "own-mean"\n')
+    alpha = {}
+    for options in ((), ("--missing", "zero")):
+        code, out, _ = fedmerit("score", tmp_path, "--format", "json", *options)
+        assert code == 0
+        content = json.loads(out)
+        alpha[options] = content["cumulative"]["ALPHA"][content["clients"].index("west")]
+    assert alpha[()] == pytest.approx(2 * alpha[("--missing", "zero")])
+
+
+def test_tampering_is_one_line_on_the_command_line(fedmerit, run_folder, tmp_path):
+    import shutil
+
+    folder = shutil.copytree(run_folder[0], tmp_path / "run")
+    text = (folder / "scores.json").read_text()
+    (folder / "scores.json").write_text(text.replace('"round": 2', '"round": 9', 1))
+    code, out, err = fedmerit("verify", folder)
+    assert code == 2
+    assert "head: " not in out
+    assert_one_line(err)
+    assert "scores.json.rounds[1].round: states 9, the reports give 2" in err
+    code, _, err = fedmerit("verify", tmp_path / "nowhere")
+    assert code == 2
+    assert_one_line(err)
+
+
+def test_resume(fedmerit, run_folder, tmp_path):
+    folder, _ = run_folder
+    config = write(tmp_path / "tiny.toml", TINY)
+    own = ["--set", "scoring.missing=own-mean"]
+    before = (folder / "scores.json").read_bytes()
+    code, _, err = fedmerit("run", config, "--out", folder, *own)
+    assert code == 2
+    assert_one_line(err)
+    assert "not empty; use --resume" in err
+    code, _, err = fedmerit("run", config, "--out", folder, "--resume")
+    assert code == 2
+    assert "holds a run of another config: scoring.missing is 'own-mean' there and 'zero' here" in err
+    code, out, _ = fedmerit("run", config, "--out", folder, "--resume", *own)
+    assert code == 0
+    assert "ALPHA summed over 2 rounds" in out
+    assert (folder / "scores.json").read_bytes() == before
+    code, _, err = fedmerit("run", config, "--out", tmp_path / "new", "--resume")
+    assert code == 2
+    assert "nothing to resume" in err
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.rounds=0", "training.rounds: expected at least 1 round, got 0"),
+        ("training.round=1", "training.round: unknown key; expected one of rounds, local_epochs"),
+        ("partition.clients=2", "partition.clients: expected 3 to 1024 members: with two, each learns"),
+        ("rounds=1", "expected section.key=value, such as training.rounds=3, got 'rounds=1'"),
+        ("partition.mu=0", "partition.mu: expected a number above 0, got 0"),
+        ("data.name=npz", "dataset 'npz' needs the path of its files"),
+        ("data.path=none", "takes no path, got 'none'"),
+        ("data.options={size=3}", "has no option 'size'"),
+        ("partition.sizes=[1]", "expected 3 sizes, one per client, got 1"),
+        ("partition.sizes=[9999, 9999, 9999]", "sizes add up to 29997 samples"),
+        ("scoring.utilities=['fame']", "fame"),
+        ("model.name=gpt", "gpt"),
+        ("run.device=tpu", "run.device: expected auto, cpu or cuda, got 'tpu'"),
+        ("corruption.label_noise={client-0=2}", "client-0"),
+        ("corruption.free_rider={client-0='lazy'}", "lazy"),
+        ("corruption.duplicate={client-0='x'}", "'x'"),
+    ],
+)
+def test_bad_settings_of_a_run_are_one_line(fedmerit, tmp_path, override, message):
+    config = write(tmp_path / "tiny.toml", TINY)
+    code, out, err = fedmerit("run", config, "--out", tmp_path / "run", "--set", override)
+    assert (code, out) == (2, "")
+    last = err.splitlines()[-1] + "\n"
+    assert_one_line(last)
+    assert message in last
+    assert not (tmp_path / "run" / "scores.json").exists()
+
+
+def test_a_run_in_which_every_round_was_aborted(fedmerit, tmp_path):
+    config = write(tmp_path / "tiny.toml", TINY)
+    away = "participation.away={client-0=[1, 2]}"
+    code, out, err = fedmerit("run", config, "--out", tmp_path / "run", "--set", away)
+    assert code == 2
+    assert "round 2/2: 2 members scheduled, 3 are needed" in err
+    assert err.splitlines()[-1].endswith("scores.json: no round has reports to score")
+    code, out, _ = fedmerit("verify", tmp_path / "run")
+    assert code == 0
+    assert "rounds: 2 of 2, 2 aborted" in out
+
+
+def test_the_demo_replaces_its_own_run_and_nobody_elses(fedmerit, run_folder, tmp_path):
+    folder, _ = run_folder
+    before = (folder / "ledger.sqlite").read_bytes()
+    code, _, err = fedmerit("demo", "--out", folder)
+    assert code == 2
+    assert "not empty" in err
+    assert (folder / "ledger.sqlite").read_bytes() == before
+    small = ["--set", "training.rounds=1", "--set", "training.local_epochs=1", "--set", "data.test_size=50"]
+    for _ in range(2):
+        code, out, _ = fedmerit("demo", "--out", tmp_path / "demo", *small)
+        assert code == 0
+        assert "Harbour" in out
+        assert "rehearsal: " in out
+        assert f"next: fedmerit rewards {tmp_path / 'demo'} --budget 10000.00" in out
