@@ -80,7 +80,7 @@ def plan(*, toy: bool = False, subsets: Mapping[str, int] | None = None) -> list
 
     Args:
         toy: few members, few rounds, a small model and one seed, to see that everything runs.
-        subsets: by dataset, how many training images to use where the plan uses all.
+        subsets: by dataset, how many training images to use, 0 for all, where a run has no number of its own.
     """
     raw = tomllib.loads(PLAN.read_text(encoding="utf-8"))
     rows = []
@@ -95,7 +95,7 @@ def plan(*, toy: bool = False, subsets: Mapping[str, int] | None = None) -> list
                     section, key = name.split(".")
                     settings.setdefault(section, {})[key] = value
             at, seeds = given.get("at", settings["training"]["rounds"]), given["seeds"]
-            subset = given.get("subset") or (subsets or {}).get(given["dataset"], 0)
+            subset = given.get("subset", (subsets or {}).get(given["dataset"], data.get("subset", 0)))
             if toy:
                 at, seeds, subset = max(1, at // 5), 2 if given["first"] < 2 else 1, 160
                 settings = shrunk(settings)

@@ -21,6 +21,7 @@ from fedmerit import __version__, config, data
 from fedmerit.coalitions import Evaluator
 from fedmerit.federation.aggregation import Aggregation
 from fedmerit.federation.embedded import Engine, Progress
+from fedmerit.federation.local import LocalTraining
 from fedmerit.federation.protocol import coalition_models, mean
 from fedmerit.federation.summing import Offer
 from fedmerit.ledger import number
@@ -57,11 +58,25 @@ class KeepingAggregation(Aggregation):
         return [Kept(one.name, one.delta, one.weight, one.seed) for one in super().offers(*given)]
 
 
+class OneByOne(LocalTraining):
+    """Trains one member after another on a GPU too: slower, but leaves it free for other processes."""
+
+    def _group(self, number: int, group: Sequence[Any], start: Any) -> dict[str, Any]:
+        models: dict[str, Any] = {}
+        for client in group:
+            models |= super()._group(number, [client], start)
+        return models
+
+
 class BothGames(Engine):
     """The engine, which also measures each member's two models of the other, renormalised game."""
 
-    def __init__(self, settings: config.Config, folder: Folder, watch: Callable[[Progress], None]) -> None:
+    def __init__(
+        self, settings: config.Config, folder: Folder, watch: Callable[[Progress], None], *, loop: bool
+    ) -> None:
         super().__init__(settings, folder, watch)
+        if loop:
+            self.local = OneByOne(self.federation, self.local.solo)
         self.aggregation = KeepingAggregation(**vars(self.aggregation))
         self.renormalised: list[dict[str, dict[str, list[float]]]] = []
         if self.truth:
@@ -127,7 +142,15 @@ def scratch(parent: str | None = None) -> str:
     return tempfile.mkdtemp(prefix="fedmerit-cell-", dir=parent)
 
 
-def run_cell(cell: Cell, file: Path, title: str, *, jobs: int = 1, deadline: float = float("inf")) -> Result:
+def run_cell(
+    cell: Cell,
+    file: Path,
+    title: str,
+    *,
+    jobs: int = 1,
+    loop: bool = False,
+    deadline: float = float("inf"),
+) -> Result:
     """Run it; `Overtime` when the deadline (as of ``time.time``) passes."""
     began, folder = time.perf_counter(), Path(scratch())
     spent: dict[str, float] = {}
@@ -148,7 +171,7 @@ def run_cell(cell: Cell, file: Path, title: str, *, jobs: int = 1, deadline: flo
         settings |= {"run": {"seed": cell.seed}, "secure_aggregation": {"enabled": False}}
         made = config.from_dict(settings)
         with Folder(folder / "run", made) as opened:
-            engine = BothGames(made, opened, watch)
+            engine = BothGames(made, opened, watch, loop=loop)
             document = engine.run()
             looked = [dict(record.body) for record in opened.ledger.records("analysis")]
             total = time.perf_counter() - began
@@ -163,6 +186,7 @@ def run_cell(cell: Cell, file: Path, title: str, *, jobs: int = 1, deadline: flo
                 "seed": cell.seed,
                 "guess": cell.guess,
                 "jobs": jobs,
+                "loop": loop,
                 "seconds": {"total": round(total, 1), **{k: round(v, 1) for k, v in spent.items()}},
                 "machine": machine(),
                 "coalitions": _evaluation(looked),

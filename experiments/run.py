@@ -116,7 +116,7 @@ class Work:
                 options.jobs, mp_context=context, initializer=_begin, initargs=(options.jobs,)
             )
         else:
-            _begin(1)
+            _begin(1, options.toy)
 
     def start(self, cell: Cell, seconds: float) -> None:
         """Convert its dataset if it is the first one of it, and run it."""
@@ -124,7 +124,7 @@ class Work:
             self.titles |= convert(self.options.data, [cell.dataset], self.home)
         print(f"start: {cell} (about {seconds:.0f} s)", flush=True)
         given = (cell, self.home / f"{cell.dataset}.npz", self.titles[cell.dataset])
-        known = {"jobs": self.options.jobs, "deadline": self.deadline}
+        known = {"jobs": self.options.jobs, "loop": self.options.loop, "deadline": self.deadline}
         if self.pool is not None:
             self.running[self.pool.submit(run_cell, *given, **known)] = cell
             return
@@ -146,9 +146,9 @@ class Work:
             self.pool.shutdown()
 
 
-def _begin(jobs: int) -> None:
+def _begin(jobs: int, single: bool = False) -> None:
     """Share cores and memory of the device with the other processes."""
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // jobs))
+    torch.set_num_threads(1 if single else max(1, len(os.sched_getaffinity(0)) // jobs))
     if torch.cuda.is_available() and jobs > 1:
         torch.cuda.set_per_process_memory_fraction(0.96 / jobs)
 
@@ -173,11 +173,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=[], metavar="EXPERIMENT")
     parser.add_argument("--seeds", nargs="+", type=int, default=[], help="only these")
     parser.add_argument("--jobs", type=int, default=1, help="cells at once")
+    parser.add_argument("--loop", action="store_true", help="members of a cell train one after another")
     parser.add_argument("--toy", action="store_true", help="every experiment at toy size")
     parser.add_argument("--list", action="store_true", help="say what is left, run nothing")
     parser.add_argument(
         "--subset", type=_pair, action="append", default=[], metavar="DATASET=COUNT",
-        help="training images where the plan uses all",
+        help="training images, 0 for all, where the plan has no number for the run itself",
     )  # fmt: skip
     return parser.parse_args(arguments)
 
