@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.errors import BindingError, ShareError
+from fedmerit.errors import BindingError, ProtocolError, ShareError
 from fedmerit.secagg import masks
-from fedmerit.secagg.messages import digest_of, open_broadcast
+from fedmerit.secagg.messages import digest_of, open_broadcast, placed
 from fedmerit.secagg.quantise import Words
 from fedmerit.secagg.setting import Setting, Task
 
@@ -59,14 +59,23 @@ def replay(
     keys = open_broadcast(advertised, setting, "advertise")
     dealers = open_broadcast(shared, setting, "share")
     signed = open_broadcast(masked, setting, "masked").get(name)
-    if signed is None or name not in keys or signed.seen != digest_of(shared):
+    chained = (
+        signed is not None
+        and name in keys
+        and signed.seen == digest_of(shared)
+        and all(head.seen == digest_of(advertised) for head in dealers.values())
+    )
+    if signed is None or not chained:
         raise BindingError("no masked input of this member on these shares", stage="audit", member=name)
     _, public, commitment, _ = keys[name].body
     if masks.public(opening.mask) != public:
         raise ShareError("opened another mask key than it advertised", stage="audit", member=name)
     if masks.commitment("seed", opening.seed, setting.session, name) != commitment:
         raise ShareError("opened another self-mask seed than it committed to", stage="audit", member=name)
-    words = task.encoding.encode(delta, weight=opening.weight, seed=opening.rounding).words
+    try:
+        words = task.encoding.encode(delta, weight=opening.weight, seed=opening.rounding).words
+    except ProtocolError as error:
+        raise placed(error, "audit", name) from None
     peers = {peer: keys[peer].body[1] for peer in dealers}
     masks.add_masks(
         words,

@@ -80,19 +80,22 @@ class Client:
         self.setting = setting
         self.name = name
         self.released = Released() if released is None else released
-        self.clipped = 0  # coordinates cut to the bound, where the encoding clips
         self._identity = identity
         self._state = State.fresh() if _state is None else _state
 
     def __repr__(self) -> str:
-        return (
-            f"Client({self.name!r}, round {self.setting.round}, attempt {self.setting.attempt}, {self.stage})"
-        )
+        where = f"round {self.setting.round}, attempt {self.setting.attempt}"
+        return f"Client({self.name!r}, {where}, {self.stage})"
 
     @property
     def stage(self) -> str:
         """Which message is due next: one of `STAGES`, "done" or "stopped"."""
         return "stopped" if self._state.stopped else self._state.stage
+
+    @property
+    def clipped(self) -> int:
+        """How many coordinates were cut to the bound, where the encoding clips."""
+        return self._state.clipped
 
     @property
     def survivors(self) -> tuple[str, ...]:
@@ -142,7 +145,7 @@ class Client:
             encoded = task.encoding.encode(update.delta, weight=s.weight, seed=s.rounding)
             s.update = update_digest(task.m0_hash, np.asarray(update.delta))
             self.released.refuse_again(self.setting, s.update, stage="masked", member=self.name)
-            self.clipped = encoded.clipped
+            s.clipped = encoded.clipped
             peers = {dealer: s.keys[dealer][1] for dealer in heads}
             masks.add_masks(
                 encoded.words, masks.of_member(self.setting, self.name, s.mask, s.seed, peers, binding)

@@ -176,7 +176,7 @@ class Server:
             row = next(row for row in self.heads["share"][peer].body if row[0] == place)
             dealt = row[3] if kind == "seed" else row[2]
             if sharing.share_commitment(kind, share, self.setting.session, peer, sender) != dealt:
-                self.lied.append(sender)
+                self.lied += [] if sender in self.lied else [sender]
                 raise ShareError(
                     f"released another share than {peer} dealt it", stage="unmask", member=sender
                 )

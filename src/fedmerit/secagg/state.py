@@ -39,6 +39,7 @@ class State:
     weight: float | None = None
     rounding: bytes | None = None
     update: bytes = b""  # digest
+    clipped: int = 0
 
     @classmethod
     def fresh(cls) -> State:

@@ -508,6 +508,10 @@ def test_a_share_holder_that_lies_is_named_and_outvoted_or_the_round_aborts(n):
     caught(error, ShareError, "unmask", B)
     for name in set(parties.names) - {B}:
         parties.server.receive(parties.answer(name))
+    with pytest.raises(ShareError, match="another share"):
+        parties.server.receive(
+            parties.forge(B, "unmask", _lie(parties, C), seen=parties.clients[B]._state.seen)
+        )
     assert parties.server.lied == [B]
     if n == 4:
         parties.server.advance()
@@ -515,6 +519,11 @@ def test_a_share_holder_that_lies_is_named_and_outvoted_or_the_round_aborts(n):
     else:
         with pytest.raises(RoundAborted, match="lied about a share: hospital-b"):
             parties.server.advance()
+
+
+def _lie(parties, victim):
+    shares = parties.clients[B]._state.shares
+    return [[i, "seed", bytes(32) if n == victim else shares[n][1]] for i, n in enumerate(parties.names)]
 
 
 def test_shares_of_the_wrong_kind_or_of_others_are_refused():

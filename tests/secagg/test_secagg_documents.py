@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-import test_privacy
+import test_secagg_privacy
 
 from fedmerit.secagg import default_threshold
 
@@ -20,15 +20,17 @@ def test_every_test_that_is_named_exists():
     written = set(
         re.findall(r"^def (test_\w+)", "".join(p.read_text() for p in HERE.glob("test_*.py")), re.M)
     )
-    checks = {f"test_privacy[{check.__name__.removeprefix('check_')}]" for check in test_privacy.CHECKS}
+    checks = {
+        f"test_privacy[{check.__name__.removeprefix('check_')}]" for check in test_secagg_privacy.CHECKS
+    }
     assert named - written - checks == set()
 
 
 def test_every_check_with_a_broken_twin_is_marked_and_every_marked_one_has_a_twin():
-    twins = {check.__name__.removeprefix("check_") for _, check in test_privacy.BROKEN}
+    twins = {check.__name__.removeprefix("check_") for _, check in test_secagg_privacy.BROKEN}
     rows = [row for row in TEXT.splitlines() if "`test_privacy[" in row]
     marked = {name for row in rows if "†" in row for name in re.findall(r"test_privacy\[(\w+)\]", row)}
-    assert marked == twins == {check.__name__.removeprefix("check_") for check in test_privacy.CHECKS}
+    assert marked == twins == {check.__name__.removeprefix("check_") for check in test_secagg_privacy.CHECKS}
 
 
 @pytest.mark.parametrize("row", re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", TEXT, re.M))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from parties import Parties, head_of
 
-from fedmerit.errors import BindingError, ProtocolError, ShareError
+from fedmerit.errors import BindingError, BoundError, ProtocolError, ShareError
 from fedmerit.secagg import nonce_opens, replay
 
 A = "hospital-a"
@@ -45,6 +45,9 @@ def test_only_the_update_that_was_sent_can_be_opened():
         (replace(opening, seed=os.urandom(32)), delta, ShareError, "another self-mask seed"),
         (replace(opening, member="hospital-b"), delta, ShareError, "another mask key"),
         (replace(opening, member="nobody"), delta, BindingError, "no masked input"),
+        (opening, delta * 100, BoundError, "beyond the bound"),
+        (opening, delta[1:], BindingError, "must have shape"),
+        (replace(opening, weight=99), delta, BoundError, "secret weight"),
     ]
     for lie, vector, error, says in lies:
         with pytest.raises(error, match=says) as caught:

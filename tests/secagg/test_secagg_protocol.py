@@ -91,6 +91,7 @@ def test_clips_are_counted_for_the_member():
     task = secagg.Task(parties.task.m0_hash, clipping)
     client = parties.clients["hospital-a"]
     client.masked(parties.shown["hospital-a"], Update(task, parties.vectors["hospital-a"]))
+    assert Client.restore(client.dump(), parties.identity["hospital-a"]).clipped == client.clipped
     assert client.clipped == np.count_nonzero(np.abs(parties.vectors["hospital-a"]) > 0.5) > 0
 
 
@@ -181,6 +182,16 @@ def test_the_schedule_counts_not_who_answers():
     parties = Parties(9)
     with pytest.raises(RoundAborted):
         parties.play(lost=[("advertise", name) for name in parties.names[:3]])
+
+
+def test_public_names_are_importable_and_others_are_not():
+    assert secagg.__all__ == sorted(
+        secagg.__all__, key=lambda name: (not name.isupper(), name[0].islower(), name)
+    )
+    for name in secagg.__all__:
+        assert getattr(secagg, name).__module__.startswith("fedmerit.secagg") if name != "STAGES" else STAGES
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        secagg.nonsense  # noqa: B018
 
 
 # ------------------------------------------------------------------------------------------------- in memory
