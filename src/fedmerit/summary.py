@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedmerit.accumulate import Missing, accumulate
@@ -10,7 +10,10 @@ from fedmerit.document import scores_of
 from fedmerit.errors import UndefinedShares
 from fedmerit.rewards import shares
 from fedmerit.types import Reports, Scores
-from fedmerit.uncertainty import compare_pairs, indistinguishable, intervals, rank_intervals
+from fedmerit.uncertainty import indistinguishable, intervals, rank_intervals
+
+MOST_COMPARED = 1000
+"""With more clients nobody reads who cannot be told apart, and finding out takes N^2 memory."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ def summarise(rounds: Sequence[Reports], *, score: str = "ALPHA", missing: Missi
     total = accumulate(rounds, score=score, missing=missing)
     last = rounds[-1]
     found = scores_of(last)
-    notes = list(total.notes)
+    notes = [*total.notes, *_silences(rounds)]
     for one in found.values():
         notes += one.notes if one else ()
     try:
@@ -59,9 +62,12 @@ def summarise(rounds: Sequence[Reports], *, score: str = "ALPHA", missing: Missi
     groups: tuple[tuple[str, ...], ...] = ()
     suspects: tuple[str, ...] = ()
     if total.stderr is not None:
-        spans, ranks, groups = intervals(total), rank_intervals(total), indistinguishable(total)
-        better = compare_pairs(total).better
-        suspects = tuple(name for j, name in enumerate(total.clients) if better[:, j].sum() == total.n - 1)
+        spans, ranks = intervals(total), rank_intervals(total)
+        if total.n <= MOST_COMPARED:
+            groups = indistinguishable(total)
+        if total.n > 1:
+            last_for_sure = ranks[:, 0] == total.n
+            suspects = tuple(name for name, sure in zip(total.clients, last_for_sure, strict=True) if sure)
     at = {name: i for i, name in enumerate(total.clients)}
     of_last = {name: k for k, name in enumerate(last.clients)}
     samples = {} if last.samples is None else dict(zip(last.clients, last.samples.tolist(), strict=True))
@@ -88,3 +94,13 @@ def summarise(rounds: Sequence[Reports], *, score: str = "ALPHA", missing: Missi
         )
     status = {key: one.status for key in ("FP", "EE") if (one := found.get(key)) is not None}
     return Summary(tuple(standings), total, last, status, groups, suspects, tuple(dict.fromkeys(notes)))
+
+
+def _silences(rounds: Sequence[Reports]) -> Iterator[str]:
+    """Who was summed without a report, and when."""
+    missed: dict[str, list[str]] = {}
+    for reports in rounds:
+        for name in reports.silent:
+            missed.setdefault(name, []).append(str(reports.round))
+    for name, when in missed.items():
+        yield f"client {name!r} was summed but sent no report: round {', '.join(when)}"

@@ -202,7 +202,7 @@ def test_a_changed_score_is_named(folder, pick):
         (lambda c: c.pop("cumulative"), r"^scores\.json\.cumulative: missing"),
         (lambda c: c.update(bonus=1), r"^scores\.json\.bonus: not in the ledger"),
         (lambda c: c["rounds"][1].pop("silent"), r"^scores\.json\.rounds\[1\]\.silent: missing"),
-        (lambda c: c["rounds"].append(c["rounds"][0]), r"^scores\.json\.rounds: states"),
+        (lambda c: c["rounds"].append(c["rounds"][0]), r"^scores\.json\.rounds: holds 3 entries, .* give 2"),
         (lambda c: c["rounds"][0]["status"].update(FP="fine"), r"rounds\[0\]\.status\.FP: states 'fine'"),
         (lambda c: c["companions"].pop("brier"), r"^scores\.json\.companions\.brier: missing"),
         (

@@ -184,7 +184,9 @@ def _compare(there: Any, here: Any, where: str) -> None:
                 _compare(there[key], here[key], f"{where}.{key}")
         if odd:
             raise LedgerError(f"{where}.{odd[0]}: {'not in the ledger' if odd[0] in there else 'missing'}")
-    elif isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
+    elif isinstance(there, list) and isinstance(here, list):
+        if len(there) != len(here):
+            raise LedgerError(f"{where}: holds {len(there)} entries, the reports give {len(here)}")
         for k, (one, other) in enumerate(zip(there, here, strict=True)):
             _compare(one, other, f"{where}[{k}]")
     elif isinstance(there, float) and isinstance(here, float):

@@ -1,0 +1,193 @@
+"""Who, how much, how sure: the first thing a person reads must not say more than the reports do."""
+
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fedmerit.rewards import shares
+from fedmerit.summary import MOST_COMPARED, summarise
+from fedmerit.tables import print_summary, printable
+from fedmerit.types import Reports
+from fedmerit.uncertainty import compare_pairs
+
+
+def reports(number=1, *, se=0.001, clients=("good", "fair", "bad"), **other):
+    """alpha = (0.20, 0.10, -0.10); gain 0.4."""
+    alone = np.array([0.3, 0.2, 0.0])[: len(clients)]
+    without = np.array([0.3, 0.4, 0.6])[: len(clients)]
+    errors = None if se is None else [se] * len(clients)
+    return Reports(
+        empty=0.1,
+        grand=0.5,
+        alone=alone,
+        without=without,
+        clients=clients,
+        se_alpha=errors,
+        round=number,
+        **other,
+    )
+
+
+def shown(summary, width=100, utility=None):
+    out = io.StringIO()
+    print_summary(Console(file=out, width=width, soft_wrap=True, markup=False), summary, utility=utility)
+    return out.getvalue()
+
+
+def test_standings_are_in_order_with_intervals_and_shares():
+    found = summarise([reports()])
+    assert [one.client for one in found.standings] == ["good", "fair", "bad"]
+    assert [one.rank for one in found.standings] == [1, 2, 3]
+    assert [one.rank_interval for one in found.standings] == [(1, 1), (2, 2), (3, 3)]
+    assert [one.total for one in found.standings] == pytest.approx([0.2, 0.1, -0.1])
+    low, high = found.standings[0].interval
+    assert (low, high) == pytest.approx((0.2 - 0.00196, 0.2 + 0.00196), abs=1e-5)
+    assert [one.share for one in found.standings] == pytest.approx([2 / 3, 1 / 3, 0])
+    assert found.standings[0].last["LOO"] == pytest.approx(0.2)
+    assert found.standings[0].samples is None
+    assert found.status == {"FP": "ok", "EE": "ok"}
+
+
+def test_one_that_is_surely_last_is_a_suspect():
+    found = summarise([reports()])
+    assert found.suspects == ("bad",)
+    assert found.groups == (("good",), ("fair",), ("bad",))
+    assert "bad is significantly below everybody else: worth a conversation" in shown(found)
+    assert "cannot be told apart" not in shown(found)
+
+
+def test_nobody_is_suspected_where_the_test_set_is_too_small():
+    found = summarise([reports(se=0.1)])
+    assert found.suspects == ()
+    assert found.groups == (("good", "fair", "bad"),)
+    text = shown(found)
+    assert "cannot be told apart: good, fair, bad" in text
+    assert "worth a conversation" not in text
+    assert "1 (1-3)" in text
+
+
+def test_suspects_are_those_that_everybody_beats():
+    """The sorted way to find them agrees with all pairs."""
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        raw = np.round(rng.normal(size=5), 1)
+        one = Reports(
+            empty=0, grand=raw.sum(), alone=raw, without=raw.sum() - raw, se_alpha=rng.uniform(0, 0.3, 5)
+        )
+        found = summarise([one])
+        better = compare_pairs(found.total).better
+        assert found.suspects == tuple(
+            name for j, name in enumerate(found.total.clients) if better[:, j].sum() == 4
+        )
+
+
+def test_without_standard_errors_nothing_is_said_about_certainty():
+    found = summarise([reports(se=None)])
+    assert (found.suspects, found.groups) == ((), ())
+    assert all(one.interval is None and one.rank_interval is None for one in found.standings)
+    text = shown(found)
+    assert "no standard errors were reported: how sure this is cannot be said" in text
+    assert "±" not in text
+
+
+def test_shares_are_refused_with_the_reason():
+    found = summarise([reports(se=1.0)])
+    assert all(one.share is None for one in found.standings)
+    (why,) = [note for note in found.notes if note.startswith("no shares: ")]
+    assert "standard error" in why
+    text = shown(found)
+    assert f"note: {why}" in text
+    assert "%" not in text.partition("ALPHA summed")[0]
+
+
+def test_shares_are_those_that_would_be_paid():
+    rounds = [reports(), reports(2)]
+    found = summarise(rounds)
+    assert {one.client: one.share for one in found.standings} == dict(shares(found.total))
+
+
+def test_who_was_silent_is_said_and_the_last_round_has_no_fp():
+    found = summarise([reports(), reports(2, clients=("good", "fair"), silent=("bad", "ghost"))])
+    assert found.status == {}
+    by_name = {one.client: one for one in found.standings}
+    assert by_name["good"].last["FP"] is None
+    assert by_name["good"].last["LOO"] == pytest.approx(0.2)
+    assert by_name["bad"].last == {"LOO": None, "FP": None, "EE": None}
+    assert by_name["bad"].coverage == 0.5
+    assert "ghost" not in by_name
+    assert "client 'bad' was summed but sent no report: round 2" in found.notes
+    assert "client 'ghost' was summed but sent no report: round 2" in found.notes
+    assert "50%" in shown(found)
+
+
+def test_a_single_reporter_is_nobodys_suspect():
+    one = Reports(
+        empty=0.1, grand=0.5, alone=[0.2], without=[0.3], clients=["a"], silent=["b"], se_alpha=[0.01]
+    )
+    assert summarise([one]).suspects == ()
+
+
+def test_missed_rounds_count_as_asked():
+    rounds = [reports(), reports(2, clients=("good", "fair"))]
+    zero, own = (summarise(rounds, missing=how) for how in ("zero", "own-mean"))
+    assert zero.standings[-1].total == pytest.approx(-0.1)
+    assert own.standings[-1].total == pytest.approx(-0.2)
+    assert "client 'bad' reported 1 of 2 rounds; the rest counts as zero" in zero.notes
+    assert "client 'bad' reported 1 of 2 rounds; the rest counts at its own mean" in own.notes
+    assert [one.coverage for one in zero.standings] == [1, 1, 0.5]
+
+
+def test_a_reversed_normalisation_is_flagged():
+    one = reports()
+    turned = Reports(
+        empty=-0.5, grand=-0.1, alone=one.alone - 0.6, without=one.without - 0.6, clients=one.clients
+    )
+    found = summarise([turned])
+    assert found.status == {"FP": "reversed", "EE": "reversed"}
+    assert [standing.client for standing in found.standings] == ["good", "fair", "bad"]
+    assert "FP of the last round is reversed: do not rank or pay by it" in shown(found)
+
+
+def test_samples_only_where_disclosed():
+    assert "samples" not in shown(summarise([reports()]))
+    found = summarise([reports(samples=[10, 20, 30])])
+    assert [one.samples for one in found.standings] == [10, 20, 30]
+    assert "samples" in shown(found)
+
+
+@pytest.mark.parametrize("score", ["LOO", "IOI"])
+def test_other_sums(score):
+    found = summarise([reports(), reports(2)], score=score)
+    assert found.total.score == score
+    assert score.lower() in shown(found).splitlines()[1]
+    assert f"{score} summed over 2 rounds, utility brier" in shown(found, utility="brier")
+
+
+def test_many_clients_take_no_square_of_memory():
+    n = 20 * MOST_COMPARED
+    raw = np.linspace(0, 1, n)
+    one = Reports(empty=0, grand=1, alone=raw, without=1 - raw, se_alpha=np.full(n, 1e-9), round=1)
+    found = summarise([one])
+    assert found.groups == ()
+    assert found.suspects == ("client-0",)
+    assert found.standings[-1].rank == n
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_numbers_keep_to_one_line(width):
+    found = summarise(
+        [reports(clients=("x" * 70, "[b]", "c"), samples=[1, 2, 3]), reports(2, clients=("c", "[b]"))]
+    )
+    text = shown(found, width=width)
+    assert "…" not in text
+    table = text.partition("ALPHA summed")[0]
+    assert max(map(len, table.splitlines())) <= width
+    assert table.count("x") >= 70
+    assert "[b]" in table
+
+
+def test_what_is_printable_stays_and_the_rest_is_spelled_out():
+    assert printable("Zürich 漢 🏥") == "Zürich 漢 🏥"
+    assert printable("a\tb\x1b\u2028\u202e") == r"a\tb\x1b\u2028\u202e"
