@@ -585,9 +585,9 @@ def test_progress_on_a_terminal_shows_bars_and_takes_names_as_they_are():
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100, markup=False, emoji=False, highlight=False)
     with watching(console) as watch:
-        watch(Progress("note", 0, 2, text="client [/bold] :smile: withdrew"))
         for stage in ("train", "sum", "evaluate"):
             watch(Progress(stage, 1, 2, done=1, total=3))
+        watch(Progress("note", 0, 2, text="client [/bold] :smile: withdrew"))  # draws the bars anew, too
         watch(Progress("round", 1, 2, done=1, total=2, text="accuracy 0.1 -> 0.5"))
     text = out.getvalue()
     assert "note: client [/bold] :smile: withdrew" in text
