@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import sys
 from collections.abc import Iterator
@@ -101,7 +102,7 @@ def score(
         print_summary(out, summary, utility=rounds[0].utility)
         return
     content = document(rounds, missing=counts)
-    sys.stdout.write(as_json(content) if format is Format.json else as_csv(content))
+    _write(as_json(content) if format is Format.json else as_csv(content))
 
 
 @app.command()
@@ -131,9 +132,11 @@ def rewards(
     if format is Format.table:
         print_payouts(out, paid, divided)
     elif format is Format.csv:
-        writer = csv.writer(sys.stdout, lineterminator="\n")
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
         writer.writerow(("client", "share", "payout"))
         writer.writerows((name, repr(divided[name]), str(amount)) for name, amount in paid.items())
+        _write(text.getvalue())
     else:
         plain = {
             "budget": str(paid.budget),
@@ -144,7 +147,7 @@ def rewards(
             "payouts": {name: str(amount) for name, amount in paid.items()},
             "notes": list(divided.notes),
         }
-        sys.stdout.write(json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
+        _write(json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
 
 
 @app.command()
@@ -287,16 +290,26 @@ def version(show: Annotated[bool, typer.Option("--version", help="Print the vers
 def _errors_as_messages() -> Iterator[None]:
     try:
         yield
-    except FedmeritError as error:
+    except (FedmeritError, OSError) as error:
         from fedmerit.tables import printable
 
         err.print("error: " + printable(" ".join(str(error).split("\n"))))
         raise SystemExit(2) from None
 
 
+def _write(text: str) -> None:
+    """What programs read is UTF-8, whatever the terminal is."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
+    sys.stdout.write(text)
+
+
 def main() -> None:
     """Entry point: our own errors become one line and exit code 2."""
     import numpy as np
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     with _errors_as_messages(), np.errstate(all="ignore"):  # what is not finite is refused where it matters
         app()
