@@ -1,0 +1,202 @@
+"""A finished cell -> score vectors, ground truths, and how close they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from cells import Result
+
+from fedmerit import Reports, Scores, accumulate, agreement, alpha, ee, fp, loo, solo
+from fedmerit.errors import UndefinedScore
+from fedmerit.scores import influence
+
+Vector = np.ndarray
+SINGLE = ("LOO", "EE", "FP", "ALPHA", "SHAPLEY")
+SUMMED = ("LOO sum", "IOI sum", "COS sum", "ALPHA sum", "IOI sum, renormalised", "ALPHA sum, renormalised")
+OTHER = ("SOLO", "MERIT", "MERIT, renormalised", "samples", "MR-SV")
+SCORES = SINGLE + SUMMED + OTHER
+
+EXPLAINED = {
+    "LOO": "leave one out, of the one round",
+    "EE": "Everybody-Else of the one round, as the paper publishes it",
+    "FP": "Fair-Private of the one round, as the paper publishes it",
+    "ALPHA": "mean of LOO and IOI of the one round: what EE and FP rank by unless their sign turns",
+    "SHAPLEY": "exact Shapley value of the one round, which LOO, EE, FP and ALPHA approximate",
+    "LOO sum": "LOO summed over the rounds",
+    "IOI sum": "include one in, summed over the rounds",
+    "COS sum": "cosine with the aggregate, summed over the rounds",
+    "ALPHA sum": "alpha summed over the rounds: what fedmerit ranks and pays by",
+    "IOI sum, renormalised": "IOI summed, of the game in which weights are renormalised: v(M0 + d_i)",
+    "ALPHA sum, renormalised": "alpha summed, of that game",
+    "SOLO": "utility of the model that a member trained alone",
+    "MERIT": "SOLO + IOI summed",
+    "MERIT, renormalised": "SOLO + IOI summed of the renormalised game",
+    "samples": "number of training images",
+    "MR-SV": "multi-round Shapley value: mean of the rounds' exact ones",
+}
+
+
+def reports(cell: Result, utility: str, *, game: str = "additive") -> list[Reports]:
+    """The reports of all scored rounds."""
+    found = []
+    for one in cell["utilities"][utility]["rounds"]:
+        models = one["renormalised"] if game == "renormalised" else one
+        found.append(
+            Reports(
+                empty=one["empty"],
+                grand=one["grand"],
+                alone=models["alone"],
+                without=models["without"],
+                clients=tuple(one["participants"]),
+                cosine=one.get("cosine"),
+                solo=one.get("solo"),
+                solo_empty=one.get("solo_empty"),
+                utility=utility,
+                round=one["round"],
+            )
+        )
+    return found
+
+
+def scores(cell: Result, utility: str, at: int) -> dict[str, Vector]:
+    """Every score after round ``at`` that is defined, in the order of the cell's members."""
+    plain = [one for one in reports(cell, utility) if one.round is not None and one.round <= at]
+    other = reports(cell, utility, game="renormalised")[: len(plain)]
+    if not plain:
+        return {}
+    last = plain[-1]
+    made: dict[str, Callable[[], Scores]] = {
+        "LOO": lambda: loo(last),
+        "EE": lambda: ee(last),
+        "FP": lambda: fp(last),
+        "ALPHA": lambda: alpha(last),
+        "SOLO": lambda: solo(last),
+    }
+    for name in ("LOO", "IOI", "COS", "ALPHA", "MERIT"):
+        label = name if name == "MERIT" else f"{name} sum"
+        made[label] = lambda name=name: accumulate(plain, score=name)  # type: ignore[misc]
+        if name in ("IOI", "ALPHA", "MERIT"):
+            made[f"{label}, renormalised"] = lambda name=name: accumulate(other, score=name)  # type: ignore[misc]
+    found: dict[str, Vector] = {}
+    for label, make in made.items():
+        try:
+            known = make().as_dict()
+        except UndefinedScore:
+            continue
+        found[label] = np.array([known.get(name, 0.0) for name in cell["clients"]])
+    found["samples"] = np.array([float(cell["samples"][name]) for name in cell["clients"]])
+    truth = cell["utilities"][utility]["truth"]
+    if truth.get("rounds"):
+        rounds = np.array(truth["rounds"][: len(plain)], dtype=np.float64)
+        found["SHAPLEY"] = np.nan_to_num(rounds[-1])
+        found["MR-SV"] = np.nan_to_num(rounds).mean(0)
+    if truth.get("SV"):
+        found["SV"] = np.array(truth["SV"])
+    return found
+
+
+def compare(
+    cells: Sequence[Result], utility: str, at: int, truth: str, against: str | None = None
+) -> dict[str, dict[str, list[float]]]:
+    """Per score and metric, the agreement with a truth in each cell where both exist.
+
+    Args:
+        cells: one a seed.
+        utility: of the scores.
+        at: round.
+        truth: "MR-SV" or "SV".
+        against: utility of the truth, if it is another one.
+    """
+    found: dict[str, dict[str, list[float]]] = {}
+    for cell in cells:
+        if utility not in cell["utilities"]:
+            continue
+        own = scores(cell, utility, at)
+        true = own if against is None else scores(cell, against, at)
+        if truth not in true:
+            continue
+        for name in SCORES:
+            if name in own and name != truth:
+                close = agreement(own[name], true[truth], resamples=0)
+                for metric in ("l2", "spearman", "pearson", "kendall"):
+                    value = getattr(close, metric)
+                    if value is not None:
+                        found.setdefault(name, {}).setdefault(metric, []).append(value)
+    return found
+
+
+def detected(cells: Sequence[Result], utility: str, at: int) -> dict[str, tuple[int, int]]:
+    """Per score: in how many cells the label flipper has the lowest value, and of how many."""
+    counts: dict[str, tuple[int, int]] = {}
+    for cell in cells:
+        flipper = cell["clients"].index(cell["settings"]["corruption"]["label_flip"][0])
+        for name, values in scores(cell, utility, at).items():
+            hit, total = counts.get(name, (0, 0))
+            alone = bool(np.all(np.delete(values, flipper) > values[flipper]))
+            counts[name] = hit + alone, total + 1
+    return counts
+
+
+def mean_influence(cells: Sequence[Result], utility: str, at: int) -> tuple[Vector | None, int]:
+    """Mean over the cells where it is defined, and how many those are."""
+    found = []
+    for cell in cells:
+        last = next((one for one in reports(cell, utility) if one.round == at), None)
+        try:
+            if last is not None:
+                found.append(influence(last))
+        except UndefinedScore:
+            continue
+    return (np.mean(found, axis=0) if found else None), len(found)
+
+
+def signs(cells: Sequence[Result], utility: str) -> dict[str, str]:
+    """What the normalisations of EE and FP did, and how much of the gain alpha explains, over all rounds."""
+    rounds = [one for cell in cells for one in reports(cell, utility)]
+    status = {"EE": 0, "FP": 0}
+    for one in rounds:
+        for name, score in (("EE", ee), ("FP", fp)):
+            status[name] += score(one).status == "reversed"
+    shares = []
+    for cell in cells:
+        total = accumulate(reports(cell, utility))
+        shares.append(float(total.values.sum()) / total.gain if total.gain else math.nan)
+    worse = sum(one.gain < 0 for one in rounds)
+    return {
+        "rounds": str(len(rounds)),
+        "v(M) < v(M0)": str(worse),
+        "EE reversed": str(status["EE"]),
+        "FP reversed": str(status["FP"]),
+        "sum of alpha / gain, whole run": spread(shares),
+    }
+
+
+def curve(cell: Result, utility: str) -> list[float]:
+    """v(M) after each round."""
+    return [float(one.grand) for one in reports(cell, utility)]
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation over the seeds, as the tables show them."""
+    if not values:
+        return ""
+    mean = math.fsum(values) / len(values)
+    if len(values) == 1:
+        return f"{mean:.2f} (1)"
+    deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
+    return f"{mean:.2f} ± {deviation:.2f}"
+
+
+def facts(cells: Sequence[Result]) -> dict[str, Any]:
+    """What every table must say about its runs."""
+    return {
+        "seeds": len({cell["seed"] for cell in cells}),
+        "seconds": sum(cell["seconds"]["total"] / cell["jobs"] for cell in cells),
+        "devices": sorted({cell["machine"]["device"] for cell in cells}),
+        "images": sorted({sum(cell["samples"].values()) for cell in cells}),
+        "test": sorted({cell["test_images"] for cell in cells}),
+        "titles": sorted({cell["title"] for cell in cells}),
+    }

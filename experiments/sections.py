@@ -1,0 +1,173 @@
+"""One section of the README per kind of experiment: rows of the plan and finished cells -> Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from cells import Result, Row, datasets
+from measures import SCORES, compare, curve, detected, mean_influence, scores, signs, spread
+
+from fedmerit import normalise
+
+Lines = Iterator[str]
+METRICS = {"spearman": "Spearman", "l2": "L2", "pearson": "Pearson", "kendall": "Kendall"}
+SPREAD = ("tab:error", "tab:error_game")
+"""Tables of the paper with more than one metric."""
+
+
+def done(row: Row, results: Mapping[str, Result]) -> list[Result]:
+    """Its finished cells."""
+    return [results[cell.name] for cell in row.cells if cell.name in results]
+
+
+def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> Lines:
+    """Markdown."""
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + "---|" * len(head)
+    for line in body:
+        yield "| " + " | ".join(line) + " |"
+    yield ""
+
+
+def numbers(paper: Mapping[str, list[dict[str, object]]], row: Row, metric: str) -> dict[str, str]:
+    """The paper's, by our names of the scores."""
+    dataset = datasets()[row.dataset]["paper"]
+    same = {"label": row.label, "dataset": dataset, "row": row.row, "metric": metric}
+    names = {"COS": "COS sum"}
+    return {
+        names.get(str(one["score"]), str(one["score"])): f"{one['mean']:.3f} ± {one['spread']:.3f}"
+        for one in paper["numbers"]
+        if all(one[key] == value for key, value in same.items())
+    }
+
+
+def agreement_section(
+    rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[str, list[dict[str, object]]]
+) -> Lines:
+    """Spearman per score and utility for every row; for whole tables of the paper also the other metrics."""
+    for row in rows:
+        cells = done(row, results)
+        if not cells:
+            continue
+        for truth in ("SV", "MR-SV"):
+            for metric, title in METRICS.items():
+                if metric == "spearman" or row.label in SPREAD:
+                    yield from agreement_table(row, cells, paper, truth, metric, title)
+        if row.label == "tab:error":
+            yield from sign_table(row, cells)
+
+
+def agreement_table(
+    row: Row,
+    cells: Sequence[Result],
+    paper: Mapping[str, list[dict[str, object]]],
+    truth: str,
+    metric: str,
+    title: str,
+) -> Lines:
+    """One metric against one truth; nothing where there is no such truth."""
+    utilities = list(cells[0]["utilities"])
+    found = {utility: compare(cells, utility, row.at, truth) for utility in utilities}
+    columns = [(utility, found[utility]) for utility in utilities]
+    if metric == "spearman" and "accuracy" in utilities and "expected-accuracy" in utilities:
+        crossed = compare(cells, "expected-accuracy", row.at, truth, against="accuracy")
+        columns.append((f"expected-accuracy against the {truth} of accuracy", crossed))
+    if not any(values for _, values in columns):
+        return
+    is_papers = truth == ("SV" if row.label == "tab:error_game" else "MR-SV")
+    theirs = numbers(paper, row, metric) if is_papers else {}
+    name = f", {row.row}" if row.row else ""
+    what = "the retrained Shapley value" if truth == "SV" else "MR-SV"
+    yield f"**{datasets()[row.dataset]['short']}{name}: {title} with {what}**, round {row.at}"
+    yield ""
+    body = [
+        [
+            score,
+            theirs.get(score, ""),
+            *(spread(values.get(score, {}).get(metric, [])) for _, values in columns),
+        ]
+        for score in SCORES
+        if any(score in values for _, values in columns)
+    ]
+    yield from table(
+        ["score", f"the paper, {datasets()[row.dataset]['paper']}", *(h for h, _ in columns)], body
+    )
+
+
+def sign_table(row: Row, cells: Sequence[Result]) -> Lines:
+    """Reversed rounds, and what part of the gain alpha explains."""
+    found = {utility: signs(cells, utility) for utility in cells[0]["utilities"]}
+    yield f"**{datasets()[row.dataset]['short']}: signs**, all rounds of all seeds"
+    yield ""
+    heads = list(next(iter(found.values())))
+    yield from table(["utility", *heads], [[name, *values.values()] for name, values in found.items()])
+
+
+def influence_section(
+    rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[str, dict[str, list[list[float]]]]
+) -> Lines:
+    """Reporter i (line) on client j (column): the paper's, and ours for each utility."""
+    shown = [("the paper", paper["influence"]["values"])]
+    for row in rows:
+        cells = done(row, results)
+        for utility in cells[0]["utilities"] if cells else ():
+            matrix, count = mean_influence(cells, utility, row.at)
+            if matrix is not None:
+                shown.append((f"ours, {utility}, mean over {count} seeds", matrix.tolist()))
+    for title, matrix in shown:
+        yield f"**{title}**"
+        yield ""
+        head = ["", *(str(j + 1) for j in range(len(matrix)))]
+        yield from table(head, [[str(i + 1), *(f"{v:.3f}" for v in line)] for i, line in enumerate(matrix)])
+
+
+def detection_section(rows: Sequence[Row], results: Mapping[str, Result], _: object) -> Lines:
+    """How often the flipper is strictly last."""
+    for row in rows:
+        cells = done(row, results)
+        if not cells:
+            continue
+        utilities = list(cells[0]["utilities"])
+        found = {utility: detected(cells, utility, row.at) for utility in utilities}
+        body = []
+        for score in SCORES:
+            counts = [found[utility].get(score) for utility in utilities]
+            if any(counts) and score != "samples":
+                body.append([score, *(f"{count[0]} of {count[1]}" if count else "" for count in counts)])
+        yield from table(["score", *utilities], body)
+
+
+def performance_section(rows: Sequence[Row], results: Mapping[str, Result], _: object) -> Lines:
+    """The utility of the global model after each round."""
+    runs = {row.row: done(row, results) for row in rows}
+    if not all(runs.values()):
+        return
+    for utility in next(iter(runs.values()))[0]["utilities"]:
+        curves = {name: [curve(cell, utility) for cell in cells] for name, cells in runs.items()}
+        last = min(len(curve) for each in curves.values() for curve in each)
+        yield f"**{utility}**"
+        yield ""
+        body = [
+            [str(number + 1), *(spread([curve[number] for curve in each]) for each in curves.values())]
+            for number in range(last)
+        ]
+        yield from table(["round", *curves], body)
+
+
+def illustration_section(rows: Sequence[Row], results: Mapping[str, Result], _: object) -> Lines:
+    """All scores of all members, minus the smallest and divided by the mean."""
+    for row in rows:
+        for cell in done(row, results)[:1]:
+            found = scores(cell, "expected-accuracy", row.at)
+            yield f"**{cell['title']}**, expected accuracy, normalised, seed {cell['seed']}"
+            yield ""
+            body = [[name, *(f"{v:.2f}" for v in normalise(found[name]))] for name in SCORES if name in found]
+            yield from table(["score", *cell["clients"]], body)
+
+
+SECTIONS = {
+    "tab-attack": influence_section,
+    "fig-misbeh": detection_section,
+    "fig-perf": performance_section,
+    "fig-illustrate": illustration_section,
+}
