@@ -109,10 +109,10 @@ def _say(console: Console, text: str) -> None:
 
 
 def printable(text: str) -> str:
-    """Text as it may go to a terminal: what would move the cursor or break the line is spelled out.
+    r"""Text as it may go to a terminal: what would move the cursor or break the line is spelled out.
 
-    >>> printable("north\x1b[2J")
-    'north\\x1b[2J'
+    >>> print(printable("north\x1b[2J"))
+    north\x1b[2J
     """
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
