@@ -42,6 +42,8 @@ from onecell import Overtime, convert, machine, run_cell, scratch  # noqa: E402
 
 GRACE = 15.0
 """Seconds beyond the budget after which a running cell is given up."""
+FAILURES = 3
+"""After so many cells that failed no more are started."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         work = Work(options, home, began + budget + GRACE)
         while pending or work.running:
             left = began + budget - time.time()
-            while len(work.running) < options.jobs:
+            while len(work.running) < options.jobs and len(failed) < FAILURES:
                 fitting = next((cell for cell in pending if costs(cell) * 1.1 < left), None)
                 if fitting is None:
                     break

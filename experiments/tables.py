@@ -112,7 +112,8 @@ def about(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
         found = facts(cells)
         images, test = ("/".join(f"{n:,}" for n in found[key]) for key in ("images", "test"))
         yield (
-            f"- {what}{'; '.join(found['titles'])}: {images} training and {test} test images, "
+            f"- {what}{'; '.join(found['titles'])}: {images} of "
+            f"{known[row.dataset]['train']:,} training images, {test} test images, "
             f"{found['seeds']} of {len(row.cells)} seeds{f'; the others {cost}' if missing else ''}"
         )
     yield ""
