@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from fedmerit.data import choose_pool, load
 from fedmerit.errors import BindingError, BoundError, MessageError
 from fedmerit.federation.protocol import (
+    Known,
     Member,
     Outcome,
     Report,
@@ -92,7 +93,7 @@ def test_known_values_save_two_evaluations_and_change_nothing():
     out = outcome()
     plain = Member("A", counted, POOL.commitment).report(M0, out, UPDATES[0], 1.0)
     assert len(calls) == 4
-    known = (value(M0, out.slice), value(out.model, out.slice))
+    known = Known(model_hash(M0), value(M0, out.slice), value(out.model, out.slice))
     again = Member("A", counted, POOL.commitment).report(M0, out, UPDATES[0], 1.0, known=known)
     assert len(calls) == 6
     assert again == plain

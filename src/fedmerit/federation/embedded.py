@@ -20,7 +20,17 @@ from fedmerit.errors import MissingExtra, ProtocolError, StoreError
 from fedmerit.federation.aggregation import Aggregation
 from fedmerit.federation.journal import Journal, Round, first_body, rounds_of, score_files, scores_document
 from fedmerit.federation.local import LocalTraining
-from fedmerit.federation.protocol import Member, Model, Outcome, PerSample, Report, accept, mean, model_hash
+from fedmerit.federation.protocol import (
+    Known,
+    Member,
+    Model,
+    Outcome,
+    PerSample,
+    Report,
+    accept,
+    mean,
+    model_hash,
+)
 from fedmerit.federation.setup import Federation, losses, prepare, schedule
 from fedmerit.federation.summing import Observer, Offer
 from fedmerit.federation.truth import Truth
@@ -226,6 +236,7 @@ class Engine:
         before = federation.evaluate(before_model, outcome.slice)
         after = federation.evaluate(outcome.model, outcome.slice)
         first = federation.evaluate(federation.first, outcome.slice) if self.local.solo else None
+        known = Known(outcome.m0_hash, before, after)
         reports = []
         offered = {offer.name: offer for offer in offers}
         for done, name in enumerate(outcome.included, start=1):
@@ -236,7 +247,7 @@ class Engine:
                 outcome,
                 offered[name].contribution(encoding),
                 1.0 if offered[name].weight is None else float(offered[name].weight or 0.0),
-                known=(before, after),
+                known=known,
                 solo=self.local.solo.get(name),
             )
             try:

@@ -12,6 +12,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -45,8 +46,15 @@ class Outcome:
     slice: Slice
     m0_hash: str
 
-    @property
-    def bound_to(self) -> dict[str, str]:
+    def change(self, m0: Model) -> npt.NDArray[np.float64]:
+        """M - M0, computed once for the M0 of this round."""
+        if "_change" not in self.__dict__:
+            self.__dict__["_change"] = np.subtract(self.model, m0, dtype=np.float64)
+        change: npt.NDArray[np.float64] = self.__dict__["_change"]
+        return change
+
+    @cached_property
+    def bound_to(self) -> Mapping[str, str]:
         """Hashes of everything a report depends on."""
         return {
             "m0": self.m0_hash,
@@ -54,6 +62,15 @@ class Outcome:
             "weight": exact(self.total_weight),
             "slice": self.slice.id,
         }
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What a member need not compute itself, because somebody it trusts did: in one process, the engine."""
+
+    m0_hash: str
+    before: PerSample  # utilities of M0
+    after: PerSample  # utilities of M
 
 
 @dataclass(frozen=True)
@@ -140,7 +157,7 @@ class Member:
         contribution: npt.NDArray[np.float64],
         weight: float,
         *,
-        known: tuple[PerSample, PerSample] | None = None,
+        known: Known | None = None,
         solo: Model | None = None,
     ) -> Report:
         """Evaluate M0 + U_i and M - U_i and say what came out.
@@ -150,18 +167,16 @@ class Member:
             outcome: what the server says came out of the round.
             contribution: w_i d_i as it was summed, that is, after rounding to integers.
             weight: w_i.
-            known: per-sample utilities of M0 and M, where somebody trusted computed them already.
+            known: what somebody trusted has computed already; without it M0 and M are evaluated here too.
             solo: the model this member trained alone, if it does.
         """
-        if model_hash(m0) != outcome.m0_hash:
+        if (known.m0_hash if known else model_hash(m0)) != outcome.m0_hash:
             raise BindingError("the server speaks of another M0 than ours", stage="report", member=self.name)
         if self.name not in outcome.included:
             raise BindingError("asked to report on a sum we are not in", stage="report", member=self.name)
         outcome.slice.verify(self.commitment, outcome.round)
-        before, after = known or (
-            self.evaluate(m0, outcome.slice),
-            self.evaluate(outcome.model, outcome.slice),
-        )
+        before = known.before if known else self.evaluate(m0, outcome.slice)
+        after = known.after if known else self.evaluate(outcome.model, outcome.slice)
         alone, without = coalition_models(self.game, m0, outcome, contribution, weight)
         inside = self.evaluate(alone, outcome.slice)
         outside = self.evaluate(without, outcome.slice)
@@ -173,7 +188,7 @@ class Member:
             measured={
                 name: self._measure(name, outcome, before, after, inside, outside, own) for name in before
             },
-            cosine=cosine(contribution, outcome.model.astype(np.float64) - m0),
+            cosine=cosine(contribution, outcome.change(m0)),
         )
 
     def compare(self, own: Report, others: Sequence[Report]) -> None:
@@ -223,17 +238,16 @@ def coalition_models(
     .. math:: \text{additive: } M_0 + U_i, \ M - U_i \text{ with } U_i = w_i d_i / W; \qquad
         \text{renormalised: } M_0 + d_i, \ M_0 + \frac{W (M - M_0) - w_i d_i}{W - w_i}
     """
-    start, end = m0.astype(np.float64), outcome.model.astype(np.float64)
     total = outcome.total_weight
     if game == "additive":
-        own = contribution / total
-        return (start + own).astype(np.float32), (end - own).astype(np.float32)
+        own = (contribution / total).astype(np.float32)
+        return m0 + own, outcome.model - own
     if weight <= 0 or total - weight <= 0:
         raise BoundError(
             f"the renormalised game needs 0 < w_i < W, got {weight:g} of {total:g}", stage="report"
         )
-    rest = ((end - start) * total - contribution) / (total - weight)
-    return (start + contribution / weight).astype(np.float32), (start + rest).astype(np.float32)
+    rest = (outcome.change(m0) * total - contribution) / (total - weight)
+    return m0 + (contribution / weight).astype(np.float32), m0 + rest.astype(np.float32)
 
 
 def cosine(contribution: npt.NDArray[np.float64], change: npt.NDArray[np.float64]) -> float | None:
