@@ -35,8 +35,6 @@ from fedmerit.coalitions.choosing import Effort  # noqa: E402
 from fedmerit.models import build, load_vector, prepare, to_vector  # noqa: E402
 from fedmerit.training import TrainingSettings, train, train_many  # noqa: E402
 
-KINDS = ((False, False), (False, True), (True, False), (True, True))
-"""TF32, CUDA graphs."""
 UTILITIES = ["expected-accuracy", "accuracy", "brier"]
 Arrays = tuple[np.ndarray, np.ndarray]
 
@@ -255,8 +253,8 @@ def training(bench: Bench) -> dict[str, Any]:
     model = build("cnn", (32, 32, 3), 10).to(bench.device)
     start, out = to_vector(model), {}
     data = bench.clients(9)
-    for tf32, graphs in KINDS:
-        settings = TrainingSettings(local_epochs=1, tf32=tf32, graphs=graphs)
+    for tf32 in (False, True):
+        settings = TrainingSettings(local_epochs=1, tf32=tf32)
         seconds = {}
         for method in ("loop", "stacked"):
             train_many(model, start, [(x[:128], y[:128]) for x, y in data], settings, range(9), method)  # type: ignore[arg-type]
@@ -264,7 +262,7 @@ def training(bench: Bench) -> dict[str, Any]:
             train_many(model, start, data, settings, range(9), method)  # type: ignore[arg-type]
             seconds[method] = round(time.perf_counter() - began, 2)
         ratio = round(seconds["loop"] / seconds["stacked"], 2)
-        out[("tf32" if tf32 else "float32") + (", graphs" if graphs else "")] = seconds | {"ratio": ratio}
+        out["tf32" if tf32 else "float32"] = seconds | {"ratio": ratio}
     return out
 
 
@@ -276,8 +274,8 @@ def retraining(bench: Bench) -> dict[str, Any]:
     start, out = to_vector(model), {}
     data = bench.clients(6)
     x, y = bench.cifar[1]
-    for tf32, graphs in KINDS:
-        settings = TrainingSettings(local_epochs=1, tf32=tf32, graphs=graphs)
+    for tf32 in (False, True):
+        settings = TrainingSettings(local_epochs=1, tf32=tf32)
 
         def stacked(rounds: int, settings: TrainingSettings = settings) -> float:
             seeds = [[100 * r + i for i in range(6)] for r in range(rounds)]
@@ -295,7 +293,7 @@ def retraining(bench: Bench) -> dict[str, Any]:
             torch.cuda.synchronize()
         each = (time.perf_counter() - began) * 32  # every client is in 32 of the 63 coalitions
         plain = each * 10 * 5
-        out[("tf32" if tf32 else "float32") + (", graphs" if graphs else "")] = {
+        out["tf32" if tf32 else "float32"] = {
             "first_round_seconds": round(one, 2),
             "later_round_seconds": round(two - one, 2),
             "stacked_minutes, extrapolated": round(ours / 60, 2),

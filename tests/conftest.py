@@ -1,4 +1,4 @@
-"""Settings for all tests: one thread for torch, so that results do not depend on the machine; hypothesis profiles."""
+"""Settings for all tests: one thread for torch, so that results do not depend on the machine."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Small cooperative games for the tests, on exact numbers: multiples of 1/64 add without rounding in float64."""
+"""Small cooperative games for the tests, on exact numbers: multiples of 1/64 add without rounding."""
 
 from itertools import permutations
 

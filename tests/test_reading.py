@@ -132,7 +132,7 @@ def test_json_errors_name_file_and_place(tmp_path, content, message):
 
 
 def test_files_that_are_no_reports(tmp_path):
-    with pytest.raises(FileFormatError, match="nothing.csv: no such file"):
+    with pytest.raises(FileFormatError, match=r"nothing\.csv: no such file"):
         read(tmp_path / "nothing.csv")
     with pytest.raises(FileFormatError, match="the file is empty"):
         read(write(tmp_path, " \n"))

@@ -320,7 +320,7 @@ def test_a_silent_member_leaves_alpha_and_takes_fp_ee_and_surplus():
 
 @pytest.mark.parametrize("name", SCORES)
 def test_every_score_of_the_catalogue_asks_for_reports(name):
-    with pytest.raises(NeedsTable, match="Reports.from_table"):
+    with pytest.raises(NeedsTable, match=r"Reports\.from_table"):
         SCORES[name].function(Table([0, 1, 1, 2]))
     with pytest.raises(ReportError, match="takes Reports, got dict"):
         SCORES[name].function({})

@@ -21,9 +21,6 @@ from fedmerit.utilities import check_logits
 TensorData = tuple[Tensor, Tensor]
 """Images (n, H, W, C) and labels (n,) on the device."""
 
-WORTH_A_GRAPH = 8
-"""Steps that a CUDA graph must serve to be worth its recording."""
-
 
 @dataclass(frozen=True)
 class Probe:
@@ -75,7 +72,6 @@ class Stack:
         starts: shape (K, P), on the device; the trained vectors will take its place.
         optimiser: makes the optimiser of the stacked parameters; it must treat every number on its own.
         ignored: parameters without a gradient, which the optimiser is to leave alone.
-        graphs: replay steps from CUDA graphs; the optimiser must be capturable.
     """
 
     def __init__(
@@ -84,11 +80,8 @@ class Stack:
         starts: Tensor,
         optimiser: Callable[[list[Tensor]], torch.optim.Optimizer],
         ignored: frozenset[str] = frozenset(),
-        *,
-        graphs: bool = False,
     ) -> None:
         self.model, self.device, self.size = model.train(), starts.device, len(starts)
-        self.graphs = graphs
         self.state: dict[str, Tensor] = {}
         begin = 0
         for name, value in state(model).items():
@@ -132,22 +125,12 @@ class Stack:
                 value.grad = slopes[name].contiguous()
             self.optimiser.step()
 
-        graph: _Graph | None = None
-        graphs, since = self.graphs and self.device.type == "cuda", 0
         with seeded(seed, self.device), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="There is a performance drop")
             for step in range(len(index)):
                 active = sum(len(plan[i]) > step for i in order)
-                if self._retire(rows, self.size if shared else active):
-                    graph, since = None, step
-                at, w = index[step, :active], weight[step, :active]
-                rest = min(len(batches) for batches in plan if len(batches) > step) - step
-                if graphs and graph is None and step >= since + 2 and rest >= WORTH_A_GRAPH:
-                    try:
-                        graph = _Graph(move, at, w)
-                    except RuntimeError:  # a forward that waits for the device: without graphs then
-                        graphs = False
-                (graph or move)(at, w)
+                self._retire(rows, self.size if shared else active)
+                move(index[step, :active], weight[step, :active])
         self._retire(rows, 0)
         return self.result
 
@@ -158,11 +141,11 @@ class Stack:
         logits = torch.func.functional_call(self.model, {**moving, **fixed}, (x,))
         return (F.cross_entropy(logits, y, reduction="none") * weight).sum()
 
-    def _retire(self, rows: list[int], active: int) -> bool:
-        """Models that are through leave the end of the stack, their vectors go to ``result``; True if any."""
+    def _retire(self, rows: list[int], active: int) -> None:
+        """Models that are through leave the end of the stack, their vectors go to ``result``."""
         now = len(next(iter(self.state.values())))
         if active == now:
-            return False
+            return
         parts = [value.detach()[active:].flatten(1) for value in self.state.values()]
         self.result[rows[active:now]] = torch.cat(parts, dim=1)
         for value in self.state.values():
@@ -172,22 +155,6 @@ class Stack:
             for name, moment in moments.items():
                 if name != "step":
                     moments[name] = moment[:active]
-        return True
-
-
-class _Graph:
-    """A step recorded as a CUDA graph, replayed on other samples without the cost of its many launches."""
-
-    def __init__(self, move: Callable[[Tensor, Tensor], None], at: Tensor, w: Tensor) -> None:
-        self.at, self.w = at.clone(), w.clone()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            move(self.at, self.w)
-
-    def __call__(self, at: Tensor, w: Tensor) -> None:
-        self.at.copy_(at)
-        self.w.copy_(w)
-        self.graph.replay()
 
 
 def _padded(

@@ -35,7 +35,6 @@ class TrainingSettings:
     """Adam with weight decay (L2, added to the gradient), reset each time.
 
     ``tf32`` lets a GPU multiply in TF32: faster, and no longer the same numbers as a CPU up to rounding.
-    ``graphs`` replays the steps of a stack from CUDA graphs: faster where launching kernels takes the time.
     """
 
     local_epochs: int = 5
@@ -43,7 +42,6 @@ class TrainingSettings:
     lr: float = 0.001
     weight_decay: float = 0.001
     tf32: bool = False
-    graphs: bool = False
 
     def __post_init__(self) -> None:
         for name in ("local_epochs", "batch_size"):
@@ -176,7 +174,7 @@ def _halving(
             check_range(y, seen.classes)
         plan = [list(batches(len(y), settings, seed)) for (_, y), seed in zip(sets, seeds, strict=True)]
         begin = torch.stack([as_tensor(start).to(device).float() for start in starts])
-        stack = Stack(model, begin, partial(_adam, settings), seen.ignored, graphs=settings.graphs)
+        stack = Stack(model, begin, partial(_adam, settings), seen.ignored)
         with exactly(settings):
             return list(stack.train(sets, plan, seeds[0]).cpu().numpy())
     except torch.cuda.OutOfMemoryError:
@@ -192,20 +190,14 @@ def train_shared(
     model: nn.Module, starts: Tensor, data: TensorData, settings: TrainingSettings, seed: int, seen: Probe
 ) -> Tensor:
     """Train K models, shape (K, P), on the batches of one client: what ``train`` does to each of them."""
-    stack = Stack(model, starts, partial(_adam, settings), seen.ignored, graphs=settings.graphs)
+    stack = Stack(model, starts, partial(_adam, settings), seen.ignored)
     with exactly(settings):
         return stack.train([data], [list(batches(len(data[1]), settings, seed))], seed)
 
 
 def _adam(settings: TrainingSettings, parameters: Sequence[Tensor]) -> torch.optim.Adam:
-    cuda = parameters[0].device.type == "cuda"
-    return torch.optim.Adam(
-        parameters,
-        lr=settings.lr,
-        weight_decay=settings.weight_decay,
-        fused=cuda,
-        capturable=cuda and settings.graphs,
-    )
+    fused = parameters[0].device.type == "cuda"
+    return torch.optim.Adam(parameters, lr=settings.lr, weight_decay=settings.weight_decay, fused=fused)
 
 
 def on_device(data: Data, device: torch.device) -> TensorData:
