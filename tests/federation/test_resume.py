@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from tiny import tiny
 
+from fedmerit.errors import KeyFileError, StoreError
 from fedmerit.federation.embedded import run
 from fedmerit.federation.verify import verify_folder
+from fedmerit.keys import new_key
 
 SETTINGS = (
     "training.rounds=4",
@@ -113,3 +115,60 @@ def test_a_crash_at_each_step_of_closing_a_round_is_repaired(tmp_path, whole, mo
     run(tiny(*SETTINGS), tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "scores.json").read_bytes() == whole[0]
     assert list(verify_folder(tmp_path / "run"))
+
+
+@pytest.fixture
+def half_done(tmp_path, monkeypatch):
+    """A run of two rounds that stopped after the first."""
+    from fedmerit.federation import embedded
+
+    original = embedded.Engine._round
+
+    def stop(engine, number):
+        if number == 2:
+            raise KeyboardInterrupt
+        original(engine, number)
+
+    monkeypatch.setattr(embedded.Engine, "_round", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny(), tmp_path / "run")
+    monkeypatch.undo()
+    return tmp_path / "run"
+
+
+def test_a_lost_key_is_not_made_anew_and_a_changed_one_is_noticed(half_done):
+    key = half_done / "keys" / "client-0.pem"
+    kept = key.read_bytes()
+    key.unlink()
+    with pytest.raises(KeyFileError, match=r"client-0\.pem: cannot read the private key"):
+        run(tiny(), half_done, resume=True)
+    assert not key.exists()
+    new_key(key)
+    with pytest.raises(StoreError, match="cannot be resumed: the keys changed since it started"):
+        run(tiny(), half_done, resume=True)
+    key.write_bytes(kept)
+    assert len(run(tiny(), half_done, resume=True)["rounds"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"", "expected 32 bytes, got 0"), (bytes(32), "the test pool")]
+)
+def test_a_changed_pool_key_is_noticed(half_done, content, message):
+    (half_done / "keys" / "pool.key").write_bytes(content)
+    with pytest.raises(StoreError, match=message):
+        run(tiny(), half_done, resume=True)
+
+
+def test_changed_training_data_is_noticed(half_done, monkeypatch):
+    from fedmerit.federation import setup
+
+    original = setup.data.load
+
+    def relabelled(*args, **kwargs):
+        dataset = original(*args, **kwargs)
+        dataset.y_train[:] = dataset.y_train[::-1].copy()
+        return dataset
+
+    monkeypatch.setattr(setup.data, "load", relabelled)
+    with pytest.raises(StoreError, match="the training data changed since it started"):
+        run(tiny(), half_done, resume=True)

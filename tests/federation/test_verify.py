@@ -420,7 +420,7 @@ def test_a_member_cannot_speak_for_another(folder):
     """Signed with a real key of the run, but not the author's."""
     from fedmerit.federation.identities import Identities
 
-    keys = Identities.in_folder(folder / "keys", CONFIG.clients)
+    keys = Identities.in_folder(folder / "keys", CONFIG.clients, make=False)
     seq = len(records_of(folder)) + 1
     with Ledger(folder / "ledger.sqlite") as ledger, ledger.transaction():
         forged = Journal(ledger, lambda author, message: keys.sign("client-0", message))

@@ -84,10 +84,10 @@ class Engine:
     def __init__(self, config: Config, folder: Folder, watch: Watch, observe: Observer | None = None) -> None:
         self.config, self.folder, self.watch = config, folder, watch
         self.identities: Identities | None = None
-        if config.secure_aggregation.enabled:
-            self.identities = _identities(folder, config)
-        self.journal = Journal(folder.ledger, self._sign)
         started = len(folder.ledger) > 0
+        if config.secure_aggregation.enabled:
+            self.identities = _identities(folder, config, make=not started)
+        self.journal = Journal(folder.ledger, self._sign)
         key = _pool_key(folder, fresh=not started)
         self.federation: Federation = prepare(config, pool_key=key)
         for note in self.federation.notes:
@@ -98,7 +98,9 @@ class Engine:
         self.aggregation = Aggregation(
             config, self.federation.clients, self.run_id, self.identities, observe, self._note
         )
-        if not started:
+        if started:
+            self._check_same()
+        else:
             self._begin()
         self.rounds: list[Round] = rounds_of(folder.ledger)
         self.members = {
@@ -138,10 +140,28 @@ class Engine:
                     "members": list(self.federation.names),
                     "keys": keys,
                     "m0": model_hash(self.federation.first),
+                    "data": self.federation.fingerprint,
                     "analysis": bool(config.scoring.truth),
                 },
             )
             self.journal.write(SERVER, "pool", commitment)
+
+    def _check_same(self) -> None:
+        """A resumed run must have the keys, the test pool, the data and the first model it started with."""
+        run, pool = (first_body(self.folder.ledger, kind) for kind in ("run", "pool"))
+        keys = None if self.identities is None else self.identities.public
+        same = {
+            "keys": run["keys"]
+            == (None if keys is None else {name: key.hex() for name, key in keys.items()}),
+            "test pool or its key": pool == dict(self.federation.pool.commitment),
+            "training data": run["data"] == self.federation.fingerprint,
+            "first model": run["m0"] == model_hash(self.federation.first),
+        }
+        for what, is_same in same.items():
+            if not is_same:
+                raise StoreError(
+                    f"{self.folder.path}: cannot be resumed: the {what} changed since it started"
+                )
 
     def _restore(self) -> Model:
         """Model and private states after the last round in the ledger."""
@@ -236,17 +256,19 @@ class Engine:
         before = federation.evaluate(before_model, outcome.slice)
         after = federation.evaluate(outcome.model, outcome.slice)
         first = federation.evaluate(federation.first, outcome.slice) if self.local.solo else None
+        outcome.slice.verify(federation.pool.commitment, number)
         known = Known(outcome.m0_hash, before, after)
         reports = []
         offered = {offer.name: offer for offer in offers}
         for done, name in enumerate(outcome.included, start=1):
             if name in lost:
                 continue  # it was summed and then lost: it stays silent
+            offer = offered[name]
             report = self.members[name].report(
                 before_model,
                 outcome,
-                offered[name].contribution(encoding),
-                1.0 if offered[name].weight is None else float(offered[name].weight or 0.0),
+                offer.contribution(encoding),
+                1.0 if offer.weight is None else float(offer.weight),
                 known=known,
                 solo=self.local.solo.get(name),
             )
@@ -370,7 +392,7 @@ class Engine:
         self.watch(Progress(stage, number, self.config.training.rounds, done, total, text))
 
 
-def _identities(folder: Folder, config: Config) -> Identities:
+def _identities(folder: Folder, config: Config, *, make: bool) -> Identities:
     try:
         from fedmerit.federation.identities import Identities
     except ImportError as error:
@@ -378,7 +400,7 @@ def _identities(folder: Folder, config: Config) -> Identities:
             "secure aggregation needs the packages cryptography and pycryptodome; "
             "or set secure_aggregation.enabled = false"
         ) from error
-    return Identities.in_folder(folder.path / "keys", config.clients)
+    return Identities.in_folder(folder.path / "keys", config.clients, make=make)
 
 
 def _pool_key(folder: Folder, *, fresh: bool) -> bytes:
@@ -388,6 +410,9 @@ def _pool_key(folder: Folder, *, fresh: bool) -> bytes:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         write(path, secrets.token_bytes(32), mode=0o600)
     try:
-        return path.read_bytes()
+        key = path.read_bytes()
     except OSError as error:
         raise StoreError(f"{path}: the key of the test pool is gone: {error}") from error
+    if len(key) != 32:
+        raise StoreError(f"{path}: damaged: expected 32 bytes, got {len(key)}")
+    return key

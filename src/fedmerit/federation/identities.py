@@ -24,13 +24,13 @@ class Identities:
     released: dict[str, Released]
 
     @classmethod
-    def in_folder(cls, folder: Path, names: Sequence[str]) -> Identities:
-        """Read the keys there, or make them (mode 600) where there are none yet."""
+    def in_folder(cls, folder: Path, names: Sequence[str], *, make: bool) -> Identities:
+        """Read the keys there; with ``make``, make those (mode 600) that are not there yet."""
         folder.mkdir(mode=0o700, exist_ok=True)
         keys = {}
         for name in (SERVER, *names):
             path = folder / f"{name}.pem"
-            if not path.exists():
+            if make and not path.exists():
                 new_key(path)
             keys[name] = load_key(path)
         server = keys.pop(SERVER)

@@ -66,7 +66,10 @@ class Outcome:
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """What a member need not compute itself, because somebody it trusts did: in one process, the engine."""
+    """What a member need not compute itself, because somebody it trusts did: in one process, the engine.
+
+    Whoever hands this out has also checked the round's slice against the pool's commitment.
+    """
 
     m0_hash: str
     before: PerSample  # utilities of M0
@@ -174,7 +177,8 @@ class Member:
             raise BindingError("the server speaks of another M0 than ours", stage="report", member=self.name)
         if self.name not in outcome.included:
             raise BindingError("asked to report on a sum we are not in", stage="report", member=self.name)
-        outcome.slice.verify(self.commitment, outcome.round)
+        if known is None:
+            outcome.slice.verify(self.commitment, outcome.round)
         before = known.before if known else self.evaluate(m0, outcome.slice)
         after = known.after if known else self.evaluate(outcome.model, outcome.slice)
         alone, without = coalition_models(self.game, m0, outcome, contribution, weight)

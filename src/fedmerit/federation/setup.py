@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -57,6 +59,16 @@ class Federation:
     def names(self) -> tuple[str, ...]:
         """The members."""
         return tuple(client.name for client in self.clients)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """HMAC of all members' training data under the pool's key: tells whether it changed, and only that."""
+        digest = hmac.new(self.pool.key, digestmod=hashlib.sha256)
+        for client in self.clients:
+            digest.update(canonical([client.name, client.behaviour, list(client.x.shape)]))
+            digest.update(np.ascontiguousarray(client.x).data)
+            digest.update(np.ascontiguousarray(client.y, dtype="<i8").data)
+        return digest.hexdigest()
 
     def training_data(self, client: ClientData, number: int) -> tuple[Images, Labels]:
         """What a member trains on in a round: its own data, and for a cheat all test samples known by then.

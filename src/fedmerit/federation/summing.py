@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.errors import BoundError, ProtocolError, RoundAborted
-from fedmerit.secagg.quantise import Encoding
+from fedmerit.secagg.quantise import Encoding, Words
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -38,10 +38,15 @@ class Offer:
     weight: float | None
     seed: int
 
+    def words(self, encoding: Encoding) -> Words:
+        """Its weighted update as integers modulo 2^32; not kept, as that would be a second model a member."""
+        if self.delta is None:
+            raise BoundError("withdrew: its update is not finite")
+        return encoding.encode(self.delta, weight=self.weight, seed=self.seed).words
+
     def contribution(self, encoding: Encoding) -> npt.NDArray[np.float64]:
         """w_i d_i as it was summed: after rounding to integers and back."""
-        assert self.delta is not None
-        return encoding.dequantise(encoding.encode(self.delta, weight=self.weight, seed=self.seed).words)
+        return encoding.dequantise(self.words(encoding))
 
 
 @dataclass(eq=False)
@@ -82,7 +87,7 @@ def plain_sum(
             summed = []
             for offer in here:
                 try:
-                    _add(encoding, offer, total)
+                    np.add(total, offer.words(encoding), out=total)
                 except BoundError as error:
                     attempt.declined[offer.name] = str(error)
                     continue
@@ -96,13 +101,6 @@ def plain_sum(
             return attempt
     _finish(attempt, encoding, total, [offer.name for offer in offers], public_weights)
     return attempt
-
-
-def _add(encoding: Encoding, offer: Offer, total: npt.NDArray[np.uint32]) -> None:
-    if offer.delta is None:
-        raise BoundError("withdrew: its update is not finite")
-    words = encoding.encode(offer.delta, weight=offer.weight, seed=offer.seed).words
-    np.add(total, words, out=total)
 
 
 def _finish(
