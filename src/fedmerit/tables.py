@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -10,6 +12,9 @@ from rich.text import Text
 from fedmerit.money import Payouts
 from fedmerit.rewards import Shares
 from fedmerit.summary import Standing, Summary
+
+if TYPE_CHECKING:  # it needs torch
+    from fedmerit.federation.planning import Plan
 
 
 def print_summary(console: Console, summary: Summary, *, utility: str | None) -> None:
@@ -129,3 +134,30 @@ def print_payouts(console: Console, paid: Payouts, divided: Shares) -> None:
     _say(console, f"budget {paid.budget:,.2f}, rule {divided.rule}, unpaid {paid.unpaid:,.2f}")
     for note in divided.notes:
         _say(console, f"note: {note}")
+
+
+def print_plan(console: Console, plan: Plan) -> None:
+    """What a run will cost: one line per score, then the rest."""
+    console.print(
+        f"{plan.members} members, {plan.rounds} rounds, {plan.parameters:,} parameters, on {plan.device}: "
+        f"{plan.local_trainings} local trainings, about {_minutes(plan.train_minutes)}"
+    )
+    table = Table(box=box.SIMPLE_HEAD)
+    for header in ("score", "models to evaluate", "more trainings", "time"):
+        table.add_column(header, justify="left" if header == "score" else "right", no_wrap=True)
+    for cost in plan.costs:
+        table.add_row(cost.name, f"{cost.models:,}", f"{cost.trainings:,}", _minutes(cost.minutes))
+    console.print(table)
+    console.print(
+        f"memory about {plan.memory_bytes / 2**20:,.0f} MiB; each member sends "
+        f"{plan.bytes_up / 2**20:,.1f} MiB a round; a member that evaluates for itself needs up to {plan.flower_models} models a round"
+    )
+    low, high = plan.gaps
+    console.print(
+        f"{plan.pool} test samples tell two members apart in one round if their alpha differs by "
+        f"{low:.3f} to {high:.3f} (80 % power, 5 % level; the range is that of the committed experiments)"
+    )
+
+
+def _minutes(value: float) -> str:
+    return f"{value:.1f} min" if value >= 1 else f"{value * 60:.1f} s"

@@ -62,7 +62,7 @@ class Federation:
 
     @cached_property
     def fingerprint(self) -> str:
-        """HMAC of all members' training data under the pool's key: tells whether it changed, and only that."""
+        """HMAC of all members' training data under the pool's key: tells whether it changed."""
         digest = hmac.new(self.pool.key, digestmod=hashlib.sha256)
         for client in self.clients:
             digest.update(canonical([client.name, client.behaviour, list(client.x.shape)]))

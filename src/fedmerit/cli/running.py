@@ -1,0 +1,114 @@
+"""Commands on a federation in one process: run, demo, init, plan, verify."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedmerit.cli.base import Set_, app, err, fail, out
+from fedmerit.config import Config
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Argument(help="Settings (TOML); an empty file is a valid run.")],
+    out_: Annotated[Path, typer.Option("--out", help="The run folder.")],
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
+    set_: Set_ = None,
+) -> None:
+    """Train a federation on this machine under secure aggregation, and score every member."""
+    from fedmerit.config import load
+
+    _run(load(config, set_ or ()), out_, resume=resume)
+
+
+@app.command()
+def demo(
+    out_: Annotated[Path, typer.Option("--out", help="The run folder.")] = Path("runs/demo"),
+    set_: Set_ = None,
+) -> None:
+    """Six hospitals train together on fashion-mini; one of them has noisy labels. Takes a minute."""
+    from fedmerit.config import from_dict
+    from fedmerit.examples import DEMO, is_demo
+    from fedmerit.federation.verify import verify_folder
+    from fedmerit.store import remove
+
+    settings = from_dict(DEMO, set_ or ())
+    if is_demo(out_):  # the demo starts anew each time, and touches nobody else's run
+        remove(out_)
+    out.print("Six hospitals, secure aggregation on. Harbour's labels are 80 % noise.")
+    _run(settings, out_, resume=False)
+    for line in verify_folder(out_):
+        out.print(line)
+    out.print(f"next: fedmerit rewards {out_} --budget 10000.00")
+
+
+@app.command()
+def init(path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("fedmerit.toml")) -> None:
+    """Write a commented config with every setting and its default."""
+    from fedmerit.examples import commented_config
+
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(commented_config())
+    except FileExistsError:
+        fail(f"{path}: exists already and is not overwritten")
+    except OSError as error:
+        fail(f"{path}: cannot be written: {error.strerror}")
+    out.print(f"wrote {path}; next: fedmerit run {path} --out runs/first")
+
+
+@app.command()
+def verify(folder: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
+    """Check a run's ledger: chain, signatures, and that the scores follow from the reports."""
+    from fedmerit.federation.verify import verify_folder
+
+    for line in verify_folder(folder):
+        out.print(line)
+
+
+@app.command()
+def plan(
+    config: Annotated[Path, typer.Argument(help="Settings (TOML).")],
+    set_: Set_ = None,
+) -> None:
+    """What a run will cost here: models, trainings, minutes, memory, bytes, and what the pool can resolve."""
+    from fedmerit.config import load
+    from fedmerit.tables import print_plan
+
+    settings = load(config, set_ or ())
+    with _engine():
+        from fedmerit.federation.planning import plan as make_plan
+    print_plan(out, make_plan(settings))
+
+
+def _run(config: Config, folder: Path, *, resume: bool) -> None:
+    from fedmerit.progress import watching
+    from fedmerit.reading import read
+    from fedmerit.summary import summarise
+    from fedmerit.tables import print_summary
+
+    with _engine():
+        from fedmerit.federation.embedded import run as run_embedded
+    with watching(err) as watch:
+        run_embedded(config, folder, resume=resume, watch=watch)
+    rounds = read(folder / "scores.json")
+    print_summary(out, summarise(rounds, missing=config.scoring.missing), utility=rounds[0].utility)
+    out.print(f"written to {folder}: scores.json, scores.csv, ledger.sqlite")
+
+
+@contextmanager
+def _engine() -> Iterator[None]:
+    """Imports of the engine inside say what to install where it is missing."""
+    from fedmerit.errors import MissingExtra
+
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "safetensors"):
+            raise
+        raise MissingExtra("running a federation needs: pip install 'fedmerit[engine]'") from error

@@ -1,0 +1,147 @@
+"""Commands on reports: score, rewards."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+import typer
+
+from fedmerit.cli.base import app, out, write
+
+
+class Format(StrEnum):
+    """How results are printed."""
+
+    table = "table"
+    json = "json"
+    csv = "csv"
+
+
+class Missing(StrEnum):
+    """What a missed round counts."""
+
+    zero = "zero"
+    own_mean = "own-mean"
+
+
+class Summed(StrEnum):
+    """Scores that can be summed over rounds."""
+
+    alpha = "ALPHA"
+    loo = "LOO"
+    ioi = "IOI"
+    cos = "COS"
+    merit = "MERIT"
+
+
+class Rule(StrEnum):
+    """How scores become shares."""
+
+    fair = "fair"
+    fenced = "fenced"
+    impartial = "impartial"
+    equal = "equal"
+
+
+class OnUndefined(StrEnum):
+    """What happens where scores allow no shares."""
+
+    refuse = "refuse"
+    equal = "equal"
+    zero = "zero"
+
+
+Reports_ = Annotated[Path, typer.Argument(help="Reports (.json or .csv), or a run folder.", metavar="FILE")]
+Utility_ = Annotated[str | None, typer.Option(help="Name of the utility, where the file does not say.")]
+Missing_ = Annotated[
+    Missing | None,
+    typer.Option(help="What a missed round counts; as the run has it, otherwise zero.", show_default=False),
+]
+Score_ = Annotated[Summed, typer.Option(help="Which score is summed over rounds.", case_sensitive=False)]
+
+
+@app.command()
+def score(
+    file: Reports_,
+    format: Annotated[Format, typer.Option(help="How to print.")] = Format.table,
+    utility: Utility_ = None,
+    score: Score_ = Summed.alpha,
+    missing: Missing_ = None,
+) -> None:
+    """Scores, ranks and intervals from reports: who contributed what, and how sure that is."""
+    from fedmerit.document import as_csv, as_json, document
+    from fedmerit.summary import summarise
+    from fedmerit.tables import print_summary
+
+    rounds, counts = _read(file, utility), _missing(file, missing)
+    if format is Format.table:
+        summary = summarise(rounds, score=score.value, missing=counts)
+        print_summary(out, summary, utility=rounds[0].utility)
+        return
+    content = document(rounds, missing=counts)
+    write(as_json(content) if format is Format.json else as_csv(content))
+
+
+@app.command()
+def rewards(
+    file: Reports_,
+    budget: Annotated[str, typer.Option(help="What is to be divided, such as 10000.00.")],
+    rule: Annotated[Rule, typer.Option(help="How scores become shares.")] = Rule.fair,
+    utility: Utility_ = None,
+    score: Score_ = Summed.alpha,
+    missing: Missing_ = None,
+    floor: Annotated[float, typer.Option(help="Smallest share of anybody.")] = 0.0,
+    cap: Annotated[float, typer.Option(help="Largest share of anybody.")] = 1.0,
+    on_undefined: Annotated[
+        OnUndefined, typer.Option(help="Where scores allow no shares.")
+    ] = OnUndefined.refuse,
+    format: Annotated[Format, typer.Option(help="How to print.")] = Format.table,
+) -> None:
+    """Payouts in exact cents from reports."""
+    from fedmerit.accumulate import accumulate
+    from fedmerit.money import payouts
+    from fedmerit.rewards import shares
+    from fedmerit.tables import print_payouts
+
+    total = accumulate(_read(file, utility), score=score.value, missing=_missing(file, missing))
+    divided = shares(total, rule.value, floor=floor, cap=cap, on_undefined=on_undefined.value)
+    paid = payouts(divided, budget)
+    if format is Format.table:
+        print_payouts(out, paid, divided)
+    elif format is Format.csv:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(("client", "share", "payout"))
+        writer.writerows((name, repr(divided[name]), str(amount)) for name, amount in paid.items())
+        write(text.getvalue())
+    else:
+        plain = {
+            "budget": str(paid.budget),
+            "rule": divided.rule,
+            "status": divided.status,
+            "unpaid": str(paid.unpaid),
+            "shares": dict(divided),
+            "payouts": {name: str(amount) for name, amount in paid.items()},
+            "notes": list(divided.notes),
+        }
+        write(json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
+
+
+def _read(file: Path, utility: str | None) -> list[Any]:
+    from fedmerit.reading import read
+
+    return cast(list[Any], read(file / "scores.json" if file.is_dir() else file, utility=utility))
+
+
+def _missing(file: Path, given: Missing | None) -> Literal["zero", "own-mean"]:
+    """What was asked for, else what the run in this folder has."""
+    from fedmerit.config import load
+
+    if given is None and (file / "config.toml").is_file():
+        return load(file / "config.toml").scoring.missing
+    return "own-mean" if given is Missing.own_mean else "zero"
