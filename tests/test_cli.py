@@ -741,9 +741,11 @@ def test_a_plan_says_what_a_run_will_cost(fedmerit, tmp_path):
     code, out, _ = fedmerit("plan", tmp_path / "c.toml", "--set", "scoring.truth=['mr-shapley']")
     assert code == 0
     assert "3 members, 2 rounds" in out
-    assert ["MR-SV", "(analysis)", "16"] == next(
-        line.split() for line in out.splitlines() if "MR-SV" in line
-    )[:3]
+    assert next(line.split() for line in out.splitlines() if "MR-SV" in line)[:3] == [
+        "MR-SV",
+        "(analysis)",
+        "16",
+    ]
     assert "50 test samples tell two members apart" in out
     code, _, err = fedmerit("plan", tmp_path / "nothing.toml")
     assert (code, "nothing.toml: no such file" in err) == (2, True)

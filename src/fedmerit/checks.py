@@ -12,18 +12,21 @@ from fedmerit.errors import ReportError
 
 UNIT = (-1e-9, 1.0 + 1e-9)
 """[0, 1], with room for the rounding of a mean."""
+LARGEST = 1e100
+"""Beyond this sums of a few numbers could overflow; no utility is anywhere near."""
 
 
-def names_of(clients: Iterable[str], n: int, where: str) -> tuple[str, ...]:
-    if isinstance(clients, str):
-        raise ReportError(f"{where}clients must be a list of names, got the string {clients!r}")
-    names = tuple(clients) or tuple(f"client-{i}" for i in range(n))
+def names_of(clients: Iterable[str], n: int | None, where: str) -> tuple[str, ...]:
+    """Different, non-empty names: n of them (made up where none are given), or any number for n = None."""
+    if isinstance(clients, str | bytes) or not isinstance(clients, Iterable):
+        raise ReportError(f"{where}clients must be a list of names, got {clients!r:.100}")
+    names = tuple(clients) or tuple(f"client-{i}" for i in range(n or 0))
     for name in names:
         if not isinstance(name, str) or not name.strip():
             raise ReportError(f"{where}client names must be non-empty strings, got {name!r}")
-    if len(names) != n:
+    if n is not None and len(names) != n:
         raise ReportError(f"{where}expected {n} client names, one per value, got {len(names)}")
-    if len(set(names)) != n:
+    if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ReportError(f"{where}client {twice!r} appears more than once")
     return names
@@ -34,7 +37,7 @@ def floats(values: Any, what: str) -> npt.NDArray[np.float64]:
         raise ReportError(f"{what}: expected a sequence of numbers, got {type(values).__name__}")
     try:
         return np.array(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ReportError(f"{what}: expected numbers, got {values!r}"[:300]) from error
 
 
@@ -53,8 +56,8 @@ class Setter:
         value = getattr(self.target, name)
         try:
             number = float(value)
-        except (TypeError, ValueError) as error:
-            raise ReportError(f"{self.where}{name}: expected a number, got {value!r}") from error
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ReportError(f"{self.where}{name}: expected a number, got {value!r:.100}") from error
         low, high = UNIT if unit else (None, None)
         self._check(name, number, None, low, high, unit)
         object.__setattr__(self.target, name, number)
@@ -92,7 +95,7 @@ class Setter:
         if values.shape != (len(self.clients),):
             expected = f"expected {len(self.clients)} values, one per client"
             raise ReportError(f"{what}: {expected}, got shape {values.shape}")
-        wrong = ~np.isfinite(values) & ~null
+        wrong = ~(np.abs(values) <= LARGEST) & ~null
         if minimum is not None:
             wrong |= values < minimum
         if maximum is not None:
@@ -112,7 +115,7 @@ class Setter:
         unit: str | None,
     ) -> None:
         whose = f" of client {client!r}" if client else ""
-        if not np.isfinite(value):
+        if not abs(value) <= LARGEST:
             raise ReportError(f"{self.where}{name}{whose} must be a finite number, got {value}")
         low = -np.inf if minimum is None else minimum
         high = np.inf if maximum is None else maximum

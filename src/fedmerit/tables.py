@@ -150,7 +150,8 @@ def print_plan(console: Console, plan: Plan) -> None:
     console.print(table)
     console.print(
         f"memory about {plan.memory_bytes / 2**20:,.0f} MiB; each member sends "
-        f"{plan.bytes_up / 2**20:,.1f} MiB a round; a member that evaluates for itself needs up to {plan.flower_models} models a round"
+        f"{plan.bytes_up / 2**20:,.1f} MiB a round; "
+        f"a member that evaluates for itself needs up to {plan.flower_models} models a round"
     )
     low, high = plan.gaps
     console.print(

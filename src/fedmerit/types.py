@@ -82,13 +82,15 @@ class Reports:
             )
         alone = np.atleast_1d(np.asarray(self.alone, dtype=object))
         clients = names_of(self.clients, len(alone), where)
-        silent = names_of(self.silent, len(self.silent), where) if len(self.silent) else ()
+        silent = names_of(self.silent, None, where)
         both = set(clients) & set(silent)
         if both:
             raise ReportError(f"{where}client {min(both)!r} is listed as silent but has a report")
         if len(clients) + len(silent) < 2:
             raise ReportError(f"{where}expected at least 2 clients, got {len(clients)}")
 
+        if self.utility is not None and not isinstance(self.utility, str):
+            raise ReportError(f"{where}utility must be a name, got {self.utility!r:.100}")
         unit = self.utility if self.utility in UNIT_UTILITIES else None
         put = Setter(self, clients, where)
         put.scalar("empty", unit=unit)
