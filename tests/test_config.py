@@ -203,7 +203,7 @@ def test_counts_stay_counts_and_fractions_fractions():
         ({"training": {"lr": -0.1}}, r"^training\.lr: expected a number above 0, got -0\.1"),
         ({"training": {"weight_cap": 2**32}}, r"^training\.weight_cap: expected 1 to 2\^32 - 1"),
         ({"training": {"weights": "equal"}},
-         r"^training\.weights: expected one of uniform, roster, secret, scores, got 'equal'"),
+         r"^training\.weights: expected one of uniform, roster, secret, scores, current-scores, got 'equal'"),
         ({"training": {"weights": ["uniform"]}}, r"^training\.weights: expected one of uniform"),
         ({"training": {"roster_weights": {"client-0": 1}}},
          r'^training\.roster_weights: only with training\.weights = "roster"'),

@@ -75,7 +75,8 @@ class Training:
     batch_size: int = 64
     lr: float = 0.001
     weight_decay: float = 0.001
-    weights: Literal["uniform", "roster", "secret", "scores"] = "uniform"
+    weights: Literal["uniform", "roster", "secret", "scores", "current-scores"] = "uniform"
+    weight_score: Literal["ALPHA", "LOO", "IOI", "COS"] = "ALPHA"  # for "scores"; "current-scores": analysis
     roster_weights: Mapping[str, float] = field(default_factory=dict)  # for "roster": {client-0 = 2.0}
     weight_cap: int = 100000  # for "secret": the largest sample count anyone may claim
 
@@ -145,6 +146,11 @@ class Config:
         if self.partition.names:
             return tuple(self.partition.names)
         return tuple(f"client-{i}" for i in range(self.partition.clients))
+
+    @property
+    def analysis(self) -> bool:
+        """Whether plain updates are looked at, which only an engine in one process can do."""
+        return bool(self.scoring.truth) or self.training.weights == "current-scores"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, section by section."""

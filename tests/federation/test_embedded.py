@@ -332,6 +332,33 @@ def test_score_weights_are_public_start_uniform_and_follow_the_scores(tmp_path):
     assert content["rounds"][2]["participants"] == content["clients"]
 
 
+def test_weights_from_the_current_round_are_the_papers_and_mark_the_run_as_analysis(tmp_path):
+    """They are those of this round's own alpha under plain averaging, from round 1 on."""
+    from fedmerit.agreement import normalise
+    from fedmerit.ledger import number
+
+    run(tiny("training.rounds=1"), tmp_path / "plain")
+    expected = np.clip(normalise(alpha(read(tmp_path / "plain" / "scores.json")[0]).values), 0.1, 3.0)
+    for switch in ("secure_aggregation.enabled=true", OFF):
+        folder = tmp_path / switch.replace("=", "-")
+        content = run(tiny("training.rounds=1", "training.weights=current-scores", switch), folder)
+        assert content["analysis"] is True
+        with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
+            (schedule,) = ledger.records("schedule")
+        weights = [number(value) for value in schedule.body["weights"].values()]
+        np.testing.assert_allclose(weights, expected, rtol=1e-3)
+        assert "analysis: plain updates were looked at" in list(verify_folder(folder))
+    assert "analysis" not in run(tiny("training.rounds=1", "training.weights=scores"), tmp_path / "past")
+
+
+@pytest.mark.parametrize("score", ["LOO", "IOI", "COS"])
+def test_other_scores_can_weigh_too(tmp_path, score):
+    overrides = ("training.rounds=2", f"training.weight_score={score}")
+    for kind in ("scores", "current-scores"):
+        content = run(tiny(*overrides, f"training.weights={kind}"), tmp_path / kind)
+        assert content["rounds"][1]["participants"] == content["clients"]
+
+
 def test_secret_weights_are_in_no_record(tmp_path):
     run(tiny("training.weights=secret"), tmp_path / "run")
     with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fedmerit.accumulate import accumulate
-from fedmerit.agreement import normalise
 from fedmerit.config import Config
 from fedmerit.data.corruptions import ClientData
 from fedmerit.federation.journal import Round
 from fedmerit.federation.protocol import Model, model_hash
+from fedmerit.federation.reweighting import from_past
 from fedmerit.federation.setup import seed_for
 from fedmerit.federation.summing import Attempt, Observer, Offer, masked_sum, plain_sum
 from fedmerit.secagg.quantise import Encoding
@@ -30,6 +29,7 @@ _KINDS: dict[str, Literal["uniform", "public", "secret"]] = {
     "secret": "secret",
     "roster": "public",
     "scores": "public",
+    "current-scores": "public",
 }
 
 
@@ -81,12 +81,8 @@ class Aggregation:
             return None
         paid = self.config.scoring.utilities[0]
         scored = [found for one in rounds if (found := one.to_reports(paid)) is not None]
-        weights = dict.fromkeys(self.names, 1.0)
-        if scored:
-            total = accumulate(scored, missing=self.config.scoring.missing)
-            clipped = np.clip(normalise(total.values), 0.1, 3.0)
-            weights |= dict(zip(total.clients, clipped.tolist(), strict=True))
-        return weights
+        score, missing = self.config.training.weight_score, self.config.scoring.missing
+        return from_past(scored, self.names, score=score, missing=missing)
 
     def sum(
         self, number: int, model: Model, offers: Sequence[Offer], lost: Mapping[str, str]
@@ -119,7 +115,7 @@ class Aggregation:
         cap: float = 1
         if kind == "secret":
             cap = self.config.training.weight_cap
-        elif kind in ("roster", "scores"):
+        elif _KINDS[kind] == "public":
             cap = max(offer.weight or 0.0 for offer in offers)
         return Encoding(
             length=length,

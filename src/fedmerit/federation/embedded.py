@@ -31,6 +31,7 @@ from fedmerit.federation.protocol import (
     mean,
     model_hash,
 )
+from fedmerit.federation.reweighting import from_this_round
 from fedmerit.federation.setup import Federation, losses, prepare, schedule
 from fedmerit.federation.summing import Observer, Offer
 from fedmerit.federation.truth import Truth
@@ -141,7 +142,7 @@ class Engine:
                     "keys": keys,
                     "m0": model_hash(self.federation.first),
                     "data": self.federation.fingerprint,
-                    "analysis": bool(config.scoring.truth),
+                    "analysis": config.analysis,
                 },
             )
             self.journal.write(SERVER, "pool", commitment)
@@ -203,6 +204,9 @@ class Engine:
         )
         while self.local.notes:
             self._note(self.local.notes.pop())
+        if self.config.training.weights == "current-scores":
+            score = self.config.training.weight_score
+            weights = from_this_round(self.federation, number, self.model, trained, score)
         self._tell("sum", number)
         offers = self.aggregation.offers(number, self.model, scheduled, trained, weights)
         attempt, encoding, attempts = self.aggregation.sum(number, self.model, offers, lost)
@@ -373,6 +377,7 @@ class Engine:
             scoring.utilities,
             missing=scoring.missing,
             truth=self.truth.values(scored) if self.truth else None,
+            analysis=self.config.analysis,
         )
         for name, data in score_files(content):
             write(self.folder.path / name, data)

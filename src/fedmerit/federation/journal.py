@@ -164,14 +164,15 @@ def scores_document(
     *,
     missing: Any = "zero",
     truth: Mapping[str, Any] | None = None,
+    analysis: bool = False,
 ) -> dict[str, Any]:
     """The content of ``scores.json``: the paid utility on top, companions beside it."""
     each = {utility: _one(rounds, clients, utility, missing) for utility in utilities}
     for utility, values in (truth or {}).items():
         each[utility]["truth"] = values
     paid, *others = utilities
-    analysis = {} if truth is None else {"analysis": True}
-    return {**each[paid], **analysis, "companions": {utility: each[utility] for utility in others}}
+    marked = {"analysis": True} if analysis else {}
+    return {**each[paid], **marked, "companions": {utility: each[utility] for utility in others}}
 
 
 def _one(rounds: Sequence[Round], clients: Sequence[str], utility: str, missing: Any) -> dict[str, Any]:

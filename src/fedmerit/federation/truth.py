@@ -54,7 +54,7 @@ class Truth:
                 raise ConfigError(
                     f'scoring.truth: "shapley" trains 2^N models; at most {MOST_EXACT} members, got {n}'
                 )
-            if config.training.weights in ("scores", "secret"):
+            if config.training.weights not in ("uniform", "roster"):
                 raise ConfigError(
                     'scoring.truth: "shapley" retrains with fixed weights: expected training.weights = '
                     f'"uniform" or "roster", got "{config.training.weights}"'

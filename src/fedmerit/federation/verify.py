@@ -57,7 +57,7 @@ def verify_folder(path: str | Path) -> Iterator[str]:
     else:
         yield "scores: none yet"
     if run["analysis"]:
-        yield "analysis: plain updates were looked at, to compute ground truth"
+        yield "analysis: plain updates were looked at"
     yield f"head: {head}"
 
 
