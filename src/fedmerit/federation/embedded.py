@@ -9,38 +9,23 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from fedmerit import __version__
-from fedmerit.accumulate import accumulate
 from fedmerit.config import Config
-from fedmerit.errors import MissingExtra, ProtocolError, StoreError
+from fedmerit.errors import ProtocolError
 from fedmerit.federation.aggregation import Aggregation
-from fedmerit.federation.journal import Journal, Round, first_body, rounds_of, score_files, scores_document
+from fedmerit.federation.bookkeeping import Books, Values, identities_in, pool_key_in
+from fedmerit.federation.journal import Round, first_body, rounds_of
 from fedmerit.federation.local import LocalTraining
-from fedmerit.federation.protocol import (
-    Known,
-    Member,
-    Model,
-    Outcome,
-    PerSample,
-    Report,
-    accept,
-    mean,
-    model_hash,
-)
+from fedmerit.federation.protocol import Known, Member, Model, Outcome, Report, accept, model_hash
 from fedmerit.federation.reweighting import from_this_round
-from fedmerit.federation.setup import Federation, losses, prepare, schedule
+from fedmerit.federation.setup import losses, prepare, schedule
 from fedmerit.federation.summing import Observer, Offer
 from fedmerit.federation.truth import Truth
-from fedmerit.ledger import SERVER, exact
 from fedmerit.secagg.quantise import Encoding
-from fedmerit.store import Folder, write
-
-if TYPE_CHECKING:
-    from fedmerit.federation.identities import Identities
+from fedmerit.store import Folder
 
 
 @dataclass(frozen=True)
@@ -83,34 +68,36 @@ class Engine:
     """One run in one folder."""
 
     def __init__(self, config: Config, folder: Folder, watch: Watch, observe: Observer | None = None) -> None:
-        self.config, self.folder, self.watch = config, folder, watch
-        self.identities: Identities | None = None
+        self.config, self.watch = config, watch
         started = len(folder.ledger) > 0
-        if config.secure_aggregation.enabled:
-            self.identities = _identities(folder, config, make=not started)
-        self.journal = Journal(folder.ledger, self._sign)
-        key = _pool_key(folder, fresh=not started)
-        self.federation: Federation = prepare(config, pool_key=key)
+        secure = config.secure_aggregation.enabled
+        identities = identities_in(folder, config, make=not started) if secure else None
+        self.federation = prepare(config, pool_key=pool_key_in(folder, make=not started))
         for note in self.federation.notes:
             self._note(note)
-        self.run_id: str = first_body(folder.ledger, "run")["run"] if started else secrets.token_hex(16)
+        run_id = first_body(folder.ledger, "run")["run"] if started else secrets.token_hex(16)
+        self.books = Books(config, folder, self.federation, identities, run_id)
         self.local = LocalTraining(self.federation)
         self.truth = Truth(self.federation, folder.path / "tables") if config.scoring.truth else None
         self.aggregation = Aggregation(
-            config, self.federation.clients, self.run_id, self.identities, observe, self._note
+            config, self.federation.clients, run_id, identities, observe, self._note
         )
         if started:
-            self._check_same()
+            self.books.check_same()
         else:
-            self._begin()
+            self.books.begin()
         self.rounds: list[Round] = rounds_of(folder.ledger)
+        commitment = self.federation.pool.commitment
         self.members = {
-            client.name: Member(
-                client.name, self.federation.evaluate, self.federation.pool.commitment, config.scoring.game
-            )
-            for client in self.federation.clients
+            name: Member(name, self.federation.evaluate, commitment, config.scoring.game)
+            for name in self.federation.names
         }
-        self.model = self._restore()
+        self.model = self.federation.first
+        if config.scoring.solo:
+            self.local.solo = dict.fromkeys(self.federation.names, self.federation.first)
+        if self.rounds:
+            self.model = self.books.model_after(self.rounds[-1])
+            self.books.restore_members(self.rounds[-1], self.members, self.local.solo)
 
     # ----------------------------------------------------------------------------------------------- a run
 
@@ -123,71 +110,6 @@ class Engine:
         if self.truth and "shapley" in self.config.scoring.truth:
             self.truth.retrain(lambda done, whole: self._tell("retrain", total, done, whole))
         return self._write_scores()
-
-    def _begin(self) -> None:
-        config, identities = self.config, self.identities
-        keys = None if identities is None else {name: key.hex() for name, key in identities.public.items()}
-        commitment = dict(self.federation.pool.commitment)
-        with self.folder.ledger.transaction():
-            self.journal.write(
-                SERVER,
-                "run",
-                {
-                    "run": self.run_id,
-                    "version": __version__,
-                    "engine": "embedded",
-                    "config": config.to_toml(),
-                    "config_hash": config.hash(),
-                    "members": list(self.federation.names),
-                    "keys": keys,
-                    "m0": model_hash(self.federation.first),
-                    "data": self.federation.fingerprint,
-                    "analysis": config.analysis,
-                },
-            )
-            self.journal.write(SERVER, "pool", commitment)
-
-    def _check_same(self) -> None:
-        """A resumed run must have the keys, the test pool, the data and the first model it started with."""
-        run, pool = (first_body(self.folder.ledger, kind) for kind in ("run", "pool"))
-        keys = None if self.identities is None else self.identities.public
-        same = {
-            "keys": run["keys"]
-            == (None if keys is None else {name: key.hex() for name, key in keys.items()}),
-            "test pool or its key": pool == dict(self.federation.pool.commitment),
-            "training data": run["data"] == self.federation.fingerprint,
-            "first model": run["m0"] == model_hash(self.federation.first),
-        }
-        for what, is_same in same.items():
-            if not is_same:
-                raise StoreError(
-                    f"{self.folder.path}: cannot be resumed: the {what} changed since it started"
-                )
-
-    def _restore(self) -> Model:
-        """Model and private states after the last round in the ledger."""
-        first = self.federation.first
-        if self.config.scoring.solo:
-            self.local.solo = dict.fromkeys(self.federation.names, first)
-        if not self.rounds:
-            return first
-        last = self.rounds[-1]
-        model = self.folder.load_checkpoint("model", last.number, last.body["checkpoint"])["model"]
-        if model_hash(model) != last.body["m"]:
-            raise StoreError(f"{self.folder.path}: the checkpoint of round {last.number} is not its model")
-        kept = self.folder.load_checkpoint("members", last.number, last.body["members_checkpoint"])
-        for key, values in kept.items():
-            kind, name, *rest = key.split("/")
-            if kind == "solo":
-                self.local.solo[name] = values
-            elif kind == "totals":
-                member = self.members[name]
-                member.totals[rest[0]] = values
-                member.totals_on = last.body["totals_on"]
-        return model
-
-    def _sign(self, author: str, message: bytes) -> bytes:
-        return b"" if self.identities is None else self.identities.sign(author, message)
 
     # --------------------------------------------------------------------------------------------- a round
 
@@ -213,7 +135,7 @@ class Engine:
         found = Round(number, scheduled, attempt.included, tuple(attempt.declined), aborted=attempt.aborted)
         before_model, outcome, looked = self.model, None, None
         reports: list[Report] = []
-        values: tuple[PerSample, PerSample, PerSample | None] | None = None
+        values: Values | None = None
         if attempt.weighted_sum is not None:
             change = attempt.weighted_sum / attempt.total_weight
             self.model = (before_model.astype(np.float64) + change).astype(np.float32)
@@ -234,15 +156,30 @@ class Engine:
                     encoding,
                     lambda done, total: self._tell("coalitions", number, done, total),
                 )
-        self._close(found, attempts, outcome, values, reports, weights, looked)
+        self.books.close(
+            found,
+            self.rounds,
+            model=self.model,
+            members=self.members,
+            solo=self.local.solo,
+            attempts=attempts,
+            outcome=outcome,
+            values=values,
+            reports=reports,
+            weights=weights,
+            looked=looked,
+        )
+        self.rounds.append(found)
+        self.books.folder.drop_checkpoints(keep=number - 1)
+        self._write_scores()
+        if found.aborted:
+            self._note(f"round {number} aborted, model unchanged: {found.aborted}")
+        for name in found.declined:
+            self._note(f"round {number}: {name} declined and is not in the sum")
 
     def _model_before(self) -> Model:
         """The global model of one round earlier."""
-        if len(self.rounds) < 2:
-            return self.federation.first
-        before = self.rounds[-2]
-        model: Model = self.folder.load_checkpoint("model", before.number, before.body["checkpoint"])["model"]
-        return model
+        return self.federation.first if len(self.rounds) < 2 else self.books.model_after(self.rounds[-2])
 
     def _evaluate(
         self,
@@ -252,7 +189,7 @@ class Engine:
         offers: Sequence[Offer],
         encoding: Encoding | None,
         lost: Mapping[str, str],
-    ) -> tuple[tuple[PerSample, PerSample, PerSample | None], list[Report]]:
+    ) -> tuple[Values, list[Report]]:
         """The server's two evaluations, and two by every member that is still there."""
         assert encoding is not None
         federation = self.federation
@@ -287,101 +224,10 @@ class Engine:
             self.members[report.client].compare(report, reports)
         return (before, after, first), reports
 
-    def _close(
-        self,
-        found: Round,
-        attempts: Sequence[Mapping[str, Any]],
-        outcome: Outcome | None,
-        values: tuple[PerSample, PerSample, PerSample | None] | None,
-        reports: Sequence[Report],
-        weights: Mapping[str, float] | None,
-        looked: Mapping[str, Any] | None,
-    ) -> None:
-        """Checkpoint first, then all records of the round in one transaction, then the score files."""
-        number, folder = found.number, self.folder
-        reporters = {report.client for report in reports}
-        found.silent = () if outcome is None else tuple(n for n in found.included if n not in reporters)
-        found.included = () if outcome is None else found.included
-        utilities: dict[str, dict[str, str]] = {}
-        if values is not None:
-            for utility in self.federation.utilities:
-                named = zip(("empty", "grand", "first"), values, strict=True)
-                utilities[utility.name] = {
-                    key: exact(mean(one[utility.name])) for key, one in named if one is not None
-                }
-        samples = None
-        if self.config.scoring.disclose_samples:
-            samples = {client.name: len(client.y) for client in self.federation.clients}
-        found.body = {
-            "round": number,
-            "included": list(found.included),
-            "declined": list(found.declined),
-            "silent": list(found.silent),
-            "aborted": found.aborted,
-            "m": model_hash(self.model),
-            "slice": outcome.slice.id if outcome else None,
-            "utilities": utilities,
-            "samples": samples,
-            "checkpoint": folder.save_checkpoint("model", number, {"model": self.model}),
-            "members_checkpoint": folder.save_checkpoint("members", number, self._private()),
-            "totals_on": next((m.totals_on for m in self.members.values() if m.totals_on), ""),
-        }
-        public = None if weights is None else {name: exact(weight) for name, weight in weights.items()}
-        write_ = self.journal.write
-        with folder.ledger.transaction():
-            write_(SERVER, "schedule", {"round": number, "members": list(found.scheduled), "weights": public})
-            write_(SERVER, "masked", {"round": number, "attempts": list(attempts)})
-            if outcome is not None:
-                write_(SERVER, "outcome", {"round": number, **outcome.bound_to})
-            for report in reports:
-                write_(report.client, "report", report.body(self.run_id))
-                found.reports[report.client] = report
-            if looked is not None:
-                write_(SERVER, "analysis", {"round": number, **looked})
-            write_(SERVER, "round", found.body)
-            write_(SERVER, "scores", {"round": number, **self._scores_body([*self.rounds, found])})
-        self.rounds.append(found)
-        folder.drop_checkpoints(keep=number - 1)
-        self._write_scores()
-        if found.aborted:
-            self._note(f"round {number} aborted, model unchanged: {found.aborted}")
-        for name in found.declined:
-            self._note(f"round {number}: {name} declined and is not in the sum")
-
-    def _private(self) -> dict[str, np.ndarray[Any, Any]]:
-        """What members keep between rounds."""
-        kept: dict[str, np.ndarray[Any, Any]] = {
-            f"solo/{name}": model for name, model in self.local.solo.items()
-        }
-        for member in self.members.values():
-            kept |= {f"totals/{member.name}/{name}": values for name, values in member.totals.items()}
-        return kept
-
-    def _scores_body(self, rounds: Sequence[Round]) -> dict[str, Any]:
-        """Cumulative alpha after this round, as the server states it."""
-        stated: dict[str, Any] = {}
-        for utility in self.config.scoring.utilities:
-            scored = [reports for one in rounds if (reports := one.to_reports(utility)) is not None]
-            if scored:
-                total = accumulate(scored, missing=self.config.scoring.missing)
-                pairs = zip(total.clients, total.values.tolist(), strict=True)
-                stated[utility] = {name: exact(value) for name, value in pairs}
-        return {"cumulative_alpha": stated}
-
     def _write_scores(self) -> dict[str, Any]:
-        scoring = self.config.scoring
         scored = [one.number for one in self.rounds if one.included]
-        content = scores_document(
-            self.rounds,
-            self.federation.names,
-            scoring.utilities,
-            missing=scoring.missing,
-            truth=self.truth.values(scored) if self.truth else None,
-            analysis=self.config.analysis,
-        )
-        for name, data in score_files(content):
-            write(self.folder.path / name, data)
-        return content
+        truth = self.truth.values(scored) if self.truth else None
+        return self.books.write_scores(self.rounds, truth)
 
     def _summary(self) -> str:
         last, paid = self.rounds[-1], self.config.scoring.utilities[0]
@@ -395,29 +241,3 @@ class Engine:
 
     def _tell(self, stage: Any, number: int, done: int = 0, total: int = 0, text: str = "") -> None:
         self.watch(Progress(stage, number, self.config.training.rounds, done, total, text))
-
-
-def _identities(folder: Folder, config: Config, *, make: bool) -> Identities:
-    try:
-        from fedmerit.federation.identities import Identities
-    except ImportError as error:
-        raise MissingExtra(
-            "secure aggregation needs the packages cryptography and pycryptodome; "
-            "or set secure_aggregation.enabled = false"
-        ) from error
-    return Identities.in_folder(folder.path / "keys", config.clients, make=make)
-
-
-def _pool_key(folder: Folder, *, fresh: bool) -> bytes:
-    """The secret behind the pool's salts: made once, kept with mode 600."""
-    path = folder.path / "keys" / "pool.key"
-    if fresh and not path.exists():
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        write(path, secrets.token_bytes(32), mode=0o600)
-    try:
-        key = path.read_bytes()
-    except OSError as error:
-        raise StoreError(f"{path}: the key of the test pool is gone: {error}") from error
-    if len(key) != 32:
-        raise StoreError(f"{path}: damaged: expected 32 bytes, got {len(key)}")
-    return key
