@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedmerit.errors import ConfigError, DataError, InputError
+from fedmerit.errors import ConfigError, DataError, FedmeritError, InputError
 
 MODELS = ("mlp", "cnn", "cnn-pool", "resnet18", "resnet50")
 
@@ -74,7 +74,15 @@ def _make(name: str, input_shape: Shape, classes: int, norm: str) -> Any:
     if name == "resnet50":
         return ResNet((3, 4, 6, 3), input_shape[2], classes, norm=norm, bottleneck=True)
     if ":" in name:
-        return load_object(name, "model.name")(input_shape, classes)
+        factory = load_object(name, "model.name")
+        try:
+            return factory(input_shape, classes)
+        except FedmeritError:
+            raise
+        except Exception as error:  # somebody else's code may raise anything
+            called = f"factory({input_shape}, {classes})"
+            problem = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"model.name: {name!r} failed, called as {called}: {problem}") from error
     raise ConfigError(f"model.name must be one of {', '.join(MODELS)} or 'module:factory', got {name!r}")
 
 

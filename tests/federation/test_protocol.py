@@ -18,6 +18,7 @@ from fedmerit.federation.protocol import (
     model_hash,
     standard_error,
 )
+from fedmerit.secagg.quantise import Encoding
 
 P = 6
 
@@ -38,6 +39,7 @@ def pool(seed=0, reveal="fixed", rounds=1):
 M0 = np.linspace(-0.1, 0.1, P, dtype=np.float32)
 UPDATES = np.random.default_rng(1).normal(0, 0.1, (3, P))
 POOL = pool()
+PLAIN = Encoding(length=P, members=3, bound=1.0)
 
 
 def outcome(model=None, **change):
@@ -49,6 +51,7 @@ def outcome(model=None, **change):
         "included": ("A", "B", "C"),
         "slice": POOL.slice(1),
         "m0_hash": model_hash(M0),
+        "head": "00" * 32,
     }
     return Outcome(**(facts | change))
 
@@ -57,9 +60,12 @@ def member(name="A", **change):
     return Member(name, value, POOL.commitment, **change)
 
 
+BOUND = ("m0", "m", "weight", "slice", "included", "head")
+
+
 def test_a_report_holds_what_the_formulas_say():
     out = outcome()
-    report = member().report(M0, out, UPDATES[0], 1.0)
+    report = member().report(M0, out, UPDATES[0], 1.0, PLAIN)
     shown = out.slice
     alone = value((M0 + UPDATES[0] / 3).astype(np.float32), shown)["accuracy"]
     without = value((out.model - UPDATES[0] / 3).astype(np.float32), shown)["accuracy"]
@@ -78,7 +84,7 @@ def test_a_report_holds_what_the_formulas_say():
 def test_the_running_error_is_that_of_the_summed_differences():
     one = member()
     for _ in range(3):
-        last = one.report(M0, outcome(), UPDATES[0], 1.0)
+        last = one.report(M0, outcome(), UPDATES[0], 1.0, PLAIN)
     measured = last.measured["accuracy"]
     assert measured.se_alpha_total == pytest.approx(3 * measured.se_alpha)  # the same differences three times
 
@@ -91,10 +97,10 @@ def test_known_values_save_two_evaluations_and_change_nothing():
         return value(model, shown)
 
     out = outcome()
-    plain = Member("A", counted, POOL.commitment).report(M0, out, UPDATES[0], 1.0)
+    plain = Member("A", counted, POOL.commitment).report(M0, out, UPDATES[0], 1.0, PLAIN)
     assert len(calls) == 4
     known = Known(model_hash(M0), value(M0, out.slice), value(out.model, out.slice))
-    again = Member("A", counted, POOL.commitment).report(M0, out, UPDATES[0], 1.0, known=known)
+    again = Member("A", counted, POOL.commitment).report(M0, out, UPDATES[0], 1.0, PLAIN, known=known)
     assert len(calls) == 6
     assert again == plain
 
@@ -103,23 +109,44 @@ def test_a_member_refuses_another_m0_a_sum_it_is_not_in_and_samples_never_commit
     with pytest.raises(
         BindingError, match="stage report, member A: the server speaks of another M0 than ours"
     ):
-        member().report(M0, outcome(m0_hash=model_hash(M0 + 1)), UPDATES[0], 1.0)
+        member().report(M0, outcome(m0_hash=model_hash(M0 + 1)), UPDATES[0], 1.0, PLAIN)
     with pytest.raises(BindingError, match="member D: asked to report on a sum we are not in"):
-        member("D").report(M0, outcome(), UPDATES[0], 1.0)
+        member("D").report(M0, outcome(), UPDATES[0], 1.0, PLAIN)
     with pytest.raises(BindingError, match="differs from what was committed before round 1"):
-        member().report(M0, outcome(slice=pool(seed=5).slice(1)), UPDATES[0], 1.0)
+        member().report(M0, outcome(slice=pool(seed=5).slice(1)), UPDATES[0], 1.0, PLAIN)
     fresh = pool(reveal="per-round", rounds=2)
     one = Member("A", value, fresh.commitment)
     with pytest.raises(BindingError, match="round 2 is measured on test slice 1, got slice 0"):
-        one.report(M0, outcome(round=2, slice=fresh.slice(1)), UPDATES[0], 1.0)
+        one.report(M0, outcome(round=2, slice=fresh.slice(1)), UPDATES[0], 1.0, PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("change", "encoding", "public", "message"),
+    [
+        ({"total_weight": 1e-3}, {}, None, "3 members cannot weigh 0.001 together"),
+        ({"total_weight": float("nan")}, {}, None, "3 members cannot weigh nan together"),
+        ({"total_weight": 2.0, "included": ("A", "B")}, {}, None, "a sum of 2 members is no secret"),
+        ({"included": ("A", "A", "A")}, {}, None, "asked to report on a sum we are not in"),
+        ({"model": M0 + 5}, {}, None, "further from M0 than members within the bound 1 can move it"),
+        ({"total_weight": 2.0}, {"weights": "secret", "weight_cap": 9}, None, "cannot weigh 2 together"),
+        ({"total_weight": 28.0}, {"weights": "secret", "weight_cap": 9}, None, "cannot weigh 28 together"),
+        ({}, {"weights": "public", "weight_cap": 2}, {"A": 1, "B": 2, "C": 2}, "cannot weigh 3 together"),
+        ({}, {"weights": "public", "weight_cap": 2}, {"A": 1, "B": 2}, "cannot weigh 3 together"),
+    ],
+)
+def test_a_member_answers_no_outcome_that_members_cannot_have_summed_to(change, encoding, public, message):
+    """A tiny W or a far M would make its two evaluations a magnifying glass on its update."""
+    rules = Encoding(length=P, members=3, bound=1.0, **encoding)
+    with pytest.raises(BindingError, match=message):
+        member().report(M0, outcome(**change), UPDATES[0], 1.0, rules, public=public)
 
 
 def test_members_stop_when_the_server_told_them_different_things():
-    own = member().report(M0, outcome(), UPDATES[0], 1.0)
-    same = member("B").report(M0, outcome(), UPDATES[1], 1.0)
+    own = member().report(M0, outcome(), UPDATES[0], 1.0, PLAIN)
+    same = member("B").report(M0, outcome(), UPDATES[1], 1.0, PLAIN)
     member().compare(own, [own, same])
     crafted = outcome(model=(M0 + 0.5).astype(np.float32))
-    other = member("C").report(M0, crafted, UPDATES[2], 1.0)
+    other = member("C").report(M0, crafted, UPDATES[2], 1.0, PLAIN)
     with pytest.raises(BindingError, match="member C: was told another m than we were"):
         member().compare(own, [same, other])
 
@@ -137,7 +164,7 @@ def test_members_stop_when_the_server_told_them_different_things():
     ],
 )
 def test_the_server_drops_what_was_computed_on_anything_else(change, message):
-    report = member().report(M0, outcome(), UPDATES[0], 1.0)
+    report = member().report(M0, outcome(), UPDATES[0], 1.0, PLAIN)
     facts = vars(report) | change
     if isinstance(change.get("bound_to"), str):
         facts["bound_to"] = {**report.bound_to, change["bound_to"]: "00"}
@@ -147,7 +174,7 @@ def test_the_server_drops_what_was_computed_on_anything_else(change, message):
 
 
 def test_a_report_reads_back_bit_for_bit_and_only_in_its_own_run():
-    report = member().report(M0, outcome(), UPDATES[0], 1.0)
+    report = member().report(M0, outcome(), UPDATES[0], 1.0, PLAIN)
     assert Report.from_body("A", report.body("run-1"), run="run-1") == report
     with pytest.raises(BindingError, match="belongs to another run"):
         Report.from_body("A", report.body("run-1"), run="run-2")

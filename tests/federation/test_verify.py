@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 import tomllib
 from contextlib import suppress
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -18,9 +19,10 @@ from tiny import tiny
 from fedmerit.config import from_dict
 from fedmerit.errors import LedgerError
 from fedmerit.federation.embedded import run
+from fedmerit.federation.identities import Identities
 from fedmerit.federation.journal import Journal, rounds_of, score_files, scores_document
 from fedmerit.federation.verify import keys_of, verify_folder
-from fedmerit.ledger import SERVER, Ledger, exact, number
+from fedmerit.ledger import SERVER, Ledger, content, exact, number
 
 CONFIG = tiny('participation.lost={client-3 = "2:report"}', "scoring.disclose_samples=true")
 
@@ -60,16 +62,24 @@ def records_of(path):
 
 
 def rewrite(path, change):
-    """The whole ledger anew, as anyone can who holds the file: chained, signatures and seals as they were."""
+    """The whole ledger anew, as anyone can who holds the file: chained, signatures and seals as they were.
+
+    Heads that members saw are brought up to date, which under their signatures nobody else could do.
+    """
     records = records_of(path)
     (path / "ledger.sqlite").unlink()
+    heads = {}
     with Ledger(path / "ledger.sqlite") as ledger, ledger.transaction():
         for record in records:
             for author, kind, body in change(
                 record.seq, record.author, record.kind, copy.deepcopy(record.body)
             ):
                 seal = (lambda _, seal=record.seal: seal) if record.seal else None
+                for holder in (body, body.get("bound_to", {})):
+                    if isinstance(holder, dict) and str(holder.get("head")) in heads:
+                        holder["head"] = heads[holder["head"]]
                 ledger.append(author, kind, body, signature=record.signature, seal=seal)
+            heads[record.digest.hex()] = ledger.head
 
 
 def change_one(path, kind, edit, *, which=0):
@@ -304,6 +314,64 @@ def test_an_unsigned_ledger_that_is_consistent_but_no_longer_fits_the_files(plai
         verify(plain)
 
 
+def test_a_round_cannot_be_told_twice_or_left_open(plain):
+    def twice(kind):
+        return lambda _, author, kind_, body: [(author, kind_, body)] * (2 if kind_ == kind else 1)
+
+    kept = (plain / "ledger.sqlite").read_bytes()
+    for kind, message in (
+        ("outcome", "the second of its round"),
+        ("masked", "the second of its round"),
+        ("schedule", "round 1 before it is not closed"),
+    ):
+        rewrite(plain, twice(kind))
+        with pytest.raises(LedgerError, match=message):
+            verify(plain)
+        (plain / "ledger.sqlite").write_bytes(kept)
+
+
+def as_the_server(path, edit):
+    """The ledger anew with the server's key: its own records say what it likes, members' stay as signed."""
+    keys = Identities.in_folder(path / "keys", CONFIG.clients, make=False)
+    records = records_of(path)
+    (path / "ledger.sqlite").unlink()
+    heads = {}
+    with Ledger(path / "ledger.sqlite") as ledger, ledger.transaction():
+        for record in records:
+            body, signature = copy.deepcopy(record.body), record.signature
+            if record.author == SERVER:
+                edit(record.kind, body)
+                body |= {"head": heads[body["head"]]} if record.kind == "outcome" else {}
+                signature = keys.sign(SERVER, content(SERVER, record.kind, body))
+            seal = partial(keys.sign, SERVER)
+            ledger.append(record.author, record.kind, body, signature=signature, seal=seal)
+            heads[record.digest.hex()] = ledger.head
+
+
+def test_a_member_in_the_sum_has_a_masked_input_on_record(folder):
+    def dropped(kind, body):
+        if kind == "masked":
+            body["inputs"] = {}
+
+    as_the_server(folder, dropped)
+    with pytest.raises(LedgerError, match=r"saw another history|masked input is not recorded"):
+        verify(folder)
+
+
+def test_the_server_cannot_rewrite_a_round_that_members_built_on(folder):
+    """The reports of round 2 sign the head of round 1, so a changed round 1 contradicts them."""
+    as_the_server(folder, lambda kind, body: None)
+    assert verify(folder)
+
+    def raised(kind, body):
+        if kind == "round" and body["round"] == 1:
+            body["utilities"]["expected-accuracy"]["grand"] = exact(0.9)
+
+    as_the_server(folder, raised)
+    with pytest.raises(LedgerError, match=r"report by client-0\): computed on something else"):
+        verify(folder)
+
+
 def test_stripping_all_signatures_is_found(folder):
     records = records_of(folder)
     (folder / "ledger.sqlite").unlink()
@@ -337,7 +405,12 @@ def edits():
         ("report", put(cosine="x"), "not a report"),
         ("report", put(measured={}), "the report of client-0 is about other utilities"),
         ("round", put(round=2), "expected the end of round 1"),
-        ("round", put(included=["client-0"]), "not those who reported and those who are silent"),
+        ("round", put(included=["client-0"]), "includes other members than its members were told"),
+        ("round", put(aborted="cancelled"), "aborted with an outcome or members in the sum"),
+        ("masked", put(round=2), "outside of its round, or the second of its round"),
+        ("outcome", put(round=2), "outside of its round, or the second of its round"),
+        ("outcome", put(head="00"), "its members saw another history than the records before it"),
+        ("outcome", put(included="00"), "computed on something else than the outcome of its round"),
         ("round", put(silent=["client-0"]), "not those who reported and those who are silent"),
         ("round", put(m="00"), "closes with another model or test slice"),
         ("round", put(utilities={}), "the report of client-0 is about other utilities"),

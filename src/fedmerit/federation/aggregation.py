@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -16,12 +16,10 @@ from fedmerit.federation.reweighting import from_past
 from fedmerit.federation.setup import seed_for
 from fedmerit.federation.summing import Attempt, Observer, Offer, masked_sum, plain_sum
 from fedmerit.secagg.quantise import Encoding
+from fedmerit.secagg.setting import LEAST_IN_SUM, Setting, Task, default_threshold
 
 if TYPE_CHECKING:
     from fedmerit.federation.identities import Identities
-
-ATTEMPTS = 3
-"""How often a round is tried: each time with those who were left, and with fresh keys."""
 
 
 _KINDS: dict[str, Literal["uniform", "public", "secret"]] = {
@@ -86,29 +84,24 @@ class Aggregation:
 
     def sum(
         self, number: int, model: Model, offers: Sequence[Offer], lost: Mapping[str, str]
-    ) -> tuple[Attempt, Encoding | None, list[dict[str, Any]]]:
-        """Try with everybody, then with those who were left, as long as nothing was unmasked."""
-        attempts: list[dict[str, Any]] = []
-        declined: dict[str, str] = {}
-        while True:
-            if len(offers) < 3:
-                attempt = Attempt(aborted=f"{len(offers)} members scheduled, 3 are needed", declined=declined)
-                return attempt, None, attempts
-            encoding = self._encoding(model.size, offers)
-            attempt = self._attempt(number, model, len(attempts), offers, encoding, lost)
-            declined |= attempt.declined
-            attempt.declined = declined
-            attempts.append(
-                {
-                    "members": [offer.name for offer in offers],
-                    "masked": attempt.masked_hashes,
-                    "aborted": attempt.aborted,
-                }
-            )
-            stop = attempt.weighted_sum is not None or attempt.final or len(attempts) == ATTEMPTS
-            if stop or len(attempt.left) == len(offers):
-                return attempt, encoding, attempts
-            offers = [offer for offer in offers if offer.name in attempt.left]
+    ) -> tuple[Attempt, Encoding | None]:
+        """One attempt with everybody the schedule names; who is lost stays lost for this round.
+
+        N and the threshold are those of the schedule, never those of who answered: otherwise a server could
+        choose the members of a small sum by losing the others. In one process a retry would lose the same
+        members again, so there is none.
+        """
+        least = max(LEAST_IN_SUM, self.config.secure_aggregation.threshold)
+        if len(offers) < least:
+            return Attempt(aborted=f"{len(offers)} members scheduled, {least} are needed"), None
+        encoding = self._encoding(model.size, offers)
+        return self._attempt(number, model, offers, encoding, lost), encoding
+
+    def public_of(self, offers: Sequence[Offer]) -> dict[str, float] | None:
+        """The weights of a round where they are public."""
+        if _KINDS[self.config.training.weights] != "public":
+            return None
+        return {offer.name: float(offer.weight or 0.0) for offer in offers}
 
     def _encoding(self, length: int, offers: Sequence[Offer]) -> Encoding:
         kind = self.config.training.weights
@@ -130,30 +123,23 @@ class Aggregation:
         self,
         number: int,
         model: Model,
-        attempt: int,
         offers: Sequence[Offer],
         encoding: Encoding,
         lost: Mapping[str, str],
     ) -> Attempt:
-        from fedmerit.secagg.setting import LEAST_IN_SUM, default_threshold
-
-        public = None
-        if encoding.weights == "public":
-            public = tuple(float(offer.weight or 0.0) for offer in offers)
-        asked = self.config.secure_aggregation.threshold
-        threshold = min(asked, len(offers)) if asked else default_threshold(len(offers))
+        public = self.public_of(offers)
+        weights = None if public is None else tuple(public.values())
+        threshold = self.config.secure_aggregation.threshold or default_threshold(len(offers))
         if self.identities is None:
 
             def need(stage: str) -> int:
                 return threshold if stage in ("check", "unmask") else max(threshold, LEAST_IN_SUM)
 
-            return plain_sum(encoding, offers, need=need, lost=lost, public_weights=public)
-        from fedmerit.secagg.setting import Setting, Task
-
+            return plain_sum(encoding, offers, need=need, lost=lost, public_weights=weights)
         setting = Setting(
             run=self.run_id,
             round=number,
-            attempt=attempt,
+            attempt=0,
             members=tuple(offer.name for offer in offers),
             roster=self.identities.roster,
             config_hash=bytes.fromhex(self.config.hash()),
@@ -162,7 +148,7 @@ class Aggregation:
         if number == 1:
             for note in setting.notes:
                 self.note(note)
-        task = Task(bytes.fromhex(model_hash(model)), encoding, public)
+        task = Task(bytes.fromhex(model_hash(model)), encoding, weights)
         identities = self.identities
         return masked_sum(
             setting, task, offers, identities.members, identities.released, lost=lost, observe=self.observe

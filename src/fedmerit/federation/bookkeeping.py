@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -116,7 +115,7 @@ class Books:
         model: Model,
         members: Mapping[str, Member],
         solo: Mapping[str, Model],
-        attempts: Sequence[Mapping[str, Any]],
+        masked: Mapping[str, str],
         outcome: Outcome | None,
         values: Values | None,
         reports: Sequence[Report],
@@ -149,7 +148,7 @@ class Books:
         add = self.journal.write
         with folder.ledger.transaction():
             add(SERVER, "schedule", {"round": number, "members": list(found.scheduled), "weights": public})
-            add(SERVER, "masked", {"round": number, "attempts": list(attempts)})
+            add(SERVER, "masked", {"round": number, "inputs": dict(masked)})
             if outcome is not None:
                 add(SERVER, "outcome", {"round": number, **outcome.bound_to})
             for report in reports:
@@ -214,12 +213,16 @@ def identities_in(folder: Folder, config: Config, *, make: bool) -> Identities:
     return Identities.in_folder(folder.path / "keys", config.clients, make=make)
 
 
-def pool_key_in(folder: Folder, *, make: bool) -> bytes:
-    """The secret behind the pool's salts: made once, kept with mode 600."""
+def keep_pool_key(folder: Folder, key: bytes) -> None:
+    """Keep the secret behind the pool's salts, with mode 600."""
     path = folder.path / "keys" / "pool.key"
-    if make and not path.exists():
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        write(path, secrets.token_bytes(32), mode=0o600)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    write(path, key, mode=0o600)
+
+
+def pool_key_in(folder: Folder) -> bytes:
+    """The secret behind the pool's salts, as the run started with it."""
+    path = folder.path / "keys" / "pool.key"
     try:
         key = path.read_bytes()
     except OSError as error:

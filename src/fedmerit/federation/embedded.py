@@ -16,7 +16,7 @@ import numpy as np
 from fedmerit.config import Config
 from fedmerit.errors import ProtocolError
 from fedmerit.federation.aggregation import Aggregation
-from fedmerit.federation.bookkeeping import Books, Values, identities_in, pool_key_in
+from fedmerit.federation.bookkeeping import Books, Values, identities_in, keep_pool_key, pool_key_in
 from fedmerit.federation.journal import Round, first_body, rounds_of
 from fedmerit.federation.local import LocalTraining
 from fedmerit.federation.protocol import Known, Member, Model, Outcome, Report, accept, model_hash
@@ -70,9 +70,12 @@ class Engine:
     def __init__(self, config: Config, folder: Folder, watch: Watch, observe: Observer | None = None) -> None:
         self.config, self.watch = config, watch
         started = len(folder.ledger) > 0
+        pool_key = pool_key_in(folder) if started else secrets.token_bytes(32)
+        self.federation = prepare(config, pool_key=pool_key)  # whatever is wrong with the settings shows here
+        if not started:
+            keep_pool_key(folder, pool_key)
         secure = config.secure_aggregation.enabled
         identities = identities_in(folder, config, make=not started) if secure else None
-        self.federation = prepare(config, pool_key=pool_key_in(folder, make=not started))
         for note in self.federation.notes:
             self._note(note)
         run_id = first_body(folder.ledger, "run")["run"] if started else secrets.token_hex(16)
@@ -131,7 +134,7 @@ class Engine:
             weights = from_this_round(self.federation, number, self.model, trained, score)
         self._tell("sum", number)
         offers = self.aggregation.offers(number, self.model, scheduled, trained, weights)
-        attempt, encoding, attempts = self.aggregation.sum(number, self.model, offers, lost)
+        attempt, encoding = self.aggregation.sum(number, self.model, offers, lost)
         found = Round(number, scheduled, attempt.included, tuple(attempt.declined), aborted=attempt.aborted)
         before_model, outcome, looked = self.model, None, None
         reports: list[Report] = []
@@ -146,6 +149,7 @@ class Engine:
                 attempt.included,
                 self.federation.pool.slice(number),
                 model_hash(before_model),
+                self.books.folder.ledger.head,
             )
             values, reports = self._evaluate(number, before_model, outcome, offers, encoding, lost)
             if self.truth and "mr-shapley" in self.config.scoring.truth and encoding is not None:
@@ -162,7 +166,7 @@ class Engine:
             model=self.model,
             members=self.members,
             solo=self.local.solo,
-            attempts=attempts,
+            masked=attempt.masked_hashes,
             outcome=outcome,
             values=values,
             reports=reports,
@@ -174,8 +178,11 @@ class Engine:
         self._write_scores()
         if found.aborted:
             self._note(f"round {number} aborted, model unchanged: {found.aborted}")
-        for name in found.declined:
-            self._note(f"round {number}: {name} declined and is not in the sum")
+        for (
+            name,
+            reason,
+        ) in attempt.declined.items():  # to others than the rehearsal's owner it tells no reason
+            self._note(f"round {number}: {name} declined and is not in the sum: {reason}")
 
     def _model_before(self) -> Model:
         """The global model of one round earlier."""
@@ -210,6 +217,8 @@ class Engine:
                 outcome,
                 offer.contribution(encoding),
                 1.0 if offer.weight is None else float(offer.weight),
+                encoding,
+                public=self.aggregation.public_of(offers),
                 known=known,
                 solo=self.local.solo.get(name),
             )

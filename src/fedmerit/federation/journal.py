@@ -16,7 +16,7 @@ from typing import Any
 
 from fedmerit.document import as_csv, as_json, document, round_object
 from fedmerit.errors import FedmeritError, LedgerError
-from fedmerit.federation.protocol import Report
+from fedmerit.federation.protocol import Report, included_hash
 from fedmerit.ledger import SERVER, Ledger, Record, content, exact, number
 from fedmerit.types import Reports
 
@@ -89,18 +89,31 @@ def rounds_of(ledger: Ledger) -> list[Round]:
     found: list[Round] = []
     pending: Round | None = None
     outcome: Mapping[str, str] | None = None
+    masked: Mapping[str, str] | None = None
+    head = last = ""
     for record in ledger.records():
         body = record.body
         with reading(record):
             if record.kind == "schedule":
+                if pending is not None:
+                    raise LedgerError(f"round {pending.number} before it is not closed")
+                head, masked = last, None
                 pending, outcome = Round(number=body["round"], scheduled=tuple(body["members"])), None
                 if pending.number != len(found) + 1:
                     raise LedgerError(f"expected round {len(found) + 1}, got round {pending.number}")
+            elif record.kind == "masked":
+                if pending is None or body["round"] != pending.number or masked is not None:
+                    raise LedgerError("outside of its round, or the second of its round")
+                masked = dict(body["inputs"])
             elif record.kind == "outcome":
+                if pending is None or body["round"] != pending.number or outcome is not None:
+                    raise LedgerError("outside of its round, or the second of its round")
                 outcome = {key: value for key, value in body.items() if key != "round"}
                 before = found[-1].body["m"] if found else start["m0"]
                 if outcome["m0"] != before:
                     raise LedgerError("starts from another model than the one before it")
+                if outcome["head"] != head:
+                    raise LedgerError("its members saw another history than the records before it")
             elif record.kind == "report":
                 if pending is None or body["round"] != pending.number:
                     raise LedgerError("outside of its round")
@@ -114,7 +127,10 @@ def rounds_of(ledger: Ledger) -> list[Round]:
                 if pending is None or body["round"] != pending.number:
                     raise LedgerError(f"expected the end of round {len(found) + 1}")
                 found.append(_closed(pending, body, outcome))
+                if masked is None or (start["keys"] and set(found[-1].included) - set(masked)):
+                    raise LedgerError("includes a member whose masked input is not recorded")
                 pending = None
+        last = record.digest.hex()
     return found
 
 
@@ -123,6 +139,10 @@ def _closed(one: Round, body: Mapping[str, Any], outcome: Mapping[str, str] | No
     one.included, one.declined = tuple(body["included"]), tuple(body["declined"])
     one.silent, one.aborted = tuple(body["silent"]), str(body["aborted"])
     one.body = body
+    if bool(one.aborted) == (outcome is not None) or (one.aborted and one.included):
+        raise LedgerError("aborted with an outcome or members in the sum, or neither aborted nor summed")
+    if outcome is not None and outcome["included"] != included_hash(one.included):
+        raise LedgerError("includes other members than its members were told")
     if not set(one.included) <= set(one.scheduled):
         raise LedgerError("includes a member that was not scheduled")
     if set(one.reports) | set(one.silent) != set(one.included) or set(one.reports) & set(one.silent):

@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from fedmerit.data.pool import Slice
 from fedmerit.errors import BindingError, BoundError, LedgerError, MessageError
-from fedmerit.ledger import exact, number
+from fedmerit.ledger import canonical, exact, number
+from fedmerit.secagg.quantise import Encoding
 
 Model = npt.NDArray[np.float32]
 """A model as one flat vector, shape (P,)."""
@@ -35,6 +36,11 @@ def model_hash(model: Model) -> str:
     return hashlib.sha256(np.ascontiguousarray(model, dtype="<f4").tobytes()).hexdigest()
 
 
+def included_hash(included: Sequence[str]) -> str:
+    """SHA-256 of who is in a sum, in the order of the schedule."""
+    return hashlib.sha256(canonical(list(included))).hexdigest()
+
+
 @dataclass(frozen=True, eq=False)
 class Outcome:
     """What the server tells the included members once a round's sum is known."""
@@ -45,6 +51,7 @@ class Outcome:
     included: tuple[str, ...]
     slice: Slice
     m0_hash: str
+    head: str  # of the ledger before this round: whoever reports signs the history so far
 
     def change(self, m0: Model) -> npt.NDArray[np.float64]:
         """M - M0, computed once for the M0 of this round."""
@@ -61,7 +68,32 @@ class Outcome:
             "m": model_hash(self.model),
             "weight": exact(self.total_weight),
             "slice": self.slice.id,
+            "included": included_hash(self.included),
+            "head": self.head,
         }
+
+    def check(
+        self, member: str, m0: Model, weight: float, encoding: Encoding, public: Mapping[str, float] | None
+    ) -> None:
+        """Stop unless members within the bound can have summed to this: a crafted M or W is an amplifier."""
+        n, total = len(self.included), self.total_weight
+        least, most = float(n), n * float(encoding.weight_cap)
+        if encoding.weights == "public":
+            least = most = math.fsum((public or {}).get(name, math.nan) for name in self.included)
+        elif encoding.weights == "secret":
+            least = weight + (n - 1)
+        reach = encoding.bound * (1 + 1e-5) + 1e-6 * float(np.abs(m0).max(initial=0.0))
+        problem = ""
+        if member not in self.included or len(set(self.included)) != n:
+            problem = "asked to report on a sum we are not in"
+        elif n < 3:
+            problem = f"a sum of {n} members is no secret"
+        elif not least <= total <= most:
+            problem = f"{n} members cannot weigh {total:g} together"
+        elif not float(np.abs(self.change(m0)).max(initial=0.0)) <= reach:
+            problem = f"M lies further from M0 than members within the bound {encoding.bound:g} can move it"
+        if problem:
+            raise BindingError(problem, stage="report", member=member)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +191,9 @@ class Member:
         outcome: Outcome,
         contribution: npt.NDArray[np.float64],
         weight: float,
+        encoding: Encoding,
         *,
+        public: Mapping[str, float] | None = None,
         known: Known | None = None,
         solo: Model | None = None,
     ) -> Report:
@@ -170,13 +204,14 @@ class Member:
             outcome: what the server says came out of the round.
             contribution: w_i d_i as it was summed, that is, after rounding to integers.
             weight: w_i.
+            encoding: how the round's updates became integers; says what a sum can be.
+            public: everybody's weight, where weights are public.
             known: what somebody trusted has computed already; without it M0 and M are evaluated here too.
             solo: the model this member trained alone, if it does.
         """
         if (known.m0_hash if known else model_hash(m0)) != outcome.m0_hash:
             raise BindingError("the server speaks of another M0 than ours", stage="report", member=self.name)
-        if self.name not in outcome.included:
-            raise BindingError("asked to report on a sum we are not in", stage="report", member=self.name)
+        outcome.check(self.name, m0, weight, encoding, public)
         if known is None:
             outcome.slice.verify(self.commitment, outcome.round)
         before = known.before if known else self.evaluate(m0, outcome.slice)

@@ -22,6 +22,7 @@ from fedmerit.errors import ConfigError
 from fedmerit.federation.protocol import Model, PerSample
 from fedmerit.ledger import canonical
 from fedmerit.models import as_tensor, build, left_out, load_vector, to_vector
+from fedmerit.secagg.setting import LEAST_IN_SUM
 from fedmerit.training import TrainingSettings
 from fedmerit.utilities import Utility, evaluate, resolve_all
 
@@ -146,7 +147,16 @@ def prepare(config: Config, *, pool_key: bytes | None = None) -> Federation:
         lr=config.training.lr,
         weight_decay=config.training.weight_decay,
     )
+    if any(":" in name for name in (config.model.name, *config.scoring.utilities)):
+        # somebody's own code: better to fail now than after hours of training
+        evaluate(network, pool.slice(1).x, pool.slice(1).y, utilities)
     notes = list(dataset.notes)
+    fraction, members = config.participation.fraction, len(clients)
+    if fraction < 1 and round(fraction * members) < LEAST_IN_SUM:
+        notes.append(
+            f"participation.fraction {fraction:g} of {members} members is fewer than {LEAST_IN_SUM}: "
+            f"{LEAST_IN_SUM} take part"
+        )
     if left := left_out(network):
         notes.append(f"not aggregated, because they are counters: {', '.join(left)}")
     return Federation(
@@ -181,6 +191,8 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"run.device: expected auto, cpu or cuda, got {name!r}") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"run.device: expected auto, cpu or cuda, got {name!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("run.device: cuda was asked for, but torch sees no GPU here")
     return device
@@ -191,7 +203,7 @@ def schedule(config: Config, names: Sequence[str], number: int) -> tuple[str, ..
     fraction, away = config.participation.fraction, config.participation.away
     drawn = set(names)
     if fraction < 1.0:
-        count = max(3, round(fraction * len(names)))
+        count = max(LEAST_IN_SUM, round(fraction * len(names)))
         drawn = set(
             generator_for(config, "participation", number).choice(names, count, replace=False).tolist()
         )

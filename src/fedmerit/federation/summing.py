@@ -57,9 +57,7 @@ class Attempt:
     weighted_sum: npt.NDArray[np.float64] | None = None  # None: aborted
     total_weight: float = 0.0
     aborted: str = ""  # why
-    final: bool = False  # aborted after a share was released: these updates may not be summed again
     declined: dict[str, str] = field(default_factory=dict)  # who left by itself; the reason stays with it
-    left: tuple[str, ...] = ()  # who was still there at the end
     masked_hashes: dict[str, str] = field(default_factory=dict)
     bytes_up: int = 0
 
@@ -79,10 +77,10 @@ def plain_sum(
     public_weights: Sequence[float] | None,
 ) -> Attempt:
     """Add the words as they are. ``need(stage)`` is how many members a stage needs."""
-    attempt = Attempt(left=tuple(offer.name for offer in offers))
+    attempt, left = Attempt(), [offer.name for offer in offers]
     total = np.zeros(encoding.words, np.uint32)
     for at, stage in enumerate(SUM_STAGES):
-        here = [offer for offer in offers if offer.name in attempt.left and lost_at(lost, offer.name) > at]
+        here = [offer for offer in offers if offer.name in left and lost_at(lost, offer.name) > at]
         if stage == "masked":
             summed = []
             for offer in here:
@@ -94,10 +92,9 @@ def plain_sum(
                 summed.append(offer)
             here = summed
             attempt.included = tuple(offer.name for offer in here)
-        attempt.left = tuple(offer.name for offer in here)
+        left = [offer.name for offer in here]
         if len(here) < need(stage):
             attempt.aborted = f"stage {stage}: {len(here)} members left, {need(stage)} are needed"
-            attempt.final = stage == "unmask" and bool(here)
             return attempt
     _finish(attempt, encoding, total, [offer.name for offer in offers], public_weights)
     return attempt
@@ -136,7 +133,7 @@ def masked_sum(
         name: Client(setting, name, identities[name], released=released[name]) for name in setting.members
     }
     offered = {offer.name: offer for offer in offers}
-    attempt = Attempt(left=setting.members)
+    attempt = Attempt()
     shown: dict[str, bytes | None] = dict.fromkeys(setting.members)
     for at, stage in enumerate(SUM_STAGES):
         for name, broadcast in shown.items():
@@ -150,15 +147,13 @@ def masked_sum(
             if observe:
                 observe(stage, name, message)
             server.receive(message, name)
-        attempt.left = tuple(server.heads[stage])
         try:
             shown = dict(server.advance())
         except RoundAborted as error:
             attempt.aborted = str(error)
-            attempt.final = stage == "unmask" and bool(attempt.left)
             return attempt
         if stage == "masked":
-            attempt.included = attempt.left
+            attempt.included = tuple(server.heads[stage])
             attempt.masked_hashes = {
                 name: bytes(head.body[2]).hex() for name, head in server.heads["masked"].items()
             }
