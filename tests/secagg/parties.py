@@ -11,11 +11,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedmerit.keys import Member, Roster, public_key
 from fedmerit.secagg import STAGES, Client, Encoding, Server, Setting, Task, Update
-from fedmerit.secagg.messages import seal
+from fedmerit.secagg.messages import open_message, seal
 
 M0 = hashlib.sha256(b"model 0").digest()
 CONFIG = hashlib.sha256(b"config").digest()
 LENGTH = 20
+A, B, C, D = "hospital-a", "hospital-b", "hospital-c", "hospital-d"
 
 
 def names_of(n):
@@ -112,3 +113,15 @@ def head_of(message):
 def secrets_of(client):
     s = client._state
     return [s.channel, s.mask, s.seed, s.nonce]
+
+
+def body_of(parties, message):
+    """The body of a member's message that has no payload."""
+    return open_message(message, parties.setting, 0)[0].body
+
+
+def caught(error, kind, stage=None, member=None):
+    """Whether an error has this very type and names stage and member."""
+    assert type(error.value) is kind
+    assert stage is None or error.value.stage == stage
+    assert member is None or error.value.member == member

@@ -8,17 +8,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from parties import Parties, head_of
+from parties import A, B, Parties, caught, head_of, heads_in
 
 from fedmerit.errors import BindingError, BoundError, ProtocolError, ShareError
-from fedmerit.secagg import nonce_opens, replay
+from fedmerit.secagg import masks, nonce_opens, replay
+from fedmerit.secagg.messages import digest_of, to_broadcast
 
-A = "hospital-a"
+LISTS = {"advertised": "advertise", "shared": "share", "masked": "masked", "checked": "check"}
 
 
 def lists(parties):
     shown = parties.server.broadcasts
-    return {"advertised": shown["advertise"], "shared": shown["share"], "masked": shown["masked"]}
+    return {past: shown[stage] for past, stage in LISTS.items()}
 
 
 @pytest.mark.parametrize("kind", [{}, {"weights": [5, 6, 7, 8, 9]}, {"public": (0.5, 1.0, 2.0, 3.0, 1.5)}])
@@ -59,10 +60,97 @@ def test_an_audit_needs_the_transcript_of_the_same_attempt():
     parties = Parties(4).play()
     other = parties.retry(released={}).play()
     opening = parties.clients[A].opening()
-    for change in ({"advertised"}, {"shared"}, {"masked"}, {"advertised", "shared", "masked"}):
+    for change in (*({name} for name in LISTS), set(LISTS)):
         mixed = lists(parties) | {key: lists(other)[key] for key in change}
         with pytest.raises(ProtocolError):
             replay(parties.setting, parties.task, opening, parties.vectors[A], **mixed)
+
+
+def test_a_public_weight_is_the_tasks_not_the_openings():
+    """Half of the update at twice the weight gives the same words."""
+    parties = Parties(4, public=(1.0, 2.0, 2.0, 2.0)).play()
+    opening, delta = parties.clients[A].opening(), parties.vectors[A]
+    for weight, vector, says in (
+        (2.0, delta / 2, "its weight is public and is 1, got 2.0"),
+        (2.0, delta, "its weight is public"),
+        (None, delta / 2, "masked something else"),
+    ):
+        with pytest.raises(BindingError, match=says) as error:
+            replay(parties.setting, parties.task, replace(opening, weight=weight), vector, **lists(parties))
+        caught(error, BindingError, "audit", A)
+    replay(parties.setting, parties.task, replace(opening, weight=None), delta, **lists(parties))
+
+
+def second_input(parties, delta, dealers=None, keys=None):
+    """A second masked head of A, on an update that was never summed, in a list of masked inputs."""
+    opening, shown = parties.clients[A].opening(), parties.server.heads
+    words = parties.encoding.encode(delta, seed=opening.rounding).words
+    peers = {
+        name: (keys or {}).get(name, shown["advertise"][name].body[1]) for name in dealers or parties.names
+    }
+    binding = parties.task.binding(parties.setting)
+    own = masks.of_member(parties.setting, A, opening.mask, opening.seed, peers, binding)
+    masks.add_masks(words, own)
+    body = [parties.task.digest, parties.task.m0_hash, digest_of(masks.to_wire(words))]
+    head = head_of(parties.forge(A, "masked", body, seen=shown["masked"][A].seen))
+    return to_broadcast("masked", [head, *heads_in(parties.server.broadcasts["masked"])[1:]])
+
+
+def signed_by(parties, masked, names):
+    """What these members would have to sign for that list to be the one that was summed."""
+    return to_broadcast(
+        "check", [head_of(parties.forge(name, "check", [], seen=digest_of(masked))) for name in names]
+    )
+
+
+def test_an_update_that_was_never_summed_cannot_be_opened_even_with_the_servers_help():
+    parties = Parties(7).play()  # t = 5
+    opening, delta = parties.clients[A].opening(), parties.vectors[A] * np.float32(0.5)
+    masked = second_input(parties, delta)
+    few = signed_by(parties, masked, parties.names[:4])
+    honest = heads_in(parties.server.broadcasts["check"])
+    mixed = to_broadcast("check", [*heads_in(few), *honest[4:]])
+    for checked, says, member in (
+        (parties.server.broadcasts["check"], "another list of masked inputs", A),
+        (mixed, "another list of masked inputs", parties.names[4]),
+        (few, "4 members signed this list of masked inputs, 5 are needed", None),
+    ):
+        with pytest.raises(BindingError, match=says) as error:
+            replay(
+                *(parties.setting, parties.task, opening, delta),
+                **lists(parties) | {"masked": masked, "checked": checked},
+            )
+        caught(error, BindingError, "audit", member)
+
+
+def test_signatures_on_a_list_count_only_of_members_in_it():
+    parties = Parties(4).play(lost=[("masked", "hospital-d")])
+    shown = lists(parties)
+    masked = shown["masked"]
+    shown["checked"] = signed_by(parties, masked, (A, B, "hospital-d"))
+    with pytest.raises(BindingError, match="another list of masked inputs") as error:
+        replay(parties.setting, parties.task, parties.clients[A].opening(), parties.vectors[A], **shown)
+    caught(error, BindingError, "audit", "hospital-d")
+
+
+def test_lists_that_do_not_follow_from_each_other_open_nothing():
+    """t members signed this list of inputs, but the lists of shares or keys are not those they answered."""
+    parties = Parties(4).play()
+    opening, delta, shown = parties.clients[A].opening(), parties.vectors[A], lists(parties)
+    fewer = to_broadcast("share", heads_in(shown["shared"])[:3])
+    key = masks.public(os.urandom(32))
+    body = [key, key, bytes(32), bytes(32)]
+    swapped = head_of(parties.forge(B, "advertise", body, seen=bytes(32)))
+    heads = heads_in(shown["advertised"])
+    other = to_broadcast("advertise", [heads[0], swapped, *heads[2:]])
+    for past, changed, masked in (
+        ("shared", fewer, second_input(parties, delta, dealers=parties.names[:3])),
+        ("advertised", other, second_input(parties, delta, keys={B: key})),
+    ):
+        lie = shown | {past: changed, "masked": masked, "checked": signed_by(parties, masked, parties.names)}
+        with pytest.raises(BindingError, match="no masked input of this member on these shares") as error:
+            replay(parties.setting, parties.task, opening, delta, **lie)
+        caught(error, BindingError, "audit", A)
 
 
 def test_nothing_can_be_opened_before_it_was_masked():

@@ -203,10 +203,23 @@ def test_what_names_an_update():
     delta = np.array([1.0, -2.0], np.float32)
     expected = sha(packed("fedmerit update 1", b"\x0d" * 32, 2) + delta.tobytes())
     assert update_digest(b"\x0d" * 32, delta) == expected
+    zeros = np.array([0.0, 1.0], np.float32)
+    minus = np.array([-0.0, 1.0])
+    assert update_digest(b"\x0d" * 32, minus) == update_digest(b"\x0d" * 32, zeros)
+    assert update_digest(b"\x0e" * 32, zeros) != update_digest(b"\x0d" * 32, zeros)  # of another M0
     released = Released()
     released.add(SETTING, expected)
     round_entry = sha(packed("fedmerit released 1", "round", "run", 3, ROSTER.hash))
     assert released.dump() == b"".join(sorted([expected, round_entry]))
+
+
+def test_what_names_a_schedule():
+    released = Released()
+    released.same_schedule(SETTING, stage="masked", member="a")
+    where = ("run", 3, ROSTER.hash)
+    entries = [packed("fedmerit released 1", "masked", *where)]
+    entries.append(packed("fedmerit released 1", "masked for", *where, ["a", "b", "c"], 3))
+    assert released.dump() == b"".join(sorted(map(sha, entries)))
 
 
 def test_a_large_update_is_named_by_evenly_spaced_coordinates():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import test_secagg_privacy
+from parties import Parties
 
 from fedmerit.secagg import default_threshold
 
@@ -39,3 +40,10 @@ def test_the_table_of_sizes(row):
     assert t == default_threshold(n)
     assert lost == colluding == n - t
     assert honest == 2 * t - n
+    assert Parties(n).setting.tolerated == colluding
+
+
+@pytest.mark.parametrize(("n", "t", "tolerated"), [(9, 5, 0), (9, 6, 2), (9, 7, 2), (9, 8, 1), (4, 3, 1)])
+def test_colluders_tolerated_with_a_configured_threshold(n, t, tolerated):
+    assert "min(N - t, 2t - N - 1)" in TEXT
+    assert Parties(n, threshold=t).setting.tolerated == tolerated

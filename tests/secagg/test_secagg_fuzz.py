@@ -143,7 +143,7 @@ def test_audits(data):
     parties = PLAYED["unmask"]
     tolerates(nonce_opens, parties.setting, data, A, b"x" * 32)
     opening = parties.clients[A].opening()
-    good = {"advertised": "advertise", "shared": "share", "masked": "masked"}
+    good = {"advertised": "advertise", "shared": "share", "masked": "masked", "checked": "check"}
     for name in good:
         shown = {key: BROADCASTS[stage] for key, stage in good.items()} | {name: data}
         tolerates(

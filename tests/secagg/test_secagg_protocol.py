@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from parties import Parties
 
 from fedmerit import secagg
@@ -160,11 +160,71 @@ def test_settings_say_what_is_risky_and_refuse_what_is_unsafe():
     assert "3 members" in parties.setting.notes[0]
     assert Parties(4).setting.notes == ()
     assert "threshold 5 of 9: 1 members and the server" in Parties(9, threshold=5).setting.notes[0]
-    for threshold in (0, 2, 5, 2.5):
+    for threshold in (0, 2, 5, 2.5, "3", True, np.float64(3)):
         with pytest.raises(RefusedError, match="threshold"):
             Parties(4, threshold=threshold)
     with pytest.raises(RefusedError, match="a sum of two"):
         Parties(2)
+
+
+def test_numbers_of_numpy_are_numbers():
+    base = Parties(4)
+    setting = replace(base.setting, threshold=np.int64(3), round=np.int32(1), attempt=np.uint8(0))
+    assert setting.session == base.setting.session
+    encoding = Encoding(np.int64(3), np.int32(4), np.float32(1.0))
+    assert encoding == Encoding(3, 4, 1.0)
+    client = Client(setting, "hospital-a", base.identity["hospital-a"])
+    client._state.task = secagg.Task(base.task.m0_hash, encoding)
+    assert Client.restore(client.dump(), base.identity["hospital-a"]).setting == setting
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run": ""},
+        {"run": "\ud800"},
+        {"run": "a\nb"},
+        {"run": 5},
+        {"run": "x" * 129},
+        {"round": -1},
+        {"round": 1.0},
+        {"attempt": "0"},
+        {"attempt": True},
+        {"config_hash": "c" * 32},
+        {"config_hash": None},
+        {"members": None},
+        {"members": "hospital-a"},
+        {"members": (1, 2, 3)},
+    ],
+)
+def test_settings_of_the_wrong_type_are_refused(change):
+    with pytest.raises(BindingError) as error:
+        replace(Parties(3).setting, **change)
+    assert error.value.stage == "setting"
+
+
+def test_an_error_on_ones_own_side_stops_the_client_and_is_called_that(monkeypatch):
+    parties = Parties(4).play(until="masked")
+    client = parties.clients["hospital-b"]
+    with monkeypatch.context() as patch:
+        patch.setattr("fedmerit.secagg.masks.add_masks", lambda *_: (_ for _ in ()).throw(MemoryError))
+        with pytest.raises(MemoryError):
+            parties.answer("hospital-b")
+    assert client.stage == "stopped"
+    for again in (lambda: parties.answer("hospital-b"), client.handle):
+        with pytest.raises(
+            RefusedError, match="has stopped: failed on its own side in stage masked: MemoryError"
+        ) as error:
+            again()
+        assert (error.value.stage, error.value.member) == ("masked", "hospital-b")
+    assert parties.server.receive(client.decline()) == "hospital-b"
+
+
+@pytest.mark.parametrize("seed", ["text", 1.5, [1]])
+def test_a_seed_is_a_number_or_bytes(seed):
+    parties = Parties(3)
+    with pytest.raises(ConfigError, match="a seed must be"):
+        Update(parties.task, parties.vectors["hospital-a"], None, seed)
 
 
 def test_a_schedule_has_no_duplicates_and_no_strangers():
@@ -192,106 +252,3 @@ def test_public_names_are_importable_and_others_are_not():
         assert getattr(secagg, name).__module__.startswith("fedmerit.secagg") if name != "STAGES" else STAGES
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         secagg.nonsense  # noqa: B018
-
-
-# ------------------------------------------------------------------------------------------------- in memory
-
-
-def test_in_memory_keeps_the_contract():
-    vectors = np.random.default_rng(0).normal(size=(5, 30)).astype(np.float32)
-    weights = [5, 2.0, 8, 1, 4]
-    run = run_in_memory(vectors, np.array(weights), 3, lost={"masked": [1], "unmask": [4]}, seed=3)
-    expected = np.average(vectors[[0, 2, 3, 4]].astype(float), axis=0, weights=[5, 8, 1, 4])
-    assert run.mean == pytest.approx(expected, abs=1e-7)
-    assert (run.total_weight, run.included) == (18, (0, 2, 3, 4))
-    assert {stage: sorted(run.transcript[stage]) for stage in STAGES} == {
-        "advertise": [0, 1, 2, 3, 4],
-        "share": [0, 1, 2, 3, 4],
-        "masked": [0, 2, 3, 4],
-        "check": [0, 2, 3, 4],
-        "unmask": [0, 2, 3],
-    }
-    assert all(isinstance(data, bytes) for stage in STAGES for data in run.transcript[stage].values())
-
-
-def test_the_seed_feeds_the_rounding_and_nothing_else():
-    vectors = np.random.default_rng(1).normal(size=(3, 30))
-    one, two, other = (run_in_memory(vectors, seed=seed) for seed in (1, 1, 2))
-    assert np.array_equal(one.mean, two.mean)
-    assert not np.array_equal(one.mean, other.mean)
-    for stage in ("advertise", "share", "masked", "unmask"):
-        assert one.transcript[stage][0] != two.transcript[stage][0]
-
-
-@pytest.mark.parametrize(
-    ("vectors", "error", "member"),
-    [
-        ([[1.0, np.nan], [1.0, 1.0], [1.0, 1.0]], BoundError, "client-0"),
-        ([[1.0, 1.0], [1.0, np.inf], [1.0, 1.0]], BoundError, "client-1"),
-        ([[1.0, 1.0], [1.0, 1.0], [1.0]], BindingError, "client-2"),
-        ([np.ones(2), np.ones(2, int), np.ones(2)], BindingError, "client-1"),
-        ([np.ones((2, 1))] * 3, BindingError, "client-0"),
-        ([[1.0], [], [1.0]], BindingError, "client-1"),
-        ([["a"], [1.0], [1.0]], BindingError, "client-0"),
-    ],
-)
-def test_bad_vectors_are_named(vectors, error, member):
-    with pytest.raises(error) as caught:
-        run_in_memory(vectors)
-    assert (caught.value.stage, caught.value.member) == ("masked", member)
-
-
-def test_bad_arguments_of_in_memory():
-    good = np.ones((4, 2))
-    for few in ([], good[:1], good[:2]):
-        with pytest.raises(RefusedError):
-            run_in_memory(few)
-    for weights in ([1, 2, 3], [1, 2, 3, 4, 5]):
-        with pytest.raises(BindingError, match="weights"):
-            run_in_memory(good, weights)
-    for weights in ([1, 2, 3, 0], [1, 2, 3, 1.5], [1, 2, 3, -1], [1, 2, 3, np.nan]):
-        with pytest.raises((BoundError, ConfigError)):
-            run_in_memory(good, weights)
-    for lost in ({"train": [0]}, {"masked": [4]}, {"masked": [-1]}):
-        with pytest.raises(ConfigError, match="lost"):
-            run_in_memory(good, lost=lost)
-    with pytest.raises(BoundError):
-        run_in_memory(good, bound=0.5)
-    with pytest.raises(RefusedError):
-        run_in_memory(good, threshold=2)
-
-
-def test_vectors_of_zeros_have_a_mean():
-    assert run_in_memory(np.zeros((3, 4))).mean.tolist() == [0, 0, 0, 0]
-
-
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(data=st.data())
-def test_the_result_is_the_plain_sum_over_the_included_or_the_round_is_aborted(data):
-    n = data.draw(st.integers(3, 8))
-    t = data.draw(st.integers(n // 2 + 1, n))
-    leaves = data.draw(st.lists(st.sampled_from([*STAGES, None, None, None]), min_size=n, max_size=n))
-    weighted = data.draw(st.booleans())
-    seed = data.draw(st.integers(0, 2**32))
-    rng = np.random.default_rng(seed)
-    vectors = rng.normal(size=(n, data.draw(st.integers(1, 40)))) * 10.0 ** rng.integers(-6, 6)
-    weights = rng.integers(1, 1000, n).tolist() if weighted else None
-    lost = {stage: [i for i in range(n) if leaves[i] == stage] for stage in STAGES}
-    here = [n]  # how many are left after each stage
-    for stage in STAGES:
-        here.append(here[-1] - len(lost[stage]))
-    needed = [max(t, 3)] * 3 + [t] * 2
-    aborts = any(left < need for left, need in zip(here[1:], needed, strict=True))
-    if aborts:
-        with pytest.raises(RoundAborted):
-            run_in_memory(vectors, weights, t, lost, seed=seed)
-        return
-    run = run_in_memory(vectors, weights, t, lost, seed=seed)
-    included = [i for i in range(n) if leaves[i] not in ("advertise", "share", "masked")]
-    chosen = None if weights is None else [weights[i] for i in included]
-    expected = np.average(vectors[included], axis=0, weights=chosen)
-    step = np.abs(vectors).max() / ((2**32 // n - 1) // 2)
-    worst = len(included) * step * (max(weights) if weights else 1) / run.total_weight
-    assert run.included == tuple(included)
-    assert run.total_weight == (sum(chosen) if chosen else len(included))
-    assert np.abs(run.mean - expected).max() <= worst * (1 + 1e-6)

@@ -97,8 +97,13 @@ def test_what_a_member_put_in_adds_up_to_the_mean():
 
 def test_beyond_the_bound_is_an_error_that_says_how_many_and_how_far():
     encoding = Encoding(length=5, members=3, bound=1.0)
-    with pytest.raises(BoundError, match=r"2 of 5 coordinates .* beyond the bound 1, the largest is 3"):
+    with pytest.raises(BoundError, match=r"2 of 5 coordinates .* beyond the bound 1\.0, the largest is 3\.0"):
         encoding.encode(np.array([0.0, 2.0, -3.0, 1.0, -1.0]), seed=0)
+
+
+def test_a_bound_that_is_missed_by_a_hair_is_told_apart():
+    with pytest.raises(BoundError, match=r"beyond the bound 0\.1, the largest is 0\.10000000149"):
+        Encoding(1, 3, 0.1).encode(np.array([0.1], np.float32), seed=0)
 
 
 def test_a_clip_is_counted():
@@ -155,6 +160,12 @@ def test_a_uniform_member_brings_no_weight():
         {"bound": -1.0},
         {"bound": np.inf},
         {"bound": np.nan},
+        {"bound": "1"},
+        {"bound": None},
+        {"bound": True},
+        {"length": 1.5},
+        {"members": "3"},
+        {"weight_cap": None},
         {"weights": "none"},
         {"weight_cap": 2},
         {"weights": "secret", "weight_cap": 2**31},
@@ -172,6 +183,11 @@ def test_a_sum_that_honest_members_cannot_reach_is_refused():
     beyond = np.array([4 * encoding.limit, 0, 30], np.uint32)
     with pytest.raises(BoundError, match="3 members within the bound"):
         encoding.decode(beyond, included=3)
+    # three members of weight 1 under a cap of 10 reach 3 Q / 10, not 3 Q
+    light = np.array([0, -(encoding.limit // 10 * 3 + 5) % 2**32, 3], np.uint32)
+    with pytest.raises(BoundError, match="3 members within the bound can reach with a weight of 3 together"):
+        encoding.decode(light, included=3)
+    assert encoding.decode(light + np.array([0, 5, 0], np.uint32), included=3).total_weight == 3
     for weight in (0, 2, 31):
         with pytest.raises(BoundError, match="cannot weigh"):
             encoding.decode(np.array([0, 0, weight], np.uint32), included=3)

@@ -2,8 +2,9 @@
 
 Words are a function of the update, its weight and rounding seed, the self-mask seed, the mask key, and what
 everybody saw. An opening tells the secrets among these; keys and seed are checked against what the member
-signed before, so there is exactly one update it can show. What an opening costs: whoever has it, and the
-server, see this update; see docs/threats.md for how often it may be asked.
+signed before, and t members must have signed the list of masked inputs that is shown, as they do before they
+release a share. So there is exactly one update it can show: the one that is in the sum. What an opening
+costs: whoever has it, and the server, see this update; see docs/threats.md for how often it may be asked.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def replay(
     advertised: bytes,
     shared: bytes,
     masked: bytes,
+    checked: bytes,
 ) -> Words:
     """The words this member must have sent; an error that names it if they are not what it signed.
 
@@ -54,11 +56,13 @@ def replay(
         advertised: the list of heads that all members saw after the stage advertise.
         shared: the same after the stage share.
         masked: the same after the stage masked.
+        checked: the same after the stage check: the signatures of t members in the sum on the list before.
     """
     name = opening.member
     keys = open_broadcast(advertised, setting, "advertise")
     dealers = open_broadcast(shared, setting, "share")
-    signed = open_broadcast(masked, setting, "masked").get(name)
+    inputs = open_broadcast(masked, setting, "masked")
+    signed = inputs.get(name)
     chained = (
         signed is not None
         and name in keys
@@ -67,13 +71,23 @@ def replay(
     )
     if signed is None or not chained:
         raise BindingError("no masked input of this member on these shares", stage="audit", member=name)
+    checks = open_broadcast(checked, setting, "check")
+    for peer, head in checks.items():
+        if peer not in inputs or head.seen != digest_of(masked):
+            raise BindingError("signed another list of masked inputs", stage="audit", member=peer)
+    if len(checks) < setting.t:
+        raise BindingError(
+            f"{len(checks)} members signed this list of masked inputs, {setting.t} are needed", stage="audit"
+        )
     _, public, commitment, _ = keys[name].body
     if masks.public(opening.mask) != public:
         raise ShareError("opened another mask key than it advertised", stage="audit", member=name)
     if masks.commitment("seed", opening.seed, setting.session, name) != commitment:
         raise ShareError("opened another self-mask seed than it committed to", stage="audit", member=name)
     try:
-        words = task.encoding.encode(delta, weight=opening.weight, seed=opening.rounding).words
+        # a public weight is not the member's to choose
+        weight = task.weight_of(setting, name, opening.weight, stage="audit")
+        words = task.encoding.encode(delta, weight=weight, seed=opening.rounding).words
     except ProtocolError as error:
         raise placed(error, "audit", name) from None
     peers = {peer: keys[peer].body[1] for peer in dealers}

@@ -20,15 +20,7 @@ import numpy.typing as npt
 from fedmerit.errors import BindingError, MessageError, ProtocolError, RefusedError, RoundAborted, ShareError
 from fedmerit.secagg import masks, sharing
 from fedmerit.secagg.audit import Opening
-from fedmerit.secagg.messages import (
-    DECLINE,
-    STAGES,
-    Head,
-    digest_of,
-    open_broadcast,
-    placed,
-    seal,
-)
+from fedmerit.secagg.messages import DECLINE, STAGES, Head, digest_of, open_broadcast, placed, seal
 from fedmerit.secagg.quantise import seed_bytes
 from fedmerit.secagg.released import Released, update_digest
 from fedmerit.secagg.setting import Setting, Task
@@ -56,12 +48,17 @@ class Update:
     weight: float | None = None
     seed: int | bytes | None = None
 
+    def __post_init__(self) -> None:
+        if self.seed is not None:
+            seed_bytes(self.seed)
+
 
 class Client:
     """One member. Call the stages in order, each with the list of heads the server showed after the last.
 
     Whatever a member finds wrong is a `ProtocolError` that says stage, member and reason. After any but
-    unreadable bytes or a message out of turn the client has stopped for good; it can still `decline`.
+    unreadable bytes or a message out of turn the client has stopped for good; it can still `decline`. So it
+    has after any other error in the middle of a stage, such as a lack of memory.
     """
 
     def __init__(
@@ -120,6 +117,8 @@ class Client:
         with self._turn("share") as s:
             heads = self._look(broadcast, "advertise")
             s.keys = {peer: list(head.body[:2]) for peer, head in heads.items()}
+            for peer, keys in s.keys.items():
+                masks.refuse_small_order(keys, stage="share", peer=peer)
             kinds = [sharing.split(secret, self.setting.t, self.setting.n) for secret in (s.mask, s.seed)]
             rows = []
             for place, peer in enumerate(self.setting.members):
@@ -145,6 +144,7 @@ class Client:
             encoded = task.encoding.encode(update.delta, weight=s.weight, seed=s.rounding)
             s.update = update_digest(task.m0_hash, np.asarray(update.delta))
             self.released.refuse_again(self.setting, s.update, stage="masked", member=self.name)
+            self.released.same_schedule(self.setting, stage="masked", member=self.name)
             s.clipped = encoded.clipped
             peers = {dealer: s.keys[dealer][1] for dealer in heads}
             masks.add_masks(
@@ -165,6 +165,7 @@ class Client:
                     raise BindingError("trained from another model M0 than ours", stage="check", member=peer)
                 if head.body[0] != s.task.digest:
                     raise BindingError("masked for another encoding or weights", stage="check", member=peer)
+            s.task.refuse_small_sum(self.setting, heads, stage="check")
             s.survivors = list(heads)
             return self._say("check", [])
 
@@ -175,7 +176,9 @@ class Client:
         server is not asked, so it cannot ask for both.
         """
         with self._turn("unmask") as s:
-            self._look(broadcast, "check")
+            for peer in self._look(broadcast, "check"):
+                if peer not in s.survivors:
+                    raise BindingError("signed a sum that it is not in", stage="check", member=peer)
             self.released.refuse_again(self.setting, s.update, stage="unmask", member=self.name)
             rows = []
             for place, peer in enumerate(self.setting.members):
@@ -192,15 +195,18 @@ class Client:
 
     def handle(self, broadcast: bytes | None = None, update: Update | None = None) -> bytes:
         """Answer whatever the server said last; the update is needed for the masked stage alone."""
-        if self.stage == "advertise":
+        due = self._state.stage
+        if self._state.stopped:
+            raise RefusedError(f"has stopped: {self._state.stopped}", stage=due, member=self.name)
+        if due == "advertise":
             return self.advertise()
         if broadcast is None:
-            raise BindingError("answers a list of heads, got none", stage=self.stage, member=self.name)
-        if self.stage == "masked":
+            raise BindingError("answers a list of heads, got none", stage=due, member=self.name)
+        if due == "masked":
             if update is None:
                 raise BindingError("needs the update", stage="masked", member=self.name)
             return self.masked(broadcast, update)
-        answer = {"share": self.share, "check": self.check}.get(self.stage, self.unmask)
+        answer = {"share": self.share, "check": self.check}.get(due, self.unmask)
         return answer(broadcast)
 
     # ------------------------------------------------------------------------------ after and between rounds
@@ -219,7 +225,7 @@ class Client:
 
     def forget(self) -> None:
         """Delete the round's secrets, once no audit can ask for them."""
-        self._state = State.forgotten()
+        self._state = State.forgotten(self._state.stage)
 
     def dump(self) -> bytes:
         """Everything but identity key and `Released`; secret."""
@@ -249,6 +255,9 @@ class Client:
             if not isinstance(error, MessageError):
                 s.stopped = str(found)
             raise found from None
+        except BaseException as error:  # half done: what was seen may have changed, and nothing was said
+            s.stopped = f"failed on its own side in stage {stage}: {type(error).__name__}"
+            raise
         if stage in ("masked", "check", "unmask"):
             self.released.did(self.setting, stage, self.name)
         s.stage = (*STAGES, "done")[STAGES.index(stage) + 1]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -34,6 +34,7 @@ __all__ = [
     "of_member",
     "pair_key",
     "public",
+    "refuse_small_order",
     "self_key",
     "to_wire",
     "with_peers",
@@ -68,6 +69,12 @@ def agree(private: bytes, peer_public: bytes, *, stage: str, peer: str) -> bytes
         raise BindingError(
             "advertised a key that agrees on nothing secret", stage=stage, member=peer
         ) from None
+
+
+def refuse_small_order(keys: Iterable[bytes], *, stage: str, peer: str) -> None:
+    """Stop here at a key with which every private key agrees on the same, known secret: one shows it."""
+    for key in keys:
+        agree(b"\x01" * 32, key, stage=stage, peer=peer)
 
 
 def pair_key(shared: bytes, low: str, high: str, binding: bytes) -> bytes:

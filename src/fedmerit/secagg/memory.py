@@ -16,7 +16,7 @@ from fedmerit.errors import BindingError, ConfigError, RefusedError
 from fedmerit.keys import Member, Roster, public_key
 from fedmerit.secagg.client import Client, Update
 from fedmerit.secagg.messages import STAGES
-from fedmerit.secagg.quantise import Encoding
+from fedmerit.secagg.quantise import Encoding, is_number, seed_bytes, whole
 from fedmerit.secagg.server import Server
 from fedmerit.secagg.setting import Setting, Task
 
@@ -58,17 +58,21 @@ def run_in_memory(
 
     Raises:
         RoundAborted: too few members were left.
+        ConfigError: weights, lost, bound or seed cannot be used.
+        ProtocolError: of another kind, where a vector or the threshold cannot be used.
 
     >>> run = run_in_memory([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]], lost={"masked": [3]}, seed=0)
     >>> run.mean.round(6).tolist(), run.total_weight, run.included
     ([3.0, 4.0], 3.0, (0, 1, 2))
     """
-    arrays = [_vector(vector, index) for index, vector in enumerate(vectors)]
+    arrays = [_vector(vector, index) for index, vector in enumerate(_listed(vectors, "vectors"))]
     away = _leaving(lost or {}, len(arrays))
     if not arrays:
         raise RefusedError("there is nothing to sum", stage="setting")
-    if weights is not None and len(weights) != len(arrays):
-        raise BindingError(f"expected {len(arrays)} weights, got {len(weights)}", stage="setting")
+    counts = None if weights is None else _counts(weights, len(arrays))
+    if seed is not None and not isinstance(seed, bytes):
+        seed_bytes(seed)  # complains
+        seed = whole(seed)
     identities = [Ed25519PrivateKey.generate() for _ in arrays]
     names = tuple(f"client-{index}" for index in range(len(arrays)))
     setting = Setting(
@@ -83,9 +87,9 @@ def run_in_memory(
     encoding = Encoding(
         length=arrays[0].size,
         members=len(arrays),
-        bound=_largest(arrays) if bound == "auto" else bound,
-        weights="uniform" if weights is None else "secret",
-        weight_cap=1 if weights is None else max(1, max(map(float, weights))),
+        bound=_largest(arrays) if isinstance(bound, str) and bound == "auto" else bound,
+        weights="uniform" if counts is None else "secret",
+        weight_cap=1 if counts is None else max(counts),
     )
     task = Task(hashlib.sha256(b"no model").digest(), encoding)
     server = Server(setting, task)
@@ -99,7 +103,7 @@ def run_in_memory(
             update = None
             if stage == "masked":
                 own_seed = seed if seed is None else b"%a %d" % (seed, index)
-                weight = None if weights is None else weights[index]
+                weight = None if counts is None else counts[index]
                 update = Update(task, arrays[index], weight, own_seed)
             message = client.handle(shown[client.name], update)
             server.receive(message, client.name)
@@ -108,6 +112,23 @@ def run_in_memory(
     assert server.result is not None
     included = tuple(names.index(name) for name in server.result.included)
     return InMemory(server.result.mean, server.result.total_weight, included, transcript)
+
+
+def _listed(values: Any, what: str) -> list[Any]:
+    try:
+        return list(values)
+    except TypeError:
+        raise ConfigError(f"{what}: expected a list, got {type(values).__name__}") from None
+
+
+def _counts(weights: Any, members: int) -> list[float]:
+    """Sample counts as numbers; which of them the round can use, the encoding says."""
+    counts = _listed(weights, "weights")
+    if len(counts) != members:
+        raise BindingError(f"expected {members} weights, got {len(counts)}", stage="setting")
+    if not all(is_number(count) and count >= 1 and float(count).is_integer() for count in counts):
+        raise ConfigError("weights: sample counts must be whole numbers of at least 1")
+    return [float(count) for count in counts]
 
 
 def _vector(vector: npt.ArrayLike, index: int) -> Vector:
@@ -135,11 +156,14 @@ def _largest(arrays: Sequence[Vector]) -> float:
 def _leaving(lost: Mapping[str, Sequence[int]], members: int) -> dict[int, int]:
     """The first stage, by number, whose message of a member is lost."""
     away: dict[int, int] = {}
+    if not isinstance(lost, Mapping):
+        raise ConfigError(f"lost: expected members by stage, got {type(lost).__name__}")
     for stage, indices in lost.items():
         if stage not in STAGES:
             raise ConfigError(f"lost: unknown stage {stage!r}; the stages are {', '.join(STAGES)}")
-        for index in indices:
-            if not 0 <= index < members:
-                raise ConfigError(f"lost: there is no member {index} among {members}")
+        for given in _listed(indices, f"lost: {stage}"):
+            index = whole(given)
+            if index is None or not 0 <= index < members:
+                raise ConfigError(f"lost: there is no member {given!r:.40} among {members}")
             away[index] = min(STAGES.index(stage), away.get(index, len(STAGES)))
     return away

@@ -7,10 +7,10 @@ word::
     stage      a member sends                                          and has checked before
     advertise  two public keys; commitments to self-mask seed, nonce   nothing: it can be sent early
     share      for every peer, encrypted shares of its secrets         everybody's keys, signed by roster keys
-    masked     digests of model, task and masked words; the words      the shares it was dealt, against
-    commitments check      its signature on the list of masked inputs              all trained the same
-    model, saw the same unmask     for every peer ONE share: of the self-mask seed if      t members signed
-               the same list the peer is in the sum, of its mask key if it is not
+    masked     digests of model, task and masked words; the words      the shares it was dealt, by commitments
+    check      its signature on the list of masked inputs              all trained one model, saw the same
+    unmask     for every peer ONE share: of its self-mask seed if it   t members in the sum signed the same
+               is in the sum, of its mask key if it is not             list
 
 A member can also decline, at any stage: the server learns only that.
 
@@ -121,6 +121,8 @@ def open_head(raw: bytes, setting: Setting) -> Head:
     """Check form, binding and signature of a head."""
     content, signature = _fields(raw, (bytes, 64), head_limit(setting))
     fields = _fields(content, (int, str, str, int, int, str, 32, 32, list), head_limit(setting))
+    if pack(content, signature) != raw or pack(*fields) != content:
+        raise MessageError("not in the one form that members write")
     version, stage, run, number, attempt, sender, session, seen, body = fields
     if version != VERSION:
         raise MessageError(f"expected version {VERSION} of the protocol, got {version}")
@@ -166,6 +168,8 @@ def open_broadcast(data: bytes, setting: Setting, stage: str) -> dict[str, Head]
         raise BindingError(f"expected the heads of stage {stage}, got those of {which!r:.40}", stage=stage)
     if len(raws) > setting.n or not all(type(raw) is bytes for raw in raws):
         raise MessageError(f"expected at most {setting.n} heads", stage=stage)
+    if to_broadcast(stage, raws) != data:
+        raise MessageError("a list that is not in the one form that servers write", stage=stage)
     heads = [open_head(raw, setting) for raw in raws]
     for head in heads:
         if head.stage != stage:

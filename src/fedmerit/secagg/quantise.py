@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
@@ -37,9 +39,30 @@ MOST_MEMBERS = 1024
 MOST_COORDINATES = 2**31
 
 
+def is_number(value: object) -> bool:
+    """Whether this is a finite real number, of Python or numpy; a bool is none."""
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def whole(value: object) -> int | None:
+    """An integer of Python or numpy as one of Python, None for everything else."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
 def seed_bytes(seed: int | bytes) -> bytes:
     """A seed as bytes; a number and these bytes give the same rounding."""
-    return seed if isinstance(seed, bytes) else b"int:%d" % seed
+    if isinstance(seed, bytes):
+        return seed
+    number = whole(seed)
+    if number is None:
+        raise ConfigError(f"a seed must be a whole number or bytes, got {type(seed).__name__}")
+    return b"int:%d" % number
 
 
 def rounding_bits(seed: int | bytes) -> np.random.Philox:
@@ -105,16 +128,20 @@ class Encoding:
     clip: bool = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.length <= MOST_COORDINATES:
-            raise ConfigError(f"length must be 1 to {MOST_COORDINATES} coordinates, got {self.length}")
-        if not 1 <= self.members <= MOST_MEMBERS:
-            raise ConfigError(f"members must be 1 to {MOST_MEMBERS}, got {self.members}")
-        if not 1e-30 <= self.bound <= 1e30:
-            raise ConfigError(f"bound must be a positive number, got {self.bound}")
+        for name, most in (("length", MOST_COORDINATES), ("members", MOST_MEMBERS)):
+            number = whole(getattr(self, name))
+            if number is None or not 1 <= number <= most:
+                raise ConfigError(f"{name} must be 1 to {most}, got {getattr(self, name)!r:.40}")
+            object.__setattr__(self, name, number)
+        if not (is_number(self.bound) and 1e-30 <= self.bound <= 1e30):
+            raise ConfigError(f"bound must be a number from 1e-30 to 1e30, got {self.bound!r:.40}")
         if self.weights not in ("uniform", "public", "secret"):
             raise ConfigError(f"weights must be uniform, public or secret, got {self.weights!r}")
-        if not (math.isfinite(self.weight_cap) and self.weight_cap > 0):
-            raise ConfigError(f"weight_cap must be a positive number, got {self.weight_cap}")
+        if not (is_number(self.weight_cap) and self.weight_cap > 0):
+            raise ConfigError(f"weight_cap must be a positive number, got {self.weight_cap!r:.40}")
+        for name in ("bound", "weight_cap"):  # a saved state knows the numbers of Python only
+            if not isinstance(number := getattr(self, name), int | float):
+                object.__setattr__(self, name, float(number))
         if self.weights == "uniform" and self.weight_cap != 1:
             raise ConfigError(f"weight_cap must be 1 with uniform weights, got {self.weight_cap}")
         if self.weights == "secret" and not (
@@ -190,8 +217,8 @@ class Encoding:
             raise BoundError(f"{infinite} of {self.length} coordinates of the update are not finite")
         if beyond and not self.clip:
             raise BoundError(
-                f"{beyond} of {self.length} coordinates of the update lie beyond the bound {self.bound:g}, "
-                f"the largest is {largest:g}"
+                f"{beyond} of {self.length} coordinates of the update lie beyond the bound "
+                f"{float(self.bound)!r}, the largest is {largest!r}"
             )
         if self.weights == "secret":
             words[-1] = int(weight)
@@ -232,10 +259,15 @@ class Encoding:
         if not (least <= total_weight <= included * self.weight_cap and total_weight > 0):
             raise BoundError(f"{included} members cannot weigh {total_weight:g} together")
         weighted_sum = self.dequantise(words)
-        reach = included * self.limit
+        # each |q_i| <= (w_i / cap) Q, rounded up; the factor is for the rounding of this product itself
+        share = total_weight / self.weight_cap * self.limit * (1 + 2**-40)
+        reach = min(included * self.limit, math.floor(share) + included)
         signed = words[: self.length].view(np.int32)
         if int(signed.max()) > reach or int(signed.min()) < -reach:
-            raise BoundError(f"the sum lies beyond what {included} members within the bound can reach")
+            raise BoundError(
+                f"the sum lies beyond what {included} members within the bound can reach "
+                f"with a weight of {total_weight:g} together"
+            )
         return Decoded(weighted_sum, total_weight, included)
 
     def _checked(self, weight: float | None) -> float:
@@ -244,8 +276,8 @@ class Encoding:
             if weight not in (None, 1):
                 raise BoundError("weights are uniform in this run: a member cannot bring its own")
             return 1.0
-        if weight is None or not math.isfinite(weight):
-            raise BoundError(f"a member's weight must be a number, got {weight}")
+        if weight is None or not is_number(weight):
+            raise BoundError("a member's weight must be a number")
         if self.weights == "secret" and not (float(weight).is_integer() and 1 <= weight <= self.weight_cap):
             raise BoundError(f"a secret weight must be an integer from 1 to the cap {self.weight_cap:g}")
         if not 0 <= weight <= self.weight_cap:

@@ -101,7 +101,9 @@ class Server:
                 raise BindingError(
                     "answers other messages than it was shown", stage=head.stage, member=head.sender
                 )
-            if head.stage == "share":
+            if head.stage == "advertise":
+                masks.refuse_small_order(head.body[:2], stage="advertise", peer=head.sender)
+            elif head.stage == "share":
                 self._check_dealt(head)
             elif head.stage == "masked":
                 self._add(head, payload)
@@ -123,6 +125,12 @@ class Server:
             raise RoundAborted(
                 f"{len(heads)} members left, {self.setting.need(stage)} are needed{lied}", stage=stage
             )
+        if stage == "masked" and self._task is not None:
+            try:
+                self._task.refuse_small_sum(self.setting, heads, stage=stage)
+            except RoundAborted:
+                self.stage = "aborted"
+                raise
         if stage == STAGES[-1]:
             self.stage = "aborted"  # unless what follows succeeds
             self.result = self._unmask()

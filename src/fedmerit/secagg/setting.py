@@ -7,15 +7,16 @@ early. Every member builds both from its own config, roster and model, never fro
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import msgpack
 
-from fedmerit.errors import BindingError, KeyFileError, RefusedError
+from fedmerit.errors import BindingError, KeyFileError, RefusedError, RoundAborted
 from fedmerit.keys import Roster
-from fedmerit.secagg.quantise import MOST_MEMBERS, Encoding
+from fedmerit.secagg.quantise import MOST_MEMBERS, Encoding, is_number, whole
 
 __all__ = ["LEAST_IN_SUM", "Setting", "Task", "default_threshold", "pack"]
 
@@ -25,6 +26,10 @@ LEAST_IN_SUM = 3  # a sum of two is no secret to either of the two
 def pack(*fields: Any) -> bytes:
     """Fields as bytes, without ambiguity: what is hashed, signed or bound into a key."""
     return bytes(msgpack.packb(list(fields)))
+
+
+def _is_digest(value: object) -> bool:
+    return isinstance(value, bytes) and len(value) == 32
 
 
 def default_threshold(members: int) -> int:
@@ -64,13 +69,17 @@ class Setting:
     threshold: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.members, list | tuple):
+            raise BindingError("members must be a list of names", stage="setting")
         object.__setattr__(self, "members", tuple(self.members))
-        if not (isinstance(self.run, str) and 1 <= len(self.run) <= 128):
-            raise BindingError("run must be an identifier of 1 to 128 characters", stage="setting")
-        for name, value in (("round", self.round), ("attempt", self.attempt)):
-            if type(value) is not int or not 0 <= value < 2**32:
+        if not (isinstance(self.run, str) and 1 <= len(self.run) <= 128 and self.run.isprintable()):
+            raise BindingError("run must be an identifier of 1 to 128 printable characters", stage="setting")
+        for name in ("round", "attempt"):
+            number = whole(getattr(self, name))
+            if number is None or not 0 <= number < 2**32:
                 raise BindingError(f"{name} must be a whole number of at least 0", stage="setting")
-        if len(self.config_hash) != 32:
+            object.__setattr__(self, name, number)
+        if not _is_digest(self.config_hash):
             raise BindingError("config_hash must be a SHA-256 digest of 32 bytes", stage="setting")
         for member in self.members:
             if self.members.count(member) > 1:
@@ -87,9 +96,12 @@ class Setting:
                 f"a sum of two would show each of them the other's update",
                 stage="setting",
             )
+        if self.threshold is not None and (t := whole(self.threshold)) is not None:
+            object.__setattr__(self, "threshold", t)
         if type(self.t) is not int or not self.n / 2 < self.t <= self.n:
             raise RefusedError(
-                f"the threshold must exceed half of the {self.n} members, got {self.t}; "
+                f"the threshold must be a whole number above half of the {self.n} members and not above all "
+                f"of them, got {self.t!r:.40}; "
                 f"otherwise a server could unmask one member with two halves",
                 stage="setting",
             )
@@ -101,6 +113,11 @@ class Setting:
     @property
     def t(self) -> int:
         return default_threshold(self.n) if self.threshold is None else self.threshold
+
+    @property
+    def tolerated(self) -> int:
+        """How many members may collude with the server: docs/threats.md says why."""
+        return min(self.n - self.t, 2 * self.t - self.n - 1)
 
     def need(self, stage: str) -> int:
         """How many members a stage needs: the threshold, and at least three as long as they make the sum."""
@@ -146,7 +163,7 @@ class Task:
     weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        if len(self.m0_hash) != 32:
+        if not _is_digest(self.m0_hash):
             raise BindingError("m0_hash must be a SHA-256 digest of 32 bytes", stage="masked")
         public = self.encoding.weights == "public"
         given = 0 if self.weights is None else len(self.weights)
@@ -155,6 +172,11 @@ class Task:
                 f"expected one weight for each scheduled member if they are public, got {given}",
                 stage="masked",
             )
+        cap = self.encoding.weight_cap
+        if not all(is_number(weight) and 0 <= weight <= cap for weight in self.weights or ()):
+            raise BindingError(f"public weights must be numbers from 0 to the cap {cap:g}", stage="masked")
+        if self.weights is not None:
+            object.__setattr__(self, "weights", tuple(map(float, self.weights)))
 
     @cached_property
     def digest(self) -> bytes:
@@ -164,16 +186,28 @@ class Task:
         weights = None if self.weights is None else [float(weight) for weight in self.weights]
         return hashlib.sha256(pack("fedmerit secagg task 1", self.m0_hash, fields, weights)).digest()
 
-    def weight_of(self, setting: Setting, member: str, own: float | None) -> float | None:
+    def weight_of(
+        self, setting: Setting, member: str, own: float | None, *, stage: str = "masked"
+    ) -> float | None:
         """The weight a member's update enters with: a public one is known to all, so it cannot differ."""
         if self.weights is None:
             return own
         weight = self.weights[setting.members.index(member)]
         if own not in (None, weight):
             raise BindingError(
-                f"its weight is public and is {weight:g}, got {own:g}", stage="masked", member=member
+                f"its weight is public and is {weight:g}, got {own!r:.40}", stage=stage, member=member
             )
         return weight
+
+    def refuse_small_sum(self, setting: Setting, members: Iterable[str], *, stage: str) -> None:
+        """Stop here if fewer than three of these members weigh anything: the sum is that of those who do."""
+        if self.weights is None:
+            return  # uniform, or secret and at least 1
+        counted = sum(self.weights[setting.members.index(member)] > 0 for member in members)
+        if counted < LEAST_IN_SUM:
+            raise RoundAborted(
+                f"{counted} members with a weight above 0 in the sum, {LEAST_IN_SUM} are needed", stage=stage
+            )
 
     def binding(self, setting: Setting) -> bytes:
         """What every mask of this round is bound to; the context of its key derivation."""

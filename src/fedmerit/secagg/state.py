@@ -46,8 +46,8 @@ class State:
         return cls(os.urandom(32), os.urandom(32), os.urandom(32), os.urandom(32))
 
     @classmethod
-    def forgotten(cls) -> State:
-        return cls(b"", b"", b"", b"", stopped="its secrets were deleted")
+    def forgotten(cls, stage: str) -> State:
+        return cls(b"", b"", b"", b"", stage, stopped="its secrets were deleted")
 
 
 def dump_state(setting: Setting, name: str, state: State) -> bytes:
