@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from fedmerit.errors import BoundError, ProtocolError, RoundAborted
 from fedmerit.secagg.quantise import Encoding, Words
+from fedmerit.secagg.setting import LEAST_IN_SUM
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -92,6 +93,9 @@ def plain_sum(
                 summed.append(offer)
             here = summed
             attempt.included = tuple(offer.name for offer in here)
+            if public_weights is not None and sum(bool(offer.weight) for offer in here) < LEAST_IN_SUM:
+                attempt.aborted = f"stage {stage}: fewer than {LEAST_IN_SUM} members with a weight in the sum"
+                return attempt
         left = [offer.name for offer in here]
         if len(here) < need(stage):
             attempt.aborted = f"stage {stage}: {len(here)} members left, {need(stage)} are needed"
