@@ -74,6 +74,24 @@ def test_standard_errors_on_the_same_samples_use_the_running_total_or_a_stated_b
     np.testing.assert_allclose(accumulate(unknown).stderr, [0.06, 0.08, 0])
 
 
+def test_a_running_total_that_a_later_round_did_not_renew_is_forgotten():
+    said = {"se_alpha": [0.03, 0.04, 0], "slice": "s"}
+    rounds = [make(1, **said), make(2, **said, se_alpha_total=[0.05, 0.06, 0]), make(3, **said)]
+    total = accumulate(rounds)
+    np.testing.assert_allclose(total.stderr, [0.09, 0.12, 0])
+    assert "upper bound" in total.notes[-1]
+
+
+def test_a_running_total_of_rounds_that_were_not_given_is_not_used():
+    said = {"se_alpha": [0.03, 0.04, 0], "slice": "s"}
+    late = [make(k, **said, se_alpha_total=[0.01, 0.01, 0]) for k in (3, 4)]
+    total = accumulate(late)
+    np.testing.assert_allclose(total.stderr, [0.06, 0.08, 0])
+    assert "upper bound" in total.notes[-1]
+    unnumbered = [make(None, **said, se_alpha_total=[0.05, 0.06, 0]) for _ in range(2)]
+    assert accumulate(unnumbered).stderr.tolist() == [0.05, 0.06, 0]
+
+
 def test_own_mean_scales_the_error_with_the_score():
     rounds = [make(1, "ABC", se_alpha=[0.03] * 3, slice="1"), make(2, "AB", se_alpha=[0.03] * 2, slice="2")]
     total = accumulate(rounds, missing="own-mean")
@@ -111,6 +129,11 @@ def test_merit_is_the_last_solo_plus_ioi_summed():
         ([make(1)], {"score": "FP"}, "score must be one of ALPHA, LOO, IOI, COS, MERIT, got 'FP'"),
         ([make(1)], {"missing": "skip"}, "missing must be 'zero' or 'own-mean'"),
         ([make(1)], {"warmup": -1}, "warmup must be 0 or more"),
+        ([make(1), make(2)], {"warmup": 1.5}, "warmup must be 0 or more rounds, a whole number, got 1.5"),
+        ([make(1), make(2)], {"warmup": "1"}, "warmup must be 0 or more rounds, a whole number, got '1'"),
+        ([make(1), make(2)], {"warmup": True}, "warmup must be 0 or more rounds, a whole number, got True"),
+        (make(1), {}, "accumulate takes a list of Reports, got Reports"),
+        (None, {}, "accumulate takes a list of Reports, got NoneType"),
         ([make(2), make(2)], {}, "each once: 2 follows 2"),
         ([make(1), make(2, utility="accuracy")], {}, "different utilities cannot be added: None, accuracy"),
         ([alpha(make(1))], {}, "takes a list of Reports, got Scores"),

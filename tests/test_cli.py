@@ -274,11 +274,11 @@ def assert_one_line(err):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("0.2,0.4,0.01", "0.2,nan,0.01", "lines 2-4: round 1: without of client 'north' must be a finite"),
-        ("0.2,0.4,0.01", "0.2,inf,0.01", "lines 2-4: round 1: without of client 'north' must be a finite"),
+        ("0.2,0.4,0.01", "0.2,nan,0.01", "line 2: without of client 'north' in round 1 must be a finite"),
+        ("0.2,0.4,0.01", "0.2,inf,0.01", "line 2: without of client 'north' in round 1 must be a finite"),
         ("0.2,0.4,0.01", "0.2,,0.01", "line 2: without of client 'north' in round 1 is missing"),
         ("0.2,0.4,0.01", "0.2,0.4,", "line 2: se_alpha of client 'north' in round 1 is missing"),
-        ("0.2,0.4,0.01", "0.2,0.4,-1", "lines 2-4: round 1: se_alpha of client 'north' must lie in"),
+        ("0.2,0.4,0.01", "0.2,0.4,-1", "line 2: round 1: se_alpha of client 'north' must lie in"),
         ("1,south", "1,north", "line 3: round 1: client 'north' is already on line 2"),
         ("1,south", "1,", "line 3: round 1: the client has no name"),
         ("1,south,0.1", "1,south,0.2", "line 3: round 1: empty is '0.2', but '0.1' on line 2"),
@@ -313,7 +313,7 @@ def test_every_bad_csv_is_one_line_that_leads_to_the_place(fedmerit, tmp_path, o
         ("[" * 100_000, "not reports: nested too deeply"),
         ('{"empty": ' + "9" * 5000 + "}", "not reports: Exceeds the limit"),
         ('{"alone": {"a": 1, "a": 2}}', "not reports: 'a' appears twice in one object"),
-        (ROUND | {"alone": [0.2]}, "round 1: expected 1 client names, one per value, got 2"),
+        (ROUND | {"alone": [0.2]}, "round 1: alone has 1 values, clients has 2 names"),
         (ROUND | {"alone": [0.2, "0.3"]}, "round 1: alone: expected a number, got '0.3'"),
         (ROUND | {"alone": [0.2, True]}, "round 1: alone: expected a number, got True"),
         (ROUND | {"alone": 0.2}, "round 1: alone: expected one number per client, got 0.2"),
@@ -321,8 +321,8 @@ def test_every_bad_csv_is_one_line_that_leads_to_the_place(fedmerit, tmp_path, o
         (ROUND | {"alone": {"north": 0.2, "x": 1}}, "alone names an unknown client 'x'; known: north, south"),
         (ROUND | {"grand": 10**400}, "round 1: grand: expected a number of ordinary size, got one of 401"),
         (ROUND | {"grand": 1.5}, "grand must lie in [0, 1] (utility 'accuracy' promises it), got 1.5"),
-        (ROUND | {"round": "first"}, "round: expected a whole number, got 'first'"),
-        (ROUND | {"round": 1.5}, "round: expected a whole number, got 1.5"),
+        (ROUND | {"round": "first"}, "round: expected a whole number, 0 or more, got 'first'"),
+        (ROUND | {"round": 1.5}, "round: expected a whole number, 0 or more, got 1.5"),
         (ROUND | {"clients": "ab"}, "clients: expected a list of names, got 'ab'"),
         (ROUND | {"clients": ["a", 1]}, "clients: expected a list of names"),
         (ROUND | {"clients": ["a", "a"]}, "client 'a' appears more than once"),
@@ -554,6 +554,11 @@ def test_keys(fedmerit, tmp_path):
     assert written.splitlines()[0] == f"a  {public['a']}"
     assert re.fullmatch(r"3 members, roster hash [0-9a-f]{64}", written.splitlines()[-1])
     assert fedmerit("keys", "roster", roster) == (0, written, "")
+    for few, count in ((1, "1 member"), (2, "2 members")):
+        code, out, _ = fedmerit("keys", "roster", tmp_path / f"{few}.toml", *members[: 2 * few])
+        assert code == 0
+        assert out.splitlines()[-2].startswith(f"{count}, roster hash ")
+        assert out.splitlines()[-1].startswith("note: a federation needs at least 3 members")
     code, _, err = fedmerit("keys", "roster", roster, *members)
     assert (code, err) == (2, f"error: {roster}: exists already and is not overwritten\n")
     for text in ("a", "a=ed25519:00", f"a={public['a']},heavy"):
@@ -689,7 +694,7 @@ def test_resume(fedmerit, run_folder, tmp_path):
         ("data.path=none", "takes no path, got 'none'"),
         ("data.options={size=3}", "has no option 'size'"),
         ("partition.sizes=[1]", "expected 3 sizes, one per client, got 1"),
-        ("partition.sizes=[9999, 9999, 9999]", "sizes add up to 29997 samples"),
+        ("partition.sizes=[9999, 9999, 9999]", "partition.sizes: they add up to 29997 samples"),
         ("scoring.utilities=['fame']", "fame"),
         ("model.name=gpt", "gpt"),
         ("run.device=tpu", "run.device: expected auto, cpu or cuda, got 'tpu'"),
@@ -749,3 +754,38 @@ def test_a_plan_says_what_a_run_will_cost(fedmerit, tmp_path):
     assert "50 test samples tell two members apart" in out
     code, _, err = fedmerit("plan", tmp_path / "nothing.toml")
     assert (code, "nothing.toml: no such file" in err) == (2, True)
+
+
+def test_another_utility_of_a_run_is_scored_and_paid(fedmerit, tmp_path):
+    turned = ROUND | {"utility": "brier", "alone": [0.4, 0.1]}  # alpha (0.2, 0.1); accuracy has (0.1, 0.2)
+    companion = {"clients": ["north", "south"], "utility": "brier", "rounds": [turned]}
+    write(
+        tmp_path / "scores.json",
+        {"utility": "accuracy", "rounds": [ROUND], "companions": {"brier": companion}},
+    )
+    for utility, first in (("accuracy", "south"), ("brier", "north")):
+        code, out, _ = fedmerit("score", tmp_path, "--utility", utility)
+        assert code == 0
+        assert f"utility {utility}" in out
+        assert out.split("north")[0].count("south") == (first == "south")
+        code, out, _ = fedmerit(
+            "rewards", tmp_path, "--budget", "3.00", "--utility", utility, "--format", "json"
+        )
+        assert code == 0
+        assert max(json.loads(out)["payouts"].items(), key=lambda item: item[1])[0] == first
+    code, _, err = fedmerit("score", tmp_path, "--utility", "dice")
+    assert code == 2
+    assert "scores.json: has no utility 'dice'; it has accuracy, brier" in err
+
+
+def test_listed_clients_are_told_and_unknown_ones_refused(fedmerit, tmp_path):
+    path = write(tmp_path / "r.json", {"clients": ["north", "south", "west"], "rounds": [ROUND]})
+    gone = "client 'west' is on the list of clients but never reported"
+    assert gone in fedmerit("score", path)[1]
+    assert gone in fedmerit("rewards", path, "--budget", "1")[1]
+    written = json.loads(fedmerit("score", path, "--format", "json")[1])
+    assert written["clients"] == ["north", "south", "west"]
+    assert written["cumulative"]["ALPHA"][2] is None
+    write(path, {"clients": ["north", "west"], "rounds": [ROUND]})
+    code, _, err = fedmerit("score", path)
+    assert (code, err) == (2, f"error: {path}: round 1: unknown client 'south'; the file lists north, west\n")

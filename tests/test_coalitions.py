@@ -12,7 +12,7 @@ from torch import nn
 
 from fedmerit.coalitions import Evaluator, coalition_tables, coefficients
 from fedmerit.coalitions.choosing import choose
-from fedmerit.coalitions.strategies import Packing, Pool, Single, Stacked
+from fedmerit.coalitions.strategies import Packing, Pool, Single, Stacked, Strategy
 from fedmerit.errors import ConfigError, DataError, InputError, ReportError
 from fedmerit.models import ResNet, build, flatten, load_vector, prepare, to_vector
 from fedmerit.utilities import UTILITIES, evaluate, resolve_all
@@ -319,3 +319,8 @@ def test_stacked_needs_no_more_than_vmap_can_do():
     assert record.method.startswith("single")
     with pytest.raises(RuntimeError):
         Stacked(model, test)(exact.packing.pack(rows))
+
+
+def test_a_strategy_that_cannot_evaluate_cannot_be_made():
+    with pytest.raises(TypeError, match="abstract"):
+        Strategy(None, None, "float32", channels_last=False)

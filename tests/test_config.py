@@ -124,6 +124,8 @@ def test_the_commented_file_explains_every_choice():
     assert "# fixed | per-round; per-round: disjoint slices" in lines["test_reveal"]
     assert lines["lost"].startswith('lost = {}  # {client-2 = "3:masked"}')
     assert "# Who takes part when." in commented_config()
+    assert "called as factory(input_shape, classes)" in commented_config()
+    assert "called as function(model, images, labels)" in commented_config()
 
 
 def _variants():
@@ -376,3 +378,26 @@ def test_a_file_that_is_not_there_and_one_with_a_byte_order_mark(tmp_path):
         load(tmp_path)
     (tmp_path / "windows.toml").write_bytes(b"\xef\xbb\xbf[training]\r\nrounds = 4\r\n")
     assert load(tmp_path / "windows.toml").training.rounds == 4
+
+
+def test_errors_of_a_file_name_it_and_errors_of_overrides_do_not(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("[training]\nrounds = 0\n")
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert str(caught.value) == f"{path}: training.rounds: expected at least 1 round, got 0"
+    with pytest.raises(ConfigError) as caught:
+        load(path, ["training.lr=0.1"])
+    assert str(caught.value).startswith(f"{path}: training.rounds: ")
+    path.write_text("[training]\nround = 1\n")
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert str(caught.value).startswith(f"{path}: training.round: unknown key")
+    path.write_text("")
+    for override, message in (
+        ("training.rounds=0", "training.rounds: expected at least 1 round, got 0"),
+        ("rounds", "expected section.key=value, such as training.rounds=3, got 'rounds'"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load(path, [override])
+        assert str(caught.value) == message

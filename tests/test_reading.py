@@ -6,7 +6,7 @@ import pytest
 
 from fedmerit.document import as_csv, as_json, document
 from fedmerit.errors import FileFormatError
-from fedmerit.reading import read
+from fedmerit.reading import read, read_content
 
 CSV = """round,client,empty,grand,alone,without,se_alpha
 1,north,0.1,0.5,0.2,0.4,0.01
@@ -78,12 +78,20 @@ def test_what_is_written_reads_back_the_same(tmp_path):
             "0.2,high,",
             "line 2: without of client 'north' in round 1 must be a number, got 'high'",
         ),
-        ("0.2,0.4,", "0.2,nan,", "lines 2-3: round 1: without of client 'north' must be a finite number"),
+        (
+            "0.2,0.4,",
+            "0.2,nan,",
+            "line 2: without of client 'north' in round 1 must be a finite number, got nan",
+        ),
         ("1,south,0.1", "1,south,0.2", "line 3: round 1: empty is '0.2', but '0.1' on line 2"),
         ("1,south,0.1,0.5,0.3,0.3,0.02", "1,south,0.1", "line 3: expected 7 cells, got 3"),
         ("1,north", "first,north", "line 2: round must be a number, got 'first'"),
-        ("1,north", "1.5,north", "line 2: round must be a whole number, got '1.5'"),
-        ("1,north", "nan,north", "line 2: round must be a whole number, got 'nan'"),
+        ("1,north", "1.5,north", "line 2: round must be a whole number, 0 or more, got '1.5'"),
+        ("1,north", "nan,north", "line 2: round must be a whole number, 0 or more, got 'nan'"),
+        ("1,north", "-1,north", "line 2: round must be a whole number, 0 or more, got '-1'"),
+        ("0.3,0.3,0.02", "0.3,1e200,0.02", "line 3: without of client 'south' in round 1 must be a finite"),
+        ("0.3,0.3,0.02", "0.3,0.3,-1", r"line 3: round 1: se_alpha of client 'south' must lie in \[0, inf\]"),
+        ("0.1,0.5,0.2", "0.1,inf,0.2", "line 2: grand in round 1 must be a finite number, got inf"),
         ("1,north", "1,", "line 2: round 1: the client has no name"),
         ("0.01\n", '"0.01\n', "not CSV"),
     ],
@@ -98,7 +106,9 @@ def test_csv_errors_name_file_line_client_and_round(tmp_path, old, new, message)
 def test_a_utility_that_promises_a_range_is_held_to_it(tmp_path):
     path = write(tmp_path, CSV.replace("0.2,0.4", "0.2,1.4"))
     assert len(read(path)) == 2
-    with pytest.raises(FileFormatError, match=r"without of client 'north' must lie in \[0, 1\]"):
+    with pytest.raises(
+        FileFormatError, match=r": line 2: round 1: without of client 'north' must lie in \[0"
+    ):
         read(path, utility="accuracy")
 
 
@@ -119,10 +129,10 @@ def test_a_utility_that_promises_a_range_is_held_to_it(tmp_path):
             json.dumps(ROUND | {"alone": [0.2, float("nan")]}),
             "alone of client 'south' must be a finite number",
         ),
-        (json.dumps(ROUND | {"alone": [0.2]}), "expected 2 client names|expected 1 values|got 2"),
+        (json.dumps(ROUND | {"alone": [0.2]}), "alone has 1 values, clients has 2 names"),
         (
             json.dumps([ROUND, ROUND | {"grand": "x"}]),
-            "round 2 of the file: round 2: grand: expected a number",
+            "r.json: round 2: grand: expected a number",
         ),
     ],
 )
@@ -143,3 +153,78 @@ def test_files_that_are_no_reports(tmp_path):
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\x01")
     with pytest.raises(FileFormatError, match="cannot be read as text"):
         read(tmp_path / "binary.csv")
+
+
+def test_an_out_of_range_value_of_a_whole_round_names_the_rounds_first_line(tmp_path):
+    path = write(tmp_path, CSV.replace("0.5,0.6", "0.5,1.6"))
+    with pytest.raises(FileFormatError, match=r"line 4: round 2: grand must lie in \[0, 1\]"):
+        read(path, utility="accuracy")
+
+
+@pytest.mark.parametrize(
+    ("one", "message"),
+    [
+        (ROUND | {"grand": float("inf")}, r"r\.json: round 1: grand must be a finite number"),
+        (ROUND | {"round": 7, "grand": None}, r"r\.json: round 1 of the file, number 7: grand is missing"),
+        (ROUND | {"round": -1}, r"r\.json: round 1 of the file: round: expected a whole number, 0 or more"),
+    ],
+)
+def test_json_errors_name_the_round_once(tmp_path, one, message):
+    with pytest.raises(FileFormatError, match=message) as caught:
+        read(write(tmp_path, json.dumps(one), "r.json"))
+    assert str(caught.value).count("round 1") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"clients": ["A", "B"], "rounds": [ROUND]}, "round 1: unknown client 'north'; the file lists A, B"),
+        (
+            {"clients": ["north", "south"], "rounds": [ROUND | {"silent": ["Z"]}]},
+            "round 1: unknown client 'Z'; the file lists north, south",
+        ),
+        ({"clients": "north", "rounds": [ROUND]}, "clients: expected a list of names, got 'north'"),
+        ({"clients": ["north", 3], "rounds": [ROUND]}, "clients: expected a list of names, got"),
+        ({"clients": ["south", "south"], "rounds": [ROUND]}, "clients: 'south' appears more than once"),
+    ],
+)
+def test_the_clients_that_a_file_lists_are_all_there_are(tmp_path, content, message):
+    with pytest.raises(FileFormatError, match=message):
+        read(write(tmp_path, json.dumps(content), "r.json"))
+
+
+def test_the_listed_clients_are_known_though_they_never_report(tmp_path):
+    listed = {"clients": ["north", "south", "west"], "rounds": [ROUND]}
+    found = read_content(write(tmp_path, json.dumps(listed), "r.json"))
+    assert found.clients == ("north", "south", "west")
+    assert found.rounds[0].clients == ("north", "south")
+
+
+def test_a_silent_clients_document_reads_back(tmp_path):
+    (one,) = read(write(tmp_path, json.dumps(ROUND | {"silent": ["west"]}), "r.json"))
+    content = document([one])
+    assert content["clients"] == ["north", "south", "west"]
+    assert document(read(write(tmp_path, as_json(content), "again.json"))) == content
+
+
+COMPANY = {
+    "utility": "accuracy",
+    "rounds": [ROUND],
+    "companions": {"brier": {"utility": "brier", "rounds": [ROUND | {"grand": 0.6}]}},
+}
+
+
+def test_the_companion_of_the_utility_asked_for_is_read(tmp_path):
+    path = write(tmp_path, json.dumps(COMPANY), "scores.json")
+    for utility, grand in ((None, 0.5), ("accuracy", 0.5), ("brier", 0.6)):
+        (one,) = read(path, utility=utility)
+        assert (one.utility, one.grand) == (utility or "accuracy", grand)
+    with pytest.raises(FileFormatError, match="has no utility 'dice'; it has accuracy, brier"):
+        read(path, utility="dice")
+
+
+@pytest.mark.parametrize("companions", [3, {"brier": 3}, {"brier": {}}])
+def test_companions_that_are_none(tmp_path, companions):
+    path = write(tmp_path, json.dumps(COMPANY | {"companions": companions}), "scores.json")
+    with pytest.raises(FileFormatError, match=r"companions.*: expected an object"):
+        read(path, utility="brier")

@@ -94,6 +94,9 @@ def test_negative_can_be_refused():
     ):
         shares(s, negative="refuse")
     assert shares(s).notes == ("negative ALPHA counts as zero: m0, m3, m4, m5, m6 and 1 more",)
+    assert shares(scored([-1, 1, 3]), "impartial").notes == (
+        "negative ALPHA counts as zero in the shares of the others: m0",  # m0 itself is paid by the others
+    )
     assert sum(shares(scored([0, 1, 3]), negative="refuse").values()) == 1.0  # zero is not negative
     assert shares(s, "equal", negative="refuse")["m0"] == 1 / 8  # looks at no score
     # nor is what rounding leaves of zero
@@ -338,6 +341,10 @@ def test_forty_nine_at_the_cap():
         ({"cap": 0.3}, r"cap must lie between 1/N = 0.333333 and 1 for 3 clients, got 0.3"),
         ({"cap": 1.1}, r"cap must lie between 1/N = 0.333333 and 1"),
         ({"cap": math.nan}, r"cap must lie between .* got nan"),
+        ({"floor": "a"}, "floor must be a number, got 'a'"),
+        ({"floor": None}, "floor must be a number, got None"),
+        ({"cap": "1"}, "cap must be a number, got '1'"),
+        ({"cap": True}, "cap must be a number, got True"),
         ({"rule": "merit"}, "rule must be one of fair, fenced, impartial, equal, got 'merit'"),
         ({"negative": "shift"}, "negative must be one of zero, refuse, got 'shift'"),
     ],
@@ -460,12 +467,12 @@ def test_ten_thousand_clients():
     ("budget", "cents"),
     [
         ("10000.00", 1000000),
-        ("1e3", 100000),
         (7, 700),
         (Decimal("0.5"), 50),
         ("0", 0),
-        ("1.000", 100),
-        (" 2 ", 200),
+        ("1.5", 150),
+        (Decimal("1e3"), 100000),
+        (Decimal("1.000"), 100),
     ],
 )
 def test_budgets(budget, cents):
@@ -485,14 +492,25 @@ def test_budgets(budget, cents):
         (None, "budget must be text, int or Decimal, like '10000.00', got None"),
         ("10,000.00", "budget must be an amount like '10000.00', got '10,000.00'"),
         ("", "budget must be an amount like '10000.00', got ''"),
-        ("-1", "budget must be finite, at least 0 and below 1e24, got '-1'"),
-        ("NaN", "budget must be finite, at least 0 and below 1e24, got 'NaN'"),
-        ("Infinity", "budget must be finite"),
+        ("-1", "budget must be an amount like '10000.00', got '-1'"),
+        ("NaN", "budget must be an amount like '10000.00', got 'NaN'"),
+        ("Infinity", "budget must be an amount"),
+        ("1e3", "budget must be an amount"),
+        ("1_000", "budget must be an amount"),
+        (" 2 ", "budget must be an amount"),
+        ("2\n", "budget must be an amount"),
+        ("+2", "budget must be an amount"),
+        ("2.", "budget must be an amount"),
+        (".5", "budget must be an amount"),
+        ("\u0661\u0662", "budget must be an amount"),
+        ("1.000", "budget must have at most 2 decimals, got '1.000'"),
+        (-1, "budget must be finite, at least 0 and below 1e24, got -1"),
+        (Decimal("NaN"), "budget must be finite"),
         (Decimal("sNaN"), "budget must be finite"),
-        ("1e24", "budget must be finite, at least 0 and below 1e24"),
-        ("1e999999", "budget must be finite, at least 0 and below 1e24"),
+        ("1" + "0" * 24, "budget must be finite, at least 0 and below 1e24"),
+        (Decimal("1e999999"), "budget must be finite, at least 0 and below 1e24"),
         ("1.005", "budget must have at most 2 decimals, got '1.005'"),
-        ("1e-7", "budget must have at most 2 decimals, got '1e-7'"),
+        (Decimal("1e-7"), "budget must have at most 2 decimals, got"),
     ],
 )
 def test_bad_budgets(budget, message):
@@ -510,6 +528,7 @@ def test_bad_budgets(budget, message):
         ({"A": math.nan}, "share of 'A' must be a finite number, got nan"),
         ({"A": math.inf}, "share of 'A' must be a finite number, got inf"),
         ({"A": "1"}, "share of 'A' must be a finite number, got '1'"),
+        ({1: 0.5, "B": 0.5}, "names of clients must be text, got 1"),
         ({"A": None}, "share of 'A' must be a finite number, got None"),
     ],
 )

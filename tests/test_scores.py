@@ -215,10 +215,7 @@ def test_fp_falls_back_to_loo_and_then_to_an_equal_split():
     r = Reports(empty=1, grand=3, alone=[0, 0], without=[2, 2])
     assert fp(r).status == "fallback"
     np.testing.assert_array_equal(fp(r).values, [1.5, 1.5])
-    assert fp(r).notes == (
-        "FP: the sum of alpha over clients is zero",
-        "FP computed from LOO alone",
-    )
+    assert fp(r).notes == ("FP: the sum of alpha over clients is zero; computed from LOO alone",)
     # LOO = (1, 3), IOI = (-4, 0): shares follow LOO, the ranking follows alpha = (-1.5, 1.5)
     r = Reports(empty=4, grand=8, alone=[0, 4], without=[7, 5], clients=["A", "B"])
     np.testing.assert_array_equal(fp(r).values, [2, 6])
@@ -233,7 +230,7 @@ def test_ee_falls_back_to_gamma_then_beta():
     # beta terms v(M)-alone = (-1, -1), gamma terms without-v(M0) = (1, 1): r sums to 0
     r = Reports(empty=0, grand=3, alone=[4, 4], without=[1, 1])
     assert ee(r).status == "fallback"
-    assert "EE computed from gamma alone" in ee(r).notes[-1]
+    assert ee(r).notes[-1].endswith("is zero; computed from gamma alone")
     # gamma = (1, -1) sums to 0, beta = (-1, 1): both zero -> equal split
     r = Reports(empty=0, grand=3, alone=[4, 2], without=[1, -1])
     assert ee(r).status == "undefined"
@@ -343,3 +340,13 @@ def test_reports_from_a_table_read_the_right_coalitions(table):
         assert r.alone[i] == table.values[1 << i]
         assert r.without[i] == table.values[everyone - (1 << i)]
     assert (r.empty, r.grand) == (table.values[0], table.values[-1])
+
+
+def test_one_note_says_why_there_is_an_equal_split():
+    flat = Reports(empty=1, grand=1, alone=[1, 1], without=[1, 1], round=2)
+    assert fp(flat).notes == (
+        "round 2: FP: the sums of alpha, LOO, IOI over clients are zero; split equally",
+    )
+    assert fp(flat, pot="gain").notes == ("round 2: FP: nothing to distribute, the pot is 0",)
+    assert ee(flat, pot="gain").notes == ("round 2: EE: nothing to distribute, the pot is 0",)
+    assert fp(flat).status == fp(flat, pot="gain").status == "undefined"

@@ -129,6 +129,22 @@ def test_a_single_reporter_is_nobodys_suspect():
     assert summarise([one]).suspects == ()
 
 
+@pytest.mark.parametrize("missing", ["zero", "own-mean"])
+def test_who_missed_a_round_is_nobodys_suspect(missing):
+    found = summarise([reports(slice="1"), reports(2, clients=("good", "fair"), slice="2")], missing=missing)
+    assert found.standings[-1].client == "bad"
+    assert found.standings[-1].rank_interval == (3, 3)
+    assert found.suspects == ()
+    assert "worth a conversation" not in shown(found)
+
+
+def test_who_is_listed_and_never_reports_is_said():
+    found = summarise([reports(silent=("quiet",))], clients=("good", "fair", "bad", "quiet", "gone"))
+    said = [note for note in found.notes if "never reported" in note]
+    assert said == ["client 'gone' is on the list of clients but never reported: it has no score"]
+    assert said[0] in shown(found)
+
+
 def test_missed_rounds_count_as_asked():
     rounds = [reports(), reports(2, clients=("good", "fair"))]
     zero, own = (summarise(rounds, missing=how) for how in ("zero", "own-mean"))

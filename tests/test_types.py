@@ -1,6 +1,7 @@
 """The core types: what they accept, what they refuse and in which words."""
 
 import time
+from fractions import Fraction
 from inspect import ismodule
 
 import numpy as np
@@ -32,9 +33,12 @@ def test_the_contract_of_the_design():
         ({"without": [3, None, 1]}, "without of client 'client-1' is missing"),
         ({"without": [3, 2]}, r"without: expected 3 values, one per client, got shape \(2,\)"),
         ({"alone": [[0], [1], [2]]}, r"alone: expected 3 values, one per client, got shape \(3, 1\)"),
-        ({"alone": "abc", "without": "abc"}, "alone: expected a sequence of numbers, got str"),
-        ({"alone": {"A": 1}}, "alone: expected a sequence of numbers, got dict"),
-        ({"clients": ["A", "B"]}, "expected 3 client names, one per value, got 2"),
+        (
+            {"alone": "abc", "without": "abc"},
+            "alone: expected a sequence of numbers, one per client, got str",
+        ),
+        ({"alone": {"A": 1}}, "alone: expected a sequence of numbers, one per client, got dict"),
+        ({"clients": ["A", "B"]}, "alone has 3 values, clients has 2 names"),
         ({"clients": ["A", "B", "A"]}, "client 'A' appears more than once"),
         ({"clients": ["A", "", "C"]}, "client names must be non-empty strings, got ''"),
         ({"clients": "ABC"}, "must be a list of names, got 'ABC'"),
@@ -49,11 +53,51 @@ def test_the_contract_of_the_design():
         ({"se_alpha": [0.1, -0.1, 0]}, r"se_alpha of client 'client-1' must lie in \[0, inf\], got -0.1"),
         ({"cosine": [0, 1.5, None]}, "cosine of client 'client-1' must lie in"),
         ({"round": 7, "empty": float("nan")}, "^round 7: empty must be"),
+        ({"empty": "0"}, "empty: expected a number, got '0'"),
+        ({"grand": True}, "grand: expected a number, got True"),
+        ({"grand": np.bool_(True)}, "grand: expected a number, got"),
+        ({"grand": np.ones(1)}, "grand: expected a number, got"),
+        ({"grand": 3 + 0j}, "grand: expected a number, got"),
+        ({"alone": [0, "1", 2]}, "alone of client 'client-1': expected a number, got '1'"),
+        ({"without": [3, True, 1]}, "without of client 'client-1': expected a number, got True"),
+        ({"alone": np.array(["0", "1", "2"])}, "alone: expected numbers, got an array of <U1"),
+        ({"alone": np.array([True, False, True])}, "alone: expected numbers, got an array of bool"),
+        ({"alone": np.array([0, "1", 2], dtype=object)}, "alone of client 'client-1': expected a number"),
+        ({"alone": None}, "alone: expected a sequence of numbers, one per client, got NoneType"),
+        ({"alone": {0, 1, 2}}, "alone: expected a sequence of numbers, one per client, got set"),
+        ({"alone": iter([0, 1, 2])}, "alone: expected a sequence of numbers, one per client, got list_iter"),
+        ({"without": {3, 2, 1}}, "without: expected a sequence of numbers, one per client, got set"),
+        ({"without": None}, "without: expected a sequence of numbers, one per client, got NoneType"),
+        ({"clients": list("ABCD")}, "alone has 3 values, clients has 4 names"),
+        ({"round": "1"}, "round must be a whole number, 0 or more, got '1'"),
+        ({"round": True}, "round must be a whole number, 0 or more, got True"),
+        ({"round": -1}, "round must be a whole number, 0 or more, got -1"),
+        ({"round": 1.5}, "round must be a whole number, 0 or more, got 1.5"),
+        ({"round": float("inf")}, "round must be a whole number, 0 or more, got inf"),
+        ({"slice": 3}, "slice must be text, got 3"),
+        ({"samples": [1, 1.5, 2]}, "samples of client 'client-1' must be a whole number, got 1.5"),
+        ({"samples": [1, -2, 2]}, r"samples of client 'client-1' must lie in \[0, inf\], got -2"),
+        ({"samples": [1, float("inf"), 2]}, "samples of client 'client-1' must be a finite number"),
     ],
 )
 def test_reports_refuse_bad_input_and_say_whose(change, message):
     with pytest.raises(ReportError, match=message):
         Reports(**(GOOD | change))
+
+
+def test_numbers_of_numpy_and_whole_floats_are_numbers():
+    r = Reports(
+        empty=np.float32(0),
+        grand=np.array(3),
+        alone=np.arange(3),
+        without=[np.int64(3), Fraction(2), np.float64(1)],
+        samples=[10.0, np.int32(20), 30],
+        round=np.int64(4),
+    )
+    assert (r.empty, r.grand, r.round, type(r.round)) == (0.0, 3.0, 4, int)
+    assert r.without.tolist() == [3, 2, 1]
+    assert r.samples.tolist() == [10, 20, 30]
+    assert Reports(**GOOD, round=0).round == 0
 
 
 def test_one_client_is_refused():
@@ -74,6 +118,7 @@ def test_a_mean_that_rounds_to_just_above_one_is_not_a_lie():
     [
         ([0, 1, 2], r"2\^N utilities with N >= 1, got shape \(3,\)"),
         ([1], r"2\^N utilities"),
+        ([], r"2\^N utilities with N >= 1, got shape \(0,\)"),
         ([0, 1, 2, float("nan")], "utility of coalition 0b11 is nan"),
         ([[0, 1], [2, 3]], "2\\^N utilities"),
         (np.broadcast_to(0.0, 1 << 27), "at most 26 clients"),

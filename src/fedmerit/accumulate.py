@@ -37,8 +37,9 @@ def accumulate(
 
     Standard errors (ALPHA, LOO, IOI; only if every counted report carries one): rounds on different test
     slices are independent, so squares add up. Rounds on the same slice share their samples: there the
-    client's own ``se_alpha_total`` is used where it covers just these rounds, and otherwise the sum of the
-    rounds' standard errors, which is an upper bound and noted as such.
+    client's own ``se_alpha_total`` is used where it covers just these rounds (the last of them carries it,
+    and the first given is round 1 or has no number), and otherwise the sum of the rounds' standard errors,
+    which is an upper bound and noted as such.
 
     Args:
         rounds: reports in the order of the rounds.
@@ -57,7 +58,10 @@ def accumulate(
     >>> accumulate([first, second], missing="own-mean").as_dict()
     {'A': 1.0, 'B': 2.0, 'C': 4.0}
     """
-    counted = _counted(list(rounds), warmup)
+    if isinstance(rounds, Reports) or not isinstance(rounds, Iterable):
+        raise ReportError(f"accumulate takes a list of Reports, got {type(rounds).__name__}")
+    given = list(rounds)
+    counted = _counted(given, warmup)
     if score not in SUMMABLE:
         raise InputError(f"score must be one of {', '.join(SUMMABLE)}, got {score!r}")
     if missing not in ("zero", "own-mean"):
@@ -77,7 +81,9 @@ def accumulate(
     reported = np.array([len(own) for own in terms], dtype=np.float64)
     factor = len(counted) / reported if missing == "own-mean" else np.ones(len(clients))
     total = np.array([math.fsum(own) for own in terms]) * factor
-    stderr = _standard_errors(counted, clients, score, whole=warmup == 0, notes=notes)
+    stderr = _standard_errors(
+        counted, clients, score, whole=warmup == 0 and given[0].round in (None, 1), notes=notes
+    )
     if score == "MERIT":
         total = total + _last_solo(counted, clients)
     for name, seen in zip(clients, reported, strict=True):
@@ -103,8 +109,8 @@ def _counted(rounds: Sequence[Reports], warmup: int) -> Sequence[Reports]:
     for reports in rounds:
         if not isinstance(reports, Reports):
             raise ReportError(f"accumulate takes a list of Reports, got {type(reports).__name__}")
-    if warmup < 0:
-        raise InputError(f"warmup must be 0 or more rounds, got {warmup}")
+    if isinstance(warmup, bool) or not isinstance(warmup, int | np.integer) or warmup < 0:
+        raise InputError(f"warmup must be 0 or more rounds, a whole number, got {warmup!r:.100}")
     if len(rounds) <= warmup:
         raise ReportError(f"nothing to accumulate: {len(rounds)} rounds, of which {warmup} are warm-up")
     utilities = {reports.utility for reports in rounds}
@@ -142,9 +148,11 @@ def _standard_errors(
     index = {name: i for i, name in enumerate(clients)}
     for reports in rounds:
         for k, name in enumerate(reports.clients):
-            parts[index[name]][reports.slice].append(float(getattr(reports, field)[k]))
+            mine, here = index[name], reports.slice
+            parts[mine][here].append(float(getattr(reports, field)[k]))
+            totals[mine].pop(here, None)  # it does not cover this round
             if score == "ALPHA" and whole and reports.se_alpha_total is not None:
-                totals[index[name]][reports.slice] = float(reports.se_alpha_total[k])
+                totals[mine][here] = float(reports.se_alpha_total[k])
     bounded = False
     squares = []
     for own, running in zip(parts, totals, strict=True):

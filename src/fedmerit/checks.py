@@ -16,7 +16,15 @@ LARGEST = 1e100
 """Beyond this sums of a few numbers could overflow; no utility is anywhere near."""
 
 
-def names_of(clients: Iterable[str], n: int | None, where: str) -> tuple[str, ...]:
+class ValueRefused(ReportError):
+    """A number that cannot be used. ``client`` says whose it is; None where it is one for the whole round."""
+
+    def __init__(self, message: str, client: str | None) -> None:
+        super().__init__(message)
+        self.client = client
+
+
+def names_of(clients: Iterable[str], n: int | None, where: str, *, counted: str = "") -> tuple[str, ...]:
     """Different, non-empty names: n of them (made up where none are given), or any number for n = None."""
     if isinstance(clients, str | bytes) or not isinstance(clients, Iterable):
         raise ReportError(f"{where}clients must be a list of names, got {clients!r:.100}")
@@ -24,12 +32,47 @@ def names_of(clients: Iterable[str], n: int | None, where: str) -> tuple[str, ..
     for name in names:
         if not isinstance(name, str) or not name.strip():
             raise ReportError(f"{where}client names must be non-empty strings, got {name!r}")
+    if counted and len(names) != n:
+        raise ReportError(
+            f"{where}{counted} has {n} values, clients has {len(names)} names: one each expected"
+        )
     if n is not None and len(names) != n:
         raise ReportError(f"{where}expected {n} client names, one per value, got {len(names)}")
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ReportError(f"{where}client {twice!r} appears more than once")
     return names
+
+
+def round_of(number: Any) -> int | None:
+    """The number of a round as int, or None."""
+    if number is None:
+        return None
+    whole = isinstance(number, int | float | np.integer | np.floating) and not isinstance(number, bool)
+    if not whole or not number >= 0 or number != number // 1:
+        raise ReportError(f"round must be a whole number, 0 or more, got {number!r:.100}")
+    return int(number)
+
+
+def is_number(value: Any) -> bool:
+    """Whether this is one real number, and neither text nor a truth value that would pass for one."""
+    if hasattr(value, "__array__"):  # numpy's own, and tensors without an axis
+        return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf"
+    return not isinstance(value, str | bytes | bytearray | bool | None)
+
+
+def sequence(values: Any, what: str) -> npt.NDArray[Any] | Sequence[Any]:
+    """Values in an order, and how many is known: no mapping, set, iterator or text; a number is one value."""
+    if hasattr(values, "__array__"):
+        try:
+            return np.atleast_1d(np.asarray(values))
+        except (TypeError, ValueError, RuntimeError) as error:  # such as a tensor that is on a GPU
+            raise ReportError(f"{what}: expected a sequence of numbers: {error}"[:300]) from error
+    if isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray):
+        return values
+    if values is not None and np.isscalar(values) and not isinstance(values, str | bytes):
+        return [values]
+    raise ReportError(f"{what}: expected a sequence of numbers, one per client, got {type(values).__name__}")
 
 
 def floats(values: Any, what: str) -> npt.NDArray[np.float64]:
@@ -55,9 +98,11 @@ class Setter:
     def scalar(self, name: str, *, unit: str | None = None) -> None:
         value = getattr(self.target, name)
         try:
-            number = float(value)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ReportError(f"{self.where}{name}: expected a number, got {value!r:.100}") from error
+            number = float(value) if is_number(value) else None
+        except (TypeError, ValueError, OverflowError):
+            number = None
+        if number is None:
+            raise ValueRefused(f"{self.where}{name}: expected a number, got {value!r:.100}", None)
         low, high = UNIT if unit else (None, None)
         self._check(name, number, None, low, high, unit)
         object.__setattr__(self.target, name, number)
@@ -71,6 +116,7 @@ class Setter:
         minimum: float | None = None,
         maximum: float | None = None,
         unit: str | None = None,
+        whole: bool = False,
     ) -> None:
         given = getattr(self.target, name)
         if given is None and optional:
@@ -78,19 +124,17 @@ class Setter:
         if unit:
             minimum, maximum = UNIT
         what = f"{self.where}{name}"
-        if isinstance(given, np.ndarray) and given.dtype != object:
-            null = np.isnan(given) if nullable and given.dtype.kind == "f" else np.zeros(given.shape, bool)
-            values = floats(given, what)
+        listed = sequence(given, what)
+        if isinstance(listed, np.ndarray) and listed.dtype != object:
+            if listed.dtype.kind not in "iuf":
+                raise ReportError(f"{what}: expected numbers, got an array of {listed.dtype}")
+            null = np.isnan(listed) if nullable and listed.dtype.kind == "f" else np.zeros(listed.shape, bool)
+            values = floats(listed, what)
         else:
-            listed = [given] if np.isscalar(given) or given is None else given
-            if isinstance(listed, Mapping | str | bytes):
-                raise ReportError(f"{what}: expected one number per client, got {type(given).__name__}")
             items = list(listed)
             null = np.array([item is None for item in items], dtype=bool)
-            if null.any() and not nullable:
-                missing = int(np.flatnonzero(null)[0])
-                who = self.clients[missing] if missing < len(self.clients) else f"number {missing}"
-                raise ReportError(f"{what} of client {who!r} is missing")
+            for k, item in enumerate(items):
+                self._check_item(what, k, item, nullable)
             values = floats([np.nan if gone else item for gone, item in zip(null, items, strict=True)], what)
         if values.shape != (len(self.clients),):
             expected = f"expected {len(self.clients)} values, one per client"
@@ -100,10 +144,21 @@ class Setter:
             wrong |= values < minimum
         if maximum is not None:
             wrong |= values > maximum
+        if whole:
+            wrong |= values != np.floor(values)
         if wrong.any():
             first = int(np.flatnonzero(wrong)[0])
             self._check(name, float(values[first]), self.clients[first], minimum, maximum, unit)
+            who = self.clients[first]
+            raise ValueRefused(f"{what} of client {who!r} must be a whole number, got {values[first]:g}", who)
         object.__setattr__(self.target, name, frozen(values))
+
+    def _check_item(self, what: str, k: int, item: Any, nullable: bool) -> None:
+        who = self.clients[k] if k < len(self.clients) else f"number {k}"
+        if item is None and not nullable:
+            raise ValueRefused(f"{what} of client {who!r} is missing", who)
+        if isinstance(item, str | bytes | bool | np.bool_):
+            raise ValueRefused(f"{what} of client {who!r}: expected a number, got {item!r:.100}", who)
 
     def _check(
         self,
@@ -116,10 +171,10 @@ class Setter:
     ) -> None:
         whose = f" of client {client!r}" if client else ""
         if not abs(value) <= LARGEST:
-            raise ReportError(f"{self.where}{name}{whose} must be a finite number, got {value}")
+            raise ValueRefused(f"{self.where}{name}{whose} must be a finite number, got {value}", client)
         low = -np.inf if minimum is None else minimum
         high = np.inf if maximum is None else maximum
         if not low <= value <= high:
             why = f" (utility {unit!r} promises it)" if unit else ""
             range_ = f"[{round(low, 6) + 0.0:g}, {round(high, 6):g}]{why}"
-            raise ReportError(f"{self.where}{name}{whose} must lie in {range_}, got {value:g}")
+            raise ValueRefused(f"{self.where}{name}{whose} must lie in {range_}, got {value:g}", client)

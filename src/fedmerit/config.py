@@ -62,6 +62,7 @@ class Corruption:
 class Model:
     """The network."""
 
+    # or a model of your own: "module:factory", called as factory(input_shape, classes)
     name: str = "cnn"  # mlp | cnn | cnn-pool | resnet18 | resnet50 | "module:factory"
     norm: Literal["group", "batch"] = "group"
 
@@ -94,7 +95,8 @@ class Participation:
 class Scoring:
     """What is measured; the first utility is the paid one."""
 
-    utilities: Sequence[str] = ("expected-accuracy", "accuracy", "brier")
+    # or one of your own: "module:function", called as function(model, images, labels), a number per sample
+    utilities: Sequence[str] = ("expected-accuracy", "accuracy", "brier")  # balanced-accuracy | neg-loss
     game: Literal["additive", "renormalised"] = "additive"
     missing: Literal["zero", "own-mean"] = "zero"  # what a missed round counts in the sum
     disclose_samples: bool = False  # members also report how many training samples they hold
@@ -190,7 +192,18 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
-    return from_dict(raw, overrides)
+    try:
+        return from_dict(raw, overrides)
+    except ConfigError as error:
+        asked = [override.partition("=")[0].strip() for override in overrides]
+        if any(_is_about(str(error), setting) for setting in asked):
+            raise  # --set is at fault, not the file
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _is_about(message: str, setting: str) -> bool:
+    """Whether a message of ours is about that setting, an entry of it, or the override itself."""
+    return message.startswith((f"{setting}:", f"{setting}.", "expected section.key=value"))
 
 
 def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedmerit.accumulate import SUMMABLE, Missing, accumulate
 from fedmerit.errors import UndefinedScore
-from fedmerit.reading import PER_CLIENT
+from fedmerit.layout import PER_CLIENT
 from fedmerit.scores import SCORES
 from fedmerit.types import Reports, Scores, Vector
 
@@ -27,10 +27,12 @@ def document(
 
     Args:
         rounds: reports in order; at least one.
-        clients: the whole roster; those that never reported get null in ``cumulative``.
+        clients: the whole roster (everybody in some round unless given); those that never reported get
+            null in ``cumulative``.
         missing: see :func:`fedmerit.accumulate`.
     """
-    names = list(clients or dict.fromkeys(name for reports in rounds for name in reports.clients))
+    seen = dict.fromkeys(name for reports in rounds for name in (*reports.clients, *reports.silent))
+    names = list(clients or seen)
     totals = totals_of(rounds, missing=missing)
     return {
         "clients": names,

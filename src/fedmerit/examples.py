@@ -48,17 +48,22 @@ def commented_config() -> str:
             lines += [f"# {(kind.__doc__ or '').strip()}", line]
             continue
         key = line.partition(" = ")[0]
-        comment = comments.get((section, key), "")
-        lines.append(f"{line}  # {comment}" if comment else line)
+        above, beside = comments.get((section, key), ("", ""))
+        lines += [above] if above else []
+        lines.append(f"{line}  # {beside}" if beside else line)
     return "\n".join(lines) + "\n"
 
 
-def _comments() -> dict[tuple[str, str], str]:
-    """The comments of the settings' source lines, by section and key; choices where there are some."""
+def _comments() -> dict[tuple[str, str], tuple[str, str]]:
+    """By section and key, the comments above and beside a setting in the source; choices where there are."""
     found = {}
     for section in vars(config.Config()):
         kind = type(getattr(config.Config(), section))
+        above = ""
         for line in inspect.getsource(kind).splitlines():
+            if line.strip().startswith("# "):
+                above = line.strip()
+                continue
             declared, _, comment = line.partition("  # ")
             key, colon, hint = declared.strip().partition(": ")
             if colon and key.isidentifier():
@@ -66,5 +71,6 @@ def _comments() -> dict[tuple[str, str], str]:
                     hint.partition("]")[0].removeprefix("Literal[") if hint.startswith("Literal[") else ""
                 )
                 words = [choices.replace('"', "").replace(", ", " | "), comment.strip()]
-                found[section, key] = "; ".join(word for word in words if word)
+                found[section, key] = above, "; ".join(word for word in words if word)
+            above = ""
     return found

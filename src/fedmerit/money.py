@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from fractions import Fraction
 
 from fedmerit.errors import InputError
@@ -42,7 +43,8 @@ def payouts(shares: Mapping[str, float | Fraction | Decimal], budget: str | int 
 
     Args:
         shares: name -> share, from :func:`~fedmerit.shares` or any mapping that sums to at most 1.
-        budget: an amount with at most 2 decimals, as text, int or Decimal; a float has no exact cents.
+        budget: an amount with at most 2 decimals: an int, a Decimal, or text of digits such as "10000.00"; a
+            float has no exact cents.
 
     >>> paid = payouts({"A": 1 / 3, "B": 1 / 3, "C": 1 / 3}, budget="100.00")
     >>> {name: str(amount) for name, amount in paid.items()}
@@ -80,6 +82,8 @@ def _integers(shares: Mapping[str, float | Fraction | Decimal]) -> tuple[dict[st
         raise InputError(f"payouts takes a mapping of name to share, got {shares!r}"[:300])
     ratios = {}
     for name, share in shares.items():
+        if not isinstance(name, str):
+            raise InputError(f"names of clients must be text, got {name!r:.100}")
         try:
             ratios[name] = share.as_integer_ratio()
         except (AttributeError, ValueError, OverflowError) as error:
@@ -94,10 +98,11 @@ def _cents(budget: str | int | Decimal) -> int:
     if isinstance(budget, bool) or not isinstance(budget, str | int | Decimal):
         why = "; a float has no exact cents" if isinstance(budget, float) else ""
         raise InputError(f"budget must be text, int or Decimal, like '10000.00', got {budget!r}{why}")
-    try:
-        amount = Decimal(budget)
-    except InvalidOperation as error:
-        raise InputError(f"budget must be an amount like '10000.00', got {budget!r}") from error
+    if isinstance(budget, str) and not re.fullmatch(r"[0-9]+(\.[0-9]+)?", budget):
+        raise InputError(f"budget must be an amount like '10000.00', got {budget!r:.100}")
+    if isinstance(budget, str) and len(budget.partition(".")[2]) > 2:
+        raise InputError(f"budget must have at most 2 decimals, got {budget!r:.100}")
+    amount = Decimal(budget)
     if not amount.is_finite() or not 0 <= amount < _LARGEST_BUDGET:
         raise InputError(f"budget must be finite, at least 0 and below 1e24, got {budget!r}")
     cents = Fraction(amount) * 100

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal, get_args
 
 import numpy as np
@@ -83,7 +84,8 @@ def shares(
         floor: smallest share of anybody, 0 to 1/N.
         cap: largest share of anybody, 1/N to 1. What floor and cap take and leave is spread over the others
             in proportion; under "impartial" it changes ``unpaid`` instead, so that the rule stays impartial.
-        negative: what a negative score means: "zero", no share beyond the floor (noted), or "refuse".
+        negative: what a negative score means: "zero", no share beyond the floor (under "impartial": it counts
+            as zero in the others' shares; noted), or "refuse".
         on_undefined: where there is nothing to divide: "refuse" raises, "equal" gives 1/N to each, "zero"
             gives the floor to each.
 
@@ -240,7 +242,8 @@ def _notes(scores: Scores, rule: Rule, below: list[str]) -> list[str]:
         return []
     notes = list(scores.notes)
     if below:
-        notes.append(f"negative {scores.score} counts as zero: {_listed(below)}")
+        where = " in the shares of the others" if rule == "impartial" else ""
+        notes.append(f"negative {scores.score} counts as zero{where}: {_listed(below)}")
     if scores.gain <= 0:
         notes.append(f"the utility did not rise (gain {scores.gain:.6g}): there is no gain to attribute")
     if scores.score == "EE":
@@ -266,6 +269,9 @@ def _check(
     ):  # fmt: skip
         if given not in get_args(allowed):
             raise InputError(f"{name} must be one of {', '.join(get_args(allowed))}, got {given!r}")
+    for name, number in (("floor", floor), ("cap", cap)):
+        if isinstance(number, bool) or not isinstance(number, Real):
+            raise InputError(f"{name} must be a number, got {number!r:.100}")
     n = scores.n
     if n < (2 if rule == "impartial" else 1):
         raise InputError(f"rule {rule!r} needs at least {2 if rule == 'impartial' else 1} clients, got {n}")

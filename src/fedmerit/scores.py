@@ -296,29 +296,32 @@ def _share_out(
     amount = reports.grand if pot == "grand" else reports.gain
     ranked_by: Vector | None = None
     status: Status = "ok"
-    notes: tuple[str, ...] = ()
+    zero: list[str] = []  # candidates that add up to nothing
+    note = ""
     values = np.full(reports.n, amount / reports.n)
     for name, raw in candidates:
         ranked_by = raw if ranked_by is None else ranked_by
         total = math.fsum(raw)
         if _is_zero(raw, total, reports):
-            notes += (f"{reports.where}{score}: the sum of {name} over clients is zero",)
-            status = "fallback"
+            zero.append(name)
             continue
         values = raw / total * amount
-        if status == "fallback":
-            notes += (f"{reports.where}{score} computed from {name} alone",)
+        if zero:
+            status, note = "fallback", f"{_zero_sums(zero)}; computed from {name} alone"
         elif amount * total < 0:
-            status = "reversed"
-            notes += (f"{reports.where}{score}: pot {amount:.6g} and sum {total:.6g} have opposite signs",)
+            status, note = "reversed", f"pot {amount:.6g} and sum {total:.6g} have opposite signs"
         break
     else:
-        status = "undefined"
+        status, note = "undefined", f"{_zero_sums(zero)}; split equally"
     if amount == 0.0:
-        status = "undefined"
-        notes += (f"{reports.where}{score}: nothing to distribute, v = 0",)
+        status, note = "undefined", "nothing to distribute, the pot is 0"
     assert ranked_by is not None
     return Scores(
         score=score, clients=reports.clients, values=values, raw=ranked_by, gain=reports.gain, status=status,
-        stderr=stderr, notes=notes,
+        stderr=stderr, notes=(f"{reports.where}{score}: {note}",) if note else (),
     )  # fmt: skip
+
+
+def _zero_sums(names: list[str]) -> str:
+    said = "sum of" if len(names) == 1 else "sums of"
+    return f"the {said} {', '.join(names)} over clients {'is' if len(names) == 1 else 'are'} zero"

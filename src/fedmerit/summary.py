@@ -40,16 +40,29 @@ class Summary:
     last: Reports
     status: Mapping[str, str]  # of FP and EE in the last round
     groups: tuple[tuple[str, ...], ...]  # who cannot be told apart
-    suspects: tuple[str, ...]  # significantly below everybody else
+    suspects: tuple[str, ...]  # reported every round and significantly below everybody else
     notes: tuple[str, ...]
 
 
-def summarise(rounds: Sequence[Reports], *, score: str = "ALPHA", missing: Missing = "zero") -> Summary:
-    """A score summed over rounds with intervals, ranks and shares, and the last round's LOO, FP and EE."""
+def summarise(
+    rounds: Sequence[Reports],
+    *,
+    score: str = "ALPHA",
+    missing: Missing = "zero",
+    clients: Sequence[str] = (),
+) -> Summary:
+    """A score summed over rounds with intervals, ranks and shares, and the last round's LOO, FP and EE.
+
+    Args:
+        rounds: reports in order; at least one.
+        score: see :func:`fedmerit.accumulate`.
+        missing: see :func:`fedmerit.accumulate`.
+        clients: the whole roster, where known; who never reported is noted.
+    """
     total = accumulate(rounds, score=score, missing=missing)
     last = rounds[-1]
     found = scores_of(last)
-    notes = [*total.notes, *_silences(rounds)]
+    notes = [*total.notes, *_silences(rounds), *absences(rounds, clients)]
     for one in found.values():
         notes += one.notes if one else ()
     try:
@@ -67,6 +80,8 @@ def summarise(rounds: Sequence[Reports], *, score: str = "ALPHA", missing: Missi
             groups = indistinguishable(total)
         if total.n > 1:
             last_for_sure = ranks[:, 0] == total.n
+            if total.coverage is not None:  # a round that somebody missed accuses nobody
+                last_for_sure &= total.coverage >= 1
             suspects = tuple(name for name, sure in zip(total.clients, last_for_sure, strict=True) if sure)
     at = {name: i for i, name in enumerate(total.clients)}
     of_last = {name: k for k, name in enumerate(last.clients)}
@@ -104,3 +119,11 @@ def _silences(rounds: Sequence[Reports]) -> Iterator[str]:
             missed.setdefault(name, []).append(str(reports.round))
     for name, when in missed.items():
         yield f"client {name!r} was summed but sent no report: round {', '.join(when)}"
+
+
+def absences(rounds: Sequence[Reports], clients: Sequence[str]) -> Iterator[str]:
+    """Who is on the roster and in no round at all."""
+    seen = {name for reports in rounds for name in (*reports.clients, *reports.silent)}
+    for name in clients:
+        if name not in seen:
+            yield f"client {name!r} is on the list of clients but never reported: it has no score"

@@ -7,14 +7,13 @@ the client itself can compute. A ``Table`` holds all 2^N coalitions, which secur
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.checks import Setter, floats, frozen, names_of
+from fedmerit.checks import Setter, floats, frozen, names_of, round_of, sequence
 from fedmerit.errors import NeedsTable, ReportError
 
 Vector = npt.NDArray[np.float64]
@@ -49,7 +48,7 @@ class Reports:
         solo: utility of the model that client i trained alone from the first model.
         solo_empty: utility of that first model on this slice.
         utility: name; those in ``UNIT_UTILITIES`` promise [0, 1] and are held to it.
-        round: round number.
+        round: round number, 0 or more.
 
     >>> r = Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1], clients=["A", "B", "C"])
     >>> r.n, r.gain
@@ -75,13 +74,10 @@ class Reports:
     round: int | None = None
 
     def __post_init__(self) -> None:
-        where = "" if self.round is None else f"round {self.round}: "
-        if isinstance(self.alone, str | bytes | Mapping):
-            raise ReportError(
-                f"{where}alone: expected a sequence of numbers, got {type(self.alone).__name__}"
-            )
-        alone = np.atleast_1d(np.asarray(self.alone, dtype=object))
-        clients = names_of(self.clients, len(alone), where)
+        object.__setattr__(self, "round", round_of(self.round))
+        where = self.where
+        alone = sequence(self.alone, f"{where}alone")
+        clients = names_of(self.clients, len(alone), where, counted="alone")
         silent = names_of(self.silent, None, where)
         both = set(clients) & set(silent)
         if both:
@@ -91,14 +87,17 @@ class Reports:
 
         if self.utility is not None and not isinstance(self.utility, str):
             raise ReportError(f"{where}utility must be a name, got {self.utility!r:.100}")
+        if self.slice is not None and not isinstance(self.slice, str):
+            raise ReportError(f"{where}slice must be text, got {self.slice!r:.100}")
         unit = self.utility if self.utility in UNIT_UTILITIES else None
         put = Setter(self, clients, where)
         put.scalar("empty", unit=unit)
         put.scalar("grand", unit=unit)
         put.vector("alone", unit=unit)
         put.vector("without", unit=unit)
-        for name in ("se_loo", "se_ioi", "se_alpha", "se_alpha_total", "samples"):
+        for name in ("se_loo", "se_ioi", "se_alpha", "se_alpha_total"):
             put.vector(name, optional=True, minimum=0.0)
+        put.vector("samples", optional=True, minimum=0.0, whole=True)
         put.vector("cosine", optional=True, nullable=True, minimum=-1.0 - 1e-6, maximum=1.0 + 1e-6)
         put.vector("solo", optional=True, unit=unit)
         if self.solo is not None and self.solo_empty is None:
@@ -158,7 +157,7 @@ class Table:
             )
         values = floats(self.values, "table")
         n = int(values.size).bit_length() - 1
-        if values.ndim != 1 or values.size != 1 << n or n < 1:
+        if values.ndim != 1 or n < 1 or values.size != 1 << n:
             raise ReportError(f"a table needs 2^N utilities with N >= 1, got shape {values.shape}")
         bad = np.flatnonzero(~np.isfinite(values))
         if bad.size:

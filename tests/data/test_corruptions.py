@@ -85,37 +85,46 @@ def test_a_copy_of_a_free_rider_is_honest():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"label_noise": {"A": 1.5}}, "label_noise of client 'A' must be a rate in [0, 1], got 1.5"),
-        ({"label_noise": {"A": -0.1}}, "label_noise of client 'A' must be a rate in [0, 1], got -0.1"),
-        ({"label_noise": {"A": float("nan")}}, "label_noise of client 'A' must be a rate in [0, 1], got nan"),
-        ({"label_noise": {"A": "half"}}, "label_noise of client 'A' must be a rate in [0, 1], got 'half'"),
-        ({"label_noise": {"A": True}}, "label_noise of client 'A' must be a rate in [0, 1], got True"),
-        ({"label_noise": "hill"}, "label_noise must be \"ramp\" or a rate by client, got 'hill'"),
-        ({"label_noise": [0.5]}, "label_noise must give a value by client name, got [0.5]"),
-        ({"label_noise": {"E": 0}}, "label_noise: no client 'E', expected one of A, B, C, D"),
-        ({"label_flip": ["E"]}, "label_flip: no client 'E', expected one of A, B, C, D"),
-        ({"label_flip": "A"}, "label_flip must be a list of client names, got the string 'A'"),
-        ({"label_flip": ["A", "A"]}, "client 'A' appears in label_flip and label_flip: one corruption each"),
-        ({"free_rider": {"A": "lazy"}}, "free_rider of client 'A' must be zero, noise, stale, got 'lazy'"),
+        ({"label_noise": {"A": 1.5}}, "corruption.label_noise.A: expected a rate in [0, 1], got 1.5"),
+        ({"label_noise": {"A": -0.1}}, "corruption.label_noise.A: expected a rate in [0, 1], got -0.1"),
+        (
+            {"label_noise": {"A": float("nan")}},
+            "corruption.label_noise.A: expected a rate in [0, 1], got nan",
+        ),
+        ({"label_noise": {"A": "half"}}, "corruption.label_noise.A: expected a rate in [0, 1], got 'half'"),
+        ({"label_noise": {"A": True}}, "corruption.label_noise.A: expected a rate in [0, 1], got True"),
+        (
+            {"label_noise": "hill"},
+            "corruption.label_noise: expected \"ramp\" or a rate by client, got 'hill'",
+        ),
+        ({"label_noise": [0.5]}, "corruption.label_noise: expected a value by client name, got [0.5]"),
+        ({"label_noise": {"E": 0}}, "corruption.label_noise: no client 'E', expected one of A, B, C, D"),
+        ({"label_flip": ["E"]}, "corruption.label_flip: no client 'E', expected one of A, B, C, D"),
+        ({"label_flip": "A"}, "corruption.label_flip: expected a list of client names, got the string 'A'"),
+        (
+            {"label_flip": ["A", "A"]},
+            "corruption.label_flip: client 'A' is in label_flip too: one corruption each",
+        ),
+        ({"free_rider": {"A": "lazy"}}, "corruption.free_rider.A: expected zero, noise, stale, got 'lazy'"),
         (
             {"free_rider": {"A": "honest"}},
-            "free_rider of client 'A' must be zero, noise, stale, got 'honest'",
+            "corruption.free_rider.A: expected zero, noise, stale, got 'honest'",
         ),
-        ({"free_rider": ["A"]}, "free_rider must give a value by client name, got ['A']"),
-        ({"duplicate": {"A": "E"}}, "duplicate of client 'A': no client 'E', expected one of A, B, C, D"),
-        ({"duplicate": {"A": "A"}}, "duplicate: client 'A' cannot copy itself"),
+        ({"free_rider": ["A"]}, "corruption.free_rider: expected a value by client name, got ['A']"),
+        ({"duplicate": {"A": "E"}}, "corruption.duplicate.A: no client 'E', expected one of A, B, C, D"),
+        ({"duplicate": {"A": "A"}}, "corruption.duplicate: client 'A' cannot copy itself"),
         (
             {"duplicate": {"A": "B", "B": "C"}},
-            "duplicate: client 'A' cannot copy 'B', which is a duplicate too",
+            "corruption.duplicate: client 'A' cannot copy 'B', which is a duplicate too",
         ),
-        ({"test_set": ["A"]}, "test_set: client 'A' is to train on the test pool, but none was given"),
+        ({"test_set": ["A"]}, "corruption.test_set: client 'A' needs the test pool, but none was given"),
         (
             {"label_noise": {"A": 0.5}, "label_flip": ["A"]},
-            "client 'A' appears in label_noise and label_flip: one corruption each",
+            "corruption.label_flip: client 'A' is in label_noise too: one corruption each",
         ),
         (
             {"label_noise": "ramp", "free_rider": {"B": "zero"}},
-            "client 'B' appears in label_noise and free_rider: one corruption each",
+            "corruption.free_rider: client 'B' is in label_noise too: one corruption each",
         ),
     ],
 )
@@ -126,9 +135,9 @@ def test_impossible_settings_are_named(settings, message):
 
 
 def test_other_bad_input():
-    with pytest.raises(DataError, match="label noise must be a rate"):
+    with pytest.raises(DataError, match="label noise: expected a rate"):
         label_noise(Y, 2, 10, np.random.default_rng(0))
-    with pytest.raises(DataError, match="a ramp of label noise needs at least 2 clients, got 1"):
+    with pytest.raises(DataError, match="label_noise: a ramp needs at least 2 clients, got 1"):
         ramp(1)
     with pytest.raises(DataError, match="3 parts for 4 clients"):
         apply(X, Y, PARTS[:3], NAMES, 10, np.random.default_rng(0))

@@ -9,6 +9,9 @@ import typer
 
 from fedmerit.cli.base import app, out
 
+FEWEST = 3
+"""Members of a federation (see ``partition.clients``)."""
+
 keys_app = typer.Typer(help="Identity keys and the roster.", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")
 
@@ -40,4 +43,9 @@ def keys_roster(
         out.print(
             f"{one.name}  ed25519:{one.key.hex()}" + ("" if one.weight is None else f"  {one.weight:g}")
         )
-    out.print(f"{len(roster.members)} members, roster hash {roster.hash.hex()}")
+    count = len(roster.members)
+    out.print(f"{count} member{'' if count == 1 else 's'}, roster hash {roster.hash.hex()}")
+    if count < FEWEST:
+        out.print(
+            f"note: a federation needs at least {FEWEST} members: with two, each learns the other's update"
+        )

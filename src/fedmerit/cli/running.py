@@ -88,7 +88,7 @@ def plan(
 
 def _run(config: Config, folder: Path, *, resume: bool) -> None:
     from fedmerit.progress import watching
-    from fedmerit.reading import read
+    from fedmerit.reading import read_content
     from fedmerit.summary import summarise
     from fedmerit.tables import print_summary
 
@@ -96,8 +96,9 @@ def _run(config: Config, folder: Path, *, resume: bool) -> None:
         from fedmerit.federation.embedded import run as run_embedded
     with watching(err) as watch:
         run_embedded(config, folder, resume=resume, watch=watch)
-    rounds = read(folder / "scores.json")
-    print_summary(out, summarise(rounds, missing=config.scoring.missing), utility=rounds[0].utility)
+    content = read_content(folder / "scores.json")
+    summary = summarise(content.rounds, missing=config.scoring.missing, clients=content.clients)
+    print_summary(out, summary, utility=content.rounds[0].utility)
     out.print(f"written to {folder}: scores.json, scores.csv, ledger.sqlite")
 
 

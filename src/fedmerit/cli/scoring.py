@@ -5,13 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from fedmerit.cli.base import app, out, write
+
+if TYPE_CHECKING:
+    from fedmerit.reading import Content
 
 
 class Format(StrEnum):
@@ -57,7 +61,10 @@ class OnUndefined(StrEnum):
 
 
 Reports_ = Annotated[Path, typer.Argument(help="Reports (.json or .csv), or a run folder.", metavar="FILE")]
-Utility_ = Annotated[str | None, typer.Option(help="Name of the utility, where the file does not say.")]
+Utility_ = Annotated[
+    str | None,
+    typer.Option(help="Name of the utility where the file does not say, or which where it has several."),
+]
 Missing_ = Annotated[
     Missing | None,
     typer.Option(help="What a missed round counts; as the run has it, otherwise zero.", show_default=False),
@@ -78,13 +85,14 @@ def score(
     from fedmerit.summary import summarise
     from fedmerit.tables import print_summary
 
-    rounds, counts = _read(file, utility), _missing(file, missing)
+    content, counts = _read(file, utility), _missing(file, missing)
+    rounds, clients = content.rounds, content.clients
     if format is Format.table:
-        summary = summarise(rounds, score=score.value, missing=counts)
+        summary = summarise(rounds, score=score.value, missing=counts, clients=clients)
         print_summary(out, summary, utility=rounds[0].utility)
         return
-    content = document(rounds, missing=counts)
-    write(as_json(content) if format is Format.json else as_csv(content))
+    written = document(rounds, clients=clients, missing=counts)
+    write(as_json(written) if format is Format.json else as_csv(written))
 
 
 @app.command()
@@ -106,10 +114,13 @@ def rewards(
     from fedmerit.accumulate import accumulate
     from fedmerit.money import payouts
     from fedmerit.rewards import shares
+    from fedmerit.summary import absences
     from fedmerit.tables import print_payouts
 
-    total = accumulate(_read(file, utility), score=score.value, missing=_missing(file, missing))
+    content = _read(file, utility)
+    total = accumulate(content.rounds, score=score.value, missing=_missing(file, missing))
     divided = shares(total, rule.value, floor=floor, cap=cap, on_undefined=on_undefined.value)
+    divided = replace(divided, notes=(*divided.notes, *absences(content.rounds, content.clients)))
     paid = payouts(divided, budget)
     if format is Format.table:
         print_payouts(out, paid, divided)
@@ -132,10 +143,10 @@ def rewards(
         write(json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
 
 
-def _read(file: Path, utility: str | None) -> list[Any]:
-    from fedmerit.reading import read
+def _read(file: Path, utility: str | None) -> Content:
+    from fedmerit.reading import read_content
 
-    return cast(list[Any], read(file / "scores.json" if file.is_dir() else file, utility=utility))
+    return read_content(file / "scores.json" if file.is_dir() else file, utility=utility)
 
 
 def _missing(file: Path, given: Missing | None) -> Literal["zero", "own-mean"]:

@@ -7,6 +7,7 @@ A strategy takes rows of packed weights, shape (K, L), and returns the mean of e
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import copy
 import warnings
@@ -92,7 +93,7 @@ class Packing:
         return out
 
 
-class Strategy:
+class Strategy(abc.ABC):
     """Common to all: a copy of the model, the packing, the precision, and users' functions in float32."""
 
     kind = ""
@@ -133,8 +134,9 @@ class Strategy:
         finally:
             torch.backends.cudnn.benchmark = before
 
+    @abc.abstractmethod
     def _sums(self, rows: Tensor) -> Tensor:
-        raise NotImplementedError
+        """Sums over the test set of every utility, shape (K, U)."""
 
 
 class Single(Strategy):

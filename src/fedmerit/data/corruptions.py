@@ -46,7 +46,7 @@ def label_noise(y: Labels, rate: float, classes: int, rng: np.random.Generator) 
     >>> label_noise(np.array([1, 1, 1]), 0.0, 10, np.random.default_rng(0))
     array([1, 1, 1])
     """
-    _check_rate(rate, "label noise")
+    _check_rate(rate, "label noise:")
     hit = rng.random(len(y)) < rate
     return np.where(hit, rng.integers(classes, size=len(y)), y)
 
@@ -67,7 +67,7 @@ def ramp(clients: int) -> list[float]:
     [0.0, 0.25, 0.5, 0.75, 1.0]
     """
     if clients < 2:
-        raise DataError(f"a ramp of label noise needs at least 2 clients, got {clients}")
+        raise DataError(f"corruption.label_noise: a ramp needs at least 2 clients, got {clients}")
     return [i / (clients - 1) for i in range(clients)]
 
 
@@ -120,7 +120,7 @@ def apply(
     _check_riders(riders)
     _check_copies(copies, names)
     if cheats and pool is None:
-        raise DataError(f"test_set: client {cheats[0]!r} is to train on the test pool, but none was given")
+        raise DataError(f"corruption.test_set: client {cheats[0]!r} needs the test pool, but none was given")
 
     made: dict[str, ClientData] = {}
     for name, part, own in zip(names, parts, rng.spawn(len(names)), strict=True):
@@ -150,28 +150,28 @@ def _noise_rates(
     """Rates by name, without those of 0."""
     if isinstance(given, str):
         if given != "ramp":
-            raise DataError(f'label_noise must be "ramp" or a rate by client, got {given!r}')
+            raise DataError(f'corruption.label_noise: expected "ramp" or a rate by client, got {given!r}')
         given = dict(zip(names, ramp(len(names)), strict=True))
     rates = _mapped(given, "label_noise")
     for name, rate in rates.items():
-        _check_rate(rate, f"label_noise of client {name!r}")
+        _check_rate(rate, f"corruption.label_noise.{name}:")
     return {name: rate for name, rate in rates.items() if rate or name not in names}
 
 
 def _check_rate(rate: float, what: str) -> None:
     if isinstance(rate, bool) or not isinstance(rate, int | float | np.number) or not 0 <= rate <= 1:
-        raise DataError(f"{what} must be a rate in [0, 1], got {rate!r}")
+        raise DataError(f"{what} expected a rate in [0, 1], got {rate!r}")
 
 
 def _listed(names: Iterable[str], setting: str) -> list[str]:
     if isinstance(names, str):
-        raise DataError(f"{setting} must be a list of client names, got the string {names!r}")
+        raise DataError(f"corruption.{setting}: expected a list of client names, got the string {names!r}")
     return list(names)
 
 
 def _mapped(given: Mapping[str, T] | None, setting: str) -> dict[str, T]:
     if given is not None and not isinstance(given, Mapping):
-        raise DataError(f"{setting} must give a value by client name, got {given!r}")
+        raise DataError(f"corruption.{setting}: expected a value by client name, got {given!r}")
     return dict(given or {})
 
 
@@ -179,11 +179,12 @@ def _check_names(names: Sequence[str], settings: Mapping[str, Iterable[str]]) ->
     """Every name exists and has one corruption."""
     used: dict[str, str] = {}
     for setting, listed in settings.items():
+        where = f"corruption.{setting}"
         for name in listed:
             if name not in names:
-                raise DataError(f"{setting}: no client {name!r}, expected one of {', '.join(names)}")
+                raise DataError(f"{where}: no client {name!r}, expected one of {', '.join(names)}")
             if name in used:
-                raise DataError(f"client {name!r} appears in {used[name]} and {setting}: one corruption each")
+                raise DataError(f"{where}: client {name!r} is in {used[name]} too: one corruption each")
             used[name] = setting
 
 
@@ -191,15 +192,15 @@ def _check_riders(riders: Mapping[str, str]) -> None:
     allowed = get_args(Behaviour)[1:]
     for name, kind in riders.items():
         if kind not in allowed:
-            raise DataError(f"free_rider of client {name!r} must be {', '.join(allowed)}, got {kind!r}")
+            raise DataError(f"corruption.free_rider.{name}: expected {', '.join(allowed)}, got {kind!r}")
 
 
 def _check_copies(copies: Mapping[str, str], names: Sequence[str]) -> None:
     for name, other in copies.items():
         if other not in names:
             raise DataError(
-                f"duplicate of client {name!r}: no client {other!r}, expected one of {', '.join(names)}"
+                f"corruption.duplicate.{name}: no client {other!r}, expected one of {', '.join(names)}"
             )
         if other in copies:
             why = "itself" if other == name else f"{other!r}, which is a duplicate too"
-            raise DataError(f"duplicate: client {name!r} cannot copy {why}")
+            raise DataError(f"corruption.duplicate: client {name!r} cannot copy {why}")

@@ -67,22 +67,23 @@ def split(
     """
     n = len(labels)
     if scheme not in SCHEMES:
-        raise DataError(f"partition scheme must be one of {', '.join(SCHEMES)}, got {scheme!r}")
+        raise DataError(f"partition.scheme: expected one of {', '.join(SCHEMES)}, got {scheme!r}")
     if minimum < 1:
-        raise DataError(f"minimum must be at least 1 sample per client, got {minimum}")
+        raise DataError(f"partition.minimum: expected at least 1 sample per client, got {minimum}")
     needed = {"sizes": sizes, "group": groups, "file": file}
     if scheme in needed and needed[scheme] is None:
         have = " (this dataset has none)" if scheme == "group" else ""
         raise DataError(
-            f"partition scheme {scheme!r} needs {'groups' if scheme == 'group' else scheme}{have}"
+            f"partition.scheme: {scheme!r} needs {'groups' if scheme == 'group' else scheme}{have}"
         )
     if clients is None:
         clients = _count(scheme, sizes, groups, file)
     if clients < 1:
-        raise DataError(f"expected at least 1 client, got {clients}")
+        raise DataError(f"partition.clients: expected at least 1 client, got {clients}")
     if clients * minimum > n:
         raise DataError(
-            f"{clients} clients with at least {minimum} each need {clients * minimum} samples, got {n}"
+            f"partition.minimum: {clients} clients with at least {minimum} each need {clients * minimum} "
+            f"samples, got {n}"
         )
 
     if scheme == "iid":
@@ -96,10 +97,11 @@ def split(
     else:
         parts = restore(Path(file or ""), samples=n)
         if len(parts) != clients:
-            raise DataError(f"{file}: holds {len(parts)} clients, expected {clients}")
+            raise DataError(f"partition.file: {file}: holds {len(parts)} clients, expected {clients}")
     for i, part in enumerate(parts):
         if len(part) < minimum:
-            raise DataError(f"client {i} would hold {len(part)} samples, expected at least {minimum}")
+            held = f"client {i} would hold {len(part)} samples"
+            raise DataError(f"partition.minimum: {held}, expected at least {minimum}")
     return [np.sort(part).astype(np.int64) for part in parts]
 
 
@@ -111,14 +113,14 @@ def _count(scheme: str, sizes: Sequence[float] | None, groups: Groups | None, fi
         return len(np.unique(np.asarray(groups)))
     if scheme == "file":
         return len(restore(Path(file or "")))
-    raise DataError(f"partition scheme {scheme!r} needs the number of clients")
+    raise DataError(f"partition.clients: scheme {scheme!r} needs the number of clients")
 
 
 def _dirichlet(
     labels: Labels, clients: int, mu: float, minimum: int, rng: np.random.Generator
 ) -> list[Indices]:
     if not (mu > 0 and np.isfinite(mu)):
-        raise DataError(f"mu must be a positive number, got {mu}")
+        raise DataError(f"partition.mu: expected a positive number, got {mu}")
     values, counts = np.unique(labels, return_counts=True)
     for _ in range(DRAWS):
         proportions = rng.dirichlet(np.full(clients, float(mu)), size=len(values))
@@ -144,18 +146,19 @@ def _dirichlet(
 
 def _sizes(n: int, clients: int, sizes: list[float], rng: np.random.Generator) -> list[Indices]:
     if len(sizes) != clients:
-        raise DataError(f"expected {clients} sizes, one per client, got {len(sizes)}")
+        raise DataError(f"partition.sizes: expected {clients} sizes, one per client, got {len(sizes)}")
     for i, size in enumerate(sizes):
         if not size > 0:
-            raise DataError(f"size of client {i} must be positive, got {size}")
+            raise DataError(f"partition.sizes: size of client {i} must be positive, got {size}")
     if all(isinstance(size, int | np.integer) for size in sizes):
         if sum(sizes) > n:
-            raise DataError(f"sizes add up to {sum(sizes)} samples, got {n}")
+            raise DataError(f"partition.sizes: they add up to {sum(sizes)} samples, the data has {n}")
         ends = np.cumsum(sizes)
     else:
         if not sum(sizes) <= 1 + 1e-9:
             raise DataError(
-                f"sizes that are not all integers are fractions with a sum of at most 1, got {sum(sizes)}"
+                "partition.sizes: sizes that are not all integers are fractions with a sum of at most 1, "
+                f"got {sum(sizes)}"
             )
         ends = np.minimum(np.rint(np.cumsum(sizes) * n), n).astype(np.int64)
     return np.split(rng.permutation(n), ends)[:-1]
@@ -168,7 +171,8 @@ def _group(groups: Groups, n: int, clients: int) -> list[Indices]:
     values, member, counts = np.unique(groups, return_inverse=True, return_counts=True)
     if clients > len(values):
         raise DataError(
-            f"{clients} clients but only {len(values)} groups: {', '.join(map(str, values[:20]))}"
+            f"partition.clients: {clients} clients but only {len(values)} groups: "
+            f"{', '.join(map(str, values[:20]))}"
         )
     owner = np.arange(len(values))
     if clients < len(values):
