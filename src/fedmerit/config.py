@@ -96,7 +96,7 @@ class Scoring:
     """What is measured; the first utility is the paid one."""
 
     # or one of your own: "module:function", called as function(model, images, labels), a number per sample
-    utilities: Sequence[str] = ("expected-accuracy", "accuracy", "brier")  # balanced-accuracy | neg-loss
+    utilities: Sequence[str] = ("expected-accuracy", "accuracy", "brier")  # also: balanced-accuracy, neg-loss
     game: Literal["additive", "renormalised"] = "additive"
     missing: Literal["zero", "own-mean"] = "zero"  # what a missed round counts in the sum
     disclose_samples: bool = False  # members also report how many training samples they hold

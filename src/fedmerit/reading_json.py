@@ -38,9 +38,10 @@ def rounds_of_json(path: Path, text: str, utility: str | None) -> tuple[list[Fou
         fail(path, "rounds", "expected a round, or a list of at least one round")
     found = [_round_object(path, k, one, shared) for k, one in enumerate(rounds, start=1)]
     kept = [one for one in found if one is not None]
+    known = set(clients)
     for one in kept if clients else ():
         for name in (*one.given["clients"], *one.given["silent"]):
-            if name not in clients:
+            if name not in known:
                 fail(path, one.where, f"unknown client {name!r}; the file lists {', '.join(clients)}")
     return kept, clients
 
@@ -67,9 +68,9 @@ def _listed(path: Path, document: dict[str, Any]) -> tuple[str, ...]:
         return ()
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         fail(path, "clients", f"expected a list of names, got {names!r:.60}")
-    twice = [name for k, name in enumerate(names) if name in names[:k]]
-    if twice:
-        fail(path, "clients", f"{twice[0]!r} appears more than once")
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        fail(path, "clients", f"{twice!r} appears more than once")
     return tuple(names)
 
 
