@@ -15,7 +15,9 @@ FEDMERIT = [sys.executable, "-c", "from fedmerit.cli import main; main()"]
 
 
 def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+    """Fenced blocks of one language."""
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+    return [text for found, text in fenced if found == language]
 
 
 @pytest.mark.parametrize("code", blocks("python"))
