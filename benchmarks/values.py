@@ -1,8 +1,8 @@
 """From a table of 2^N utilities to Shapley values: N = 10, 15, 20 (and 24), against the plain definition.
 
-pyDVL and shapiq can be measured beside it where they are installed (use a throw-away environment):
-
     python benchmarks/values.py [--out benchmarks/results]
+
+`run.py --peers` measures shapiq and pyDVL on the same tables in a throw-away environment.
 """
 
 from __future__ import annotations
@@ -42,17 +42,6 @@ def by_definition(values: np.ndarray, n: int) -> np.ndarray:
     return out
 
 
-def with_shapiq(values: np.ndarray, n: int) -> float | None:
-    """shapiq's exact computer on the same table, if it is there."""
-    try:
-        import shapiq
-    except ImportError:
-        return None
-    powers = 1 << np.arange(n)
-    computer = shapiq.ExactComputer(lambda rows: values[rows.astype(int) @ powers], n_players=n)
-    return seconds(lambda: computer("SV", 1), repeats=1)
-
-
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(
@@ -69,8 +58,6 @@ def main() -> None:
         if n <= 15:
             row["definition_seconds"] = seconds(lambda v=values, n=n: by_definition(v, n), repeats=1)
             row["ratio"] = row["definition_seconds"] / ours
-            if (theirs := with_shapiq(values, n)) is not None:
-                row["shapiq_seconds"] = theirs
         rows.append(row)
         print("  ".join(f"{key} {value:.4g}" for key, value in row.items()), flush=True)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
