@@ -789,3 +789,16 @@ def test_listed_clients_are_told_and_unknown_ones_refused(fedmerit, tmp_path):
     write(path, {"clients": ["north", "west"], "rounds": [ROUND]})
     code, _, err = fedmerit("score", path)
     assert (code, err) == (2, f"error: {path}: round 1: unknown client 'south'; the file lists north, west\n")
+
+
+def test_a_run_with_ground_truth_says_so_and_how_close_the_scores_come(fedmerit, tmp_path):
+    (tmp_path / "c.toml").write_text(TINY)
+    truth = "scoring.truth=['mr-shapley', 'shapley']"
+    code, out, _ = fedmerit("run", tmp_path / "c.toml", "--out", tmp_path / "run", "--set", truth)
+    assert code == 0
+    assert "analysis: plain updates were looked at" in out
+    for utility in ("expected-accuracy", "accuracy", "brier"):
+        assert f"Spearman with the MR-SV of {utility}: ALPHA " in out
+        assert f"Spearman with the retrained Shapley value of {utility}: ALPHA " in out
+    code, out, _ = fedmerit("run", tmp_path / "c.toml", "--out", tmp_path / "plain")
+    assert (code, "analysis" in out) == (0, False)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedmerit.agreement import agreement
 from fedmerit.money import Payouts
 from fedmerit.rewards import Shares
 from fedmerit.summary import Standing, Summary
@@ -134,6 +136,22 @@ def print_payouts(console: Console, paid: Payouts, divided: Shares) -> None:
     _say(console, f"budget {paid.budget:,.2f}, rule {divided.rule}, unpaid {paid.unpaid:,.2f}")
     for note in divided.notes:
         _say(console, f"note: {note}")
+
+
+def print_truth(console: Console, content: Mapping[str, Any]) -> None:
+    """That plain updates were looked at, and how close the summed scores come to the ground truth."""
+    console.print("analysis: plain updates were looked at, which secure aggregation would have hidden")
+    for utility, part in ((content["utility"], content), *content["companions"].items()):
+        for name in ("MR-SV", "SV"):
+            truth = part.get("truth", {}).get(name)
+            if truth is None:
+                continue
+            found = []
+            for score, values in part["cumulative"].items():
+                spearman = None if None in values else agreement(values, truth).spearman
+                found.append(f"{score} {'-' if spearman is None else format(spearman, '.2f')}")
+            what = "retrained Shapley value" if name == "SV" else name
+            console.print(f"Spearman with the {what} of {utility}: {', '.join(found)}")
 
 
 def print_plan(console: Console, plan: Plan) -> None:

@@ -90,15 +90,17 @@ def _run(config: Config, folder: Path, *, resume: bool) -> None:
     from fedmerit.progress import watching
     from fedmerit.reading import read_content
     from fedmerit.summary import summarise
-    from fedmerit.tables import print_summary
+    from fedmerit.tables import print_summary, print_truth
 
     with _engine():
         from fedmerit.federation.embedded import run as run_embedded
     with watching(err) as watch:
-        run_embedded(config, folder, resume=resume, watch=watch)
+        written = run_embedded(config, folder, resume=resume, watch=watch)
     content = read_content(folder / "scores.json")
     summary = summarise(content.rounds, missing=config.scoring.missing, clients=content.clients)
     print_summary(out, summary, utility=content.rounds[0].utility)
+    if config.analysis:
+        print_truth(out, written)
     out.print(f"written to {folder}: scores.json, scores.csv, ledger.sqlite")
 
 
