@@ -17,17 +17,16 @@ import hashlib
 import json
 import logging
 import os
-import platform
 import resource
 import sys
 import time
 import tracemalloc
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from machine import machine
 
 from fedmerit.keys import Member, Roster, public_key
 from fedmerit.secagg import Client, Encoding, Server, Setting, Task, Update, default_threshold, run_in_memory
@@ -164,30 +163,6 @@ def peak_vectors(length: int, members: int = 9) -> dict[str, float]:
         "server": round(received, 3),
         "bytes_per_parameter": len(message) / length,
     }
-
-
-def machine() -> dict[str, object]:
-    packages = {}
-    for name in ("fedmerit", "numpy", "cryptography", "pycryptodome", "msgpack", "flwr"):
-        try:
-            packages[name] = version(name)
-        except PackageNotFoundError:
-            packages[name] = "absent"
-    cpu = next(
-        (line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
-        platform.processor(),
-    )
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "system": platform.system(),
-        "python": platform.python_version(),
-        "packages": packages,
-    }
-
-
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines() if Path(path).exists() else []
 
 
 def main() -> int:

@@ -218,3 +218,9 @@ def select(rows: Sequence[Row], only: Sequence[str]) -> list[Row]:
         if name not in names:
             raise SystemExit(f"--only: no experiment {name!r}, expected one of {', '.join(names)}")
     return [row for row in rows if not only or row.experiment in only]
+
+
+def subset_of(text: str) -> tuple[str, int]:
+    """DATASET=COUNT of the command line."""
+    name, _, count = text.partition("=")
+    return name, int(count)

@@ -37,6 +37,7 @@ from cells import (  # noqa: E402
     plan,
     read_results,
     select,
+    subset_of,
 )
 from onecell import Overtime, convert, machine, run_cell, scratch  # noqa: E402
 
@@ -179,15 +180,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--toy", action="store_true", help="every experiment at toy size")
     parser.add_argument("--list", action="store_true", help="say what is left, run nothing")
     parser.add_argument(
-        "--subset", type=_pair, action="append", default=[], metavar="DATASET=COUNT",
+        "--subset", type=subset_of, action="append", default=[], metavar="DATASET=COUNT",
         help="training images, 0 for all, where the plan has no number for the run itself",
     )  # fmt: skip
     return parser.parse_args(arguments)
-
-
-def _pair(text: str) -> tuple[str, int]:
-    name, _, count = text.partition("=")
-    return name, int(count)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
-from cells import RESULTS, Result, Row, datasets, plan, read_results  # noqa: E402
+from cells import RESULTS, Result, Row, datasets, plan, read_results, subset_of  # noqa: E402
 from measures import EXPLAINED, SCORES, facts  # noqa: E402
 from sections import SECTIONS, Lines, agreement_section, done, table  # noqa: E402
 
@@ -126,13 +126,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=HERE / "README.md")
     parser.add_argument("--toy", action="store_true", help="of runs at toy size")
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    parser.add_argument("--subset", type=_pair, action="append", default=[], metavar="DATASET=COUNT")
+    parser.add_argument("--subset", type=subset_of, action="append", default=[], metavar="DATASET=COUNT")
     return parser.parse_args(arguments)
-
-
-def _pair(text: str) -> tuple[str, int]:
-    name, _, count = text.partition("=")
-    return name, int(count)
 
 
 if __name__ == "__main__":

@@ -8,20 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.errors import ReportError
+from fedmerit.errors import ReportError, ValueRefused
 
 UNIT = (-1e-9, 1.0 + 1e-9)
 """[0, 1], with room for the rounding of a mean."""
 LARGEST = 1e100
 """Beyond this sums of a few numbers could overflow; no utility is anywhere near."""
-
-
-class ValueRefused(ReportError):
-    """A number that cannot be used. ``client`` says whose it is; None where it is one for the whole round."""
-
-    def __init__(self, message: str, client: str | None) -> None:
-        super().__init__(message)
-        self.client = client
 
 
 def names_of(clients: Iterable[str], n: int | None, where: str, *, counted: str = "") -> tuple[str, ...]:

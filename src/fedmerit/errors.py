@@ -5,6 +5,7 @@
     FedmeritError
     ├── InputError              what the caller gave cannot be used (also a ValueError)
     │   ├── ReportError         a report, table or score vector: non-finite, missing, wrong length
+    │   │   └── ValueRefused    one number of it: says whose
     │   ├── FileFormatError     a file of reports: names file and line
     │   ├── ConfigError         a setting: names its path and the allowed values
     │   └── DataError           a dataset, partition or corruption
@@ -38,6 +39,14 @@ class InputError(FedmeritError, ValueError):
 
 class ReportError(InputError):
     """A report, table or score vector is malformed."""
+
+
+class ValueRefused(ReportError):
+    """A number that cannot be used. ``client`` says whose it is; None where it is one for the whole round."""
+
+    def __init__(self, message: str, client: str | None) -> None:
+        super().__init__(message)
+        self.client = client
 
 
 class FileFormatError(InputError):

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from fedmerit.checks import ValueRefused
-from fedmerit.errors import FileFormatError, InputError
+from fedmerit.errors import FileFormatError, InputError, ValueRefused
 from fedmerit.layout import Found, fail
 from fedmerit.reading_csv import rounds_of_csv
 from fedmerit.reading_json import rounds_of_json

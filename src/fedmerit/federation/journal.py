@@ -17,7 +17,7 @@ from typing import Any
 from fedmerit.document import as_csv, as_json, document, round_object
 from fedmerit.errors import FedmeritError, LedgerError
 from fedmerit.federation.protocol import Report, included_hash
-from fedmerit.ledger import SERVER, Ledger, Record, content, exact, number
+from fedmerit.ledger import SERVER, Ledger, Record, content, number
 from fedmerit.types import Reports
 
 Sign = Callable[[str, bytes], bytes]
@@ -226,8 +226,3 @@ def score_files(content_: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
     yield "scores.json", as_json(content_).encode()
     scored = {**content_, "rounds": [one for one in content_["rounds"] if one["reports"] is not None]}
     yield "scores.csv", as_csv(scored).encode()
-
-
-def exact_vector(values: Sequence[float | None]) -> list[str | None]:
-    """Numbers for a record."""
-    return [None if value is None else exact(value) for value in values]
