@@ -223,10 +223,11 @@ def main() -> int:
 
     main_row = next(row for row in rows if row["members"] == 9 and row["parameters"] == full)
     promises = {
-        "at least 4 times faster than SecAgg+": main_row.get("times_faster", float("inf")) >= 4,
         "error of the mean below 1e-8 of the bound": main_row["error"] < 1e-8,
         "about three vectors a member": peak["member"] < 3.2,
     }
+    if "times_faster" in main_row:  # nothing can be said of it where SecAgg+ was not run
+        promises["at least 4 times faster than SecAgg+"] = main_row["times_faster"] >= 4
     for promise, kept in promises.items():
         print(f"{'kept  ' if kept else 'BROKEN'} {promise}")
     report = {
