@@ -53,9 +53,12 @@ class Cell:
         how = f"mu {part['mu']}" if part["scheme"] == "dirichlet" else part["scheme"]
         some = f", {self.subset} images" if self.subset else ""
         truth = "+".join(scoring["truth"]) or "no truth"
-        weights = self.settings["training"].get("weights", "")
-        extra = "".join(f", {word}" for word in (*self.settings.get("corruption", {}), weights) if word)
-        rounds = self.settings["training"]["rounds"]
+        training, special = self.settings["training"], self.settings.get("experiment", {})
+        weights = (training.get("weights", ""), training.get("weight_score", ""))
+        special = (f"{key} {value}" for key, value in special.items())
+        words = (*self.settings.get("corruption", {}), *weights, *special)
+        extra = "".join(f", {word}" for word in words if word)
+        rounds = training["rounds"]
         return (
             f"{self.dataset}{some}, {part['clients']} members, {how}, {rounds} rounds, {truth}{extra}, "
             f"seed {self.seed}"
@@ -117,6 +120,10 @@ def shrunk(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any
     small["training"] |= {"rounds": small["training"]["rounds"] // 5, "local_epochs": 1, "batch_size": 32}
     small["model"] = {"name": "mlp"}
     small["data"] = {"test_size": 40}
+    if "sampled" in small.get("experiment", {}):
+        small["experiment"]["sampled"] = 30
+    if small["partition"]["scheme"] == "group":
+        small["partition"]["clients"] = 4
     flipped = small.get("corruption", {}).get("label_flip")
     if flipped:
         small["corruption"]["label_flip"] = [f"client-{clients - 1}"]

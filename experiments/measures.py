@@ -43,6 +43,8 @@ def reports(cell: Result, utility: str, *, game: str = "additive") -> list[Repor
     """The reports of all scored rounds."""
     found = []
     for one in cell["utilities"][utility]["rounds"]:
+        if game == "renormalised" and game not in one:
+            continue
         models = one["renormalised"] if game == "renormalised" else one
         found.append(
             Reports(
@@ -78,7 +80,7 @@ def scores(cell: Result, utility: str, at: int) -> dict[str, Vector]:
     for name in ("LOO", "IOI", "COS", "ALPHA", "MERIT"):
         label = name if name == "MERIT" else f"{name} sum"
         made[label] = lambda name=name: accumulate(plain, score=name)  # type: ignore[misc]
-        if name in ("IOI", "ALPHA", "MERIT"):
+        if other and name in ("IOI", "ALPHA", "MERIT"):
             made[f"{label}, renormalised"] = lambda name=name: accumulate(other, score=name)  # type: ignore[misc]
     found: dict[str, Vector] = {}
     for label, make in made.items():

@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import itertools
 import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from cells import Cell, Result
+from cells import Cell, Result, datasets
 from compact import load as load_compact
 
 from fedmerit import __version__, config, data
 from fedmerit.coalitions import Evaluator
+from fedmerit.errors import ReportError
+from fedmerit.federation import embedded, truth
 from fedmerit.federation.aggregation import Aggregation
 from fedmerit.federation.embedded import Engine, Progress
 from fedmerit.federation.local import LocalTraining
 from fedmerit.federation.protocol import coalition_models, mean
+from fedmerit.federation.reweighting import weights_of
+from fedmerit.federation.setup import Federation
 from fedmerit.federation.summing import Offer
 from fedmerit.ledger import number
+from fedmerit.models import as_tensor, load_vector, prepare
 from fedmerit.secagg.quantise import Encoding
 from fedmerit.store import Folder
+from fedmerit.utilities import balance, evaluation, float32
+from fedmerit.values import shapley
 
-TOLERANCE = 5e-4
-"""Largest deviation of a coalition's utility from float32: one of 2,000 test images."""
+TOLERANCE = 1.001
+"""Largest deviation of a coalition's utility from float32, in test images: one."""
 KEPT = ("empty", "grand", "alone", "without", "se_alpha", "se_alpha_total", "solo", "solo_empty", "cosine")
 
 
@@ -68,32 +77,81 @@ class OneByOne(LocalTraining):
         return models
 
 
+class QuickEvaluation:
+    """As the federation's own evaluation, but waits for the device twice a model rather than a dozen times.
+
+    That matters where several processes share a GPU: each wait is as long as the others' turns.
+    """
+
+    def __init__(self, federation: Federation) -> None:
+        self.federation = federation
+        self.shown: tuple[str, torch.Tensor, torch.Tensor] | None = None
+
+    def __call__(self, model: Any, shown: Any) -> dict[str, np.ndarray]:
+        """Every utility of every sample."""
+        federation = self.federation
+        federation.evaluations += 1
+        if self.shown is None or self.shown[0] != shown.id:
+            labels = as_tensor(shown.y).to(federation.device)
+            self.shown = shown.id, prepare(as_tensor(shown.x), federation.device), labels
+        _, images, labels = self.shown
+        load_vector(federation.network, as_tensor(model).to(federation.device))
+        with evaluation(federation.network), float32():
+            logits = federation.network(images).float()
+            rows = [one.of_logits(logits, labels) for one in federation.utilities if one.of_logits]
+            values = torch.stack(rows).double().cpu().numpy()
+        if not np.isfinite(values).all():
+            raise ReportError("the model's answers are not finite: it diverged, or the images did")
+        found = dict(zip((one.name for one in federation.utilities), values, strict=True))
+        for one in federation.utilities:
+            if one.balanced:
+                found[one.name] = found[one.name] * balance(labels, logits.shape[1]).cpu().numpy()
+        return found
+
+
 class BothGames(Engine):
-    """The engine, which also measures each member's two models of the other, renormalised game."""
+    """The engine, which also measures each member's two models of the other, renormalised game.
+
+    On a GPU it trains in TF32, as PyTorch's convolutions do unless told otherwise.
+
+    Args:
+        settings: of the run.
+        folder: of the run.
+        watch: told what happens.
+        loop: members train one after another.
+        games: "both", or "additive" to leave the other game out.
+    """
 
     def __init__(
-        self, settings: config.Config, folder: Folder, watch: Callable[[Progress], None], *, loop: bool
+        self,
+        settings: config.Config,
+        folder: Folder,
+        watch: Callable[[Progress], None],
+        *,
+        loop: bool,
+        games: str = "both",
     ) -> None:
         super().__init__(settings, folder, watch)
         if loop:
             self.local = OneByOne(self.federation, self.local.solo)
+        if self.federation.device.type == "cuda":
+            self.federation.training = replace(self.federation.training, tf32=True)
+            self.federation.evaluate = QuickEvaluation(self.federation)  # type: ignore[method-assign]
+            for member in self.members.values():
+                member.evaluate = self.federation.evaluate
         self.aggregation = KeepingAggregation(**vars(self.aggregation))
+        self.games = games
         self.renormalised: list[dict[str, dict[str, list[float]]]] = []
         if self.truth:
-            shown, federation = self.federation.pool.slice(1), self.federation
-            self.truth._evaluators[shown.id] = Evaluator(
-                federation.network,
-                shown.x,
-                shown.y,
-                federation.utilities,
-                tolerance=TOLERANCE,
-                effort="none",
-            )
+            shown = self.federation.pool.slice(1)
+            self.truth._evaluators[shown.id] = evaluator(self.federation)
 
     def _evaluate(
         self, number: Any, before_model: Any, outcome: Any, offers: Any, encoding: Any, lost: Any
     ) -> Any:
         found = super()._evaluate(number, before_model, outcome, offers, encoding, lost)
+        if self.games != "both":
+            return found
         offered = {offer.name: offer for offer in offers}
         values: dict[str, dict[str, list[float]]] = {}
         for name in outcome.included:
@@ -107,12 +165,64 @@ class BothGames(Engine):
         return found
 
 
+def evaluator(federation: Federation) -> Evaluator:
+    """Of all coalitions of a round on the fixed test pool, close to float32."""
+    shown = federation.pool.slice(1)
+    given = federation.network, shown.x, shown.y, federation.utilities
+    return Evaluator(*given, tolerance=TOLERANCE / len(shown.y), effort="none")
+
+
+class ShapleyWeights:
+    """Weights from the exact Shapley value of the current round under plain averaging. Analysis only."""
+
+    def __init__(self) -> None:
+        self.evaluator: Evaluator | None = None
+
+    def __call__(
+        self, federation: Federation, _number: int, start: Any, trained: Mapping[str, Any], _score: str
+    ) -> dict[str, float]:
+        """As ``reweighting.from_this_round``."""
+        self.evaluator = self.evaluator or evaluator(federation)
+        updates = [(model - start) / np.float32(len(trained)) for model in trained.values()]
+        tables, _ = self.evaluator.tables(start, updates, [1.0] * len(updates), clients=tuple(trained))
+        return weights_of(shapley(tables[federation.utilities[0].name]).values, tuple(trained))
+
+
+@contextlib.contextmanager
+def analysed(given: Mapping[str, Any]) -> Iterator[None]:
+    """What a cell's ``experiment`` section asks of the engine beyond its settings, for as long as it runs.
+
+    ``weights = "MR-SV"``: current-round weights from exact Shapley values. ``sampled = n``: the Shapley value
+    of a round from n coalitions.
+    """
+    before = embedded.from_this_round, truth.MOST_EXACT, truth.BUDGET
+    if given.get("weights") == "MR-SV":
+        embedded.from_this_round = ShapleyWeights()
+    if "sampled" in given:
+        truth.MOST_EXACT, truth.BUDGET = 0, given["sampled"]
+    try:
+        yield
+    finally:
+        embedded.from_this_round, truth.MOST_EXACT, truth.BUDGET = before
+
+
 def convert(folder: Path | None, names: Sequence[str], into: Path) -> dict[str, str]:
     """Each dataset as .npz, once; without a folder all of them are the dataset that comes with fedmerit."""
     titles = {}
     for name in names:
-        found = data.load("fashion-mini") if folder is None else load_compact(folder, name)[0]
+        how = datasets()[name]
+        if folder is None:
+            found, extra = data.load("fashion-mini"), {}
+        else:
+            found, extra = load_compact(folder, how.get("source", name), how.get("group"))
         arrays = {key: getattr(found, key) for key in ("x_train", "y_train", "x_test", "y_test", "classes")}
+        if folder is None and "group" in how:
+            arrays["group_train"] = np.arange(len(found.y_train)) % 4
+        elif found.group_train is not None:
+            arrays["group_train"] = found.group_train
+        if extra and "without" in how:
+            kept = ~extra[how["without"]]
+            arrays |= {key: arrays[key][kept] for key in ("x_test", "y_test")}
         np.savez(into / f"{name}.npz", **arrays)
         titles[name] = "; ".join(found.notes)
     return titles
@@ -129,7 +239,7 @@ def subset(file: Path, count: int, seed: int, into: Path) -> Path:
         own = order[y[order] == label]
         place[own] = (np.arange(len(own)) + rng.random()) / len(own)
     chosen = np.sort(np.argsort(place, kind="stable")[:count])
-    content |= {"x_train": content["x_train"][chosen], "y_train": y[chosen]}
+    content |= {key: content[key][chosen] for key in content if key.endswith("_train")}
     np.savez(into / "subset.npz", **content)
     return into / "subset.npz"
 
@@ -169,9 +279,10 @@ def run_cell(
         settings = {section: dict(values) for section, values in cell.settings.items()}
         settings["data"] |= {"name": "npz", "path": str(path)}
         settings |= {"run": {"seed": cell.seed}, "secure_aggregation": {"enabled": False}}
+        special = settings.pop("experiment", {})
         made = config.from_dict(settings)
-        with Folder(folder / "run", made) as opened:
-            engine = BothGames(made, opened, watch, loop=loop)
+        with Folder(folder / "run", made) as opened, analysed(special):
+            engine = BothGames(made, opened, watch, loop=loop, games=special.get("games", "both"))
             document = engine.run()
             looked = [dict(record.body) for record in opened.ledger.records("analysis")]
             total = time.perf_counter() - began
@@ -187,6 +298,7 @@ def run_cell(
                 "guess": cell.guess,
                 "jobs": jobs,
                 "loop": loop,
+                "tf32": engine.federation.training.tf32,
                 "seconds": {"total": round(total, 1), **{k: round(v, 1) for k, v in spent.items()}},
                 "machine": machine(),
                 "coalitions": _evaluation(looked),
@@ -195,6 +307,7 @@ def run_cell(
                 "clients": document["clients"],
                 "utilities": _utilities(document, engine.renormalised),
                 "retrained": _retrained(folder / "run" / "tables" / "retrained.npz"),
+                "sampling_error": _sampling_error(folder / "run" / "tables"),
             }
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -219,16 +332,11 @@ def _utilities(document: Mapping[str, Any], renormalised: Sequence[Mapping[str, 
     for utility, part in {document["utility"]: document, **document["companions"]}.items():
         scored = [one for one in part["rounds"] if one["reports"] is not None]
         rounds = []
-        for one, other in zip(scored, renormalised, strict=True):
+        for one, other in itertools.zip_longest(scored, renormalised):
             reports = {key: _short(one["reports"][key]) for key in KEPT if key in one["reports"]}
-            rounds.append(
-                {
-                    "round": one["round"],
-                    "participants": one["participants"],
-                    **reports,
-                    "renormalised": {key: _short(values) for key, values in other[utility].items()},
-                }
-            )
+            rounds.append({"round": one["round"], "participants": one["participants"], **reports})
+            if other is not None:
+                rounds[-1]["renormalised"] = {key: _short(values) for key, values in other[utility].items()}
         found[utility] = {"rounds": rounds, "truth": _short(part.get("truth", {}))}
     return found
 
@@ -254,6 +362,19 @@ def _retrained(file: Path) -> dict[str, Any]:
             for key in arrays.files
             if key.startswith("table/")
         }
+
+
+def _sampling_error(folder: Path) -> dict[str, list[float]]:
+    """Where Shapley values of rounds were sampled: per utility the standard error of their mean."""
+    squares: dict[str, np.ndarray] = {}
+    files = sorted(folder.glob("round-*.npz"))
+    for file in files:
+        with np.load(file, allow_pickle=False) as arrays:
+            for key in arrays.files:
+                if key.startswith("stderr/"):
+                    utility = key.removeprefix("stderr/")
+                    squares[utility] = squares.get(utility, 0.0) + arrays[key] ** 2
+    return {utility: _short((np.sqrt(sum_) / len(files)).tolist()) for utility, sum_ in squares.items()}
 
 
 def _short(value: Any) -> Any:
