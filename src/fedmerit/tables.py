@@ -60,8 +60,8 @@ def _standings(summary: Summary) -> Columns:
     standings = summary.standings
     columns = {
         "client": [printable(one.client) for one in standings],
-        summary.total.score.lower(): [_total(one) for one in standings],
-        "rank": [_rank(one) for one in standings],
+        summary.total.score.lower(): [total_text(one) for one in standings],
+        "rank": [rank_text(one) for one in standings],
         "share": ["-" if one.share is None else f"{one.share:.1%}" for one in standings],
     }
     if any(one.coverage < 1 for one in standings):
@@ -72,22 +72,22 @@ def _standings(summary: Summary) -> Columns:
 
 
 def _last_round(summary: Summary) -> Columns:
-    return {key: [_signed(one.last[key]) for one in summary.standings] for key in ("LOO", "FP", "EE")}
+    return {key: [signed(one.last[key]) for one in summary.standings] for key in ("LOO", "FP", "EE")}
 
 
-def _total(one: Standing) -> str:
+def total_text(one: Standing) -> str:
     if one.interval is None:
         return f"{one.total:+.4f}"
     return f"{one.total:+.4f} ± {(one.interval[1] - one.interval[0]) / 2:.4f}"
 
 
-def _rank(one: Standing) -> str:
+def rank_text(one: Standing) -> str:
     if one.rank_interval is None or one.rank_interval[0] == one.rank_interval[1]:
         return str(one.rank)
     return f"{one.rank} ({one.rank_interval[0]}-{one.rank_interval[1]})"
 
 
-def _signed(value: float | None) -> str:
+def signed(value: float | None) -> str:
     return "-" if value is None else f"{value:+.4f}"
 
 
