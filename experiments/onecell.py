@@ -142,6 +142,7 @@ class BothGames(Engine):
         self.aggregation = KeepingAggregation(**vars(self.aggregation))
         self.games = games
         self.renormalised: list[dict[str, dict[str, list[float]]]] = []
+        self.other_truth: dict[str, list[list[float]]] = {}
         if self.truth:
             shown = self.federation.pool.slice(1)
             self.truth._evaluators[shown.id] = evaluator(self.federation)
@@ -153,6 +154,8 @@ class BothGames(Engine):
         if self.games != "both":
             return found
         offered = {offer.name: offer for offer in offers}
+        if self.truth and "shapley" in self.config.scoring.truth:
+            self._other_truth(before_model, outcome, [offered[name] for name in outcome.included], encoding)
         values: dict[str, dict[str, list[float]]] = {}
         for name in outcome.included:
             weight = 1.0 if offered[name].weight is None else float(offered[name].weight)
@@ -163,6 +166,17 @@ class BothGames(Engine):
                     values.setdefault(utility, {"alone": [], "without": []})[which].append(mean(each))
         self.renormalised.append(values)
         return found
+
+    def _other_truth(self, before: Any, outcome: Any, included: Sequence[Offer], encoding: Any) -> None:
+        """The round's exact Shapley values in the renormalised game."""
+        assert self.truth is not None
+        updates = [offer.contribution(encoding) / outcome.total_weight for offer in included]
+        weights = [1.0 if offer.weight is None else float(offer.weight) for offer in included]
+        tables, _ = self.truth._evaluator(outcome).tables(
+            before, updates, weights, game="renormalised", clients=outcome.included
+        )
+        for utility, table in tables.items():
+            self.other_truth.setdefault(utility, []).append(shapley(table).values.tolist())
 
 
 def evaluator(federation: Federation) -> Evaluator:
@@ -305,7 +319,7 @@ def run_cell(
                 "samples": {client.name: len(client.y) for client in engine.federation.clients},
                 "test_images": len(engine.federation.pool),
                 "clients": document["clients"],
-                "utilities": _utilities(document, engine.renormalised),
+                "utilities": _utilities(document, engine.renormalised, engine.other_truth),
                 "retrained": _retrained(folder / "run" / "tables" / "retrained.npz"),
                 "sampling_error": _sampling_error(folder / "run" / "tables"),
             }
@@ -326,7 +340,11 @@ def machine() -> dict[str, str]:
     }
 
 
-def _utilities(document: Mapping[str, Any], renormalised: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _utilities(
+    document: Mapping[str, Any],
+    renormalised: Sequence[Mapping[str, Any]],
+    other_truth: Mapping[str, list[list[float]]],
+) -> dict[str, Any]:
     """Per utility: the reports of every round in both games, and the ground truth."""
     found = {}
     for utility, part in {document["utility"]: document, **document["companions"]}.items():
@@ -338,6 +356,8 @@ def _utilities(document: Mapping[str, Any], renormalised: Sequence[Mapping[str, 
             if other is not None:
                 rounds[-1]["renormalised"] = {key: _short(values) for key, values in other[utility].items()}
         found[utility] = {"rounds": rounds, "truth": _short(part.get("truth", {}))}
+        if utility in other_truth:
+            found[utility]["truth"]["rounds renormalised"] = _short(other_truth[utility])
     return found
 
 
