@@ -1,0 +1,29 @@
+"""A hospital: an ordinary Flower ClientApp."""
+
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from hospitals.task import HOSPITALS, local_data, network, train
+
+app = ClientApp()
+
+
+def hospital(context: Context) -> str:
+    """Whose SuperNode this is; simulated nodes are only numbered."""
+    return context.node_config.get("name") or HOSPITALS[context.node_config["partition-id"]]
+
+
+@app.train()
+def train_locally(message: Message, context: Context) -> Message:
+    """Train the received network on this hospital's images."""
+    name = hospital(context)
+    images, labels = local_data(name)
+    net = network()
+    net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    seed = 100 * message.content["config"]["server-round"] + HOSPITALS.index(name)
+    epochs, lr = context.run_config["local-epochs"], context.run_config["learning-rate"]
+    loss = train(net, images, labels, epochs, lr, seed)
+    metrics = MetricRecord({"num-examples": len(labels), "loss": loss})
+    return Message(
+        RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message
+    )

@@ -1,0 +1,84 @@
+"""What the hospitals do, with or without a federation: their data, their network, training and measuring it.
+
+torch is imported where it is needed: Flower starts a process for every message, and most need no network.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import fedmerit.data
+
+if TYPE_CHECKING:
+    from torch import nn
+
+HOSPITALS = ("Abbey", "Bridge", "Castle", "Dale", "Harbour")
+NOISY = {"Harbour": 0.8}  # this share of its labels is random
+
+
+def local_data(hospital: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels of one hospital: a fifth of fashion-mini."""
+    dataset = fedmerit.data.load("fashion-mini")
+    parts = fedmerit.data.split(dataset.y_train, len(HOSPITALS), "iid", rng=np.random.default_rng(0))
+    mine = parts[HOSPITALS.index(hospital)]
+    labels = dataset.y_train[mine]
+    if hospital in NOISY:
+        labels = fedmerit.data.label_noise(labels, NOISY[hospital], 10, np.random.default_rng(1))
+    return dataset.x_train[mine], labels
+
+
+def network() -> nn.Module:
+    """A small convolutional network, the same initial weights for everybody."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * 7 * 7, 10),
+    )
+
+
+def train(net: nn.Module, images: np.ndarray, labels: np.ndarray, epochs: int, lr: float, seed: int) -> float:
+    """Train in place; the mean loss of the last epoch."""
+    import torch
+
+    torch.set_num_threads(1)
+    x, y = _tensor(images), torch.from_numpy(labels)
+    generator = torch.Generator().manual_seed(seed)
+    adam = torch.optim.Adam(net.parameters(), lr=lr)
+    net.train()
+    for _ in range(epochs):
+        losses = []
+        for batch in torch.randperm(len(y), generator=generator).split(32):
+            loss = torch.nn.functional.cross_entropy(net(x[batch]), y[batch])
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+            losses.append(loss.item())
+    return float(np.mean(losses))
+
+
+def probability_of_truth(net: nn.Module, images: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """What is paid for: the probability the network gives to the right answer, for every image."""
+    import torch
+
+    torch.set_num_threads(1)
+    net.eval()
+    with torch.no_grad():
+        probabilities = net(_tensor(images)).softmax(dim=1)
+    return probabilities[torch.arange(len(labels)), torch.from_numpy(labels)].double().numpy()
+
+
+def _tensor(images: np.ndarray):
+    import torch
+
+    return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 127.5 - 1
