@@ -104,6 +104,13 @@ class Loopback(SuperLink):
             alive=self.check,
         )
 
+    def last_words(self, name: str, deadline: float = 60.0) -> str:
+        """The log of a SuperNode that is expected to end by itself, once it has."""
+        process = self._processes[name]
+        wait_for(f"{name} ends", lambda: process.poll() is not None, deadline=deadline, alive=lambda: None)
+        del self._processes[name]
+        return read(self.home(name) / "log")
+
     def kill(self, name: str) -> list[int]:
         """kill -9 of a member's SuperNode and everything it started; returns their process ids."""
         hit = kill(self._marked(name))

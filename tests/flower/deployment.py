@@ -1,0 +1,43 @@
+"""What the tests of a deployment look at: everything a server ever stored, and bytes of updates in it."""
+
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+
+KEEP = """
+CREATE TABLE kept (content BLOB);
+CREATE TRIGGER keep_new AFTER INSERT ON objects BEGIN INSERT INTO kept VALUES (new.content); END;
+CREATE TRIGGER keep_changed AFTER UPDATE ON objects BEGIN INSERT INTO kept VALUES (new.content); END;
+"""
+
+
+def keep_everything(database: Path) -> None:
+    """From now on, a curious SuperLink: objects that Flower deletes stay in table ``kept``."""
+    with sqlite3.connect(database, timeout=30) as connection:
+        connection.executescript(KEEP)
+
+
+def everything_kept(database: Path) -> bytes:
+    """All objects the SuperLink ever held, one after another."""
+    with sqlite3.connect(database, timeout=30) as connection:
+        return b"\0".join(bytes(row[0]) for row in connection.execute("SELECT content FROM kept") if row[0])
+
+
+def everything_in(folder: Path) -> bytes:
+    """All files below a folder, one after another."""
+    return b"\0".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def stretches(vector: np.ndarray, baseline: np.ndarray, length: int = 16) -> list[bytes]:
+    """Some runs of ``length`` numbers of a vector, all of them unlike the baseline, as bytes."""
+    differs = vector != baseline
+    starts = [k for k in range(0, len(vector) - length, length) if differs[k : k + length].all()]
+    assert starts, "the vector is the baseline"
+    chosen = starts[:: max(1, len(starts) // 8)]
+    return [vector[k : k + length].tobytes() for k in chosen]
+
+
+def found(needles: list[bytes], haystack: bytes) -> int:
+    """How many of them are there."""
+    return sum(needle in haystack for needle in needles)
