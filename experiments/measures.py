@@ -15,9 +15,15 @@ from fedmerit.scores import influence
 
 Vector = np.ndarray
 SINGLE = ("LOO", "EE", "FP", "ALPHA", "SHAPLEY")
-SUMMED = ("LOO sum", "IOI sum", "COS sum", "ALPHA sum", "IOI sum, renormalised", "ALPHA sum, renormalised")
-OTHER = ("SOLO", "MERIT", "MERIT, renormalised", "samples", "MR-SV")
+SUMMED = (
+    "LOO sum", "IOI sum", "COS sum", "ALPHA sum",
+    "LOO sum, renormalised", "IOI sum, renormalised", "ALPHA sum, renormalised",
+)  # fmt: skip
+OTHER = ("SOLO", "MERIT", "MERIT, renormalised", "samples", "MR-SV", "MR-SV, renormalised")
 SCORES = SINGLE + SUMMED + OTHER
+HIDDEN = ("SHAPLEY", "MR-SV", "MR-SV, renormalised")
+"""Scores that look at updates which secure aggregation hides."""
+UTILITIES = ("expected-accuracy", "accuracy", "brier", "neg-loss", "balanced-accuracy")
 
 EXPLAINED = {
     "LOO": "leave one out, of the one round",
@@ -29,6 +35,7 @@ EXPLAINED = {
     "IOI sum": "include one in, summed over the rounds",
     "COS sum": "cosine with the aggregate, summed over the rounds",
     "ALPHA sum": "alpha summed over the rounds: what fedmerit ranks and pays by",
+    "LOO sum, renormalised": "LOO summed, of the game in which weights are renormalised",
     "IOI sum, renormalised": "IOI summed, of the game in which weights are renormalised: v(M0 + d_i)",
     "ALPHA sum, renormalised": "alpha summed, of that game",
     "SOLO": "utility of the model that a member trained alone",
@@ -36,6 +43,7 @@ EXPLAINED = {
     "MERIT, renormalised": "SOLO + IOI summed of the renormalised game",
     "samples": "number of training images",
     "MR-SV": "multi-round Shapley value: mean of the rounds' exact ones",
+    "MR-SV, renormalised": "MR-SV of the renormalised game (Song et al. 2019); where members were retrained",
 }
 
 
@@ -65,6 +73,13 @@ def reports(cell: Result, utility: str, *, game: str = "additive") -> list[Repor
 
 def scores(cell: Result, utility: str, at: int) -> dict[str, Vector]:
     """Every score after round ``at`` that is defined, in the order of the cell's members."""
+    known = cell.setdefault("computed", {})
+    if (utility, at) not in known:
+        known[utility, at] = _scores(cell, utility, at)
+    return known[utility, at]  # type: ignore[no-any-return]
+
+
+def _scores(cell: Result, utility: str, at: int) -> dict[str, Vector]:
     plain = [one for one in reports(cell, utility) if one.round is not None and one.round <= at]
     other = reports(cell, utility, game="renormalised")[: len(plain)]
     if not plain:
@@ -80,7 +95,7 @@ def scores(cell: Result, utility: str, at: int) -> dict[str, Vector]:
     for name in ("LOO", "IOI", "COS", "ALPHA", "MERIT"):
         label = name if name == "MERIT" else f"{name} sum"
         made[label] = lambda name=name: accumulate(plain, score=name)  # type: ignore[misc]
-        if other and name in ("IOI", "ALPHA", "MERIT"):
+        if other and name != "COS":
             made[f"{label}, renormalised"] = lambda name=name: accumulate(other, score=name)  # type: ignore[misc]
     found: dict[str, Vector] = {}
     for label, make in made.items():
@@ -95,6 +110,9 @@ def scores(cell: Result, utility: str, at: int) -> dict[str, Vector]:
         rounds = np.array(truth["rounds"][: len(plain)], dtype=np.float64)
         found["SHAPLEY"] = np.nan_to_num(rounds[-1])
         found["MR-SV"] = np.nan_to_num(rounds).mean(0)
+    if truth.get("rounds renormalised"):
+        rounds = np.array(truth["rounds renormalised"][: len(plain)], dtype=np.float64)
+        found["MR-SV, renormalised"] = rounds.mean(0)
     if truth.get("SV"):
         found["SV"] = np.array(truth["SV"])
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from cells import Result, Row, datasets
 from measures import SCORES, compare, curve, detected, mean_influence, scores, signs, spread
@@ -121,7 +122,9 @@ def influence_section(
         yield from table(head, [[str(i + 1), *(f"{v:.3f}" for v in line)] for i, line in enumerate(matrix)])
 
 
-def detection_section(rows: Sequence[Row], results: Mapping[str, Result], _: object) -> Lines:
+def detection_section(
+    rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[str, dict[str, dict[str, Any]]]
+) -> Lines:
     """How often the flipper is strictly last."""
     for row in rows:
         cells = done(row, results)
@@ -129,33 +132,58 @@ def detection_section(rows: Sequence[Row], results: Mapping[str, Result], _: obj
             continue
         utilities = list(cells[0]["utilities"])
         found = {utility: detected(cells, utility, row.at) for utility in utilities}
+        theirs = paper["detection"]["values"][datasets()[row.dataset]["paper"]]
         body = []
         for score in SCORES:
             counts = [found[utility].get(score) for utility in utilities]
             if any(counts) and score != "samples":
-                body.append([score, *(f"{count[0]} of {count[1]}" if count else "" for count in counts)])
-        yield from table(["score", *utilities], body)
-
-
-def performance_section(rows: Sequence[Row], results: Mapping[str, Result], _: object) -> Lines:
-    """The utility of the global model after each round."""
-    runs = {row.row: done(row, results) for row in rows}
-    if not all(runs.values()):
-        return
-    for utility in next(iter(runs.values()))[0]["utilities"]:
-        curves = {name: [curve(cell, utility) for cell in cells] for name, cells in runs.items()}
-        last = min(len(curve) for each in curves.values() for curve in each)
-        yield f"**{utility}**"
+                said = f"{theirs[score]:.2f}" if score in theirs else ""
+                body.append(
+                    [score, said, *(f"{count[0]} of {count[1]}" if count else "" for count in counts)]
+                )
+        yield f"**{datasets()[row.dataset]['short']}**, round {row.at}"
         yield ""
-        body = [
-            [str(number + 1), *(spread([curve[number] for curve in each]) for each in curves.values())]
-            for number in range(last)
-        ]
-        yield from table(["round", *curves], body)
+        yield from table(["score", "the paper, median", *utilities], body)
 
 
-def illustration_section(rows: Sequence[Row], results: Mapping[str, Result], _: object) -> Lines:
+def performance_section(
+    rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[str, dict[str, dict[str, Any]]]
+) -> Lines:
+    """The utility of the global model after each round, a column per way to weight."""
+    for dataset in dict.fromkeys(row.dataset for row in rows):
+        runs = {row.row: done(row, results) for row in rows if row.dataset == dataset}
+        runs = {name: cells for name, cells in runs.items() if cells}
+        if not runs:
+            continue
+        short = datasets()[dataset]["short"]
+        for utility in next(iter(runs.values()))[0]["utilities"]:
+            curves = {name: [curve(cell, utility) for cell in cells] for name, cells in runs.items()}
+            last = min(len(curve) for each in curves.values() for curve in each)
+            yield f"**{short}: {utility} of the global model**"
+            yield ""
+            body = [
+                [str(number + 1), *(spread([curve[number] for curve in each]) for each in curves.values())]
+                for number in range(last)
+            ]
+            if utility == "neg-loss":
+                theirs = paper["performance"]["values"][datasets()[dataset]["paper"]]
+                said = [
+                    " / ".join(f"{theirs[one]:.2f}" for one in name.split(" = ") if one in theirs)
+                    for name in curves
+                ]
+                body.append(["the paper, last round", *said])
+            yield from table(["round", *curves], body)
+
+
+def illustration_section(
+    rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[str, dict[str, Any]]
+) -> Lines:
     """All scores of all members, minus the smallest and divided by the mean."""
+    theirs = paper["illustrate"]["values"]
+    yield "**the paper, ISIC** (as drawn; no member is at 0, so the smallest was not subtracted there)"
+    yield ""
+    body = [[name, *(f"{v:.2f}" for v in values)] for name, values in theirs.items()]
+    yield from table(["score", *(f"Hospital {letter}" for letter in "ABCD")], body)
     for row in rows:
         for cell in done(row, results)[:1]:
             found = scores(cell, "expected-accuracy", row.at)

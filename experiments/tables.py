@@ -1,10 +1,11 @@
-"""Results -> experiments/README.md: per table of the paper its command, its cost, its numbers and ours.
+"""Results -> README.md, tables/*.md, FINDINGS.md and figures/*.csv: all numbers, ours and the paper's.
 
 ::
 
-    python experiments/tables.py [--results FOLDER] [--out FILE] [--toy] [--check]
+    python experiments/tables.py [--results FOLDER] [--into FOLDER] [--toy] [--check]
 
 No number is typed by hand: ours come from the cells in ``results``, the paper's from ``paper.json``.
+figures.py draws the figures from their CSV files.
 """
 
 from __future__ import annotations
@@ -18,78 +19,89 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
+from axioms import axioms_section  # noqa: E402
 from cells import RESULTS, Result, Row, datasets, plan, read_results, subset_of  # noqa: E402
+from findings import findings  # noqa: E402
 from measures import EXPLAINED, SCORES, facts  # noqa: E402
+from overview import agreement_lines, commands, cost, missing, other_lines  # noqa: E402
 from sections import SECTIONS, Lines, agreement_section, done, table  # noqa: E402
+from tidy import FIGURES, csv_text  # noqa: E402
 
 HEAD = """# The paper's experiments
 
-This file is made by `experiments/tables.py` from the raw results in `experiments/results` (one JSON a run:
-all reports of all rounds for all utilities, the ground truth, seconds, versions) and
+Every table and figure of the paper, run again through the public API on real data; what they say is in
+[FINDINGS.md](FINDINGS.md). Made by `experiments/tables.py` from the raw results in `experiments/results` (one
+JSON a run: all reports of all rounds for all utilities, the ground truth, seconds, versions) and
 `experiments/paper.json` (the paper's numbers, by LaTeX label). Runs are described in `plan.toml`.
 
     python experiments/run.py --data FOLDER --out DIR --budget-minutes 9   # what fits, and what is left
     python experiments/merge.py DIR/cells.jsonl                            # into experiments/results
-    python experiments/tables.py                                           # this file
+    python experiments/tables.py                                           # this file, tables/, FINDINGS.md
+    python experiments/figures.py                                          # figures/*.png and *.pdf
 
 Ours are means ± standard deviations over seeds; "(1)" marks a single seed. Every seed draws its own training
-subset, partition, test pool and first model. Unless said otherwise: Adam reset each round, 5 local epochs,
-batch 64, weights 1/N, inputs in [-1, 1], a class-balanced test pool, the additive game. Secure aggregation is
-off, which sums the same integers without masks.
+subset, partition, test pool and first model. Unless said otherwise: Adam reset each round, 5 local epochs
+(ISIC: 3), batch 64, weights 1/N, inputs in [-1, 1], a class-balanced test pool, the additive game. On the GPU
+training is in TF32, but for the first {old} runs, which were in float32. Secure aggregation is off: the same
+integers are summed without masks. Datasets are re-encoded or substituted where their titles say so.
 """
-
 
 TOY = "Runs at toy size, on other data than the headings name: they only show that everything works.\n\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the README, or check that it is up to date."""
+    """Write all texts, or check that they are up to date."""
     options = parse(arguments)
-    text = TOY if options.toy else ""
-    text += readme(plan(toy=options.toy, subsets=dict(options.subset)), read_results([options.results]))
-    if options.check:
-        same = options.out.exists() and options.out.read_text(encoding="utf-8") == text
-        print(f"{options.out}: {'up to date' if same else 'differs from the results'}")
-        return 0 if same else 1
-    options.out.write_text(text, encoding="utf-8")
-    print(f"{options.out}: {len(text.splitlines())} lines")
-    return 0
+    rows = plan(toy=options.toy, subsets=dict(options.subset))
+    wrong = 0
+    for name, text in documents(rows, read_results([options.results]), toy=options.toy).items():
+        file = options.into / name
+        if options.check:
+            if not file.exists() or file.read_text(encoding="utf-8") != text:
+                print(f"{file}: differs from the results")
+                wrong += 1
+            continue
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+        print(f"{file}: {len(text.splitlines())} lines")
+    if options.check and not wrong:
+        print(f"{options.into}: up to date")
+    return 1 if wrong else 0
 
 
-def readme(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
-    """The whole file."""
+def documents(rows: Sequence[Row], results: Mapping[str, Result], *, toy: bool = False) -> dict[str, str]:
+    """Every text by its path."""
     paper = json.loads((HERE / "paper.json").read_text(encoding="utf-8"))
-    lines = [HEAD, *overview(rows, results), *glossary()]
+    made = {"README.md": readme(rows, results, paper, toy=toy)}
     for name in dict.fromkeys(row.experiment for row in rows):
         own = [row for row in rows if row.experiment == name]
-        lines += ["", f"## {own[0].label}: {own[0].says}", ""]
+        lines = [f"# {own[0].label}: {own[0].says}", "", f"`python experiments/run.py --only {name}`", ""]
         lines += list(about(own, results))
         lines += list(SECTIONS.get(name, agreement_section)(own, results, paper))
+        lines += ["Scores are explained in [README](../README.md#scores)."]
+        made[f"tables/{name}.md"] = "\n".join(lines) + "\n"
+    made["tables/tab-coalitions.md"] = "\n".join(axioms_section()) + "\n"
+    for name, make in FIGURES.items():
+        if lines_ := make(rows, results, paper):
+            made[f"figures/{name}.csv"] = csv_text(lines_)
+    if not toy:
+        made["FINDINGS.md"] = findings(rows, results, paper)
+    return made
+
+
+def readme(
+    rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[str, object], *, toy: bool
+) -> str:
+    """The first page."""
+    old = sum(1 for one in results.values() if not one.get("tf32"))
+    lines = [TOY + HEAD.format(old=old) if toy else HEAD.format(old=old)]
+    lines += ["## What was run", "", *commands(rows, results)]
+    lines += ["`tab:coalitions` needs no run: see [tables/tab-coalitions.md](tables/tab-coalitions.md).", ""]
+    lines += ["## Agreement: the paper's number and ours", "", *agreement_lines(rows, results, paper)]
+    lines += ["## Detection, weighting, influence", "", *other_lines(rows, results, paper)]
+    lines += ["## What was not run", "", *missing(rows, results)]
+    lines += list(glossary())
     return "\n".join(lines) + "\n"
-
-
-def overview(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
-    """One line a table: what it costs, and how far it is."""
-    body = []
-    for name in dict.fromkeys(row.experiment for row in rows):
-        own = [row for row in rows if row.experiment == name]
-        names = dict.fromkeys(cell.name for row in own for cell in row.cells)
-        finished = [results[one] for one in names if one in results]
-        known = facts(finished)
-        body.append(
-            [
-                f"`{own[0].label}`",
-                f"`run.py --only {name}`",
-                f"{len(finished)} of {len(names)}",
-                f"{known['seconds'] / 60:.1f}" if finished else "",
-                ", ".join(known["devices"]),
-            ]
-        )
-    yield "## What was run"
-    yield ""
-    yield "Runs are shared between tables, so minutes do not add up; they are of the runs done so far."
-    yield ""
-    yield from table(["paper", "command", "runs", "minutes", "machine"], body)
 
 
 def glossary() -> Lines:
@@ -104,17 +116,17 @@ def about(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
     known = datasets()
     for row in rows:
         cells, what = done(row, results), f"{row.row}: " if row.row else ""
-        missing = [cell for cell in row.cells if cell.name not in results]
-        cost = f"about {sum(cell.guess for cell in missing) / 60:.1f} minutes"
+        left = [cell for cell in row.cells if cell.name not in results]
+        price = f"about {sum(cost(cell.guess, results) for cell in left) / 60:.1f} minutes"
         if not cells:
-            yield f"- {what}{known[row.dataset]['title']}: not run yet ({len(missing)} runs, {cost})"
+            yield f"- {what}{known[row.dataset]['title']}: not run yet ({len(left)} runs, {price})"
             continue
         found = facts(cells)
         images, test = ("/".join(f"{n:,}" for n in found[key]) for key in ("images", "test"))
         yield (
             f"- {what}{'; '.join(found['titles'])}: {images} of "
             f"{known[row.dataset]['train']:,} training images, {test} test images, "
-            f"{found['seeds']} of {len(row.cells)} seeds{f'; the others {cost}' if missing else ''}"
+            f"{found['seeds']} of {len(row.cells)} seeds{f'; the others {price}' if left else ''}"
         )
     yield ""
 
@@ -123,7 +135,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--out", type=Path, default=HERE / "README.md")
+    parser.add_argument("--into", type=Path, default=HERE, help="where the texts go")
     parser.add_argument("--toy", action="store_true", help="of runs at toy size")
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     parser.add_argument("--subset", type=subset_of, action="append", default=[], metavar="DATASET=COUNT")

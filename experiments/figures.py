@@ -1,0 +1,265 @@
+"""Draw figures/*.csv as PNG and PDF (needs the extra "page").
+
+::
+
+    python experiments/figures.py [--into FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import vl_convert
+
+HERE = Path(__file__).resolve().parent
+Rows = list[dict[str, Any]]
+
+INK, SOFT, LINE = "#1a1a1a", "#595959", "#dcdcd6"
+FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
+MEMBERS = ["#1f5c99", "#e08214", "#4d9221", "#8e6bb0"]
+WAYS = {
+    "MR-SV": "#1a1a1a",
+    "summed alpha (ours)": "#1f5c99",
+    "FP = EE": "#c2410c",
+    "LOO": "#4d9221",
+    "COS": "#b8860b",
+    "FedAvg": "#8f8f8a",
+}
+AXIS = {
+    "labelColor": INK,
+    "titleColor": INK,
+    "gridColor": LINE,
+    "domainColor": SOFT,
+    "titleFontWeight": "normal",
+    "labelFontSize": 11,
+}
+TITLES = {
+    "expected-accuracy": "expected accuracy",
+    "accuracy": "accuracy",
+    "brier": "Brier",
+    "neg-loss": "−cross-entropy",
+}
+SETS = ["#1f5c99", "#c2410c", "#4d9221", "#8e6bb0"]
+
+
+def illustrate(rows: Rows) -> alt.TopLevelMixin:
+    """Grouped bars, a panel per run."""
+    order = ["MR-SV", "ALPHA sum", "LOO", "FP", "EE", "COS sum"]
+    panels = list(dict.fromkeys(row["panel"] for row in rows))
+    base = alt.Chart(alt.Data(values=rows))
+    bars = base.mark_bar().encode(
+        x=alt.X("score:N", sort=order, title=None, axis=alt.Axis(labelAngle=0)),
+        xOffset=alt.XOffset("member:N"),
+        y=alt.Y("value:Q", title="normalised score"),
+        color=alt.Color("member:N", title="member", scale=alt.Scale(range=MEMBERS)),
+    )
+    header = alt.Header(labelFontSize=12, labelFontWeight="bold")
+    facet = alt.Facet("panel:N", sort=panels, title=None, header=header)
+    return bars.properties(width=430, height=170).facet(facet, columns=1).resolve_scale(x="independent")
+
+
+def perf(rows: Rows) -> alt.TopLevelMixin:
+    """Mean over seeds per round, with the range of the seeds; negative loss and accuracy."""
+    panels, names = [], {"neg-loss": "negative loss", "accuracy": "accuracy"}
+    for dataset in dict.fromkeys(row["dataset"] for row in rows):
+        for utility, title in names.items():
+            some = [row for row in rows if row["dataset"] == dataset and row["utility"] == utility]
+            ways = [way for way in WAYS if any(row["weights"] == way for row in some)]
+            colour = alt.Color(
+                "weights:N",
+                title="weights from",
+                scale=alt.Scale(domain=ways, range=[WAYS[way] for way in ways]),
+            )
+            base = alt.Chart(alt.Data(values=some)).encode(
+                x=alt.X("round:Q", title="round", axis=alt.Axis(format="d"))
+            )
+            band = base.mark_area(opacity=0.13).encode(
+                y=alt.Y("min(value):Q", title=f"{title} of the global model", scale=alt.Scale(zero=False)),
+                y2="max(value):Q",
+                color=colour,
+            )
+            line = base.mark_line(strokeWidth=1.8).encode(y="mean(value):Q", color=colour)
+            seeds = len({row["seed"] for row in some})
+            panels.append(
+                (band + line).properties(
+                    width=300, height=250, title=f"{dataset}, {seeds} seed{'s' * (seeds > 1)}"
+                )
+            )
+    return alt.concat(*panels, columns=2)
+
+
+def misbeh(rows: Rows) -> alt.TopLevelMixin:
+    """Share of seeds in which the flipper is last, with Wilson intervals; the paper's medians as ticks."""
+    order = ["MR-SV", "ALPHA sum", "ALPHA sum, renormalised", "IOI sum", "LOO", "FP", "EE", "COS sum"]
+    panels = []
+    for dataset in dict.fromkeys(row["dataset"] for row in rows):
+        theirs = [
+            {"score": row["score"], "last": row["last"]}
+            for row in rows
+            if row["dataset"] == dataset and row["seed"] == "paper"
+        ]
+        for utility, title in TITLES.items():
+            body: Rows = []
+            for score in order:
+                hits = [
+                    row["last"]
+                    for row in rows
+                    if (row["dataset"], row["utility"], row["score"]) == (dataset, utility, score)
+                ]
+                if hits:
+                    low, high = wilson(sum(hits), len(hits))
+                    text = f"{int(sum(hits))}/{len(hits)}"
+                    mean = sum(hits) / len(hits)
+                    body.append({"score": score, "mean": mean, "low": low, "high": high, "text": text})
+            if not body:
+                continue
+            shown = [row["score"] for row in body]
+            y = alt.Y("score:N", sort=shown, title=None)
+            base = alt.Chart(alt.Data(values=body)).encode(y=y)
+            x = alt.X(
+                "mean:Q",
+                title="flipper last",
+                scale=alt.Scale(domain=[0, 1]),
+                axis=alt.Axis(format="%", values=[0, 0.5, 1]),
+            )
+            bars = base.mark_bar(color=SETS[0], opacity=0.85, size=11).encode(x=x)
+            rule = base.mark_rule(color=INK).encode(x="low:Q", x2="high:Q")
+            given = [row for row in theirs if row["score"] in shown]
+            tick = (
+                alt.Chart(alt.Data(values=given))
+                .mark_tick(color=SETS[1], thickness=3, size=16)
+                .encode(x="last:Q", y=y)
+            )
+            label = base.mark_text(align="left", dx=4, color=SOFT, fontSize=10).encode(
+                x=alt.value(162), text="text:N"
+            )
+            layers = (bars + rule + tick + label).properties(
+                width=160, height=alt.Step(20), title=[dataset, title]
+            )
+            panels.append(layers)
+    return alt.concat(*panels, columns=4).properties(
+        title=alt.Title(
+            "How often the label flipper is put last",
+            subtitle="blue: ours, with 95 % intervals (Wilson) over seeds; orange: the paper's median",
+        )
+    )
+
+
+def retrained(rows: Rows) -> alt.TopLevelMixin:
+    """Every seed a dot, the mean a bar; scores in the order of their mean for the expected accuracy."""
+    used = [
+        row for row in rows if not row["row"] and row["utility"] == row["truth"] and row["spearman"] != ""
+    ]
+
+    def mean(score: str, utility: str) -> float:
+        values = [row["spearman"] for row in used if (row["score"], row["utility"]) == (score, utility)]
+        return sum(values) / len(values)
+
+    names = sorted({row["score"] for row in used}, key=lambda name: (-mean(name, "expected-accuracy"), name))
+    hidden = {row["score"] for row in used if row["hidden"]}
+    shown = {name: f"{name} †" if name in hidden else name for name in names}
+    for row in used:
+        row["shown"] = shown[row["score"]]
+    sets = list(dict.fromkeys(row["dataset"] for row in used))
+    panels = []
+    for utility, title in TITLES.items():
+        some = [row for row in used if row["utility"] == utility]
+        y = alt.Y(
+            "shown:N",
+            sort=list(shown.values()),
+            title=None,
+            axis=alt.Axis(labels=not panels, ticks=False, grid=True, labelLimit=240),
+        )
+        base = alt.Chart(alt.Data(values=some))
+        x = alt.X(
+            "spearman:Q",
+            title="Spearman",
+            scale=alt.Scale(domain=[-1, 1]),
+            axis=alt.Axis(values=[-1, -0.5, 0, 0.5, 1]),
+        )
+        dots = base.mark_circle(size=34, opacity=0.55).encode(
+            x=x,
+            y=y,
+            color=alt.Color("dataset:N", title=None, scale=alt.Scale(domain=sets, range=SETS[: len(sets)])),
+        )
+        bar = base.mark_tick(thickness=2.4, size=15, color=INK).encode(x="mean(spearman):Q", y=y)
+        panels.append((dots + bar).properties(width=170, height=alt.Step(19), title=title))
+    seeds = len({row["seed"] for row in used})
+    about = f"6 members, Dirichlet 0.5, 10 rounds, {seeds} seeds a dataset"
+    return alt.hconcat(*panels).properties(
+        title=alt.Title(
+            "Which score tracks the retrained Shapley value of its utility?",
+            subtitle=f"{about}; tick: mean; † needs what secure aggregation hides",
+        )
+    )
+
+
+DRAWN: dict[str, Callable[[Rows], alt.TopLevelMixin]] = {
+    "fig-illustrate": illustrate,
+    "fig-perf": perf,
+    "fig-misbeh": misbeh,
+    "retrained": retrained,
+}
+
+
+def wilson(hits: float, total: int, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson's 95 % interval of a proportion."""
+    share, weight = hits / total, 1 + z * z / total
+    middle = (share + z * z / (2 * total)) / weight
+    half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total)) / weight
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def dressed(chart: alt.TopLevelMixin) -> dict[str, Any]:
+    """The chart's spec with one look for all figures."""
+    made: dict[str, Any] = (
+        chart.configure(font=FONT, background="white", padding=10)
+        .configure_view(stroke=None)
+        .configure_axis(**AXIS)
+        .configure_title(fontSize=12, color=INK, subtitleColor=SOFT, subtitleFontSize=11, anchor="start")
+        .configure_legend(labelColor=INK, titleColor=INK, symbolStrokeWidth=3)
+        .to_dict()
+    )  # fmt: skip
+    return made
+
+
+def read(file: Path) -> Rows:
+    """A CSV file, numbers as numbers."""
+    out = []
+    with file.open(encoding="utf-8", newline="") as lines:
+        for row in csv.DictReader(lines):
+            out.append({key: _number(value) if key != "row" else value for key, value in row.items()})
+    return out
+
+
+def _number(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def main() -> None:
+    """Draw what there is."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--into", type=Path, default=HERE / "figures")
+    options = parser.parse_args()
+    for name, draw in DRAWN.items():
+        file = options.into / f"{name}.csv"
+        if not file.exists():
+            print(f"{file}: no results yet")
+            continue
+        spec = dressed(draw(read(file)))
+        (options.into / f"{name}.png").write_bytes(vl_convert.vegalite_to_png(spec, scale=2))
+        (options.into / f"{name}.pdf").write_bytes(vl_convert.vegalite_to_pdf(spec))
+        print(f"{options.into / name}.png, .pdf")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""What a member gains that reports alone = 1 and without = 0, from the reports of finished runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from cells import Result
+from measures import reports
+
+from fedmerit import Reports, Scores, accumulate, alpha, ee, shares
+
+UTILITY = "expected-accuracy"
+
+
+def told(one: Reports, i: int) -> Reports:
+    """The reports of a round in which member i tells its best lie."""
+    alone, without = one.alone.copy(), one.without.copy()
+    alone[i], without[i] = 1.0, 0.0
+    return replace(one, alone=alone, without=without)
+
+
+def share(scores: Scores, i: int) -> float:
+    """Of the published values."""
+    return float(scores.values[i] / scores.values.sum())
+
+
+def lying(cells: Sequence[Result]) -> dict[str, str]:
+    """Rank, EE share and pay of a lone liar, over all members of all cells."""
+    first = tried = 0
+    pay: dict[str, list[float]] = {"honest": [], "fair": [], "fenced": []}
+    factors, moved = [], []
+    for cell in cells:
+        rounds = reports(cell, UTILITY)
+        honest = shares(accumulate(rounds))
+        last = rounds[-1]
+        for i, name in enumerate(cell["clients"]):
+            lie = told(last, i)
+            tried += 1
+            first += ee(lie).ranking()[0] == alpha(lie).ranking()[0] == name
+            before, after = ee(last), ee(lie)
+            if before.status == after.status == "ok":
+                factors.append(share(after, i) / share(before, i))
+            else:
+                moved.append(i)
+            total = accumulate([told(one, i) for one in rounds])
+            pay["honest"].append(honest[name])
+            pay["fair"].append(shares(total)[name])
+            pay["fenced"].append(shares(total, rule="fenced")[name])
+    return {
+        "first": f"{first} of {tried}",
+        "EE factor": f"{np.mean(factors):.2f}" if factors else "undefined",
+        "EE turned": f"{len(moved)} of {tried}",
+        **{f"pay {key}": f"{np.mean(values):.1%}" for key, values in pay.items()},
+    }

@@ -1,0 +1,143 @@
+"""The first page of the results: per line of the paper its command, its cost, its number and ours."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from cells import Result, Row, datasets
+from measures import compare, curve, detected, facts, mean_influence, spread
+from sections import Lines, done, numbers, table
+
+AGREEMENT = ("tab:error", "tab:error_game", "tab:round", "tab:client", "tab:alpha")
+PAIR = ("accuracy", "expected-accuracy")
+Paper = Mapping[str, Any]
+
+
+def agreement_lines(rows: Sequence[Row], results: Mapping[str, Result], paper: Paper) -> Lines:
+    """Spearman of FP and of summed alpha with the truth of each table."""
+    body = []
+    for row in rows:
+        cells = done(row, results)
+        if row.label not in AGREEMENT or not cells:
+            continue
+        truth = "SV" if row.label == "tab:error_game" else "MR-SV"
+        theirs = numbers(paper, row, "spearman").get("FP", "")
+        found = {utility: compare(cells, utility, row.at, truth) for utility in PAIR}
+
+        def both(score: str, found: dict[str, Any] = found) -> str:
+            return " / ".join(spread(found[utility].get(score, {}).get("spearman", [])) for utility in PAIR)
+
+        body.append(
+            [
+                f"[`{row.label}`](tables/{row.experiment}.md)",
+                datasets()[row.dataset]["short"] + (f", {row.row}" if row.row else ""),
+                f"{len(cells)}",
+                f"{facts(cells)['seconds'] / 60:.1f}",
+                theirs,
+                both("FP"),
+                both("ALPHA sum"),
+                both("ALPHA sum, renormalised") if truth == "SV" else "",
+            ]
+        )
+    yield "Spearman with the truth of each table: MR-SV, and in `tab:error_game` the retrained Shapley value."
+    yield "Ours twice: of accuracy / of expected accuracy."
+    yield ""
+    head = ["paper", "row", "seeds", "minutes", "the paper: FP", "ours: FP", "ours: alpha summed"]
+    yield from table([*head, "ours: alpha summed, renormalised game"], body)
+
+
+def other_lines(rows: Sequence[Row], results: Mapping[str, Result], paper: Paper) -> Lines:
+    """Detection, weighting, influence: one number of the paper and ours."""
+    body = []
+    for row in rows:
+        cells = done(row, results)
+        if not cells or row.label in AGREEMENT:
+            continue
+        name, theirs, ours = datasets()[row.dataset]["paper"], "", ""
+        if row.experiment == "fig-misbeh":
+            theirs = f"FP {paper['detection']['values'][name]['FP']:.2f} (median)"
+            counts = {utility: detected(cells, utility, row.at) for utility in PAIR}
+            ours = "; ".join(
+                f"{score} "
+                + " / ".join(
+                    f"{counts[utility][score][0]} of {counts[utility][score][1]}" for utility in PAIR
+                )
+                for score in ("FP", "ALPHA sum")
+            )
+        elif row.experiment == "fig-perf":
+            known = paper["performance"]["values"][name]
+            said = [f"{known[one]:.2f}" for one in row.row.split(" = ") if one in known]
+            theirs = f"negative loss {' / '.join(said)}" if said else ""
+            last = {u: spread([curve(cell, u)[-1] for cell in cells]) for u in ("neg-loss", "accuracy")}
+            ours = f"negative loss {last['neg-loss']}, accuracy {last['accuracy']}"
+        elif row.experiment == "tab-attack":
+            flat = [value for line in paper["influence"]["values"] for value in line if value]
+            theirs = f"{min(flat):.3f} to {max(flat):.3f}"
+            matrix, count = mean_influence(cells, "accuracy", row.at)
+            if matrix is not None:
+                off = matrix[~np.eye(len(matrix), dtype=bool)]
+                ours = f"{off.min():.3f} to {off.max():.3f} (accuracy, mean of {count})"
+        elif row.experiment == "fig-illustrate":
+            ours = "see there"
+        title = datasets()[row.dataset]["short"] + (f", {row.row}" if row.row else "")
+        minutes = f"{facts(cells)['seconds'] / 60:.1f}"
+        link = f"[`{row.label}`](tables/{row.experiment}.md)"
+        body.append([link, title, f"{len(cells)}", minutes, theirs, ours])
+    yield from table(["paper", "row", "seeds", "minutes", "the paper", "ours"], body)
+
+
+def commands(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
+    """One line a table or figure: what makes it, what it cost, how far it is."""
+    body = []
+    for name in dict.fromkeys(row.experiment for row in rows):
+        own = [row for row in rows if row.experiment == name]
+        names = dict.fromkeys(cell.name for row in own for cell in row.cells)
+        finished = [results[one] for one in names if one in results]
+        known = facts(finished)
+        open_ = {cell.name: cell.guess for row in own for cell in row.cells if cell.name not in results}
+        left = sum(cost(guess, results) for guess in open_.values())
+        body.append(
+            [
+                f"[`{own[0].label}`](tables/{name}.md)",
+                own[0].says,
+                f"`run.py --only {name}`",
+                f"{len(finished)} of {len(names)}",
+                f"{known['seconds'] / 60:.1f}" if finished else "",
+                f"{left / 60:.1f}" if left else "",
+                ", ".join(known["devices"]),
+            ]
+        )
+    yield "Runs are shared between tables, so minutes do not add up."
+    yield ""
+    head = ["paper", "what it shows", "command", "runs", "minutes", "minutes left", "machine"]
+    yield from table(head, body)
+
+
+def missing(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
+    """Runs of the plan that were not done, and what they would cost."""
+    body, seen = [], set()
+    for row in rows:
+        left = [cell for cell in row.cells if cell.name not in results and cell.name not in seen]
+        seen |= {cell.name for cell in left}
+        if left:
+            minutes = sum(cost(cell.guess, results) for cell in left) / 60
+            what = datasets()[row.dataset]["short"] + (f", {row.row}" if row.row else "")
+            body.append([f"`{row.label}`", what, f"{len(left)} of {len(row.cells)}", f"{minutes:.1f}"])
+    if not body:
+        yield "Every run of the plan was done."
+        yield ""
+        return
+    yield "Estimated from the plan's guess and how guesses of finished runs turned out."
+    yield ""
+    yield from table(["paper", "row", "runs missing", "minutes on an H200"], body)
+
+
+def cost(guess: float, results: Mapping[str, Result]) -> float:
+    """Seconds a run of that guess takes of an H200, as those before did."""
+    ratios = [
+        one["seconds"]["total"] / one["jobs"] / one["guess"] for one in results.values() if one["guess"]
+    ]
+    return guess * (statistics.median(ratios) if ratios else 1.0)
