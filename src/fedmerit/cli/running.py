@@ -87,6 +87,8 @@ def plan(
 
 
 def _run(config: Config, folder: Path, *, resume: bool) -> None:
+    from fedmerit.cli.page import write_page
+    from fedmerit.page.costs import timed
     from fedmerit.progress import watching
     from fedmerit.reading import read_content
     from fedmerit.summary import summarise
@@ -95,13 +97,14 @@ def _run(config: Config, folder: Path, *, resume: bool) -> None:
     with _engine():
         from fedmerit.federation.embedded import run as run_embedded
     with watching(err) as watch:
-        written = run_embedded(config, folder, resume=resume, watch=watch)
+        written = run_embedded(config, folder, resume=resume, watch=timed(watch, folder))
     content = read_content(folder / "scores.json")
     summary = summarise(content.rounds, missing=config.scoring.missing, clients=content.clients)
     print_summary(out, summary, utility=content.rounds[0].utility)
     if config.analysis:
         print_truth(out, written)
     out.print(f"written to {folder}: scores.json, scores.csv, ledger.sqlite")
+    write_page(folder)
 
 
 @contextmanager

@@ -1,0 +1,70 @@
+"""The command that writes a page, and the same at the end of a run."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedmerit.cli.base import app, out
+
+NAME = "page.html"
+
+
+class Figures(StrEnum):
+    """What figures are written as."""
+
+    png = "png"
+    pdf = "pdf"
+    svg = "svg"
+
+
+@app.command()
+def page(
+    source: Annotated[
+        Path, typer.Argument(help="A run folder, or a file of reports (.json or .csv).", metavar="DIR")
+    ],
+    out_: Annotated[
+        Path | None,
+        typer.Option("--out", help="Where to write it; page.html beside the scores unless given."),
+    ] = None,
+    pseudonyms: Annotated[
+        bool, typer.Option("--pseudonyms", help="Show members as Member A, Member B, ...")
+    ] = False,
+    figures: Annotated[
+        list[Figures] | None,
+        typer.Option("--figures", help="Also the charts as files beside it; repeatable."),
+    ] = None,
+) -> None:
+    """One HTML page that anybody can open: who contributed what, how sure that is, who would be paid what."""
+    from fedmerit.page.figures import figures as make_figures
+    from fedmerit.page.html import facts_of, render
+    from fedmerit.store import write
+
+    target = out_ or (source if source.is_dir() else source.parent) / NAME
+    facts = facts_of(source, pseudonyms=pseudonyms)
+    write(target, render(facts).encode())
+    out.print(f"wrote {target}")
+    for kind in dict.fromkeys(figures or ()):
+        names = []
+        for name, made in make_figures(facts, kind.value):
+            names.append(f"{target.stem}-{name}")
+            write(target.with_name(names[-1]), made)
+        out.print(f"wrote {len(names)} figures beside it: {names[0]} to {names[-1]}")
+
+
+def write_page(folder: Path) -> None:
+    """The page of a finished run, where what it needs is installed."""
+    if any(find_spec(name) is None for name in ("altair", "jinja2", "vl_convert")):
+        out.print(
+            f"for a page that anybody can open: pip install 'fedmerit[page]', then fedmerit page {folder}"
+        )
+        return
+    from fedmerit.page.html import page as make_page
+    from fedmerit.store import write
+
+    write(folder / NAME, make_page(folder).encode())
+    out.print(f"for everybody else: open {folder / NAME} in a browser")

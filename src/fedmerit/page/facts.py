@@ -1,0 +1,304 @@
+"""The facts of a page as plain data: what charts draw, tables list and sentences say."""
+
+from __future__ import annotations
+
+import math
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import get_args
+
+from fedmerit.accumulate import accumulate
+from fedmerit.agreement import agreement
+from fedmerit.document import scores_of, totals_of
+from fedmerit.errors import InputError, UndefinedScore, UndefinedShares
+from fedmerit.page.source import Source
+from fedmerit.rewards import Rule, shares
+from fedmerit.scores import alpha, influence
+from fedmerit.summary import Summary, summarise
+from fedmerit.types import Reports, Scores
+from fedmerit.uncertainty import compare_pairs
+
+MOST_POINTS = 60
+"""Rounds shown of one member's course; of more rounds, evenly spaced ones."""
+MOST_CELLS = 4000
+"""Cells of a table of members and rounds; larger ones are left to scores.csv."""
+MOST_INFLUENCE = 20
+"""Members in the table of who influences whom."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """One member's sum after each round shown, and the rounds it has no report in."""
+
+    client: str
+    totals: tuple[float | None, ...]
+    missed: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Absence:
+    """Somebody who missed rounds: which, why, what the others gained then, and what it makes in the sum."""
+
+    client: str
+    rounds: Mapping[int, str]
+    gain: float
+    at_own_mean: float  # what the missed rounds would count at the member's own mean
+
+
+@dataclass(frozen=True)
+class RoundFacts:
+    """One round: how many reported, its gain, what the contributions add up to, the status of FP and EE."""
+
+    number: int
+    reported: int
+    gain: float | None
+    explained: float | None
+    status: Mapping[str, str]
+    remark: str
+
+
+@dataclass(frozen=True)
+class Companion:
+    """The same question asked with another utility."""
+
+    utility: str
+    summary: Summary
+    spearman: float | None
+    sure: int  # pairs that the paid utility tells apart
+    confirms: int  # how many of them this one tells apart the same way round
+    contradicts: tuple[
+        tuple[str, str], ...
+    ]  # (better, worse) by the paid utility, surely the reverse by this
+    turned: Mapping[str, bool]  # surely above zero by this and below by the paid (True), or the reverse
+
+
+@dataclass(frozen=True)
+class RuleFacts:
+    """Shares under one rule as exact integers over a common denominator, or why there are none."""
+
+    name: str
+    problem: str
+    parts: Mapping[str, int]
+    one: int
+    shares: Mapping[str, float]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything a page says."""
+
+    source: Source
+    summary: Summary
+    letters: Mapping[
+        str, str
+    ]  # groups of members that cannot be told apart; "" where there is nothing to say
+    shown: tuple[int, ...]  # rounds shown
+    courses: tuple[Course, ...]  # best first
+    absences: tuple[Absence, ...]
+    rounds: tuple[RoundFacts, ...]
+    companions: tuple[Companion, ...]
+    rules: tuple[RuleFacts, ...]
+    influence: tuple[int | None, tuple[str, ...], tuple[tuple[float, ...], ...]] | None  # round, names, rows
+    truth: tuple[tuple[str, str, Mapping[str, float | None]], ...]  # utility, value, Spearman by score
+
+    @property
+    def total(self) -> Scores:
+        """The paid score, summed over rounds."""
+        return self.summary.total
+
+    @property
+    def utility(self) -> str | None:
+        """Name of the paid utility."""
+        return self.source.rounds[0].utility
+
+    @property
+    def one_slice(self) -> bool:
+        """Whether all rounds are known to be measured on the same test samples."""
+        return self.source.rounds[0].slice is not None and len({one.slice for one in self.source.rounds}) == 1
+
+
+def gather(source: Source, original: Source) -> Facts:
+    """All facts of a source.
+
+    Args:
+        source: with the names to be shown.
+        original: with the real ones; shares are computed from it, so that they are those of
+            ``fedmerit rewards`` to the last bit, whatever the members are called here.
+    """
+    rounds = source.rounds
+    summary = summarise(rounds, missing=source.missing, clients=source.clients)
+    shown = _shown(len(rounds))
+    return Facts(
+        source=source,
+        summary=summary,
+        letters=_letters(summary),
+        shown=tuple(_number(rounds[k - 1], k) for k in shown),
+        courses=_courses(source, summary, shown),
+        absences=_absences(source),
+        rounds=_rounds(source),
+        companions=tuple(_companion(source, summary, key) for key in source.companions),
+        rules=tuple(_rule(original, source, rule) for rule in get_args(Rule)),
+        influence=_influence(rounds),
+        truth=_truth(source),
+    )
+
+
+def _number(reports: Reports, place: int) -> int:
+    return place if reports.round is None else reports.round
+
+
+def _shown(count: int) -> list[int]:
+    """Places of at most MOST_POINTS rounds, first and last among them, evenly spaced."""
+    if count <= MOST_POINTS:
+        return list(range(1, count + 1))
+    step = (count - 1) / (MOST_POINTS - 1)
+    return sorted({1 + round(k * step) for k in range(MOST_POINTS)})
+
+
+def _letters(summary: Summary) -> dict[str, str]:
+    """a, b, ...: members that share a letter cannot be told apart."""
+    if not any(len(group) > 1 for group in summary.groups) or len(summary.groups) > 26:
+        return {}
+    return {
+        one.client: "".join(
+            letter
+            for letter, group in zip(string.ascii_lowercase, summary.groups, strict=False)
+            if one.client in group
+        )
+        for one in summary.standings
+    }
+
+
+def _courses(source: Source, summary: Summary, shown: list[int]) -> tuple[Course, ...]:
+    sums = [accumulate(source.rounds[:k], missing=source.missing).as_dict() for k in shown]
+    missed = _missed(source)
+    return tuple(
+        Course(one.client, tuple(total.get(one.client) for total in sums), tuple(missed.get(one.client, ())))
+        for one in summary.standings
+    )
+
+
+def _missed(source: Source) -> dict[str, dict[int, str]]:
+    """Member -> round that was scored -> why there is no report of it."""
+    books = {one.number: one for one in source.book.rounds} if source.book else {}
+    found: dict[str, dict[int, str]] = {}
+    for place, reports in enumerate(source.rounds, start=1):
+        number, reported = _number(reports, place), set(reports.clients)
+        book = books.get(number)
+        for name in source.clients:
+            if name in reported:
+                continue
+            if name in reports.silent:
+                why = "in the sum, sent no report"
+            elif book is None:
+                why = "no report"
+            elif name not in book.scheduled:
+                why = "away"
+            else:
+                why = "declined" if name in book.declined else "lost on the way"
+            found.setdefault(name, {})[number] = why
+    return found
+
+
+def _absences(source: Source) -> tuple[Absence, ...]:
+    mean = accumulate(source.rounds, missing="own-mean").as_dict()
+    zero = accumulate(source.rounds, missing="zero").as_dict()
+    gains = {_number(reports, place): reports.gain for place, reports in enumerate(source.rounds, start=1)}
+    return tuple(
+        Absence(name, rounds, math.fsum(gains[k] for k in rounds), mean[name] - zero[name])
+        for name, rounds in _missed(source).items()
+        if name in mean
+    )
+
+
+def _rounds(source: Source) -> tuple[RoundFacts, ...]:
+    books = {one.number: one for one in source.book.rounds} if source.book else {}
+    found = [
+        RoundFacts(number, 0, None, None, {}, f"not scored: {why}") for number, why in source.unscored.items()
+    ]
+    for place, reports in enumerate(source.rounds, start=1):
+        number = _number(reports, place)
+        scores = scores_of(reports)
+        status = {key: "none" if (one := scores.get(key)) is None else one.status for key in ("FP", "EE")}
+        remarks = []
+        if reports.silent:
+            remarks.append(f"no report from {', '.join(reports.silent)}")
+        if number in books and books[number].declined:
+            remarks.append(f"declined: {', '.join(books[number].declined)}")
+        explained = math.fsum(alpha(reports).values.tolist())
+        found.append(RoundFacts(number, reports.n, reports.gain, explained, status, "; ".join(remarks)))
+    return tuple(sorted(found, key=lambda one: one.number))
+
+
+def _companion(source: Source, summary: Summary, utility: str) -> Companion:
+    other = summarise(source.companions[utility], missing=source.missing, clients=source.clients)
+    paid, total = summary.total, other.total
+    spearman, sure, confirms = None, 0, 0
+    contradicts: list[tuple[str, str]] = []
+    if paid.clients == total.clients and paid.n > 1:
+        spearman = agreement(total.raw, paid.raw).spearman
+        if paid.stderr is not None and total.stderr is not None:
+            mine, theirs = compare_pairs(paid).better, compare_pairs(total).better
+            sure, confirms = int(mine.sum()), int((mine & theirs).sum())
+            names = paid.clients
+            contradicts = [(names[i], names[j]) for i, j in zip(*(mine & theirs.T).nonzero(), strict=True)]
+    mine_by = {one.client: one.interval for one in summary.standings}
+    turned = {
+        one.client: one.interval[0] > 0
+        for one in other.standings
+        if one.interval
+        and (own := mine_by.get(one.client))
+        and ((one.interval[0] > 0 and own[1] < 0) or (one.interval[1] < 0 and own[0] > 0))
+    }
+    return Companion(utility, other, spearman, sure, confirms, tuple(contradicts), turned)
+
+
+def _rule(original: Source, source: Source, rule: Rule) -> RuleFacts:
+    total = accumulate(original.rounds, missing=original.missing)
+    try:
+        divided = shares(total, rule)
+    except (UndefinedShares, InputError) as error:
+        return RuleFacts(rule, str(error), {}, 1, {}, ())
+    shown = accumulate(source.rounds, missing=source.missing)
+    ratios = {source.names[name]: share.as_integer_ratio() for name, share in divided.items()}
+    one = math.lcm(*(bottom for _, bottom in ratios.values()))
+    return RuleFacts(
+        name=rule,
+        problem="",
+        parts={name: top * (one // bottom) for name, (top, bottom) in ratios.items()},
+        one=one,
+        shares={source.names[name]: share for name, share in divided.items()},
+        notes=shares(shown, rule).notes,
+    )
+
+
+def _influence(
+    rounds: tuple[Reports, ...],
+) -> tuple[int | None, tuple[str, ...], tuple[tuple[float, ...], ...]] | None:
+    """Of the last round in which it exists."""
+    for reports in reversed(rounds):
+        if 2 <= reports.n <= MOST_INFLUENCE:
+            try:
+                rows = tuple(tuple(row) for row in influence(reports).tolist())
+            except UndefinedScore:
+                continue
+            return reports.round, reports.clients, rows
+    return None
+
+
+def _truth(source: Source) -> tuple[tuple[str, str, Mapping[str, float | None]], ...]:
+    rounds_of = {str(source.rounds[0].utility): source.rounds, **source.companions}
+    found = []
+    for utility, values in source.truth.items():
+        totals = totals_of(rounds_of[utility], missing=source.missing)
+        for value, truth in values.items():
+            spearman = {}
+            for score, total in totals.items():
+                known = total.as_dict()
+                complete = len(truth) == len(source.clients) and all(name in known for name in source.clients)
+                own = [known.get(name, 0.0) for name in source.clients]
+                spearman[score] = agreement(own, truth).spearman if complete else None
+            found.append((utility, value, spearman))
+    return tuple(found)

@@ -1,0 +1,42 @@
+// Payouts in exact integer cents: the same steps as fedmerit.money, on BigInt.
+
+const WHOLE = 10n ** 9n; // shares that sum to 1 within one part in this are paid out in full
+const DUST = 10n ** 6n; // all rounding errors together: at most one part in this of a cent
+const LARGEST = 10n ** 26n; // cents
+
+function cents(text) {
+  const amount = text.trim();
+  if (!/^[0-9]+(\.[0-9]+)?$/.test(amount)) throw new Error("Please type an amount like 10000.00: digits, and a point before the cents.");
+  const [whole, part = ""] = amount.split(".");
+  if (part.length > 2) throw new Error("An amount has at most two decimals.");
+  const found = BigInt(whole + part.padEnd(2, "0"));
+  if (found >= LARGEST) throw new Error("The amount must be below 1e24.");
+  return found;
+}
+
+function payouts(rule, name, budget) {
+  const parts = rule.parts.map(([who, part]) => [who, BigInt(part)]);
+  const one = BigInt(rule.one);
+  const total = parts.reduce((sum, [, part]) => sum + part, 0n);
+  let amounts;
+  if (one - total <= one / WHOLE && name !== "impartial") {
+    amounts = parts.map(([who, part]) => ({ who, amount: (budget * part) / total, rest: (budget * part) % total }));
+    let left = budget - amounts.reduce((sum, { amount }) => sum + amount, 0n);
+    // parts stand in the order of names, and the sort is stable: equal remainders go by name
+    for (const each of [...amounts].sort((a, b) => (a.rest < b.rest ? 1 : a.rest > b.rest ? -1 : 0))) {
+      if (left === 0n) break;
+      each.amount += 1n;
+      left -= 1n;
+    }
+  } else {
+    const unit = total > one ? total : one;
+    const dust = unit / (DUST * BigInt(parts.length)); // a share of 0.25 less a rounding error is 0.25
+    amounts = parts.map(([who, part]) => ({ who, amount: (budget * part + dust) / unit }));
+  }
+  return { amounts, unpaid: budget - amounts.reduce((sum, { amount }) => sum + amount, 0n) };
+}
+
+function money(amount) {
+  const digits = (amount / 100n).toString().replace(/\B(?=([0-9]{3})+$)/g, ",");
+  return `${digits}.${(amount % 100n).toString().padStart(2, "0")}`;
+}

@@ -1,0 +1,80 @@
+// Draws the charts and computes the payouts. All data is in the page; nothing is loaded.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+
+function draw(element) {
+  const spec = data.charts[element.dataset.chart];
+  const options = { renderer: "svg", container: element, hover: false, logLevel: vega.Warn };
+  const view = new vega.View(vega.parse(spec), options);
+  if (element.dataset.who !== undefined) view.signal("who", element.dataset.who);
+  return view.runAsync();
+}
+
+const field = document.getElementById("budget");
+const choice = document.getElementById("rule");
+const problem = document.getElementById("problem");
+const result = document.getElementById("payouts");
+
+function row(cells) {
+  const line = document.createElement("tr");
+  cells.forEach((text, place) => {
+    const cell = document.createElement(place === 0 ? "th" : "td");
+    if (place === 0) cell.scope = "row";
+    cell.textContent = text;
+    line.append(cell);
+  });
+  return line;
+}
+
+function pay() {
+  const rule = data.rules[choice.value];
+  document.getElementById("about").textContent = rule.about;
+  const notes = document.getElementById("notes");
+  notes.replaceChildren(...rule.notes.map((note) => Object.assign(document.createElement("li"), { textContent: note })));
+  const [body, foot] = [result.tBodies[0], result.tFoot];
+  let paid, budget;
+  try {
+    if (rule.problem) throw new Error(`This rule allows no payouts here: ${rule.problem}.`);
+    budget = cents(field.value);
+    paid = payouts(rule, choice.value, budget);
+  } catch (error) {
+    problem.textContent = error.message;
+    field.setAttribute("aria-invalid", rule.problem ? "false" : "true");
+    result.hidden = true;
+    return;
+  }
+  problem.textContent = "";
+  field.setAttribute("aria-invalid", "false");
+  result.hidden = false;
+  const share = new Map(rule.parts.map(([who, , text]) => [who, text]));
+  const most = paid.amounts.reduce((found, { amount }) => (amount > found ? amount : found), 1n);
+  const best = [...paid.amounts].sort((a, b) => (a.amount < b.amount ? 1 : a.amount > b.amount ? -1 : 0));
+  body.replaceChildren(
+    ...best.map(({ who, amount }) => {
+      const line = row([who, share.get(who), money(amount)]);
+      const bar = line.insertCell();
+      bar.className = "bar";
+      const fill = bar.appendChild(document.createElement("span"));
+      fill.style.inlineSize = `${Number((amount * 1000n) / most) / 10}%`;
+      return line;
+    }),
+  );
+  foot.replaceChildren(row(["unpaid", "", money(paid.unpaid), ""]), row(["budget", "", money(budget), ""]));
+}
+
+field.addEventListener("input", pay);
+choice.addEventListener("change", pay);
+pay();
+
+// Printed pages show every table; what was closed is closed again afterwards.
+const opened = [];
+window.addEventListener("beforeprint", () => {
+  for (const each of document.querySelectorAll("details:not([open])")) {
+    each.open = true;
+    opened.push(each);
+  }
+});
+window.addEventListener("afterprint", () => opened.splice(0).forEach((each) => (each.open = false)));
+
+await Promise.all([...document.querySelectorAll("[data-chart]")].map(draw));
+document.documentElement.dataset.drawn = "yes";

@@ -1,0 +1,223 @@
+"""What a page is made from: a file of reports, or a run folder with its ledger; names may be replaced."""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmerit.accumulate import Missing, accumulate
+from fedmerit.config import load
+from fedmerit.errors import FedmeritError, FileFormatError
+from fedmerit.federation.journal import Round, first_body, rounds_of
+from fedmerit.federation.verify import verify_folder
+from fedmerit.layout import VECTORS
+from fedmerit.ledger import Ledger
+from fedmerit.page.costs import Costs, read_costs
+from fedmerit.reading import read_content
+from fedmerit.types import Reports
+
+
+@dataclass(frozen=True)
+class Book:
+    """What the ledger of a run says."""
+
+    run: Mapping[str, Any]
+    pool: Mapping[str, Any]
+    rounds: tuple[Round, ...]
+    head: str
+    records: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """Reports, and whatever else lies beside them; None or empty where it does not."""
+
+    rounds: tuple[Reports, ...]
+    clients: tuple[str, ...]
+    missing: Missing = "zero"
+    companions: Mapping[str, tuple[Reports, ...]] = field(default_factory=dict)
+    unscored: Mapping[int, str] = field(default_factory=dict)  # round -> why it has no scores
+    truth: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # by utility and value
+    settings: Mapping[str, Mapping[str, Any]] | None = None
+    book: Book | None = None
+    checks: tuple[str, ...] = ()  # what verifying the folder found
+    broken: str = ""  # why the folder does not verify
+    costs: Costs = field(default_factory=Costs)
+    names: Mapping[str, str] = field(default_factory=dict)  # real -> shown
+
+    @property
+    def pseudonyms(self) -> bool:
+        """Whether the names shown are not the real ones."""
+        return any(real != shown for real, shown in self.names.items())
+
+
+def read_source(path: str | Path) -> Source:
+    """Everything a page can be made from.
+
+    Args:
+        path: a run folder, or a file of reports (.json, such as a lone ``scores.json``, or .csv).
+    """
+    path = Path(path)
+    folder = path if path.is_dir() else None
+    file = path / "scores.json" if folder else path
+    content = read_content(file)
+    raw = _document(file)
+    companions = {
+        name: tuple(read_content(file, utility=name).rounds) for name in raw.get("companions") or {}
+    }
+    seen = tuple(
+        dict.fromkeys(name for reports in content.rounds for name in (*reports.clients, *reports.silent))
+    )
+    source = Source(
+        rounds=tuple(content.rounds),
+        clients=content.clients or seen,
+        companions=companions,
+        unscored=_unscored(raw),
+        truth=_truth(raw),
+    )
+    source = replace(source, names={name: name for name in source.clients})
+    return source if folder is None else _with_folder(source, folder)
+
+
+def _with_folder(source: Source, folder: Path) -> Source:
+    config = load(folder / "config.toml") if (folder / "config.toml").is_file() else None
+    if config is not None:
+        source = replace(source, settings=config.as_dict(), missing=config.scoring.missing)
+    source = replace(source, costs=read_costs(folder))
+    if not (folder / "ledger.sqlite").is_file():
+        return source
+    lines: list[str] = []
+    try:
+        lines.extend(verify_folder(folder))
+        with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
+            run, pool = first_body(ledger, "run"), first_body(ledger, "pool")
+            book = Book(run, pool, tuple(rounds_of(ledger)), ledger.head, len(ledger))
+    except FedmeritError as error:  # the page says so: a reader must learn of it, not of an exit code
+        return replace(source, checks=tuple(lines), broken=str(error))
+    unscored = dict(source.unscored)
+    unscored |= {one.number: one.aborted for one in book.rounds if one.aborted}
+    return replace(source, checks=tuple(lines), book=book, unscored=unscored)
+
+
+def pseudonymised(source: Source) -> Source:
+    """The same with names that say nothing: Member A, B, ..., in the order of the ranking.
+
+    Everything that follows the order of the roster is put in the order of the new names, and settings that
+    are paths are withheld: either would tell who is who.
+    """
+    ranking = accumulate(source.rounds, missing=source.missing).ranking()
+    everybody = dict.fromkeys((*ranking, *source.clients))
+    letters = string.ascii_uppercase
+    width = len(str(len(everybody)))
+    marks = (
+        letters
+        if len(everybody) <= len(letters)
+        else [f"{k:0{width}d}" for k in range(1, len(everybody) + 1)]
+    )
+    names = {name: f"Member {mark}" for name, mark in zip(everybody, marks, strict=False)}
+
+    def plain(one: Round) -> Round:
+        lists = ("scheduled", "included", "declined", "silent")
+        changed = {key: tuple(sorted(names[name] for name in getattr(one, key))) for key in lists}
+        reports = {names[name]: report for name, report in one.reports.items()}
+        return replace(one, **changed, reports=reports, aborted=_without_names(one.aborted, names))  # type: ignore[arg-type]
+
+    order = np.argsort([names[name] for name in source.clients])
+    return replace(
+        source,
+        rounds=tuple(_renamed(one, names) for one in source.rounds),
+        clients=tuple(sorted(names[name] for name in source.clients)),
+        companions={
+            key: tuple(_renamed(one, names) for one in rounds) for key, rounds in source.companions.items()
+        },
+        unscored={number: _without_names(why, names) for number, why in source.unscored.items()},
+        truth={
+            utility: {key: [values[i] for i in order] for key, values in each.items()}
+            for utility, each in source.truth.items()
+        },
+        settings=None if source.settings is None else _renamed_settings(source.settings, names),
+        book=None
+        if source.book is None
+        else replace(source.book, rounds=tuple(plain(one) for one in source.book.rounds)),
+        checks=tuple(_without_names(line, names) for line in source.checks),
+        broken=_without_names(source.broken, names),
+        names=names,
+    )
+
+
+def _renamed(reports: Reports, names: Mapping[str, str]) -> Reports:
+    shown = [names[name] for name in reports.clients]
+    order = np.argsort(shown)
+    vectors = {key: values[order] for key in VECTORS if (values := getattr(reports, key)) is not None}
+    return replace(
+        reports,
+        clients=tuple(shown[i] for i in order),
+        silent=tuple(sorted(names[name] for name in reports.silent)),
+        **vectors,
+    )
+
+
+def _renamed_settings(
+    settings: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    def shown(value: Any) -> Any:
+        if isinstance(value, dict):
+            return dict(sorted((names.get(key, key), shown(item)) for key, item in value.items()))
+        if isinstance(value, list):
+            items = [shown(item) for item in value]
+            return sorted(items) if any(item in names for item in value if isinstance(item, str)) else items
+        return names.get(value, value) if isinstance(value, str) else value
+
+    changed = {
+        section: {key: shown(value) for key, value in part.items()} for section, part in settings.items()
+    }
+    for section, key in (
+        ("data", "path"),
+        ("data", "options"),
+        ("partition", "file"),
+        ("partition", "sizes"),
+    ):
+        if changed[section][key]:
+            changed[section][key] = "withheld"
+    return changed
+
+
+def _without_names(text: str, names: Mapping[str, str]) -> str:
+    """A message with the names in it replaced, in one pass, where they stand as words."""
+    longest_first = sorted(map(re.escape, names), key=len, reverse=True)
+    return re.sub(rf"(?<!\w)(?:{'|'.join(longest_first)})(?!\w)", lambda found: names[found[0]], text)
+
+
+def _document(file: Path) -> dict[str, Any]:
+    """The object that a run's scores.json is; empty for a file of another shape."""
+    if file.suffix.lower() != ".json":
+        return {}
+    raw = json.loads(file.read_bytes().decode("utf-8-sig"))  # has been read as reports before
+    return raw if isinstance(raw, dict) and "rounds" in raw else {}
+
+
+def _unscored(raw: Mapping[str, Any]) -> dict[int, str]:
+    found = {}
+    for one in raw.get("rounds") or ():
+        if "reports" in one and one["reports"] is None:
+            found[int(one["round"])] = "aborted" if one.get("aborted") else "nobody in the sum reported"
+    return found
+
+
+def _truth(raw: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
+    found = {}
+    for utility, part in ((raw.get("utility"), raw), *(raw.get("companions") or {}).items()):
+        truth = part.get("truth")
+        if truth is None:
+            continue
+        if not isinstance(truth, dict):
+            raise FileFormatError(f"truth of {utility}: expected an object, got {type(truth).__name__}")
+        found[str(utility)] = {key: truth[key] for key in ("MR-SV", "SV") if truth.get(key) is not None}
+    return found
