@@ -73,6 +73,7 @@ def configs(draw):
                 "batch_size": draw(st.integers(1, 4096)),
                 "lr": draw(POSITIVE),
                 "weight_decay": draw(st.just(0) | POSITIVE),
+                "tf32": draw(st.booleans()),
                 "weights": weights,
                 "roster_weights": roster,
                 "weight_cap": draw(st.integers(1, 2**32 - 1)),

@@ -76,6 +76,7 @@ class Training:
     batch_size: int = 64
     lr: float = 0.001
     weight_decay: float = 0.001
+    tf32: bool = False  # let a GPU multiply in TF32: faster, no longer a CPU's numbers up to rounding
     weights: Literal["uniform", "roster", "secret", "scores", "current-scores"] = "uniform"
     weight_score: Literal["ALPHA", "LOO", "IOI", "COS"] = "ALPHA"  # for "scores"; "current-scores": analysis
     roster_weights: Mapping[str, float] = field(default_factory=dict)  # for "roster": {client-0 = 2.0}

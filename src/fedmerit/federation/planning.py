@@ -128,7 +128,7 @@ def _calibration(federation: Federation) -> tuple[float, float]:
     client = max(federation.clients, key=lambda client: len(client.y))
     batch = federation.training.batch_size
     some = min(len(client.y), 8 * batch)
-    once = TrainingSettings(local_epochs=1, batch_size=batch)
+    once = TrainingSettings(local_epochs=1, batch_size=batch, tf32=federation.training.tf32)
     load_vector(federation.network, federation.first)
     per_step = _clocked(
         lambda: train(federation.network, client.x[:some], client.y[:some], once, 0), federation

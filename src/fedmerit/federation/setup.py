@@ -146,6 +146,7 @@ def prepare(config: Config, *, pool_key: bytes | None = None) -> Federation:
         batch_size=config.training.batch_size,
         lr=config.training.lr,
         weight_decay=config.training.weight_decay,
+        tf32=config.training.tf32,
     )
     if any(":" in name for name in (config.model.name, *config.scoring.utilities)):
         # somebody's own code: better to fail now than after hours of training
