@@ -15,6 +15,7 @@ Beside the SuperLink's folders::
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -110,6 +111,11 @@ class Loopback(SuperLink):
         wait_for(f"{name} ends", lambda: process.poll() is not None, deadline=deadline, alive=lambda: None)
         del self._processes[name]
         return read(self.home(name) / "log")
+
+    def sent(self, name: str, kind: str) -> int:
+        """How many messages of this type a member has sent, completely."""
+        entry = rf"Sending: {re.escape(kind)} message(?:(?!Sending:).)*?Sent successfully"
+        return len(re.findall(entry, read(self.home(name) / "log"), re.DOTALL))
 
     def kill(self, name: str) -> list[int]:
         """kill -9 of a member's SuperNode and everything it started; returns their process ids."""
