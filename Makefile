@@ -3,11 +3,15 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint bench paper-smoke clean
+.PHONY: demo demo-flower test lint bench paper-smoke clean
 
 demo: $(READY)
 	@$(BIN)/fedmerit demo
 	@$(BIN)/fedmerit rewards runs/demo --budget 10000.00
+
+# A SuperLink and five SuperNodes on 127.0.0.1: TLS, node authentication, one of them killed on the way.
+demo-flower: $(READY)
+	@$(BIN)/python examples/flower-hospitals/demo.py
 
 test: $(READY) lint
 	$(BIN)/pytest -q -n 2 --dist worksteal
@@ -18,7 +22,10 @@ lint: $(READY)
 	$(BIN)/mypy
 
 paper-smoke: $(READY)
+	@rm -rf runs/paper-smoke
 	$(BIN)/python experiments/run.py --toy --out runs/paper-smoke
+	$(BIN)/python experiments/tables.py --toy --results runs/paper-smoke --into runs/paper-smoke
+	$(BIN)/python experiments/figures.py --into runs/paper-smoke/figures
 
 bench: $(READY)
 	$(BIN)/python benchmarks/run.py

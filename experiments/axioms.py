@@ -84,8 +84,9 @@ def axioms_section() -> Iterator[str]:
     yield "# tab:coalitions: building blocks of the scores, and the axioms they satisfy"
     yield ""
     yield "Building blocks are found by moving one utility at a time: ● moves the member's raw score, ○"
-    yield "only the published one, through the rescaling. ✓ is the paper's claim and holds; + holds and is not"
-    yield "in the paper's table. EE's incentive is that of its raw score: share and rank move with one's report."
+    yield "only the published one, through the rescaling. ✓ is the paper's claim and holds; + holds and"
+    yield "is not in the paper's table. EE's incentive is that of its raw score: share and rank do move with"
+    yield "one's own report."
     yield ""
     yield "| score | " + " | ".join((*BLOCKS, *AXIOMS)) + " |"
     yield "|" + "---|" * (1 + len(BLOCKS) + len(AXIOMS))

@@ -1,88 +1,28 @@
-"""What FINDINGS.md says: facts computed from results, and claims that hold only while the facts are so."""
+"""What FINDINGS.md says of agreement: facts from results, and claims that hold only while these are so."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-from cells import Result, Row
-from manipulation import lying
-from measures import HIDDEN, SCORES, compare, curve, detected, mean_influence, reports, scores, signs, spread
-from sections import done, table
+from evidence import (
+    BOTH,
+    LAST,
+    PAIR,
+    TITLES,
+    Claims,
+    Evidence,
+    Facts,
+    close,
+    every_round,
+    lines,
+    mean,
+    spearman,
+)
+from measures import HIDDEN, SCORES, compare, reports, scores, signs, spread
+from sections import done
 
-from fedmerit import accumulate, agreement, alpha, ee, fp, normalise, surplus
-
-CHEAT = Path(__file__).resolve().parent / "results" / "other" / "train-on-test.json"
-TITLES = {
-    "expected-accuracy": "expected accuracy",
-    "accuracy": "accuracy",
-    "brier": "Brier",
-    "neg-loss": "−cross-entropy",
-}
-PAIR = ("expected-accuracy", "accuracy")
-BOTH = {"cifar10": "CIFAR-10", "brain_mri": "Brain-MRI"}
-OURS = "summed alpha (ours)"
-LAST = 10**6
-"""A round beyond all: the last one of a run."""
-Facts = dict[str, Any]
-Claims = dict[str, bool]
-
-
-class Evidence:
-    """The finished cells by experiment, dataset and row, and the paper's numbers."""
-
-    def __init__(self, rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[str, Any]) -> None:
-        self.rows, self.results, self.paper = rows, results, paper
-
-    def cells(self, experiment: str, dataset: str, row: str = "") -> list[Result]:
-        """Finished cells of one row of the plan."""
-        for one in self.rows:
-            if (one.experiment, one.dataset, one.row) == (experiment, dataset, row):
-                return done(one, self.results)
-        raise SystemExit(f"no row {row!r} of {experiment} with {dataset} in the plan")
-
-    def said(self, label: str, metric: str, dataset: str, score: str) -> float:
-        """A number of the paper."""
-        for one in self.paper["numbers"]:
-            if (one["label"], one["metric"], one["dataset"], one["score"]) == (label, metric, dataset, score):
-                return float(one["mean"])
-        raise SystemExit(f"paper.json: no {metric} of {score} on {dataset} in {label}")
-
-
-def spearman(
-    cells: Sequence[Result], score: str, utility: str, truth: str, against: str | None = None
-) -> list[float]:
-    """Of one score at the last round, one number a cell."""
-    return compare(cells, utility, LAST, truth, against).get(score, {}).get("spearman", [])
-
-
-def close(x: Any, y: Any) -> float | None:
-    """Spearman of two vectors."""
-    return agreement(x, y, resamples=0).spearman
-
-
-def lines(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """A Markdown table as one fact."""
-    return "\n".join(table(head, body)).rstrip("\n")
-
-
-def mean(values: Sequence[float | None]) -> float:
-    """Of those that are defined; there must be one."""
-    known = [value for value in values if value is not None]
-    if not known:
-        raise SystemExit("FINDINGS.md: a result that it speaks of is not there yet")
-    return float(np.mean(known))
-
-
-def every_round(results: Mapping[str, Result]) -> Iterator[Any]:
-    """Reports of all rounds of all cells and utilities."""
-    for name in sorted(results):
-        for utility in results[name]["utilities"]:
-            yield from reports(results[name], utility)
-
+from fedmerit import accumulate, alpha, ee, fp, normalise, surplus
 
 # ----------------------------------------------------------------------------------------- FP, EE, signs
 
@@ -205,11 +145,47 @@ def game(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     steps = [a - b for u in PAIR for a, b in zip(known[new][u], known[old][u], strict=True)]
     won, lost = sum(step > 1e-9 for step in steps), sum(step < -1e-9 for step in steps)
     facts["game wins"] = f"better in {won}, worse in {lost}, equal in {len(steps) - won - lost}"
+    ahead = {name: _ahead(known[name], known[old]) for name in (new, "SOLO", "MERIT", "MR-SV")}
+    facts |= {f"ahead {name}": f"{by:+.2f} ± {error:.2f}" for name, (by, error) in ahead.items()}
+    by, error = _ahead(known["SOLO"], known[new])
+    facts["SOLO ahead of renormalised"] = f"{by:+.2f} ± {error:.2f}"
+    ceiling = mean([v for u in PAIR for v in known["ALPHA, retrained"][u]])
     claims["at least 5 seeds on two datasets"] = all(len(each) >= 5 for each in groups.values())
-    claims["the renormalised alpha is ahead of the additive one"] = all(
-        mean(known[new][u]) > mean(known[old][u]) for u in PAIR
+    claims["SOLO and the renormalised alpha are ahead of alpha by two standard errors"] = all(
+        ahead[name][0] > 2 * ahead[name][1] for name in (new, "SOLO")
     )
-    claims["MR-SV is not the retrained Shapley value"] = all(mean(known["MR-SV"][u]) < 0.95 for u in PAIR)
+    claims["SOLO and the renormalised alpha are too close to call"] = abs(by) < 2 * error
+    claims["MR-SV is not the retrained Shapley value"] = all(mean(known["MR-SV"][u]) < 0.9 for u in PAIR)
+    claims["nothing allowed reaches .95, nor does the ceiling"] = (
+        max(pooled[name] for name in allowed) < 0.95 and ceiling < 0.95
+    )
+    close_ = [
+        close(scores(cell, u, LAST)[new], scores(cell, u, LAST)["MR-SV, renormalised"])
+        for cell in cells
+        for u in PAIR
+        if "MR-SV, renormalised" in scores(cell, u, LAST)
+    ]
+    facts["renormalised alpha against its MR-SV"] = f"{mean(close_):.2f}"
+    truths = [[scores(cell, u, LAST)["SV"] for u in PAIR] for cell in cells]
+    facts["truths agree"] = spread([close(*pair) or 0.0 for pair in truths])
+    sums, above, members = [], 0, 0
+    for dataset in BOTH:
+        for cell in evidence.cells("tab-error", dataset):
+            rounds = reports(cell, "expected-accuracy", game="renormalised")
+            total = accumulate(rounds)
+            sums.append(float(total.values.sum()) / float(total.gain))
+            above, members = above + int((total.values > 0).sum()), members + len(total.values)
+    facts["renormalised sum"] = spread(sums)
+    facts["renormalised above 0"] = f"{above} of {members}"
+    claims["the renormalised alpha does not add up and is often negative"] = (
+        abs(float(np.mean(sums)) - 1) > 1 and above < members / 2
+    )
+
+
+def _ahead(one: Mapping[str, Sequence[float]], other: Mapping[str, Sequence[float]]) -> tuple[float, float]:
+    """Mean difference a run (of both utilities) and its standard error."""
+    steps = np.mean([np.subtract(one[u], other[u]) for u in PAIR], axis=0)
+    return float(steps.mean()), float(steps.std(ddof=1) / np.sqrt(len(steps)))
 
 
 def utilities(evidence: Evidence, facts: Facts, claims: Claims) -> None:
@@ -237,114 +213,3 @@ def utilities(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     facts["utility table"] = lines(head, body)
     least = min(distance.values())
     claims["expected accuracy keeps sum(alpha) nearest to the gain"] = distance["expected-accuracy"] == least
-
-
-# ---------------------------------------------------------------------------------------------- downstream
-
-
-def flipper(evidence: Evidence, facts: Facts, claims: Claims) -> None:
-    """Cross-entropy and the label flipper."""
-    cells = evidence.cells("fig-misbeh", "cifar10")
-    shown = ("LOO", "FP", "EE", "COS sum", "ALPHA sum", "ALPHA sum, renormalised", "MR-SV")
-    body, last = [], {}
-    for utility, title in TITLES.items():
-        found = detected(cells, utility, LAST)
-        places, paid = [], 0
-        for cell in cells:
-            values = scores(cell, utility, LAST)["ALPHA sum"]
-            at = cell["clients"].index(cell["settings"]["corruption"]["label_flip"][0])
-            places.append(1.0 + int(np.sum(values > values[at])))
-            paid += bool(values[at] > 0)
-        last[utility] = found["ALPHA sum"][0]
-        counts = ["{} of {}".format(*found[score]) for score in shown]
-        body.append([title, *counts, f"{mean(places):.1f}", f"{paid} of {len(cells)}"])
-    head = ["utility", *shown, "flipper's mean rank of 9, ALPHA sum", "flipper above 0"]
-    facts["flipper table"] = lines(head, body)
-    facts["flipper runs"] = str(len(cells))
-    said = evidence.paper["detection"]["values"]
-    facts["paper detection"] = f"{said['CIFAR10']['FP']:.2f} on CIFAR-10 and {said['ISIC']['FP']:.2f} on ISIC"
-    others = [count for utility, count in last.items() if utility != "neg-loss"]
-    claims["cross-entropy misses flippers that the others find"] = last["neg-loss"] < min(others)
-    there = evidence.cells("fig-misbeh", "isic2019_ham")
-    counts = {utility: detected(there, utility, LAST) for utility in TITLES} if there else {}
-    each = [f"{TITLES[u]} {{}} of {{}}".format(*found["ALPHA sum"]) for u, found in counts.items()]
-    facts["flipper ISIC"] = ", ".join(each) or "not run"
-
-
-def downstream(evidence: Evidence, facts: Facts, claims: Claims) -> None:
-    """Score-weighted aggregation, the influence table, and the clean part of Brain-MRI."""
-    ways = [row.row for row in evidence.rows if (row.experiment, row.dataset) == ("fig-perf", "cifar10")]
-    body, accuracy = [], {}
-    known = evidence.paper["performance"]["values"]["CIFAR10"]
-    for way in ways:
-        cells = evidence.cells("fig-perf", "cifar10", way)
-        last = {utility: [curve(cell, utility)[-1] for cell in cells] for utility in TITLES}
-        top = [max(curve(cell, "neg-loss")) for cell in cells]
-        accuracy[way] = mean(last["accuracy"])
-        said = " / ".join(f"{known[one]:.2f}" for one in way.split(" = ") if one in known)
-        ours = [last["neg-loss"], top, last["accuracy"], last["expected-accuracy"]]
-        body.append([way, str(len(cells)), said, *(spread(values) for values in ours)])
-    head = ["weights from", "seeds", "the paper: −cross-entropy", "ours: −cross-entropy, 10th round"]
-    head += ["its best round", "accuracy, 10th round", "expected accuracy, 10th round"]
-    facts["weights table"] = lines(head, body)
-    claims["summed scores as weights beat plain averaging"] = accuracy[OURS] > accuracy["FedAvg"]
-    matrix, count = mean_influence(evidence.cells("tab-attack", "brain_mri"), "accuracy", 10)
-    assert matrix is not None
-    off = matrix[~np.eye(len(matrix), dtype=bool)]
-    theirs = [value for line in evidence.paper["influence"]["values"] for value in line if value]
-    facts |= {
-        "influence range": f"{off.min():.2f} to {off.max():.2f}",
-        "influence negative": f"{int((off < 0).sum())} of {off.size}",
-        "influence seeds": str(count),
-        "paper influence": f"{min(theirs):.2f} to {max(theirs):.2f}",
-    }
-    claims["influence is not a share"] = bool((off < 0).any() or (off > 1).any())
-    clean = evidence.cells("tab-error", "brain_mri_clean")
-    whole = [c for c in evidence.cells("tab-error", "brain_mri") if c["seed"] in {d["seed"] for d in clean}]
-    for name, cells in (("whole", whole), ("clean", clean)):
-        facts[f"{name} accuracy"] = spread([curve(cell, "accuracy")[-1] for cell in cells])
-        facts[f"{name} spearman"] = spread(spearman(cells, "ALPHA sum", "expected-accuracy", "MR-SV"))
-    totals = [[scores(c, "expected-accuracy", 10)["ALPHA sum"] for c in each] for each in (whole, clean)]
-    facts["clean against whole"] = spread([close(a, b) or 0.0 for a, b in zip(*totals, strict=True)])
-
-
-# ------------------------------------------------------------------------------------------ rules and lies
-
-
-def rules(evidence: Evidence, facts: Facts, claims: Claims) -> None:
-    """The median in the place of the mean in EE."""
-    distinct, own, with_mean, with_median = 0, [], [], []
-    for dataset in BOTH:
-        for cell in evidence.cells("tab-error", dataset):
-            for one in reports(cell, "expected-accuracy"):
-                raw = ee(one, combine="median").raw
-                distinct = max(distinct, len(np.unique(np.round(raw, 12))))
-                own.append(close(raw, alpha(one).raw))
-            true = scores(cell, "expected-accuracy", 10)["MR-SV"]
-            with_mean.append(close(alpha(one).raw, true) or 0.0)
-            with_median.append(close(raw, true) or 0.0)
-    facts |= {
-        "median distinct": str(distinct),
-        "median against alpha": f"{mean(own):.2f}",
-        "median against MR-SV": spread(with_median),
-        "mean against MR-SV": spread(with_mean),
-    }
-    claims["a median leaves three groups"] = distinct <= 3
-
-
-def lies(evidence: Evidence, facts: Facts, claims: Claims) -> None:
-    """What a lying reporter and a member that trains on the test set gain."""
-    cells = [cell for dataset in BOTH for cell in evidence.cells("tab-error", dataset)]
-    found = lying(cells)
-    facts |= {f"lie {key}": value for key, value in found.items()}
-    first, tried = found["first"].split(" of ")
-    claims["a lie makes anyone first"] = first == tried
-    known = json.loads(CHEAT.read_text(encoding="utf-8"))["shares"]
-    gained = {key: mean(values) for key, values in known.items()}
-    facts |= {f"cheat {key}": f"{value:.1%}" for key, value in gained.items()}
-    fixed = gained["fixed, cheating"] / gained["fixed, honest"]
-    fresh = gained["per-round, cheating"] / gained["per-round, honest"]
-    claims["training on the test set pays with a fixed pool only"] = fixed > 1.5 and fresh < 1.25
-
-
-PARTS = (ranking, single_round, game, utilities, flipper, downstream, rules, lies)

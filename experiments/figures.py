@@ -39,6 +39,14 @@ AXIS = {
     "titleFontWeight": "normal",
     "labelFontSize": 11,
 }
+TITLE = {
+    "fontSize": 12,
+    "offset": 10,
+    "color": INK,
+    "subtitleColor": SOFT,
+    "subtitleFontSize": 11,
+    "anchor": "start",
+}
 TITLES = {
     "expected-accuracy": "expected accuracy",
     "accuracy": "accuracy",
@@ -120,7 +128,8 @@ def misbeh(rows: Rows) -> alt.TopLevelMixin:
             if not body:
                 continue
             shown = [row["score"] for row in body]
-            y = alt.Y("score:N", sort=shown, title=None)
+            first = utility == next(iter(TITLES))
+            y = alt.Y("score:N", sort=shown, title=None, axis=alt.Axis(labels=first, ticks=False))
             base = alt.Chart(alt.Data(values=body)).encode(y=y)
             x = alt.X(
                 "mean:Q",
@@ -222,7 +231,7 @@ def dressed(chart: alt.TopLevelMixin) -> dict[str, Any]:
         chart.configure(font=FONT, background="white", padding=10)
         .configure_view(stroke=None)
         .configure_axis(**AXIS)
-        .configure_title(fontSize=12, color=INK, subtitleColor=SOFT, subtitleFontSize=11, anchor="start")
+        .configure_title(**TITLE)
         .configure_legend(labelColor=INK, titleColor=INK, symbolStrokeWidth=3)
         .to_dict()
     )  # fmt: skip

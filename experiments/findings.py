@@ -1,7 +1,7 @@
 """Results -> FINDINGS.md: findings.md.in with every number filled in, and every sentence checked.
 
 A fact is a number or a table computed from the results. A claim is a sentence of the template that is only
-true if the numbers are as they are: claims.py holds its condition, and where that no longer holds nothing is
+true if the numbers are as they are: claims.py and uses.py hold its condition, and where that no longer holds nothing is
 written.
 """
 
@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from cells import Result, Row
-from claims import PARTS, Evidence, Facts
+from claims import game, ranking, single_round, utilities
+from evidence import Evidence, Facts
+from uses import downstream, flipper, lies, rules
 
+PARTS = (ranking, single_round, game, utilities, flipper, downstream, rules, lies)
 TEMPLATE = Path(__file__).resolve().parent / "findings.md.in"
 
 

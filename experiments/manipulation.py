@@ -14,10 +14,10 @@ from fedmerit import Reports, Scores, accumulate, alpha, ee, shares
 UTILITY = "expected-accuracy"
 
 
-def told(one: Reports, i: int) -> Reports:
-    """The reports of a round in which member i tells its best lie."""
+def told(one: Reports, i: int, alone_: float = 1.0, without_: float = 0.0) -> Reports:
+    """The reports of a round in which member i lies."""
     alone, without = one.alone.copy(), one.without.copy()
-    alone[i], without[i] = 1.0, 0.0
+    alone[i], without[i] = alone_, without_
     return replace(one, alone=alone, without=without)
 
 
@@ -39,7 +39,7 @@ def lying(cells: Sequence[Result]) -> dict[str, str]:
             lie = told(last, i)
             tried += 1
             first += ee(lie).ranking()[0] == alpha(lie).ranking()[0] == name
-            before, after = ee(last), ee(lie)
+            before, after = ee(last), ee(told(last, i, last.grand, last.empty))
             if before.status == after.status == "ok":
                 factors.append(share(after, i) / share(before, i))
             else:

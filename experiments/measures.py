@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from cells import Result
 
-from fedmerit import Reports, Scores, accumulate, agreement, alpha, ee, fp, loo, solo
+from fedmerit import Reports, Scores, Table, accumulate, agreement, alpha, ee, fp, loo, solo
+from fedmerit.agreement import Agreement
 from fedmerit.errors import UndefinedScore
 from fedmerit.scores import influence
 
@@ -19,10 +20,13 @@ SUMMED = (
     "LOO sum", "IOI sum", "COS sum", "ALPHA sum",
     "LOO sum, renormalised", "IOI sum, renormalised", "ALPHA sum, renormalised",
 )  # fmt: skip
-OTHER = ("SOLO", "MERIT", "MERIT, renormalised", "samples", "MR-SV", "MR-SV, renormalised")
+OTHER = (
+    "SOLO", "MERIT", "MERIT, renormalised", "samples",
+    "MR-SV", "MR-SV, renormalised", "ALPHA, retrained",
+)  # fmt: skip
 SCORES = SINGLE + SUMMED + OTHER
-HIDDEN = ("SHAPLEY", "MR-SV", "MR-SV, renormalised")
-"""Scores that look at updates which secure aggregation hides."""
+HIDDEN = ("SHAPLEY", "MR-SV", "MR-SV, renormalised", "ALPHA, retrained")
+"""Scores that need what secure aggregation hides, or federations trained again."""
 UTILITIES = ("expected-accuracy", "accuracy", "brier", "neg-loss", "balanced-accuracy")
 
 EXPLAINED = {
@@ -44,6 +48,7 @@ EXPLAINED = {
     "samples": "number of training images",
     "MR-SV": "multi-round Shapley value: mean of the rounds' exact ones",
     "MR-SV, renormalised": "MR-SV of the renormalised game (Song et al. 2019); where members were retrained",
+    "ALPHA, retrained": "alpha of the retraining game itself, the ceiling of scores of its kind",
 }
 
 
@@ -113,7 +118,9 @@ def _scores(cell: Result, utility: str, at: int) -> dict[str, Vector]:
     if truth.get("rounds renormalised"):
         rounds = np.array(truth["rounds renormalised"][: len(plain)], dtype=np.float64)
         found["MR-SV, renormalised"] = rounds.mean(0)
-    if truth.get("SV"):
+    if truth.get("SV") and at >= len(reports(cell, utility)):
+        table = Table(cell["retrained"][utility], tuple(cell["clients"]))
+        found["ALPHA, retrained"] = alpha(Reports.from_table(table)).raw
         found["SV"] = np.array(truth["SV"])
     return found
 
@@ -132,20 +139,27 @@ def compare(
     """
     found: dict[str, dict[str, list[float]]] = {}
     for cell in cells:
-        if utility not in cell["utilities"]:
-            continue
-        own = scores(cell, utility, at)
-        true = own if against is None else scores(cell, against, at)
-        if truth not in true:
-            continue
-        for name in SCORES:
-            if name in own and name != truth:
-                close = agreement(own[name], true[truth], resamples=0)
-                for metric in ("l2", "spearman", "pearson", "kendall"):
-                    value = getattr(close, metric)
-                    if value is not None:
-                        found.setdefault(name, {}).setdefault(metric, []).append(value)
+        for name, close in _agreements(cell, utility, at, truth, against or utility).items():
+            for metric in ("l2", "spearman", "pearson", "kendall"):
+                value = getattr(close, metric)
+                if value is not None:
+                    found.setdefault(name, {}).setdefault(metric, []).append(value)
     return found
+
+
+def _agreements(cell: Result, utility: str, at: int, truth: str, against: str) -> dict[str, Agreement]:
+    """Of every score of a cell, worked out once."""
+    known = cell.setdefault("agreements", {})
+    key = utility, at, truth, against
+    if key not in known:
+        both = utility in cell["utilities"] and against in cell["utilities"]
+        own, true = (scores(cell, one, at) if both else {} for one in (utility, against))
+        known[key] = {
+            name: agreement(own[name], true[truth], resamples=0)
+            for name in SCORES
+            if truth in true and name in own and name != truth
+        }
+    return known[key]  # type: ignore[no-any-return]
 
 
 def detected(cells: Sequence[Result], utility: str, at: int) -> dict[str, tuple[int, int]]:

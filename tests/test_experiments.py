@@ -1,18 +1,31 @@
-"""The paper's experiments at toy size: every kind runs, is resumed, merged, and ends in tables."""
+"""The paper's experiments: every kind runs at toy size, and what is written follows from the raw results."""
 
+import ast
+import itertools
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from fedmerit import config, normalise
+from fedmerit.federation import embedded, truth
+from fedmerit.federation.setup import prepare
+
 ROOT = Path(__file__).resolve().parent.parent
+HERE = ROOT / "experiments"
+
+
+@pytest.fixture(autouse=True)
+def scripts(monkeypatch):
+    monkeypatch.syspath_prepend(str(HERE))
 
 
 def call(script, *arguments):
     done = subprocess.run(
-        [sys.executable, str(ROOT / "experiments" / script), *map(str, arguments)],
+        [sys.executable, str(HERE / script), *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=280,
@@ -23,7 +36,7 @@ def call(script, *arguments):
 
 
 @pytest.mark.slow
-def test_every_experiment_runs_at_toy_size_and_ends_in_a_table(tmp_path):
+def test_every_experiment_runs_at_toy_size_and_ends_in_tables_and_figures(tmp_path):
     said = call("run.py", "--toy", "--out", tmp_path / "run", "--budget-minutes", 4)
     assert "nothing is left" in said
     assert "FAILED" not in said
@@ -34,19 +47,130 @@ def test_every_experiment_runs_at_toy_size_and_ends_in_a_table(tmp_path):
     assert len(list((tmp_path / "results").glob("*.json"))) == len(cells)
     assert "0 new cells" in call("merge.py", tmp_path / "run" / "cells.jsonl", "--into", tmp_path / "results")
 
-    readme = tmp_path / "README.md"
-    call("tables.py", "--toy", "--results", tmp_path / "results", "--out", readme)
-    text = readme.read_text()
+    given = ("--toy", "--results", tmp_path / "results", "--into", tmp_path / "made")
+    call("tables.py", *given)
+    text = (tmp_path / "made" / "README.md").read_text()
     for label in ("tab:error", "tab:error_game", "tab:round", "tab:client", "tab:alpha", "tab:attack"):
-        assert f"## {label}:" in text
-    assert "not run yet" not in text
-    assert "with the retrained Shapley value" in text
-    assert "| ALPHA sum | " in text
-    assert "0.904 ± 0.042" in text  # the paper's, of paper.json
-    call("tables.py", "--toy", "--results", tmp_path / "results", "--out", readme, "--check")
+        assert f"[`{label}`](tables/{label.replace(':', '-').replace('_', '-')}.md)" in text
+    assert "Every run of the plan was done." in text
+    assert "0.904 ± 0.055" in text  # the paper's, of paper.json
+    game = (tmp_path / "made" / "tables" / "tab-error-game.md").read_text()
+    assert "with the retrained Shapley value" in game
+    assert "| ALPHA sum, renormalised | " in game
+    call("tables.py", *given, "--check")
+    call("figures.py", "--into", tmp_path / "made" / "figures")
+    for name in ("fig-illustrate", "fig-perf", "fig-misbeh", "retrained"):
+        assert (tmp_path / "made" / "figures" / f"{name}.png").read_bytes()[1:4] == b"PNG"
+        assert (tmp_path / "made" / "figures" / f"{name}.pdf").read_bytes()[:4] == b"%PDF"
 
 
 def test_a_cell_that_does_not_fit_the_budget_is_left_with_its_cost(tmp_path):
     said = call("run.py", "--toy", "--out", tmp_path, "--budget-minutes", 0.01, "--only", "tab-error")
-    assert "left: 6 cells" in said
+    assert "left: 7 cells" in said
     assert not (tmp_path / "cells.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_what_is_committed_follows_from_the_raw_results():
+    assert "up to date" in call("tables.py", "--check")
+    drawn = sorted((HERE / "figures").glob("*.csv"))
+    assert len(drawn) == 4
+    for file in drawn:
+        assert file.with_suffix(".png").exists()
+        assert file.with_suffix(".pdf").exists()
+
+
+def test_every_test_named_for_an_axiom_exists():
+    import axioms
+
+    for name in {test for tests in axioms.TESTS.values() for test in tests}:
+        file, _, function = name.partition("::")
+        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+        assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, name
+
+
+def test_building_blocks_are_those_of_the_papers_table():
+    import axioms
+
+    papers = {"LOO": ("-Ui", "M"), "FP": ("M0", "+Ui", "-Ui", "M"), "EE": ("M0", "+Uj", "-Uj", "M")}
+    for name, blocks in papers.items():
+        found = axioms.blocks(axioms.LISTED[name][0])
+        assert tuple(block for block, mark in found.items() if mark == "●") == blocks
+
+
+def test_every_fact_is_said_and_every_word_is_known():
+    from findings import fill
+
+    assert fill("{{? rises}}by {{step}}", {"step": 2}, {"rises": True}) == "by 2"
+    with pytest.raises(SystemExit, match="never said: step"):
+        fill("{{? rises}}", {"step": 2}, {"rises": True})
+    with pytest.raises(SystemExit, match="no fact 'stop'"):
+        fill("{{stop}}", {"step": 2}, {})
+    with pytest.raises(SystemExit, match="nothing checks 'falls'"):
+        fill("{{? falls}}", {}, {"rises": True})
+
+
+def test_a_claim_that_no_longer_holds_stops_the_findings(monkeypatch):
+    import findings
+
+    def false(_evidence, _facts, claims):
+        claims["water is dry"] = False
+
+    monkeypatch.setattr(findings, "PARTS", (false,))
+    with pytest.raises(SystemExit, match="no longer hold: water is dry"):
+        findings.findings([], {}, {})
+
+
+@pytest.fixture
+def small():
+    names = ["expected-accuracy", "accuracy", "brier", "neg-loss", "balanced-accuracy"]
+    return config.from_dict(
+        {
+            "data": {"test_size": 60},
+            "model": {"name": "mlp"},
+            "partition": {"clients": 3},
+            "scoring": {"utilities": names},
+        }
+    )
+
+
+def test_quick_evaluation_is_the_federations_own(small):
+    from engine import QuickEvaluation
+
+    federation = prepare(small)
+    shown = federation.pool.slice(1)
+    plain = federation.evaluate(federation.first, shown)
+    quick = QuickEvaluation(federation)(federation.first, shown)
+    assert list(plain) == list(quick)
+    for name, values in plain.items():
+        np.testing.assert_allclose(quick[name], values, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_of_the_current_round_are_its_normalised_shapley_value(small):
+    from engine import ShapleyWeights
+
+    federation = prepare(small)
+    names, first, shown = federation.names, federation.first, federation.pool.slice(1)
+    rng = np.random.default_rng(0)
+    steps = {name: rng.normal(0, 0.1, first.size).astype(np.float32) for name in names}
+    value = dict.fromkeys(names, 0.0)
+    for order in itertools.permutations(names):  # what each adds on arrival, over all orders
+        model, before = first, federation.evaluate(first, shown)["expected-accuracy"].mean()
+        for name in order:
+            model = model + steps[name] / np.float32(3)
+            after = federation.evaluate(model, shown)["expected-accuracy"].mean()
+            value[name], before = value[name] + (after - before) / 6, after
+    expected = np.clip(normalise(list(value.values())), 0.1, 3)
+    trained = {name: first + step for name, step in steps.items()}
+    weights = ShapleyWeights()(federation, 1, first, trained, "")
+    np.testing.assert_allclose([weights[name] for name in names], expected, rtol=1e-3)
+
+
+def test_what_a_cell_asks_of_the_engine_ends_with_it():
+    from engine import ShapleyWeights, analysed
+
+    before = embedded.from_this_round, truth.MOST_EXACT, truth.BUDGET
+    with analysed({"weights": "MR-SV", "sampled": 7}):
+        assert isinstance(embedded.from_this_round, ShapleyWeights)
+        assert (truth.MOST_EXACT, truth.BUDGET) == (0, 7)
+    assert (embedded.from_this_round, truth.MOST_EXACT, truth.BUDGET) == before

@@ -1,0 +1,134 @@
+"""What FINDINGS.md says of detection, weights, influence, other rules, lies and cheats."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from evidence import (
+    BOTH,
+    LAST,
+    OURS,
+    TITLES,
+    Claims,
+    Evidence,
+    Facts,
+    close,
+    lines,
+    mean,
+    spearman,
+)
+from manipulation import lying
+from measures import curve, detected, mean_influence, reports, scores, spread
+
+from fedmerit import alpha, ee
+
+CHEAT = Path(__file__).resolve().parent / "results" / "other" / "train-on-test.json"
+
+# ---------------------------------------------------------------------------------------------- downstream
+
+
+def flipper(evidence: Evidence, facts: Facts, claims: Claims) -> None:
+    """Cross-entropy and the label flipper."""
+    cells = evidence.cells("fig-misbeh", "cifar10")
+    shown = ("LOO", "FP", "EE", "COS sum", "ALPHA sum", "ALPHA sum, renormalised", "MR-SV")
+    body, last = [], {}
+    for utility, title in TITLES.items():
+        found = detected(cells, utility, LAST)
+        places, paid = [], 0
+        for cell in cells:
+            values = scores(cell, utility, LAST)["ALPHA sum"]
+            at = cell["clients"].index(cell["settings"]["corruption"]["label_flip"][0])
+            places.append(1.0 + int(np.sum(values > values[at])))
+            paid += bool(values[at] > 0)
+        last[utility] = found["ALPHA sum"][0]
+        counts = ["{} of {}".format(*found[score]) for score in shown]
+        body.append([title, *counts, f"{mean(places):.1f}", f"{paid} of {len(cells)}"])
+    head = ["utility", *shown, "flipper's mean rank of 9, ALPHA sum", "flipper above 0"]
+    facts["flipper table"] = lines(head, body)
+    facts["flipper runs"] = str(len(cells))
+    said = evidence.paper["detection"]["values"]
+    facts["paper detection"] = f"{said['CIFAR10']['FP']:.2f} on CIFAR-10 and {said['ISIC']['FP']:.2f} on ISIC"
+    others = [count for utility, count in last.items() if utility != "neg-loss"]
+    claims["cross-entropy misses flippers that the others find"] = last["neg-loss"] < min(others)
+    there = evidence.cells("fig-misbeh", "isic2019_ham")
+    counts = {utility: detected(there, utility, LAST) for utility in TITLES} if there else {}
+    each = [f"{TITLES[u]} {{}} of {{}}".format(*found["ALPHA sum"]) for u, found in counts.items()]
+    facts["flipper ISIC"] = ", ".join(each) or "not run"
+
+
+def downstream(evidence: Evidence, facts: Facts, claims: Claims) -> None:
+    """Score-weighted aggregation, the influence table, and the clean part of Brain-MRI."""
+    ways = [row.row for row in evidence.rows if (row.experiment, row.dataset) == ("fig-perf", "cifar10")]
+    body, accuracy = [], {}
+    known = evidence.paper["performance"]["values"]["CIFAR10"]
+    for way in ways:
+        cells = evidence.cells("fig-perf", "cifar10", way)
+        last = {utility: [curve(cell, utility)[-1] for cell in cells] for utility in TITLES}
+        top = [max(curve(cell, "neg-loss")) for cell in cells]
+        accuracy[way] = mean(last["accuracy"])
+        said = " / ".join(f"{known[one]:.2f}" for one in way.split(" = ") if one in known)
+        ours = [last["neg-loss"], top, last["accuracy"], last["expected-accuracy"]]
+        body.append([way, str(len(cells)), said, *(spread(values) for values in ours)])
+    head = ["weights from", "seeds", "the paper: −cross-entropy", "ours: −cross-entropy, 10th round"]
+    head += ["its best round", "accuracy, 10th round", "expected accuracy, 10th round"]
+    facts["weights table"] = lines(head, body)
+    claims["summed scores as weights beat plain averaging"] = accuracy[OURS] > accuracy["FedAvg"]
+    matrix, count = mean_influence(evidence.cells("tab-attack", "brain_mri"), "accuracy", 10)
+    assert matrix is not None
+    off = matrix[~np.eye(len(matrix), dtype=bool)]
+    theirs = [value for line in evidence.paper["influence"]["values"] for value in line if value]
+    facts |= {
+        "influence range": f"{off.min():.2f} to {off.max():.2f}",
+        "influence negative": f"{int((off < 0).sum())} of {off.size}",
+        "influence seeds": str(count),
+        "paper influence": f"{min(theirs):.2f} to {max(theirs):.2f}",
+    }
+    claims["influence is not a share"] = bool((off < 0).any() or (off > 1).any())
+    clean = evidence.cells("tab-error", "brain_mri_clean")
+    whole = [c for c in evidence.cells("tab-error", "brain_mri") if c["seed"] in {d["seed"] for d in clean}]
+    for name, cells in (("whole", whole), ("clean", clean)):
+        facts[f"{name} accuracy"] = spread([curve(cell, "accuracy")[-1] for cell in cells])
+        facts[f"{name} spearman"] = spread(spearman(cells, "ALPHA sum", "expected-accuracy", "MR-SV"))
+    totals = [[scores(c, "expected-accuracy", 10)["ALPHA sum"] for c in each] for each in (whole, clean)]
+    facts["clean against whole"] = spread([close(a, b) or 0.0 for a, b in zip(*totals, strict=True)])
+
+
+# ------------------------------------------------------------------------------------------ rules and lies
+
+
+def rules(evidence: Evidence, facts: Facts, claims: Claims) -> None:
+    """The median in the place of the mean in EE."""
+    distinct, own, with_mean, with_median = 0, [], [], []
+    for dataset in BOTH:
+        for cell in evidence.cells("tab-error", dataset):
+            for one in reports(cell, "expected-accuracy"):
+                raw = ee(one, combine="median").raw
+                distinct = max(distinct, len(np.unique(np.round(raw, 12))))
+                own.append(close(raw, alpha(one).raw))
+            true = scores(cell, "expected-accuracy", 10)["MR-SV"]
+            with_mean.append(close(alpha(one).raw, true) or 0.0)
+            with_median.append(close(raw, true) or 0.0)
+    facts |= {
+        "median distinct": str(distinct),
+        "median against alpha": f"{mean(own):.2f}",
+        "median against MR-SV": spread(with_median),
+        "mean against MR-SV": spread(with_mean),
+    }
+    claims["a median leaves three groups"] = distinct <= 3
+
+
+def lies(evidence: Evidence, facts: Facts, claims: Claims) -> None:
+    """What a lying reporter and a member that trains on the test set gain."""
+    cells = [cell for dataset in BOTH for cell in evidence.cells("tab-error", dataset)]
+    found = lying(cells)
+    facts |= {f"lie {key}": value for key, value in found.items()}
+    first, tried = found["first"].split(" of ")
+    claims["a lie makes anyone first"] = first == tried
+    known = json.loads(CHEAT.read_text(encoding="utf-8"))["shares"]
+    gained = {key: mean(values) for key, values in known.items()}
+    facts |= {f"cheat {key}": f"{value:.1%}" for key, value in gained.items()}
+    fixed = gained["fixed, cheating"] / gained["fixed, honest"]
+    fresh = gained["per-round, cheating"] / gained["per-round, honest"]
+    claims["training on the test set pays with a fixed pool only"] = fixed > 1.5 and fresh < 1.25
