@@ -23,6 +23,7 @@ LIGHT = {
     "--accent": "#1f5c99",
     "--below": "#b04a00",
     "--ghost": "#b9b9b4",
+    "--mute": "#85857f",
     "--paper": "#ffffff",
 }
 """The variables that charts use, as they are on white paper."""
@@ -67,7 +68,7 @@ def contribution(facts: Facts) -> alt.TopLevelMixin:
     axis = alt.Axis(tickCount=5, format="+.2~r", labelExpr=_PLAIN_ZERO)
     x = alt.X("total:Q", title=f"contribution to {spoken(facts.utility)}", scale=scale, axis=axis)
     colour = alt.condition("datum.below", alt.value("var(--below)"), alt.value("var(--accent)"))
-    bars = base.mark_bar(size=12, opacity=0.9).encode(x=x, y=y, color=colour)
+    bars = base.mark_bar(size=13, opacity=0.72).encode(x=x, y=y, color=colour)
     layers = [_zero(), bars]
     if facts.total.stderr is not None:
         layers.append(
@@ -181,7 +182,7 @@ def quality(facts: Facts) -> alt.TopLevelMixin:
         axis=alt.Axis(tickCount=5),
     )
     base = _on(rows)
-    colour = alt.condition("datum.paid", alt.value("var(--accent)"), alt.value("var(--ghost)"))
+    colour = alt.condition("datum.paid", alt.value("var(--accent)"), alt.value("var(--mute)"))
     lines = base.mark_line(point=False).encode(
         x=x,
         y=y,
@@ -209,10 +210,18 @@ def sums(facts: Facts) -> alt.TopLevelMixin:
     y = alt.Y(
         "gain:Q", title="change in utility", axis=alt.Axis(tickCount=5, format="+.2~r", labelExpr=_PLAIN_ZERO)
     )
-    bars = base.mark_bar(color="var(--ghost)", size=min(26, max(3, 600 // max(1, len(rows)) // 2))).encode(
+    bars = base.mark_bar(color="var(--mute)", size=min(26, max(3, 600 // max(1, len(rows)) // 2))).encode(
         x=x, y=y
     )
-    points = base.mark_point(shape="diamond", filled=True, size=80, color="var(--accent)", opacity=1)
+    points = base.mark_point(
+        shape="diamond",
+        filled=True,
+        size=110,
+        color="var(--accent)",
+        stroke="var(--paper)",
+        strokeWidth=1.5,
+        opacity=1,
+    )
     chart = alt.layer(_zero(horizontal=True), bars, points.encode(x=x, y="explained:Q"))
     return _dressed(chart.properties(height=220), "Gain of each round and the sum of the contributions")
 

@@ -59,11 +59,11 @@ def render(facts: Facts) -> str:
         "quality": charts.quality(facts),
         "sums": charts.sums(facts),
     }
-    specs = {
-        name: vl_convert.vegalite_to_vega(chart.to_dict(), vl_version="6.4")
-        for name, chart in drawn.items()
-        if chart is not None
-    }
+    specs = {}
+    for name, chart in drawn.items():
+        if chart is not None:
+            specs[name] = vl_convert.vegalite_to_vega(chart.to_dict(), vl_version="6.4")
+            specs[name].pop("$schema", None)  # an address, and nothing here looks anything up
     style = _asset("page.css")
     script = _asset("vega.js") + "\n" + _asset("money.js") + "\n" + _asset("page.js")
     environment = jinja2.Environment(

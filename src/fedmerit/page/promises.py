@@ -33,7 +33,7 @@ def not_guaranteed(facts: Facts) -> list[str]:
     source = facts.source
     found = []
     if source.broken:
-        found.append("The folder does not verify, so nothing below the ledger's name can be relied on.")
+        found.append("The ledger does not verify: rely on nothing here before it is known why.")
     elif source.book is None:
         found.append(
             "This page was made from reports alone: who wrote them, and from which models, is not known here."

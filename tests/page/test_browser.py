@@ -1,0 +1,257 @@
+"""The page in a real Chromium: it loads nothing, complains of nothing, computes what fedmerit computes."""
+
+import re
+import shutil
+from importlib import resources
+
+import pytest
+from sample import HOSTILE, write_scores
+
+from fedmerit.accumulate import accumulate
+from fedmerit.money import payouts
+from fedmerit.page.html import facts_of, page
+from fedmerit.rewards import shares
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+ARGUMENTS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium"
+)
+WIDTHS = (360, 800, 1280)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def written(run_folder, tmp_path_factory):
+    """The page of a run, as a file."""
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    path.write_text(page(run_folder), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def opened(browser):
+    """A function that opens a page and fails the test if it says or loads anything."""
+    contexts, said = [], []
+
+    def open_(path, width=1280, scheme="light"):
+        context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True
+        )
+        contexts.append(context)
+        tab = context.new_page()
+        tab.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+        tab.on("pageerror", lambda error: said.append(f"error: {error}"))
+        tab.on("dialog", lambda dialog: said.append(f"dialog: {dialog.message}"))
+        tab.on(
+            "request", lambda request: request.url != path.as_uri() and said.append(f"request: {request.url}")
+        )
+        tab.goto(path.as_uri())
+        tab.wait_for_selector("html[data-drawn=yes]", state="attached")
+        return tab
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert said == []
+
+
+def paid(tab):
+    """What the table of payouts shows: name -> amount, and the foot."""
+    rows = tab.eval_on_selector_all(
+        "#payouts tbody tr", "rows => rows.map(row => [row.cells[0].textContent, row.cells[2].textContent])"
+    )
+    foot = tab.eval_on_selector_all(
+        "#payouts tfoot tr", "rows => rows.map(row => [row.cells[0].textContent, row.cells[2].textContent])"
+    )
+    return dict(rows), dict(foot)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_it_draws_at_every_width_and_scrolls_only_down(written, opened, width, scheme):
+    tab = opened(written, width, scheme)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    charts = tab.eval_on_selector_all(
+        "[data-chart]",
+        "all => all.map(each => [each.clientWidth, each.querySelector('svg').getBoundingClientRect()])",
+    )
+    assert len(charts) == 4 + 5  # contribution, ranks, quality, sums, and one for each member
+    for room, box in charts:
+        assert box["height"] > 60
+        assert room - 6 <= box["width"] <= room + 1
+
+
+def test_a_turned_phone_redraws(written, opened):
+    tab = opened(written, 360)
+    tab.set_viewport_size({"width": 800, "height": 360})
+    tab.wait_for_function(
+        "document.querySelector('[data-chart=quality] svg').getBoundingClientRect().width > 600", timeout=5000
+    )
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 800
+
+
+@pytest.mark.parametrize("rule", ["fair", "fenced", "impartial", "equal"])
+def test_payouts_are_those_of_fedmerit_to_the_cent(run_folder, written, opened, rule):
+    total = accumulate(facts_of(run_folder).source.rounds)
+    divided = shares(total, rule)
+    tab = opened(written)
+    tab.select_option("#rule", rule)
+    budgets = [
+        "10000.00",
+        "0",
+        "0.01",
+        "0.07",
+        "1",
+        "99.9",
+        "123456789.01",
+        "90071992547409.93",
+        "9" * 24 + ".99",
+    ]
+    for budget in budgets:
+        tab.fill("#budget", budget)
+        expected = payouts(divided, budget)
+        amounts, foot = paid(tab)
+        assert amounts == {name: f"{amount:,.2f}" for name, amount in expected.items()}
+        assert foot == {"unpaid": f"{expected.unpaid:,.2f}", "budget": f"{expected.budget:,.2f}"}
+        assert list(amounts) == [
+            name for name, _ in sorted(expected.items(), key=lambda one: (-one[1], one[0]))
+        ]
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 1280
+
+
+def test_the_table_of_payouts_is_there_before_any_script_runs(run_folder, written, browser):
+    context = browser.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto(written.as_uri())
+    expected = payouts(shares(accumulate(facts_of(run_folder).source.rounds)), "10000.00")
+    amounts = tab.locator("#payouts tbody td:nth-child(3)").all_text_contents()
+    assert sorted(amounts) == sorted(f"{amount:,.2f}" for amount in expected.values())
+    assert tab.locator("noscript").text_content()
+    context.close()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "abc", "-1", "1.234", "1e9", "1,000.00", ".5", "1.", "NaN", "1" + "0" * 24]
+)
+def test_what_is_no_budget_is_refused_in_words(written, opened, text):
+    tab = opened(written)
+    tab.fill("#budget", text)
+    assert tab.locator("#problem").text_content()
+    assert tab.locator("#payouts").is_hidden()
+    assert tab.get_attribute("#budget", "aria-invalid") == "true"
+    tab.fill("#budget", "100")
+    assert tab.locator("#problem").text_content() == ""
+    assert tab.locator("#payouts").is_visible()
+
+
+def test_a_rule_that_allows_no_payouts_says_why(tmp_path, opened):
+    path = tmp_path / "page.html"
+    path.write_text(page(write_scores(tmp_path, se=0.5)), encoding="utf-8")
+    tab = opened(path)
+    assert "This rule allows no payouts here: the positive part" in tab.locator("#problem").text_content()
+    tab.select_option("#rule", "equal")
+    assert set(paid(tab)[0].values()) == {"2,500.00"}
+
+
+def test_dark_mode_reaches_the_charts_and_paper_stays_white(written, opened):
+    tab = opened(written, scheme="dark")
+    fill = "getComputedStyle(document.querySelector('[data-chart=contribution] .mark-rect path')).fill"
+    ground = "getComputedStyle(document.body).backgroundColor"
+    dark = tab.evaluate(fill), tab.evaluate(ground)
+    tab.emulate_media(color_scheme="light")
+    light = tab.evaluate(fill), tab.evaluate(ground)
+    assert light == ("rgb(31, 92, 153)", "rgb(255, 255, 255)")
+    assert dark == ("rgb(127, 180, 234)", "rgb(22, 22, 24)")
+    tab.emulate_media(color_scheme="dark", media="print")
+    assert (tab.evaluate(fill), tab.evaluate(ground)) == light
+
+
+def test_printing_opens_every_table(written, opened):
+    tab = opened(written)
+    closed = tab.locator("details:not([open])").count()
+    assert closed > 0
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert tab.locator("details:not([open])").count() == 0
+    tab.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert tab.locator("details:not([open])").count() == closed
+    assert tab.pdf(format="A4").startswith(b"%PDF")
+
+
+def test_everything_is_reached_by_keyboard_and_shows_it(written, opened):
+    tab = opened(written)
+    reached = []
+    for _ in range(60):
+        tab.keyboard.press("Tab")
+        found = tab.evaluate(
+            "() => { const a = document.activeElement, s = getComputedStyle(a);"
+            "return [a.tagName, a.id, s.outlineStyle, parseFloat(s.outlineWidth)] }"
+        )
+        if found[0] == "BODY":
+            break
+        assert found[2] != "none", found
+        assert found[3] >= 2, found
+        reached.append((found[0], found[1]))
+    assert [tag for tag, _ in reached].count("A") == 5
+    assert [tag for tag, _ in reached].count("SUMMARY") == tab.locator("summary").count()
+    assert ("INPUT", "budget") in reached
+    assert ("SELECT", "rule") in reached
+
+
+def test_names_run_nothing(tmp_path, opened):
+    path = tmp_path / "page.html"
+    path.write_text(page(write_scores(tmp_path, HOSTILE, companion=True)), encoding="utf-8")
+    tab = opened(path, 360)
+    tab.select_option("#rule", "equal")
+    assert tab.evaluate("window.hacked") is None
+    assert set(paid(tab)[0]) == set(HOSTILE)
+    assert tab.locator("b, img").count() == 0
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+    drawn = tab.locator("[data-chart=contribution]").text_content()
+    assert "<script>" in drawn
+
+
+def test_colours_can_be_told_from_their_ground():
+    style = resources.files("fedmerit.page").joinpath("page.css").read_text(encoding="utf-8")
+    light, dark = (
+        dict(re.findall(r"(--[a-z]+): (#[0-9a-f]{6})", block)) for block in style.split("@media screen", 1)
+    )
+
+    def luminance(colour):
+        parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    def contrast(one, other):
+        low, high = sorted((luminance(one), luminance(other)))
+        return (high + 0.05) / (low + 0.05)
+
+    for theme in (light, dark):
+        for name in ("--ink", "--soft", "--accent", "--below"):  # WCAG AA: text
+            assert contrast(theme[name], theme["--paper"]) >= 4.5, name
+        assert contrast(theme["--mute"], theme["--paper"]) >= 3  # and what is drawn
+
+
+def test_figures_have_the_colours_of_the_light_page():
+    from fedmerit.page.charts import LIGHT
+
+    style = resources.files("fedmerit.page").joinpath("page.css").read_text(encoding="utf-8")
+    assert (
+        LIGHT.items()
+        <= dict(re.findall(r"(--[a-z]+): (#[0-9a-f]{6})", style.split("@media screen", 1)[0])).items()
+    )

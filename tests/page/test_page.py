@@ -1,0 +1,358 @@
+"""What the page says, without a browser: the facts, the words, the escaping, the files."""
+
+import json
+import re
+import shutil
+import sqlite3
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import pytest
+from sample import HOSTILE, changed, rounds, write_scores
+from typer.testing import CliRunner
+
+from fedmerit.accumulate import accumulate
+from fedmerit.cli import app
+from fedmerit.document import as_csv, document
+from fedmerit.errors import InputError, StoreError
+from fedmerit.page import words
+from fedmerit.page.bundle import PATH, bundle
+from fedmerit.page.costs import read_costs, timed
+from fedmerit.page.figures import figures
+from fedmerit.page.html import facts_of, page
+from fedmerit.rewards import shares
+from fedmerit.tables import rank_text, total_text
+
+QUESTIONS = [
+    "Who contributed what, and how sure are we?",
+    "How did it build up?",
+    "What would each be paid?",
+    "Can we trust it?",
+    "How was it computed?",
+]
+
+
+class Outline(HTMLParser):
+    """Headings, tables, ids and plain text of a page, scripts and styles left out."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.headings, self.ids, self.labels, self.text = [], [], [], []
+        self.tables, self.unscoped, self.skip = [], 0, 0
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        if tag in ("script", "style"):
+            self.skip += 1
+        if re.fullmatch("h[1-6]", tag):
+            self.headings.append([int(tag[1]), ""])
+        if tag == "table":
+            self.tables.append(False)
+        if tag == "caption":
+            self.tables[-1] = True
+        if tag == "th" and attrs.get("scope") not in ("row", "col"):
+            self.unscoped += 1
+        if tag == "label":
+            self.labels.append(attrs["for"])
+        if "id" in attrs:
+            self.ids.append(attrs["id"])
+        self.tag = tag
+
+    def handle_endtag(self, tag):
+        if tag in ("script", "style"):
+            self.skip -= 1
+        self.tag = ""
+
+    def handle_data(self, data):
+        if not self.skip:
+            self.text.append(data)
+            if self.headings and re.fullmatch("h[1-6]", self.tag or "h1"):
+                self.headings[-1][1] += data
+
+    @property
+    def said(self):
+        return " ".join(" ".join(self.text).split())
+
+
+def test_the_page_answers_five_questions_in_order(run_folder):
+    text = page(run_folder)
+    outline = Outline(text)
+    titles = re.findall(r"<h2[^>]*><span[^>]*>(\d)</span> ([^<]+)</h2>", text)
+    assert titles == [(str(k), title) for k, title in enumerate(QUESTIONS, start=1)]
+    levels = [level for level, _ in outline.headings]
+    assert levels[0] == 1
+    assert all(later - earlier <= 1 for earlier, later in pairwise(levels))
+    assert all(outline.tables)  # every table has a caption
+    assert len(outline.tables) >= 8
+    assert outline.unscoped == 0
+    assert len(set(outline.ids)) == len(outline.ids)
+    assert set(outline.labels) <= set(outline.ids)
+    assert '<html lang="en">' in text
+
+
+def test_the_page_is_one_small_file_and_the_same_each_time(run_folder):
+    text = page(run_folder)
+    assert len(text.encode()) < 2_000_000
+    assert text == page(run_folder)
+    outside = re.sub(
+        r"<script type=\"module\">.*?</script>", "", text, flags=re.S
+    )  # Vega names its namespaces
+    assert "http:" not in outside
+    assert "https:" not in outside
+    assert "default-src 'none'" in text
+
+
+def test_numbers_are_those_of_the_terminal(run_folder):
+    facts = facts_of(run_folder)
+    said = Outline(page(run_folder)).said
+    terminal = CliRunner().invoke(app, ["score", str(run_folder)]).output
+    for one in facts.summary.standings:
+        for cell in (one.client, total_text(one), rank_text(one), f"{one.share:.1%}"):
+            assert cell in said
+            assert cell in terminal
+    for group in facts.summary.groups:
+        if len(group) > 1:
+            assert words.listed(group, 12) in said
+            assert ", ".join(group) in terminal
+
+
+def test_a_run_says_who_was_away_and_what_it_cost(run_folder):
+    facts = facts_of(run_folder)
+    (elm,) = facts.absences
+    assert (elm.client, elm.rounds) == ("Elm", {1: "away"})
+    mean = accumulate(facts.source.rounds, missing="own-mean").as_dict()["Elm"]
+    assert elm.at_own_mean == pytest.approx(mean - accumulate(facts.source.rounds).as_dict()["Elm"])
+    assert elm.gain == facts.source.rounds[0].gain
+    said = Outline(page(run_folder)).said
+    counted = f"at its own mean it would have counted {elm.at_own_mean:+.4f}."
+    assert f"Elm has no report in round 1. That counts as zero; {counted}" in said
+    assert "1 (away)" in said
+
+
+def test_a_run_tells_how_it_was_computed(run_folder):
+    facts = facts_of(run_folder)
+    said = Outline(page(run_folder)).said
+    book = facts.source.book
+    for fact in (book.head, book.pool["root"], book.run["config_hash"], f"version {book.run['version']}"):
+        assert fact in said
+    assert "chain and signatures in order" in said
+    assert "any member's model update" in said
+    assert "label_noise" in said
+    assert f"{4 * facts.source.costs.parameters:,} bytes" in said
+
+
+def test_a_tampered_ledger_is_the_first_thing_one_reads(run_folder, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(run_folder, folder)
+    db = sqlite3.connect(folder / "ledger.sqlite")
+    db.execute("UPDATE records SET author = 'Castle' WHERE author = 'Dale'")
+    db.commit()
+    db.close()
+    said = Outline(page(folder)).said
+    alarm = said.index("The ledger of this run does not verify. record")
+    assert alarm < said.index(QUESTIONS[0])
+    assert "rely on nothing here" in said
+    assert "All scores here follow from the reports" not in said
+
+
+def test_a_lone_file_gives_a_page_that_says_what_is_absent(tmp_path):
+    path = write_scores(tmp_path)
+    said = Outline(page(path)).said
+    assert "From a file of reports; there is no ledger beside it." in said
+    assert "No settings lie beside the reports." in said
+    assert "Only one measure was recorded" in said
+    assert "not recorded" in said  # the time it took
+    assert words.headline(facts_of(path)) == "North contributed most; West made the model worse"
+    csv = tmp_path / "scores.csv"
+    csv.write_text(as_csv(document(rounds())), encoding="utf-8")
+    assert words.headline(facts_of(csv)) == words.headline(facts_of(path))
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ({"se": None}, "North contributed most; how sure that is cannot be said"),
+        ({"se": 0.012, "count": 1}, "North, South and East contributed most, and cannot be told apart"),
+        ({"se": 0.03, "count": 1}, "The four members cannot be told apart"),
+        ({"se": 0.5}, "No member is sure to have improved the model"),
+    ],
+)
+def test_the_headline_says_no_more_than_the_errors_allow(tmp_path, how, expected):
+    assert words.headline(facts_of(write_scores(tmp_path, **how))) == expected
+
+
+def test_companions_that_disagree_are_named(tmp_path):
+    facts = facts_of(write_scores(tmp_path, companion=True))
+    (accuracy,) = facts.companions
+    assert ("North", "West") in accuracy.contradicts
+    assert accuracy.turned == {"West": True, "North": False}
+    assert accuracy.spearman < 0
+    said = Outline(page(tmp_path / "scores.json")).said
+    assert "Accuracy says the opposite, and is sure of it: West contributed more than North." in said
+    assert (
+        "Measured by accuracy, West surely improved the model; by the paid measure it surely made it worse."
+        in said
+    )
+    assert "Not every measure agrees about West and North" in said or "about North and West" in said
+
+
+def test_rounds_that_are_not_in_order_are_named(tmp_path):
+    path = write_scores(tmp_path)
+
+    def change(content):
+        second = content["rounds"][1]["reports"]  # everybody harmful: sum of alpha below zero, v(M) above
+        second["alone"] = [second["empty"] - 0.05] * 4
+        second["without"] = [second["grand"] + 0.05] * 4
+        content["rounds"].append(
+            {"round": 4, "participants": [], "reports": None, "scores": None, "aborted": True}
+        )
+
+    changed(path, change)
+    said = Outline(page(path)).said
+    assert "FP in round 2: reversed" in said
+    assert "Round 4 has no scores." in said
+    assert "not scored: aborted" in said
+
+
+def test_silent_members_are_named(tmp_path):
+    path = write_scores(tmp_path)
+
+    def change(content):
+        last = content["rounds"][2]
+        last["silent"] = [last["participants"].pop()]
+        for values in last["reports"].values():
+            if isinstance(values, list):
+                values.pop()
+
+    changed(path, change)
+    said = Outline(page(path)).said
+    assert "FP in round 3: none: somebody in the sum sent no report." in said
+    assert "West has no report in round 3." in said
+    assert "3 (in the sum, sent no report)" in said
+
+
+def test_a_rule_without_shares_says_why(tmp_path):
+    facts = facts_of(write_scores(tmp_path, se=0.5))
+    fair = facts.rules[0]
+    assert fair.problem.startswith("the positive part of ALPHA is")
+    assert facts.rules[-1].name == "equal"
+    assert not facts.rules[-1].problem
+
+
+def test_shares_are_exact(run_folder):
+    facts = facts_of(run_folder)
+    total = accumulate(facts.source.rounds, missing=facts.source.missing)
+    for rule in facts.rules:
+        for name, share in shares(total, rule.name).items():
+            assert rule.parts[name] / rule.one == share
+
+
+def test_names_are_text_whatever_they_hold(tmp_path):
+    text = page(write_scores(tmp_path, HOSTILE, companion=True))
+    for name in HOSTILE[:3]:
+        assert name not in text
+    outline = Outline(text)
+    for name in HOSTILE:
+        assert " ".join(name.split()) in outline.said
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text, flags=re.S)[1])
+    assert {name for name, _, _ in data["rules"]["fair"]["parts"]} == set(HOSTILE)
+
+
+def test_pseudonyms_leave_no_name_and_no_order_of_the_roster(run_folder):
+    text = page(run_folder, pseudonyms=True)
+    for name in ("Abbey", "Bridge", "Castle", "Dale", "Elm"):
+        assert not re.search(rf"\b{name}\b", text)
+    shown, real = facts_of(run_folder, pseudonyms=True), facts_of(run_folder)
+    assert [one.client for one in shown.summary.standings] == [f"Member {mark}" for mark in "ABCDE"]
+    assert [one.total for one in shown.summary.standings] == [one.total for one in real.summary.standings]
+    assert shown.source.clients == tuple(sorted(shown.source.clients))
+    assert shown.source.settings["partition"]["names"] == sorted(shown.source.names.values())
+    assert shown.source.settings["partition"]["sizes"] == "withheld"
+    mine, theirs = shown.rules[0], real.rules[0]
+    assert mine.parts == {shown.source.names[name]: part for name, part in theirs.parts.items()}
+    (away,) = shown.absences
+    assert away.client == shown.source.names["Elm"]
+
+
+def test_ground_truth_is_compared_where_it_is_there(tmp_path):
+    path = write_scores(tmp_path)
+    changed(path, lambda content: content.update(truth={"MR-SV": [4, 3, 2, 1]}, analysis=True))
+    ((utility, value, found),) = facts_of(path).truth
+    assert (utility, value) == ("expected-accuracy", "MR-SV")
+    assert found["ALPHA"] > 0.9
+    hidden = facts_of(path, pseudonyms=True).truth[0][2]
+    assert hidden == found
+    assert "Agreement with ground truth" in page(path)
+
+
+def test_many_members_and_rounds_still_fit(tmp_path):
+    names = tuple(f"client-{k}" for k in range(150))
+    wide = []
+    for number in range(1, 121):
+        alpha = [0.001 * (k % 7) / 7 for k in range(150)]
+        wide.append(
+            rounds()[0].__class__(
+                empty=0.1, grand=0.2, alone=[0.1 + a for a in alpha], without=[0.2 - a for a in alpha],
+                clients=names, se_alpha=[0.0001] * 150, round=number,
+            )
+        )  # fmt: skip
+    path = tmp_path / "scores.csv"
+    path.write_text(as_csv(document(wide)), encoding="utf-8")
+    text = page(path)
+    assert len(text.encode()) < 2_000_000
+    said = Outline(text).said
+    assert "the first 60 of 150 members" in said
+    assert "All sums of all rounds are in scores.csv." in said
+
+
+@pytest.mark.parametrize(("kind", "magic"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<svg")])
+def test_figures(tmp_path, kind, magic):
+    made = dict(figures(facts_of(write_scores(tmp_path)), kind))
+    assert set(made) == {f"{name}.{kind}" for name in ("contribution", "ranks", "quality", "sums")} | {
+        f"course-0{k}.{kind}" for k in range(1, 5)
+    }
+    assert all(content.startswith(magic) for content in made.values())
+    if kind == "svg":
+        assert b"var(" not in made["contribution.svg"]
+        assert b"North" in made["contribution.svg"]
+
+
+def test_an_unknown_kind_of_figure_is_refused(tmp_path):
+    with pytest.raises(InputError, match="png, pdf, svg, got 'gif'"):
+        list(figures(facts_of(write_scores(tmp_path)), "gif"))
+
+
+def test_the_shipped_vega_is_the_one_that_vl_convert_carries():
+    assert PATH.read_text(encoding="utf-8") == bundle()
+
+
+def test_the_command_writes_where_it_is_told(tmp_path):
+    path = write_scores(tmp_path)
+    target = tmp_path / "board" / "report.html"
+    target.parent.mkdir()
+    command = ["page", str(path), "--out", str(target), "--pseudonyms", "--figures", "svg"]
+    result = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "Member A" in target.read_text(encoding="utf-8")
+    assert b"Member A" in (target.parent / "report-contribution.svg").read_bytes()
+    assert CliRunner().invoke(app, ["page", str(path)]).exit_code == 0
+    assert "North" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_rounds_are_timed_and_a_resumed_run_adds_to_it(tmp_path):
+    class Step:
+        def __init__(self, stage, round):
+            self.stage, self.round = stage, round
+
+    seen = []
+    watch = timed(seen.append, tmp_path)
+    watch(Step("train", 1))
+    assert read_costs(tmp_path).seconds is None
+    watch(Step("round", 1))
+    timed(seen.append, tmp_path)(Step("round", 2))
+    assert len(read_costs(tmp_path).seconds) == 2
+    assert len(seen) == 3
+    (tmp_path / "costs.json").write_text("[]")
+    with pytest.raises(StoreError, match="expected seconds by round"):
+        read_costs(tmp_path)
