@@ -6,6 +6,7 @@ hash of all but the seed, so tables that need the same run share it, and a finis
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import statistics
@@ -130,6 +131,7 @@ def shrunk(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any
     return small
 
 
+@functools.cache
 def datasets() -> dict[str, dict[str, Any]]:
     """What each dataset is, from the plan."""
     found: dict[str, dict[str, Any]] = tomllib.loads(PLAN.read_text(encoding="utf-8"))["datasets"]

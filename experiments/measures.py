@@ -139,7 +139,7 @@ def compare(
     """
     found: dict[str, dict[str, list[float]]] = {}
     for cell in cells:
-        for name, close in _agreements(cell, utility, at, truth, against or utility).items():
+        for name, close in agreements(cell, utility, at, truth, against or utility).items():
             for metric in ("l2", "spearman", "pearson", "kendall"):
                 value = getattr(close, metric)
                 if value is not None:
@@ -147,7 +147,7 @@ def compare(
     return found
 
 
-def _agreements(cell: Result, utility: str, at: int, truth: str, against: str) -> dict[str, Agreement]:
+def agreements(cell: Result, utility: str, at: int, truth: str, against: str) -> dict[str, Agreement]:
     """Of every score of a cell, worked out once."""
     known = cell.setdefault("agreements", {})
     key = utility, at, truth, against

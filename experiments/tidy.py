@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cells import Result, Row, datasets
-from measures import HIDDEN, SCORES, curve, reports, scores
+from measures import HIDDEN, SCORES, agreements, curve, reports, scores
 from sections import done
 
-from fedmerit import agreement, normalise
+from fedmerit import normalise
 
 Rows = list[dict[str, Any]]
 SHOWN = ("MR-SV", "ALPHA sum", "LOO", "FP", "EE", "COS sum")
@@ -96,13 +96,9 @@ def retrained(rows: Sequence[Row], results: Mapping[str, Result], _: Mapping[str
             continue
         for cell in done(row, results):
             for utility in cell["utilities"]:
-                own = scores(cell, utility, row.at)
                 for truth in dict.fromkeys((utility, "accuracy")):
-                    true = scores(cell, truth, row.at)["SV"]
-                    for name in SCORES:
-                        if name not in own:
-                            continue
-                        value = agreement(own[name], true, resamples=0).spearman
+                    for name, close in agreements(cell, utility, row.at, "SV", truth).items():
+                        value = close.spearman
                         out.append(
                             {
                                 "dataset": datasets()[row.dataset]["short"],

@@ -65,6 +65,8 @@ def downstream(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     known = evidence.paper["performance"]["values"]["CIFAR10"]
     for way in ways:
         cells = evidence.cells("fig-perf", "cifar10", way)
+        if not cells:
+            continue
         last = {utility: [curve(cell, utility)[-1] for cell in cells] for utility in TITLES}
         top = [max(curve(cell, "neg-loss")) for cell in cells]
         accuracy[way] = mean(last["accuracy"])
