@@ -26,6 +26,7 @@ MEMBERS = ["#1f5c99", "#e08214", "#4d9221", "#8e6bb0"]
 WAYS = {
     "MR-SV": "#1a1a1a",
     "summed alpha (ours)": "#1f5c99",
+    "summed alpha, renormalised": "#2a9d8f",
     "FP = EE": "#c2410c",
     "LOO": "#4d9221",
     "COS": "#b8860b",
@@ -46,6 +47,7 @@ TITLE = {
     "subtitleColor": SOFT,
     "subtitleFontSize": 11,
     "anchor": "start",
+    "frame": "group",
 }
 TITLES = {
     "expected-accuracy": "expected accuracy",
@@ -59,17 +61,17 @@ SETS = ["#1f5c99", "#c2410c", "#4d9221", "#8e6bb0"]
 def illustrate(rows: Rows) -> alt.TopLevelMixin:
     """Grouped bars, a panel per run."""
     order = ["MR-SV", "ALPHA sum", "LOO", "FP", "EE", "COS sum"]
-    panels = list(dict.fromkeys(row["panel"] for row in rows))
-    base = alt.Chart(alt.Data(values=rows))
-    bars = base.mark_bar().encode(
-        x=alt.X("score:N", sort=order, title=None, axis=alt.Axis(labelAngle=0)),
-        xOffset=alt.XOffset("member:N"),
-        y=alt.Y("value:Q", title="normalised score"),
-        color=alt.Color("member:N", title="member", scale=alt.Scale(range=MEMBERS)),
-    )
-    header = alt.Header(labelFontSize=12, labelFontWeight="bold")
-    facet = alt.Facet("panel:N", sort=panels, title=None, header=header)
-    return bars.properties(width=430, height=170).facet(facet, columns=1).resolve_scale(x="independent")
+    panels = []
+    for panel in dict.fromkeys(row["panel"] for row in rows):
+        some = [row for row in rows if row["panel"] == panel]
+        bars = alt.Chart(alt.Data(values=some)).mark_bar().encode(
+            x=alt.X("score:N", sort=order, title=None, axis=alt.Axis(labelAngle=0, grid=False)),
+            xOffset=alt.XOffset("member:N"),
+            y=alt.Y("value:Q", title="normalised score"),
+            color=alt.Color("member:N", title="member", scale=alt.Scale(range=MEMBERS)),
+        )  # fmt: skip
+        panels.append(bars.properties(width=430, height=150, title=panel))
+    return alt.vconcat(*panels)
 
 
 def perf(rows: Rows) -> alt.TopLevelMixin:
@@ -79,11 +81,9 @@ def perf(rows: Rows) -> alt.TopLevelMixin:
         for utility, title in names.items():
             some = [row for row in rows if row["dataset"] == dataset and row["utility"] == utility]
             ways = [way for way in WAYS if any(row["weights"] == way for row in some)]
-            colour = alt.Color(
-                "weights:N",
-                title="weights from",
-                scale=alt.Scale(domain=ways, range=[WAYS[way] for way in ways]),
-            )
+            scale = alt.Scale(domain=ways, range=[WAYS[way] for way in ways])
+            legend = alt.Legend(symbolOpacity=1, symbolType="stroke")
+            colour = alt.Color("weights:N", title="weights from", scale=scale, legend=legend)
             base = alt.Chart(alt.Data(values=some)).encode(
                 x=alt.X("round:Q", title="round", axis=alt.Axis(format="d"))
             )
@@ -99,7 +99,13 @@ def perf(rows: Rows) -> alt.TopLevelMixin:
                     width=300, height=250, title=f"{dataset}, {seeds} seed{'s' * (seeds > 1)}"
                 )
             )
-    return alt.concat(*panels, columns=2)
+    return alt.concat(*panels, columns=2).properties(
+        title=alt.Title(
+            "Global model under weights from scores, 9 IID members with label noise from 0 to 1",
+            subtitle="ours: scores of the rounds before, in one secure sum; MR-SV, FP = EE, LOO and COS: scores "
+            "of the same round, which secure aggregation rules out. Band: range of the seeds",
+        )
+    )
 
 
 def misbeh(rows: Rows) -> alt.TopLevelMixin:
@@ -232,7 +238,7 @@ def dressed(chart: alt.TopLevelMixin) -> dict[str, Any]:
         .configure_view(stroke=None)
         .configure_axis(**AXIS)
         .configure_title(**TITLE)
-        .configure_legend(labelColor=INK, titleColor=INK, symbolStrokeWidth=3)
+        .configure_legend(labelColor=INK, titleColor=INK, symbolStrokeWidth=3, symbolOpacity=1)
         .to_dict()
     )  # fmt: skip
     return made
