@@ -19,7 +19,7 @@ from evidence import (
     mean,
     spearman,
 )
-from measures import HIDDEN, SCORES, compare, reports, scores, signs, spread
+from measures import HIDDEN, SCORES, Vector, compare, reports, scores, signs, spread
 from sections import done
 
 from fedmerit import accumulate, alpha, ee, fp, normalise, surplus
@@ -156,6 +156,16 @@ def game(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     facts |= {f"ahead {name}": f"{by:+.2f} ± {error:.2f}" for name, (by, error) in ahead.items()}
     by, error = _ahead(known["SOLO"], known[new])
     facts["SOLO ahead of renormalised"] = f"{by:+.2f} ± {error:.2f}"
+    mixed: dict[str, list[float]] = {}
+    for u in PAIR:
+        for cell in cells:
+            own = scores(cell, u, LAST)
+            both = standardised(own["SOLO"]) + standardised(own[new])
+            mixed.setdefault(u, []).append(close(both, own["SV"]) or 0.0)
+    ahead_of_solo, error_of_mix = _ahead(mixed, known["SOLO"])
+    facts["game mix"] = " / ".join(spread(mixed[u]) for u in PAIR)
+    facts["mix ahead of SOLO"] = f"{ahead_of_solo:+.2f} ± {error_of_mix:.2f}"
+    claims["mixing SOLO and the renormalised alpha gains little"] = abs(ahead_of_solo) < 0.1
     ceiling = mean([v for u in PAIR for v in known["ALPHA, retrained"][u]])
     claims["at least 5 seeds on two datasets"] = all(len(each) >= 5 for each in groups.values())
     claims["SOLO and the renormalised alpha are ahead of alpha by two standard errors"] = all(
@@ -187,6 +197,11 @@ def game(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     claims["the renormalised alpha does not add up and is often negative"] = (
         abs(float(np.mean(sums)) - 1) > 1 and above < members / 2
     )
+
+
+def standardised(values: Vector) -> Vector:
+    """Mean 0, standard deviation 1."""
+    return (values - values.mean()) / values.std()
 
 
 def _ahead(one: Mapping[str, Sequence[float]], other: Mapping[str, Sequence[float]]) -> tuple[float, float]:

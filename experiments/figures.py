@@ -102,8 +102,8 @@ def perf(rows: Rows) -> alt.TopLevelMixin:
     return alt.concat(*panels, columns=2).properties(
         title=alt.Title(
             "Global model under weights from scores, 9 IID members with label noise from 0 to 1",
-            subtitle="ours: scores of the rounds before, in one secure sum; MR-SV, FP = EE, LOO and COS: scores "
-            "of the same round, which secure aggregation rules out. Band: range of the seeds",
+            subtitle="ours: scores of the rounds before, in one secure sum; MR-SV, FP = EE, LOO and COS: of "
+            "the same round, which secure aggregation rules out. Band: range of the seeds",
         )
     )
 
