@@ -4,6 +4,8 @@ import json
 import re
 import shutil
 import sqlite3
+import subprocess
+import sys
 from html.parser import HTMLParser
 from itertools import pairwise
 
@@ -13,6 +15,7 @@ from typer.testing import CliRunner
 
 from fedmerit.accumulate import accumulate
 from fedmerit.cli import app
+from fedmerit.cli.page import write_page
 from fedmerit.document import as_csv, document
 from fedmerit.errors import InputError, StoreError
 from fedmerit.page import words
@@ -356,3 +359,34 @@ def test_rounds_are_timed_and_a_resumed_run_adds_to_it(tmp_path):
     (tmp_path / "costs.json").write_text("[]")
     with pytest.raises(StoreError, match="expected seconds by round"):
         read_costs(tmp_path)
+
+
+def test_a_run_ends_with_its_page(tmp_path):
+    config = tmp_path / "tiny.toml"
+    config.write_text(
+        "[data]\ntest_size = 50\n[partition]\nclients = 3\n[model]\nname = 'mlp'\n"
+        "[training]\nrounds = 1\nlocal_epochs = 1\n"
+    )
+    done = CliRunner().invoke(
+        app, ["run", str(config), "--out", str(tmp_path / "run")], catch_exceptions=False
+    )
+    assert f"open {tmp_path / 'run' / 'page.html'} in a browser" in done.output
+    assert (tmp_path / "run" / "page.html").read_text(encoding="utf-8") == page(tmp_path / "run")
+    assert len(read_costs(tmp_path / "run").seconds) == 1
+
+
+def test_without_altair_a_run_says_how_to_get_a_page(run_folder, tmp_path, monkeypatch, capsys):
+    folder = shutil.copytree(run_folder, tmp_path / "copy")
+    monkeypatch.setitem(sys.modules, "altair", None)
+    write_page(folder)
+    assert "pip install 'fedmerit[page]', then fedmerit page" in capsys.readouterr().out
+    assert not (folder / "page.html").exists()
+
+
+def test_without_altair_the_command_says_what_it_needs(tmp_path):
+    program = "import sys; sys.modules['altair'] = None; from fedmerit.cli import main; main()"
+    command = [sys.executable, "-c", program, "page", str(write_scores(tmp_path))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "error: the page needs: pip install 'fedmerit[page]'\n"
+    assert not (tmp_path / "page.html").exists()

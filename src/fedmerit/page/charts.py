@@ -65,7 +65,7 @@ def contribution(facts: Facts) -> alt.TopLevelMixin:
     scale = alt.Scale(domain=_with_room(low, high, LABEL if low < 0 else 0, right), nice=False)
     base = _on(rows)
     y = _members(rows)
-    axis = alt.Axis(tickCount=5, format="+.2~r", labelExpr=_PLAIN_ZERO)
+    axis = alt.Axis(tickCount=5, format="+f", labelExpr=_PLAIN_ZERO, labelBound=True)
     x = alt.X("total:Q", title=f"contribution to {spoken(facts.utility)}", scale=scale, axis=axis)
     colour = alt.condition("datum.below", alt.value("var(--below)"), alt.value("var(--accent)"))
     bars = base.mark_bar(size=13, opacity=0.72).encode(x=x, y=y, color=colour)
@@ -109,7 +109,7 @@ def ranks(facts: Facts) -> alt.TopLevelMixin | None:
 def course_rows(facts: Facts) -> list[dict[str, Any]]:
     """One row per member and round shown."""
     return [
-        {"member": course.client, "round": number, "total": total, "missed": number in course.missed}
+        {"member": course.client, "round": number, "total": total or 0.0, "missed": number in course.missed}
         for course in facts.courses[:MOST_SMALL]
         for number, total in zip(facts.shown, course.totals, strict=True)
     ]
@@ -129,7 +129,7 @@ def course(facts: Facts, rows: list[dict[str, Any]], who: str, *, param: str = "
     y = alt.Y(
         "total:Q",
         title=None,
-        axis=alt.Axis(tickCount=3, format="+.2~r", labelExpr=_PLAIN_ZERO),
+        axis=alt.Axis(tickCount=3, format="+f", labelExpr=_PLAIN_ZERO),
         scale=alt.Scale(domain=[min(0.0, *known), max(0.0, *known)], nice=True),
     )
     own = f"datum.member === {param}"
@@ -208,11 +208,14 @@ def sums(facts: Facts) -> alt.TopLevelMixin:
         "round:O", title="round", axis=alt.Axis(labelAngle=0, labelOverlap=True, grid=False, ticks=False)
     )
     y = alt.Y(
-        "gain:Q", title="change in utility", axis=alt.Axis(tickCount=5, format="+.2~r", labelExpr=_PLAIN_ZERO)
+        "gain:Q", title="change in utility", axis=alt.Axis(tickCount=5, format="+f", labelExpr=_PLAIN_ZERO)
     )
-    bars = base.mark_bar(color="var(--mute)", size=min(26, max(3, 600 // max(1, len(rows)) // 2))).encode(
-        x=x, y=y
-    )
+    bars = base.mark_bar(
+        color="var(--ghost)",
+        stroke="var(--mute)",
+        strokeWidth=1,
+        size=min(26, max(3, 600 // max(1, len(rows)) // 2)),
+    ).encode(x=x, y=y)
     points = base.mark_point(
         shape="diamond",
         filled=True,

@@ -270,7 +270,7 @@ def _rule(original: Source, source: Source, rule: Rule) -> RuleFacts:
         parts={name: top * (one // bottom) for name, (top, bottom) in ratios.items()},
         one=one,
         shares={source.names[name]: share for name, share in divided.items()},
-        notes=shares(shown, rule).notes,
+        notes=tuple(note for note in shares(shown, rule).notes if note not in shown.notes),
     )
 
 

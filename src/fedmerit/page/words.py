@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import string
 from collections.abc import Sequence
 
 from fedmerit.page.facts import Facts
@@ -69,18 +70,20 @@ def headline(facts: Facts) -> str:
     leaders = list(facts.summary.groups[0]) if facts.summary.groups else [standings[0].client]
     if not helpful:
         return "No member is sure to have improved the model" + worse
-    if len(leaders) == n:
-        return (
-            f"All {count(n)} members contributed, and cannot be told apart"
-            if len(helpful) == n
-            else (f"The {count(n)} members cannot be told apart")
-        )
     if len(leaders) == 1:
         return f"{leaders[0]} contributed most" + worse
+    if not set(leaders) <= set(helpful):  # the first is known to have improved the model, not all of these
+        if len(leaders) == n:
+            return f"The {count(n)} members cannot be told apart"
+        others = "one other" if len(leaders) == 2 else f"{count(len(leaders) - 1)} others"
+        return f"{leaders[0]} stands first, but cannot be told apart from {others}{worse}"
+    if len(leaders) == n:
+        return f"All {count(n)} members contributed, and cannot be told apart"
     if len(leaders) <= 3:
-        return f"{listed(leaders)} contributed most, and cannot be told apart" + worse
-    what = "contributed most" if len(helpful) > len(leaders) else "contributed"
-    return f"{count(len(leaders)).capitalize()} of {count(n)} members {what} and cannot be told apart{worse}"
+        return f"{listed(leaders)} contributed most, and cannot be told apart{worse}"
+    who = f"{count(len(leaders)).capitalize()} of {count(n)} members"
+    most = " most" if len(helpful) > len(leaders) else ""
+    return f"{who} contributed{most} and cannot be told apart{worse}"
 
 
 def lede(facts: Facts) -> list[str]:
@@ -140,7 +143,11 @@ def together(facts: Facts) -> str:
     groups = [group for group in facts.summary.groups if len(group) > 1]
     if not groups:
         return "Every member can be told apart from every other."
-    return " ".join(f"The test cannot tell {listed(group, 12)} apart." for group in groups)
+    if len(groups) == 1:
+        return f"The test cannot tell {listed(groups[0], 12)} apart."
+    lettered = zip(string.ascii_lowercase, facts.summary.groups, strict=False)
+    each = [f"{letter}) {listed(group, 12)}" for letter, group in lettered if len(group) > 1]
+    return "Inside each of these groups the test cannot tell members apart: " + "; ".join(each) + "."
 
 
 def built_up(facts: Facts) -> str:
