@@ -227,6 +227,23 @@ class Scores:
         """``values`` by name."""
         return dict(zip(self.clients, self.values.tolist(), strict=True))
 
+    def to_pandas(self) -> Any:
+        """A frame with one row per client: see :func:`fedmerit.frames.columns`."""
+        from fedmerit.frames import as_frame
+
+        return as_frame(self)
+
+    def to_csv(self) -> str:
+        """The same as tidy CSV."""
+        from fedmerit.frames import as_csv
+
+        return as_csv(self)
+
+    def _repr_html_(self) -> str:
+        from fedmerit.frames import as_html
+
+        return as_html(self)
+
 
 def settle(values: Vector) -> Vector:
     """Places in ascending order, 0, 1, ...: neighbours closer than 1e-12 of the largest value share a place.

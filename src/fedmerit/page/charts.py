@@ -35,6 +35,9 @@ MOST_SMALL = 24
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif"
 ROW = 30
 MOST_BRACKETS = 3
+"""Groups marked in a chart; of more, none."""
+MOST_BARS = 120
+"""Rounds in a chart of bars; of more, the last."""
 LABEL, NAME = 62, 88
 """Pixels that a number and a name take."""
 _LOCALE = {"number": {"decimal": ".", "thousands": ",", "grouping": [3], "currency": ["", ""], "minus": "-"}}
@@ -201,7 +204,7 @@ def quality(facts: Facts) -> alt.TopLevelMixin:
 
 def sums(facts: Facts) -> alt.TopLevelMixin:
     """Each round's gain as a bar, and what the contributions add up to as a diamond."""
-    kept = [one for one in facts.rounds if one.gain is not None][-120:]
+    kept = [one for one in facts.rounds if one.gain is not None][-MOST_BARS:]
     rows = [{"round": one.number, "gain": one.gain, "explained": one.explained} for one in kept]
     base = _on(rows)
     x = alt.X(

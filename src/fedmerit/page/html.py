@@ -85,6 +85,8 @@ def render(facts: Facts) -> str:
         checks=[line for line in facts.source.checks if not line.startswith("head:")],  # has its own line
         small=[one.client for one in facts.courses[: charts.MOST_SMALL]],
         most_rows=charts.MOST_ROWS,
+        most_bars=charts.MOST_BARS,
+        brackets=0 < sum(len(group) > 1 for group in facts.summary.groups) <= charts.MOST_BRACKETS,
         cells=len(facts.courses) * len(facts.shown) <= MOST_CELLS,
         style=style,
         script=script,
