@@ -182,14 +182,18 @@ def test_dark_mode_reaches_the_charts_and_paper_stays_white(written, opened):
     assert (tab.evaluate(fill), tab.evaluate(ground)) == light
 
 
-def test_printing_opens_every_table(written, opened):
+def test_printing_opens_every_table_and_draws_for_paper(written, opened):
     tab = opened(written)
     closed = tab.locator("details:not([open])").count()
     assert closed > 0
+    wide = "document.querySelector('[data-chart=quality] svg').getBoundingClientRect().width"
+    assert tab.evaluate(wide) > 900
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert tab.evaluate(wide) < 700  # drawn anew for paper, not shrunk
     assert tab.locator("details:not([open])").count() == 0
     tab.evaluate("dispatchEvent(new Event('afterprint'))")
     assert tab.locator("details:not([open])").count() == closed
+    assert tab.evaluate(wide) > 900
     assert tab.pdf(format="A4").startswith(b"%PDF")
 
 
