@@ -43,8 +43,12 @@ _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")
 class Folder:
     """A run folder, held by one process at a time."""
 
-    def __init__(self, path: str | Path, config: Config, *, resume: bool = False) -> None:
+    def __init__(
+        self, path: str | Path, config: Config, *, resume: bool = False, text: str | None = None
+    ) -> None:
+        """``text`` is written as config.toml where not all settings apply; it must mean the same."""
         self.path = Path(path)
+        self._text = config.to_toml() if text is None else text
         if resume and not (self.path / "config.toml").exists():
             raise StoreError(f"{self.path}: nothing to resume, there is no config.toml")
         try:
@@ -73,7 +77,7 @@ class Folder:
         else:
             if trained or recorded:
                 raise _not_empty(self.path)
-            write(self.path / "config.toml", config.to_toml().encode())
+            write(self.path / "config.toml", self._text.encode())
         (self.path / "checkpoints").mkdir(exist_ok=True)
         for folder in (self.path, self.path / "checkpoints", self.path / "keys"):
             for left in folder.glob(".*"):

@@ -142,13 +142,15 @@ def test_it_takes_two_evaluations_a_member_and_two_more(tmp_path, monkeypatch):
 def test_what_the_server_receives_holds_no_plain_update(tmp_path):
     """The transcript of a whole run: no member's words and no bytes of its update in any message."""
     from fedmerit.federation import aggregation
+    from fedmerit.federation.weighing import encoding_of
 
     received, offered = [], []
     original = aggregation.Aggregation.offers
 
     def spy(self, *args):
         offers = original(self, *args)
-        offered.extend((offer, self._encoding(offer.delta.size, offers)) for offer in offers)
+        encoding = encoding_of(self.config, offers[0].delta.size, len(offers), None)
+        offered.extend((offer, encoding) for offer in offers)
         return offers
 
     patch = pytest.MonkeyPatch()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,20 +15,12 @@ from fedmerit.federation.protocol import Model, model_hash
 from fedmerit.federation.reweighting import from_past
 from fedmerit.federation.setup import seed_for
 from fedmerit.federation.summing import Attempt, Observer, Offer, masked_sum, plain_sum
+from fedmerit.federation.weighing import are_public, encoding_of, roster_weights
 from fedmerit.secagg.quantise import Encoding
 from fedmerit.secagg.setting import LEAST_IN_SUM, Setting, Task, default_threshold
 
 if TYPE_CHECKING:
     from fedmerit.federation.identities import Identities
-
-
-_KINDS: dict[str, Literal["uniform", "public", "secret"]] = {
-    "uniform": "uniform",
-    "secret": "secret",
-    "roster": "public",
-    "scores": "public",
-    "current-scores": "public",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +66,7 @@ class Aggregation:
         """Weights known to all before the round: from the roster, or from the scores of earlier rounds."""
         kind = self.config.training.weights
         if kind == "roster":
-            return {name: float(self.config.training.roster_weights[name]) for name in self.names}
+            return roster_weights(self.config)
         if kind != "scores":
             return None
         paid = self.config.scoring.utilities[0]
@@ -94,30 +86,14 @@ class Aggregation:
         least = max(LEAST_IN_SUM, self.config.secure_aggregation.threshold)
         if len(offers) < least:
             return Attempt(aborted=f"{len(offers)} members scheduled, {least} are needed"), None
-        encoding = self._encoding(model.size, offers)
+        encoding = encoding_of(self.config, model.size, len(offers), self.public_of(offers))
         return self._attempt(number, model, offers, encoding, lost), encoding
 
     def public_of(self, offers: Sequence[Offer]) -> dict[str, float] | None:
         """The weights of a round where they are public."""
-        if _KINDS[self.config.training.weights] != "public":
+        if not are_public(self.config):
             return None
         return {offer.name: float(offer.weight or 0.0) for offer in offers}
-
-    def _encoding(self, length: int, offers: Sequence[Offer]) -> Encoding:
-        kind = self.config.training.weights
-        cap: float = 1
-        if kind == "secret":
-            cap = self.config.training.weight_cap
-        elif _KINDS[kind] == "public":
-            cap = max(offer.weight or 0.0 for offer in offers)
-        return Encoding(
-            length=length,
-            members=len(offers),
-            bound=self.config.secure_aggregation.bound,
-            weights=_KINDS[kind],
-            weight_cap=cap,
-            clip=self.config.secure_aggregation.clip,
-        )
 
     def _attempt(
         self,

@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit import __version__
-from fedmerit.accumulate import accumulate
 from fedmerit.config import Config
 from fedmerit.errors import MissingExtra, StoreError
-from fedmerit.federation.journal import Journal, Round, first_body, score_files, scores_document
+from fedmerit.federation.journal import Journal, Round, first_body, score_files, scores_document, stated
 from fedmerit.federation.protocol import Member, Model, Outcome, PerSample, Report, mean, model_hash
 from fedmerit.federation.setup import Federation
 from fedmerit.ledger import SERVER, exact
@@ -145,6 +144,8 @@ class Books:
             "totals_on": next((member.totals_on for member in members.values() if member.totals_on), ""),
         }
         public = None if weights is None else {name: exact(weight) for name, weight in weights.items()}
+        scoring = self.config.scoring
+        told = stated([*rounds, found], scoring.utilities, scoring.missing)
         add = self.journal.write
         with folder.ledger.transaction():
             add(SERVER, "schedule", {"round": number, "members": list(found.scheduled), "weights": public})
@@ -156,7 +157,7 @@ class Books:
             if looked is not None:
                 add(SERVER, "analysis", {"round": number, **looked})
             add(SERVER, "round", found.body)
-            add(SERVER, "scores", {"round": number, "cumulative_alpha": self._stated([*rounds, found])})
+            add(SERVER, "scores", {"round": number, "cumulative_alpha": told})
 
     def _utilities(self, values: Values) -> dict[str, dict[str, str]]:
         """v(M0), v(M) and v of the first model, per utility."""
@@ -165,17 +166,6 @@ class Books:
             utility.name: {key: exact(mean(one[utility.name])) for key, one in named if one is not None}
             for utility in self.federation.utilities
         }
-
-    def _stated(self, rounds: Sequence[Round]) -> dict[str, dict[str, str]]:
-        """Cumulative alpha after a round, as the server states it."""
-        stated = {}
-        for utility in self.config.scoring.utilities:
-            scored = [reports for one in rounds if (reports := one.to_reports(utility)) is not None]
-            if scored:
-                total = accumulate(scored, missing=self.config.scoring.missing)
-                pairs = zip(total.clients, total.values.tolist(), strict=True)
-                stated[utility] = {name: exact(value) for name, value in pairs}
-        return stated
 
     def write_scores(self, rounds: Sequence[Round], truth: Mapping[str, Any] | None) -> dict[str, Any]:
         """``scores.json`` and ``scores.csv``, from the rounds so far."""

@@ -9,15 +9,17 @@ and somebody who verifies it compute the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
+from fedmerit.accumulate import accumulate
 from fedmerit.document import as_csv, as_json, document, round_object
 from fedmerit.errors import FedmeritError, LedgerError
 from fedmerit.federation.protocol import Report, included_hash
-from fedmerit.ledger import SERVER, Ledger, Record, content, number
+from fedmerit.ledger import SERVER, Ledger, Record, content, exact, number
 from fedmerit.types import Reports
 
 Sign = Callable[[str, bytes], bytes]
@@ -86,6 +88,7 @@ _COLUMNS = ("alone", "without", "se_loo", "se_ioi", "se_alpha", "se_alpha_total"
 def rounds_of(ledger: Ledger) -> list[Round]:
     """Every finished round of a ledger, in order, if the records fit together."""
     start = first_body(ledger, "run")
+    moves = bool(start.get("terms", {}).get("optimiser"))  # the server moves the model between rounds
     found: list[Round] = []
     pending: Round | None = None
     outcome: Mapping[str, str] | None = None
@@ -110,7 +113,7 @@ def rounds_of(ledger: Ledger) -> list[Round]:
                     raise LedgerError("outside of its round, or the second of its round")
                 outcome = {key: value for key, value in body.items() if key != "round"}
                 before = found[-1].body["m"] if found else start["m0"]
-                if outcome["m0"] != before:
+                if outcome["m0"] != before and not (found and moves):
                     raise LedgerError("starts from another model than the one before it")
                 if outcome["head"] != head:
                     raise LedgerError("its members saw another history than the records before it")
@@ -149,6 +152,8 @@ def _closed(one: Round, body: Mapping[str, Any], outcome: Mapping[str, str] | No
         raise LedgerError("its included members are not those who reported and those who are silent")
     if outcome is not None and (body["m"], body["slice"]) != (outcome["m"], outcome["slice"]):
         raise LedgerError("closes with another model or test slice than the outcome of its round")
+    if body.get("evaluated") == "members" and body["utilities"] != medians(one.reports.values()):
+        raise LedgerError("v(M0) or v(M) is not the median of what its members measured")
     for name, report in one.reports.items():
         if set(report.measured) != set(body["utilities"]):
             raise LedgerError(f"the report of {name} is about other utilities")
@@ -175,6 +180,47 @@ def first_body(ledger: Ledger, kind: str) -> Mapping[str, Any]:
     if len(bodies) != 1:
         raise LedgerError(f"{ledger.path}: expected one record of kind {kind!r}, found {len(bodies)}")
     return bodies[0]
+
+
+def stated(rounds: Sequence[Round], utilities: Sequence[str], missing: Any) -> dict[str, dict[str, str]]:
+    """Cumulative alpha after a round, per utility and member, as the server states it."""
+    told = {}
+    for utility in utilities:
+        scored = [reports for one in rounds if (reports := one.to_reports(utility)) is not None]
+        if scored:
+            total = accumulate(scored, missing=missing)
+            pairs = zip(total.clients, total.values.tolist(), strict=True)
+            told[utility] = {name: exact(value) for name, value in pairs}
+    return told
+
+
+def medians(reports: Iterable[Report]) -> dict[str, dict[str, str]]:
+    """v(M0) and v(M) per utility: the median of what the members measured, where the server cannot."""
+    listed = list(reports)
+    found: dict[str, dict[str, str]] = {}
+    for name in listed[0].measured:
+        each = [report.measured[name] for report in listed]
+        pairs = [(one.empty, one.grand) for one in each]
+        if any(empty is None or grand is None for empty, grand in pairs):
+            raise LedgerError(f"a report does not say v(M0) and v(M) of {name}")
+        columns = zip(*pairs, strict=True)
+        found[name] = {
+            key: exact(median(column)) for key, column in zip(("empty", "grand"), columns, strict=True)
+        }
+    return found
+
+
+def disagreeing(one: Round, tolerance: float = 1e-6) -> tuple[str, ...]:
+    """Members whose own v(M0) or v(M) is not the one their round was scored with."""
+    away = []
+    for name, report in one.reports.items():
+        for utility, used in one.body["utilities"].items():
+            own = report.measured[utility]
+            pairs = ((own.empty, used["empty"]), (own.grand, used["grand"]))
+            if any(mine is not None and abs(mine - number(its)) > tolerance for mine, its in pairs):
+                away.append(name)
+                break
+    return tuple(away)
 
 
 def scores_document(

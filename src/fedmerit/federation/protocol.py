@@ -119,6 +119,8 @@ class Measured:
     se_alpha: float
     se_alpha_total: float | None = None
     solo: float | None = None
+    empty: float | None = None  # v(M0) and v(M) as the member knows them
+    grand: float | None = None
 
 
 @dataclass(frozen=True)
@@ -266,6 +268,8 @@ class Member:
             se_alpha=standard_error(alpha),
             se_alpha_total=standard_error(self.totals[name]),
             solo=None if own is None else mean(own[name]),
+            empty=mean(before[name]),
+            grand=mean(after[name]),
         )
 
 
@@ -318,6 +322,22 @@ def accept(report: Report, outcome: Outcome, utilities: Sequence[str]) -> None:
             f"expected utilities {', '.join(utilities)}, got {', '.join(report.measured)}",
             stage="report",
             member=report.client,
+        )
+
+
+def check_numbers(report: Report) -> None:
+    """Refuse a report of a member elsewhere whose numbers no utility in [0, 1] can have."""
+    for name, one in report.measured.items():
+        for key, value in vars(one).items():
+            if value is not None and not 0 <= value <= (math.inf if key == "se_alpha_total" else 1):
+                raise MessageError(
+                    f"{key} of {name} must lie in [0, 1], got {value:g}",
+                    stage="report",
+                    member=report.client,
+                )
+    if report.cosine is not None and not -1 <= report.cosine <= 1:
+        raise MessageError(
+            f"cosine must lie in [-1, 1], got {report.cosine:g}", stage="report", member=report.client
         )
 
 

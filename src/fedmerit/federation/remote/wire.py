@@ -1,0 +1,132 @@
+"""What coordinator and member say to each other, as bounded bytes (msgpack; nothing is ever unpickled)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
+
+import msgpack
+import numpy as np
+
+from fedmerit.data.pool import Slice
+from fedmerit.errors import FedmeritError, MessageError
+from fedmerit.federation.protocol import Outcome
+from fedmerit.ledger import canonical
+
+Exchange = Literal["join", "advertise", "share", "train", "check", "unmask", "report", "close"]
+EXCHANGES: Final[tuple[Exchange, ...]] = get_args(Exchange)
+FORMAT: Final = "fedmerit remote 1"
+KINDS: Final = "fiub"  # of test samples: numbers, never objects
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One message of the coordinator: which exchange of which round, and what goes with it."""
+
+    exchange: Exchange
+    run: str
+    round: int
+    body: Mapping[str, Any]
+
+    def pack(self) -> bytes:
+        return pack([FORMAT, self.exchange, self.run, self.round, dict(self.body)])
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Ask:
+        match unpack(data, "a message of the server"):
+            case [form, str(exchange), str(run), int(number), dict(body)] if (
+                form == FORMAT and exchange in EXCHANGES
+            ):
+                return cls(exchange, run, number, body)
+        raise MessageError(f"not a message of {FORMAT}")
+
+    def get(self, key: str, kind: type | tuple[type, ...]) -> Any:
+        """An entry of the body that must have this type."""
+        value = self.body.get(key)
+        if not isinstance(value, kind):
+            raise MessageError(f"{key} is missing or of the wrong type", stage=self.exchange)
+        return value
+
+
+def pack(value: Any) -> bytes:
+    """A value as bytes."""
+    return bytes(msgpack.packb(value))
+
+
+def unpack(data: bytes, what: str) -> Any:
+    """The value that these bytes stand for."""
+    try:
+        return msgpack.unpackb(data)
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        raise MessageError(f"not {what}: {type(error).__name__}") from None
+
+
+def join_body(
+    run: str, address: str, terms: Mapping[str, Any], commitment: Mapping[str, Any], server: bytes
+) -> dict[str, Any]:
+    """What a member signs when it joins: where it is, and everything it agrees to."""
+    return {
+        "run": run,
+        "address": address,
+        "terms": dict(terms),
+        "commitment": dict(commitment),
+        "server": server.hex(),
+    }
+
+
+def pack_outcome(outcome: Outcome, following: Sequence[str]) -> dict[str, Any]:
+    """A round's outcome as the body of ``report``; ``following`` is the schedule of the next round."""
+    shown = outcome.slice
+    return {
+        "model": np.ascontiguousarray(outcome.model, dtype="<f4").tobytes(),
+        "total": outcome.total_weight,
+        "included": list(outcome.included),
+        "m0": outcome.m0_hash,
+        "head": outcome.head,
+        "slice": [shown.index, _array(shown.x), _array(shown.y), shown.salts, list(shown.path)],
+        "next": list(following),
+    }
+
+
+def unpack_outcome(ask: Ask, length: int) -> Outcome:
+    """The outcome of a round whose model has this many numbers."""
+    model = ask.get("model", bytes)
+    if len(model) != 4 * length:
+        raise MessageError(f"expected a model of {length} numbers, got {len(model)} bytes", stage="report")
+    try:
+        index, x, y, salts, path = ask.get("slice", list)
+        shown = Slice(index=int(index), x=_unarray(x), y=_unarray(y), salts=bytes(salts), path=tuple(path))
+        return Outcome(
+            round=ask.round,
+            model=np.frombuffer(model, "<f4").astype(np.float32),
+            total_weight=float(ask.get("total", float)),
+            included=tuple(str(name) for name in ask.get("included", list)),
+            slice=shown,
+            m0_hash=ask.get("m0", str),
+            head=ask.get("head", str),
+        )
+    except FedmeritError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise MessageError(f"not the outcome of a round: {error!s:.100}", stage="report") from None
+
+
+def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two bodies are the same record."""
+    return canonical(one) == canonical(other)
+
+
+def _array(values: np.ndarray[Any, Any]) -> list[Any]:
+    if values.dtype.kind not in KINDS:
+        raise MessageError(f"test samples must be numbers, got {values.dtype}", stage="report")
+    little = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
+    return [little.dtype.str, list(values.shape), little.tobytes()]
+
+
+def _unarray(packed: Any) -> np.ndarray[Any, Any]:
+    kind, shape, data = packed
+    dtype = np.dtype(kind)
+    if dtype.kind not in KINDS:
+        raise MessageError(f"test samples must be numbers, got {dtype}", stage="report")
+    return np.frombuffer(data, dtype).reshape(shape).astype(dtype.newbyteorder("="))

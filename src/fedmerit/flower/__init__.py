@@ -1,0 +1,31 @@
+"""fedmerit inside Flower: `secure` for a ClientApp, `Contributions` around an averaging strategy.
+
+The client's half is loaded apart from the server's: a SuperNode starts a process for every message.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from fedmerit.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from fedmerit.flower.client import Place, place_of, secure
+    from fedmerit.flower.strategy import Contributions
+
+__all__ = ["Contributions", "Place", "place_of", "secure"]
+
+_LATER = {"client": ("Place", "place_of", "secure"), "strategy": ("Contributions",)}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _LATER.items():
+        if name in names:
+            try:
+                return getattr(import_module(f"{__name__}.{module}"), name)
+            except ModuleNotFoundError as error:
+                if (error.name or "").partition(".")[0] != "flwr":
+                    raise
+                raise MissingExtra("Flower is needed here: pip install 'fedmerit[flower]'") from error
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,171 @@
+"""The member's side: a ClientApp that trains as before, and shows nobody its update.
+
+::
+
+    app = fedmerit.flower.secure(ClientApp(), value=evaluate)
+
+    @app.train()                      # the user's own, unchanged
+    def train(message, context): ...
+
+Who the member is comes from its own machine, never from the server: the SuperNode's ``--node-config`` names
+the private key (``fedmerit-key``) and the roster (``fedmerit-roster``). In a simulation all nodes share one
+folder, ``fedmerit-rehearsal`` in the run config, with ``roster.toml`` and everybody's ``NAME.pem``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedmerit.errors import ConfigError, KeyFileError, MessageError, RefusedError
+from fedmerit.federation.protocol import Evaluate
+from fedmerit.federation.remote.member import RemoteMember, Trained
+from fedmerit.flower.arrays import Shape
+from fedmerit.flower.carrying import BYTES, QUERY, only_arrays, put, take
+from fedmerit.flower.measuring import Value, evaluator
+from fedmerit.keys import load_key, public_key, read_roster
+
+METRICS = "metrics"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a member's key and roster lie."""
+
+    key: Path
+    roster: Path
+
+
+def place_of(context: Context) -> Place:
+    """From the node's config; in a simulation, from the rehearsal's folder and the node's number."""
+    node = context.node_config
+    if "fedmerit-key" in node or "fedmerit-roster" in node:
+        try:
+            return Place(Path(str(node["fedmerit-key"])), Path(str(node["fedmerit-roster"])))
+        except KeyError as error:
+            raise ConfigError(f"the node config has no {error.args[0]}: --node-config needs both") from None
+    folder = context.run_config.get("fedmerit-rehearsal")
+    if not folder or "partition-id" not in node:
+        raise ConfigError(
+            "who is this member? expected the files fedmerit-key and fedmerit-roster in --node-config, "
+            "or in a simulation the run config fedmerit-rehearsal"
+        )
+    roster = Path(str(folder)) / "roster.toml"
+    names, number = read_roster(roster).names, int(node["partition-id"])
+    if not 0 <= number < len(names):
+        raise ConfigError(f"node {number} of the simulation has no place among {len(names)} members")
+    return Place(roster.with_name(f"{names[number]}.pem"), roster)
+
+
+class Secured(ClientApp):
+    """A ClientApp whose updates leave only under masks; made by `secure`."""
+
+    def __init__(
+        self,
+        app: ClientApp,
+        value: Value,
+        metrics: Sequence[str],
+        place: Callable[[Context], Place],
+        weighted_by: str,
+        seed: int | None,
+    ) -> None:
+        super().__init__()
+        self.inner, self.value, self.shared = app, value, tuple(metrics)
+        self.place, self.weighted_by, self.seed = place, weighted_by, seed
+
+    # what is registered with this app is registered with the one inside
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        return self.inner.train(*args, **kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        return self.inner.evaluate(*args, **kwargs)
+
+    def query(self, *args: Any, **kwargs: Any) -> Any:
+        return self.inner.query(*args, **kwargs)
+
+    def lifespan(self) -> Any:
+        return self.inner.lifespan()
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message: fedmerit's own, or one for the user's functions. Plain training is refused."""
+        ours = message.has_content() and BYTES in message.content
+        kind = message.metadata.message_type
+        if not ours and kind.partition(".")[0] != "train":
+            return self.inner(message, context)
+        if not ours:
+            raise RefusedError("asked for a plain update", stage="train")
+        data = take(message.content)
+        del message.content[BYTES]
+        shown: list[MetricRecord] = []
+        train = None
+        if kind != QUERY:
+            train = lambda: self._train(message, context, shown)  # noqa: E731
+        answer = self._member(context).answer(data, str(context.node_id), train)
+        content = put(answer)
+        if shown:
+            content[METRICS] = shown[0]
+        return Message(content, reply_to=message)
+
+    def _member(self, context: Context) -> RemoteMember:
+        place = self.place(context)
+        roster, own = read_roster(place.roster), public_key(load_key(place.key))
+        for member in roster.members:
+            if member.key == own:
+                return RemoteMember(member.name, place.key, roster, self._evaluator, seed=self.seed)
+        raise KeyFileError(f"{place.key}: not the key of a member on the roster {place.roster}")
+
+    def _evaluator(self, shape: Any, utilities: Sequence[str]) -> Evaluate:
+        return evaluator(self.value, Shape.load(shape), utilities)
+
+    def _train(self, message: Message, context: Context, shown: list[MetricRecord]) -> Trained:
+        """The user's training, on a message as the strategy made it."""
+        shape = Shape.of(only_arrays(message.content))
+        reply = self.inner(message, context)
+        if reply.has_error():
+            raise MessageError(f"training failed: {reply.error.reason}", stage="masked")
+        m0, after = shape.vector, shape.read(only_arrays(reply.content))
+        metrics = _metrics(reply.content)
+        samples = metrics.get(self.weighted_by)
+        if isinstance(samples, list):
+            raise MessageError(f"{self.weighted_by!r} must be a single number", stage="masked")
+        if self.shared:
+            lacking = [key for key in self.shared if key not in metrics]
+            if lacking:
+                raise MessageError(f"training gave no metric {lacking[0]!r}, which is to be shared")
+            shown.append(MetricRecord({key: metrics[key] for key in self.shared}))
+        return Trained(m0, after - m0, samples, shape.dump())
+
+
+def _metrics(content: RecordDict) -> MetricRecord:
+    found = list(content.metric_records.values())
+    return found[0] if found else MetricRecord()
+
+
+def secure(
+    app: ClientApp,
+    *,
+    value: Value,
+    metrics: Sequence[str] = (),
+    place: Callable[[Context], Place] = place_of,
+    weighted_by: str = "num-examples",
+    seed: int | None = None,
+) -> ClientApp:
+    """Make a ClientApp part of a federation with secure contribution scores.
+
+    Args:
+        app: the user's; functions may be registered before or after.
+        value: ``value(arrays, test)`` says how good a model is on test samples ``test.x``, ``test.y``: one
+            number in [0, 1] per sample, or a mapping of several such by name.
+        metrics: names of training metrics that may leave this machine in the clear; by default none.
+        place: where this member's key and roster lie, if not where `place_of` looks.
+        weighted_by: the metric that holds the number of training samples; it stays secret.
+        seed: of the stochastic rounding, for rehearsals that are to be repeated exactly.
+    """
+    if isinstance(app, Secured):
+        raise ConfigError("this ClientApp is secured already")
+    return Secured(app, value, metrics, place, weighted_by, seed)

@@ -1,0 +1,239 @@
+"""The server's side: a wrapper around an averaging strategy.
+
+::
+
+    strategy = fedmerit.flower.Contributions(
+        FedAvg(), roster="roster.toml", test=(images, labels), value=evaluate, folder="runs/ours"
+    )
+    strategy.start(grid=grid, initial_arrays=arrays, num_rounds=10)
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import ArrayRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Result, Strategy
+
+from fedmerit.config import Config, from_dict
+from fedmerit.data.pool import Pool
+from fedmerit.errors import ConfigError, DataError, ProtocolError
+from fedmerit.federation.remote.books import Books
+from fedmerit.federation.remote.coordinator import Coordinator
+from fedmerit.flower.arrays import Shape
+from fedmerit.flower.grid import SecureGrid
+from fedmerit.flower.measuring import Value, definition, evaluator
+from fedmerit.keys import Roster, load_key, new_key, read_roster
+from fedmerit.secagg.setting import LEAST_IN_SUM
+from fedmerit.store import Folder, write
+from fedmerit.toml import written
+
+log = logging.getLogger("fedmerit")
+AVERAGING = ("FedAvg", "FedProx")
+OPTIMISERS = ("FedAvgM", "FedAdagrad", "FedAdam", "FedYogi", "FedOpt")
+REFUSED = {
+    "Krum": "it compares members' updates with each other",
+    "MultiKrum": "it compares members' updates with each other",
+    "Bulyan": "it compares members' updates with each other",
+    "FedMedian": "it needs the median of every coordinate over members' updates",
+    "FedTrimmedAvg": "it sorts every coordinate of members' updates",
+    "QFedAvg": "it weighs members by their losses and needs each one's update",
+    "FedXgbBagging": "trees are not averaged",
+    "FedXgbCyclic": "trees are not averaged",
+}
+
+
+class Contributions:
+    """Secure aggregation and contribution scores around a strategy that averages.
+
+    Args:
+        strategy: FedAvg, FedProx or one with a server optimiser (which is scored before the optimiser acts).
+        roster: everybody's public keys, or the file that holds them.
+        test: samples and labels that all members are measured on, committed before round 1.
+        value: how good a model is, the function the members use; None where the server cannot evaluate:
+            v(M0) and v(M) are then the medians of what the members measured.
+        folder: where ledger, scores and the server's key go; new or empty.
+        utilities: names of what ``value`` measures, the paid one first.
+        weights: ``secret`` (the members' sample counts, hidden), ``uniform``, or ``roster`` (in its file).
+        weight_cap: for secret weights, the largest sample count anyone may claim; public.
+        bound: largest change of a coordinate in one round.
+        clip: cut what lies beyond the bound, where the default is that such a member leaves the round.
+        threshold: members needed to finish a round; None for floor(2N/3) + 1.
+        reveal: one test slice for all rounds (``fixed``), or a fresh one each round (``per-round``).
+        game: how coalition models are built.
+        missing: what a missed round counts in the sum.
+        patience: seconds to wait for an answer that needs no training.
+        join: seconds to wait at the start for all members of the roster.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        *,
+        roster: Roster | str | Path,
+        test: tuple[npt.ArrayLike, npt.ArrayLike] | Pool,
+        value: Value | None,
+        folder: str | Path,
+        utilities: Sequence[str] = ("value",),
+        weights: Literal["secret", "uniform", "roster"] = "secret",
+        weight_cap: int = 100_000,
+        bound: float = 4.0,
+        clip: bool = False,
+        threshold: int | None = None,
+        reveal: Literal["fixed", "per-round"] = "fixed",
+        game: Literal["additive", "renormalised"] = "additive",
+        missing: Literal["zero", "own-mean"] = "zero",
+        patience: float = 120.0,
+        join: float = 300.0,
+        truth: Sequence[str] = (),
+    ) -> None:
+        check_strategy(strategy)
+        if truth:
+            raise ConfigError(
+                "truth: needs plain updates, which this server never sees; rehearse in one process"
+            )
+        if weights not in ("secret", "uniform", "roster"):
+            raise ConfigError(f"weights: expected secret, uniform or roster, got {weights!r}")
+        self.strategy, self.value, self.folder = strategy, value, Path(folder)
+        self.roster = roster if isinstance(roster, Roster) else read_roster(roster)
+        if weights == "roster" and self.roster.weights is None:
+            raise ConfigError("weights: the roster holds none; expected secret or uniform")
+        self.test, self.reveal, self.patience, self.join = test, reveal, patience, join
+        training: dict[str, Any] = {"weights": weights}
+        if weights == "secret":
+            training["weight_cap"] = weight_cap
+        if weights == "roster":
+            training["roster_weights"] = self.roster.weights
+        self._settings: dict[str, dict[str, Any]] = {
+            "data": {"test_reveal": reveal},
+            "partition": {"names": list(self.roster.names)},
+            "training": training,
+            "scoring": {"utilities": list(utilities), "game": game, "missing": missing},
+            "secure_aggregation": {"bound": float(bound), "threshold": threshold or 0, "clip": clip},
+        }
+        self._config(1)  # whatever is wrong with the settings shows here
+        self.scores: dict[str, Any] = {}
+        self.notes: list[str] = []
+        self.seconds: dict[str, list[float]] = {}
+
+    def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, **options: Any) -> Result:
+        """Run the strategy's own ``start`` with every train step made secure; returns its result.
+
+        Args:
+            grid: Flower's.
+            initial_arrays: the first model.
+            num_rounds: rounds.
+            options: whatever the strategy's ``start`` takes besides.
+        """
+        config, text = self._config(num_rounds)
+        shape = Shape.of(initial_arrays)
+        for name in shape.left_out:
+            log.warning("array %r is not summed, because it holds integers: it stays as it is", name)
+        pool = self._pool(num_rounds)
+        secure = SecureGrid(grid, self.patience, getattr(self.strategy, "weighted_by_key", "num-examples"))
+        with Folder(self.folder, config, text=text) as folder:
+            books = self._books(folder, config, text, pool)
+            books.begin(shape.vector)
+            evaluate = None
+            if self.value is not None:
+                evaluate = evaluator(self.value, shape, config.scoring.utilities)
+            coordinator = Coordinator(books, pool, secure, evaluate)
+            secure.coordinator, self.notes, self.seconds = coordinator, coordinator.refused, secure.seconds
+            self._gather(secure)
+            result = self.strategy.start(
+                grid=secure, initial_arrays=initial_arrays, num_rounds=num_rounds, **options
+            )
+            coordinator.finish(shape.vector if result.arrays is None else shape.read(result.arrays))
+            self.scores = books.write_scores()
+        return result
+
+    def _config(self, rounds: int) -> tuple[Config, str]:
+        """The settings that apply, and the same as TOML."""
+        settings = {**self._settings, "training": {"rounds": rounds, **self._settings["training"]}}
+        sections = [
+            "\n".join([f"[{name}]", *(f"{key} = {written(value)}" for key, value in part.items())]) + "\n"
+            for name, part in settings.items()
+        ]
+        return from_dict(settings), "\n".join(sections)
+
+    def _books(self, folder: Folder, config: Config, text: str, pool: Pool) -> Books:
+        key = folder.path / "keys" / "server.pem"
+        key.parent.mkdir(mode=0o700, exist_ok=True)
+        if not key.exists():
+            new_key(key)
+        write(key.with_name("pool.key"), pool.key, mode=0o600)
+        name = type(self.strategy).__name__
+        terms = {
+            "config": text,
+            "config_hash": config.hash(),
+            "roster": self.roster.hash.hex(),
+            "strategy": name,
+            "optimiser": not _averages(self.strategy),
+            "evaluates": "members" if self.value is None else "server",
+        }
+        run, commitment = secrets.token_hex(16), pool.commitment
+        return Books(folder, config, self.roster, load_key(key), run, "flower", terms, commitment)
+
+    def _pool(self, rounds: int) -> Pool:
+        if isinstance(self.test, Pool):
+            return self.test
+        x, y = (np.asarray(part) for part in self.test)
+        slices = rounds if self.reveal == "per-round" else 1
+        if len(x) != len(y) or len(y) < 2 * slices:
+            raise DataError(
+                f"test: expected as many labels as samples and at least 2 a slice ({slices} slices), "
+                f"got {len(x)} samples and {len(y)} labels"
+            )
+        order = np.random.default_rng(secrets.randbits(128)).permutation(len(y))
+        return Pool(
+            indices=order,
+            x=x[order],
+            y=y[order],
+            slices=slices,
+            balanced=False,
+            classes=0,
+            utility_hash=definition(self.value, self._settings["scoring"]["utilities"]),
+            key=secrets.token_bytes(32),
+        )
+
+    def _gather(self, secure: SecureGrid) -> None:
+        """Wait until everybody on the roster has joined, or long enough."""
+        deadline = time.monotonic() + self.join
+        while len(there := list(secure.get_node_ids())) < len(self.roster.names):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.2)
+        if len(there) < LEAST_IN_SUM:
+            raise ProtocolError(
+                f"{len(there)} of {len(self.roster.names)} members joined within {self.join:g} s, "
+                f"{LEAST_IN_SUM} are needed" + "".join(f"; {note}" for note in self.notes[:3]),
+                stage="join",
+            )
+
+
+def check_strategy(strategy: Strategy) -> None:
+    """Refuse a strategy that needs to see members' updates one by one, and say why."""
+    for kind in type(strategy).__mro__:
+        if kind.__name__ in REFUSED:
+            raise ConfigError(
+                f"{kind.__name__} cannot run under secure aggregation: {REFUSED[kind.__name__]}; "
+                f"expected one that averages: {', '.join(AVERAGING + OPTIMISERS)}"
+            )
+    if not isinstance(strategy, FedAvg):
+        raise ConfigError(
+            f"{type(strategy).__name__} is not known to average; expected one of "
+            f"{', '.join(AVERAGING + OPTIMISERS)}, or a subclass"
+        )
+
+
+def _averages(strategy: Strategy) -> bool:
+    """Whether the strategy's next model is M itself."""
+    return type(strategy).__name__ in AVERAGING and type(strategy).__module__.startswith("flwr.")
