@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from fedmerit import config
-from fedmerit.coalitions import Evaluator
+from fedmerit.coalitions import Evaluator, retrain_tables
 from fedmerit.errors import ReportError
 from fedmerit.federation import embedded, truth
 from fedmerit.federation.aggregation import Aggregation
@@ -27,6 +28,8 @@ from fedmerit.store import Folder
 from fedmerit.utilities import balance, evaluation, float32
 from fedmerit.values import shapley
 
+SHARE = 0.0
+"""Of the device's memory that this process may use; 0: all."""
 TOLERANCE = 1.001
 """Largest deviation of a coalition's utility from float32, in test images: one."""
 
@@ -168,7 +171,10 @@ def evaluator(federation: Federation) -> Evaluator:
     """Of all coalitions of a round on the fixed test pool, close to float32."""
     shown = federation.pool.slice(1)
     given = federation.network, shown.x, shown.y, federation.utilities
-    return Evaluator(*given, tolerance=TOLERANCE / len(shown.y), effort="none")
+    limit = None
+    if SHARE and federation.device.type == "cuda":  # it sees what is free, not what is its own
+        limit = int(SHARE * torch.cuda.get_device_properties(federation.device).total_memory / 2)
+    return Evaluator(*given, tolerance=TOLERANCE / len(shown.y), effort="none", memory_limit=limit)
 
 
 class ShapleyWeights:
@@ -192,14 +198,17 @@ def analysed(given: Mapping[str, Any]) -> Iterator[None]:
     """What a cell's ``experiment`` section asks of the engine beyond its settings, for as long as it runs.
 
     ``weights = "MR-SV"``: current-round weights from exact Shapley values. ``sampled = n``: the Shapley value
-    of a round from n coalitions.
+    of a round from n coalitions. ``loop``: coalitions are retrained one after another, which suits large
+    networks.
     """
-    before = embedded.from_this_round, truth.MOST_EXACT, truth.BUDGET
+    before = embedded.from_this_round, truth.MOST_EXACT, truth.BUDGET, truth.retrain_tables
     if given.get("weights") == "MR-SV":
         embedded.from_this_round = ShapleyWeights()
     if "sampled" in given:
         truth.MOST_EXACT, truth.BUDGET = 0, given["sampled"]
+    if given.get("loop"):
+        truth.retrain_tables = functools.partial(retrain_tables, stacked=False)
     try:
         yield
     finally:
-        embedded.from_this_round, truth.MOST_EXACT, truth.BUDGET = before
+        embedded.from_this_round, truth.MOST_EXACT, truth.BUDGET, truth.retrain_tables = before

@@ -106,6 +106,7 @@ def run_cell(
         special = settings.pop("experiment", {})
         made = config.from_dict(settings)
         with Folder(folder / "run", made) as opened, analysed(special):
+            loop = loop or special.get("loop", False)
             engine = BothGames(made, opened, watch, loop=loop, games=special.get("games", "both"))
             document = engine.run()
             looked = [dict(record.body) for record in opened.ledger.records("analysis")]

@@ -26,6 +26,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
+import engine  # noqa: E402
 import torch  # noqa: E402
 from cells import (  # noqa: E402
     RESULTS,
@@ -153,7 +154,8 @@ def _begin(jobs: int, single: bool = False) -> None:
     """Share cores and memory of the device with the other processes."""
     torch.set_num_threads(1 if single else max(1, len(os.sched_getaffinity(0)) // jobs))
     if torch.cuda.is_available() and jobs > 1:
-        torch.cuda.set_per_process_memory_fraction(0.96 / jobs)
+        engine.SHARE = 0.96 / jobs
+        torch.cuda.set_per_process_memory_fraction(engine.SHARE)
 
 
 def report(pending: Sequence[Cell], costs: Costs) -> None:
