@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -62,6 +63,9 @@ def ranking(evidence: Evidence, facts: Facts, claims: Claims) -> None:
         body += [[name, title, *signs(cells, utility).values()] for utility, title in TITLES.items()]
     head = ["data", "utility", "rounds", "v(M) < v(M0)", "EE reversed", "FP reversed", "sum of alpha / gain"]
     facts["sign table"] = lines(head, body)
+    same = {evidence.said("tab:error", "spearman", "Brain", score) for score in ("FP", "EE")}
+    claims["the paper has one Spearman for FP and EE on Brain-MRI"] = len(same) == 1
+    facts["paper same Brain"] = f"{same.pop():.3f}"
     for name in ("CIFAR10", "Brain"):
         each = [f"{evidence.said('tab:error', 'l2', name, score):.3f} ({score})" for score in ("FP", "EE")]
         facts[f"paper L2 {name}"] = " and ".join(each)
@@ -97,13 +101,13 @@ def single_round(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     claims["summing beats the exact Shapley value of one round"] = all(above)
     for name in ("CIFAR10", "Brain"):
         facts[f"paper FP {name}"] = f"{evidence.said('tab:error', 'spearman', name, 'FP'):.2f}"
-    facts["ablation table"], ahead_there = _ablations(evidence)
+    facts["ablation table"], ahead_there, facts["ablation lowest"] = _ablations(evidence)
     claims["alpha summed is ahead of FP in every row that was run"] = ahead_there
 
 
-def _ablations(evidence: Evidence) -> tuple[str, bool]:
+def _ablations(evidence: Evidence) -> tuple[str, bool, str]:
     """The rows of tab:round, tab:client and tab:alpha that were run: FP and summed alpha."""
-    body, ahead = [], True
+    body, ahead, lowest = [], True, (2.0, "")
     for row in evidence.rows:
         cells = done(row, evidence.results)
         if row.label not in ("tab:round", "tab:client", "tab:alpha") or not cells or row.dataset not in BOTH:
@@ -114,9 +118,12 @@ def _ablations(evidence: Evidence) -> tuple[str, bool]:
             pair = [found[utility].get(s, {}).get("spearman", []) for s in ("FP", "ALPHA sum")]
             line += [spread(values) for values in pair]
             ahead &= mean(pair[1]) > mean(pair[0])
+            where = f"{row.label} {row.row}, {BOTH[row.dataset]}, {TITLES[utility]}, {len(cells)} seed(s)"
+            lowest = min(lowest, (mean(pair[1]), where))
         body.append(line)
     head = ["paper", "data", "row", "seeds", "FP, expected accuracy", "alpha summed, expected accuracy"]
-    return lines([*head, "FP, accuracy", "alpha summed, accuracy"], body), ahead
+    table_ = lines([*head, "FP, accuracy", "alpha summed, accuracy"], body)
+    return table_, ahead, f"{lowest[0]:.2f} ({lowest[1]})"
 
 
 # -------------------------------------------------------------------------------------- the retraining game
@@ -152,26 +159,35 @@ def game(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     steps = [a - b for u in PAIR for a, b in zip(known[new][u], known[old][u], strict=True)]
     won, lost = sum(step > 1e-9 for step in steps), sum(step < -1e-9 for step in steps)
     facts["game wins"] = f"better in {won}, worse in {lost}, equal in {len(steps) - won - lost}"
-    ahead = {name: _ahead(known[name], known[old]) for name in (new, "SOLO", "MERIT", "MR-SV")}
-    facts |= {f"ahead {name}": f"{by:+.2f} ± {error:.2f}" for name, (by, error) in ahead.items()}
-    by, error = _ahead(known["SOLO"], known[new])
-    facts["SOLO ahead of renormalised"] = f"{by:+.2f} ± {error:.2f}"
+    tried = (new, "SOLO", "MERIT")
+    fresh = [i for i, cell in enumerate(cells) if cell["seed"] > 0]
+    p_values = {}
+    for name in (*tried, "MR-SV"):
+        facts[f"ahead {name}"] = "{:+.2f} ± {:.2f}".format(*_ahead(known[name], known[old])[:2])
+        by, error, p_values[name] = _ahead(known[name], known[old], fresh)
+        facts[f"fresh {name}"] = f"{by:+.2f} ± {error:.2f}, p = {p_values[name]:.2f}"
+    by, error, _ = _ahead(known[new], known[old], fresh)
+    facts["fresh runs"] = str(len(fresh))
+    facts["runs for three errors"] = str(math.ceil(len(fresh) * (3 * error / by) ** 2))
+    between, error_between, _ = _ahead(known["SOLO"], known[new])
+    facts["SOLO ahead of renormalised"] = f"{between:+.2f} ± {error_between:.2f}"
     mixed: dict[str, list[float]] = {}
     for u in PAIR:
         for cell in cells:
             own = scores(cell, u, LAST)
             both = standardised(own["SOLO"]) + standardised(own[new])
             mixed.setdefault(u, []).append(close(both, own["SV"]) or 0.0)
-    ahead_of_solo, error_of_mix = _ahead(mixed, known["SOLO"])
+    ahead_of_solo, error_of_mix, _ = _ahead(mixed, known["SOLO"])
     facts["game mix"] = " / ".join(spread(mixed[u]) for u in PAIR)
     facts["mix ahead of SOLO"] = f"{ahead_of_solo:+.2f} ± {error_of_mix:.2f}"
     claims["mixing SOLO and the renormalised alpha gains little"] = abs(ahead_of_solo) < 0.1
     ceiling = mean([v for u in PAIR for v in known["ALPHA, retrained"][u]])
     claims["at least 5 seeds on two datasets"] = all(len(each) >= 5 for each in groups.values())
-    claims["SOLO and the renormalised alpha are ahead of alpha by two standard errors"] = all(
-        ahead[name][0] > 2 * ahead[name][1] for name in (new, "SOLO")
+    claims["all three are ahead of alpha, none beyond chance after three tries"] = (
+        all(mean(known[name][u]) > mean(known[old][u]) for name in tried for u in PAIR)
+        and min(3 * p_values[name] for name in tried) > 0.05
     )
-    claims["SOLO and the renormalised alpha are too close to call"] = abs(by) < 2 * error
+    claims["SOLO and the renormalised alpha are too close to call"] = abs(between) < 2 * error_between
     claims["MR-SV is not the retrained Shapley value"] = all(mean(known["MR-SV"][u]) < 0.9 for u in PAIR)
     claims["nothing allowed reaches .95, nor does the ceiling"] = (
         max(pooled[name] for name in allowed) < 0.95 and ceiling < 0.95
@@ -204,10 +220,18 @@ def standardised(values: Vector) -> Vector:
     return (values - values.mean()) / values.std()
 
 
-def _ahead(one: Mapping[str, Sequence[float]], other: Mapping[str, Sequence[float]]) -> tuple[float, float]:
-    """Mean difference a run (of both utilities) and its standard error."""
+def _ahead(
+    one: Mapping[str, Sequence[float]],
+    other: Mapping[str, Sequence[float]],
+    runs: Sequence[int] | None = None,
+) -> tuple[float, float, float]:
+    """Mean difference a run (of both utilities), its standard error, and Student's two-sided p-value."""
+    from scipy.stats import ttest_1samp
+
     steps = np.mean([np.subtract(one[u], other[u]) for u in PAIR], axis=0)
-    return float(steps.mean()), float(steps.std(ddof=1) / np.sqrt(len(steps)))
+    steps = steps if runs is None else steps[list(runs)]
+    error = float(steps.std(ddof=1) / np.sqrt(len(steps)))
+    return float(steps.mean()), error, float(ttest_1samp(steps, 0.0).pvalue)
 
 
 def utilities(evidence: Evidence, facts: Facts, claims: Claims) -> None:
@@ -233,5 +257,10 @@ def utilities(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     head += ["alpha summed against accuracy's MR-SV, CIFAR-10", "Brain-MRI"]
     head += ["alpha summed against accuracy's retrained value", "the same, renormalised game"]
     facts["utility table"] = lines(head, body)
+    crossed = {u: mean(spearman(games, "ALPHA sum", u, "SV", "accuracy")) for u in TITLES}
+    claims["expected accuracy tracks accuracy's retrained value as well as accuracy does"] = (
+        crossed["expected-accuracy"] > crossed["accuracy"] - 0.05
+        and max(crossed["brier"], crossed["neg-loss"]) < crossed["accuracy"]
+    )
     least = min(distance.values())
     claims["expected accuracy keeps sum(alpha) nearest to the gain"] = distance["expected-accuracy"] == least

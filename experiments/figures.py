@@ -205,8 +205,8 @@ def retrained(rows: Rows) -> alt.TopLevelMixin:
         )
         bar = base.mark_tick(thickness=2.4, size=15, color=INK).encode(x="mean(spearman):Q", y=y)
         panels.append((dots + bar).properties(width=170, height=alt.Step(19), title=title))
-    seeds = len({row["seed"] for row in used})
-    about = f"6 members, Dirichlet 0.5, 10 rounds, {seeds} seeds a dataset"
+    counts = [len({row["seed"] for row in used if row["dataset"] == one}) for one in sets]
+    about = f"6 members, Dirichlet 0.5, 10 rounds, {' and '.join(map(str, counts))} seeds"
     return alt.hconcat(*panels).properties(
         title=alt.Title(
             "Which score tracks the retrained Shapley value of its utility?",

@@ -110,7 +110,8 @@ def commands(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
                 ", ".join(known["devices"]),
             ]
         )
-    yield "Runs are shared between tables, so minutes do not add up."
+    yield "Minutes are those of the whole device: a run's seconds, divided by how many ran at once. Runs are"
+    yield "shared between tables, so minutes do not add up."
     yield ""
     head = ["paper", "what it shows", "command", "runs", "minutes", "minutes left", "machine"]
     yield from table(head, body)
@@ -131,6 +132,8 @@ def missing(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
         yield ""
         return
     yield "Estimated from the plan's guess and how guesses of finished runs turned out."
+    if not any("resnet" in one["settings"]["model"]["name"] for one in results.values()):
+        yield "No run of a ResNet (ISIC, lung) has been finished, so those are guesses alone."
     yield ""
     yield from table(["paper", "row", "runs missing", "minutes on an H200"], body)
 

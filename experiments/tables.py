@@ -19,6 +19,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
+import numpy as np  # noqa: E402
 from axioms import axioms_section  # noqa: E402
 from cells import RESULTS, Result, Row, datasets, plan, read_results, subset_of  # noqa: E402
 from findings import findings  # noqa: E402
@@ -75,7 +76,12 @@ def documents(rows: Sequence[Row], results: Mapping[str, Result], *, toy: bool =
     made = {"README.md": readme(rows, results, paper, toy=toy)}
     for name in dict.fromkeys(row.experiment for row in rows):
         own = [row for row in rows if row.experiment == name]
-        lines = [f"# {own[0].label}: {own[0].says}", "", f"`python experiments/run.py --only {name}`", ""]
+        lines = [
+            f"{TOY if toy else ''}# {own[0].label}: {own[0].says}",
+            "",
+            f"`python experiments/run.py --only {name}`",
+            "",
+        ]
         lines += list(about(own, results))
         lines += list(SECTIONS.get(name, agreement_section)(own, results, paper))
         lines += ["Scores are explained in [README](../README.md#scores)."]
@@ -124,11 +130,29 @@ def about(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
         found = facts(cells)
         images, test = ("/".join(f"{n:,}" for n in found[key]) for key in ("images", "test"))
         yield (
-            f"- {what}{'; '.join(found['titles'])}: {images} of "
+            f"- {what}{known[row.dataset]['title']}: {images} of "
             f"{known[row.dataset]['train']:,} training images, {test} test images, "
             f"{found['seeds']} of {len(row.cells)} seeds{f'; the others {price}' if left else ''}"
+            f"{sampled(cells)}"
         )
     yield ""
+
+
+def sampled(cells: Sequence[Result]) -> str:
+    """Where MR-SV is sampled: from how many coalitions, and how large its error is."""
+    errors, spreads = [], []
+    for cell in cells:
+        if error := cell.get("sampling_error", {}).get("expected-accuracy"):
+            errors.append(np.mean(error))
+            spreads.append(np.std(cell["utilities"]["expected-accuracy"]["truth"]["MR-SV"]))
+    if not errors:
+        return ""
+    budget = cells[0]["settings"]["experiment"]["sampled"]
+    share = np.mean(errors) / np.mean(spreads)
+    return (
+        f"; MR-SV sampled from {budget} coalitions a round: its standard error is on average {share:.0%} of "
+        "the spread between members (expected accuracy)"
+    )
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
