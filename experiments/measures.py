@@ -27,7 +27,6 @@ OTHER = (
 SCORES = SINGLE + SUMMED + OTHER
 HIDDEN = ("SHAPLEY", "MR-SV", "MR-SV, renormalised", "ALPHA, retrained")
 """Scores that need what secure aggregation hides, or federations trained again."""
-UTILITIES = ("expected-accuracy", "accuracy", "brier", "neg-loss", "balanced-accuracy")
 
 EXPLAINED = {
     "LOO": "leave one out, of the one round",
@@ -232,5 +231,4 @@ def facts(cells: Sequence[Result]) -> dict[str, Any]:
         "devices": sorted({cell["machine"]["device"] for cell in cells}),
         "images": sorted({sum(cell["samples"].values()) for cell in cells}),
         "test": sorted({cell["test_images"] for cell in cells}),
-        "titles": sorted({cell["title"] for cell in cells}),
     }
