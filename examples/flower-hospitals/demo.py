@@ -1,1 +1,109 @@
-"""The demonstration."""
+"""Five hospitals on one machine as five machines would be: `make demo-flower`.
+
+A SuperLink and five SuperNodes start on 127.0.0.1 with TLS and node authentication. Harbour's labels are
+mostly noise; Dale's machine dies in round 3 (kill -9), its masked update sent. Out come scores with
+intervals, a statement in cents, and a check of the ledger by another member.
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from fedmerit.errors import FedmeritError
+from fedmerit.flower.loopback import Loopback, Run
+from fedmerit.keys import Member, Roster, new_key, write_roster
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from hospitals.task import HOSPITALS  # noqa: E402
+
+VICTIM, VERIFIER = "Dale", "Bridge"
+DIES_IN_ROUND = 3
+BUDGET = "10000.00"
+THREADS = {"OMP_NUM_THREADS": "1"}
+
+
+def main() -> None:
+    """Run the demonstration."""
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--out", type=Path, default=Path("runs/demo-flower"), help="replaced if it exists")
+    folder = arguments.parse_args().out.resolve()
+    if folder.exists() and not (folder / "operator").is_dir():
+        sys.exit(f"{folder}: not a folder of this demonstration, nothing was touched")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    began = time.monotonic()
+    say("keys: every hospital makes its identity key; the roster holds the public halves")
+    roster = make_roster(folder)
+    members = {
+        name: {"name": name, "fedmerit-key": str(key_of(folder, name)), "fedmerit-roster": str(roster)}
+        for name in HOSPITALS
+    }
+    say("starting a SuperLink (TLS, node authentication) and five SuperNodes on 127.0.0.1 ...")
+    with Loopback(folder, members, THREADS) as federation:
+        say(f"connected after {time.monotonic() - began:.0f} s; `flwr run`")
+        run = federation.submit(HERE, {"roster": str(roster), "out": str(folder / "run")})
+        follow(federation, run)
+    say(f"done after {time.monotonic() - began:.0f} s")
+    fedmerit("score", folder / "run")
+    fedmerit("rewards", folder / "run", "--budget", BUDGET)
+    copy = folder / "members" / VERIFIER / "run"
+    shutil.copytree(folder / "run", copy, ignore=shutil.ignore_patterns("keys"))  # the server's stay there
+    say(f"{VERIFIER} was sent a copy of the run folder, and checks it:")
+    fedmerit("verify", copy)
+
+
+def make_roster(folder: Path) -> Path:
+    """One key per hospital, in its own folder (mode 600), and the roster of all."""
+    members = []
+    for name in HOSPITALS:
+        key_of(folder, name).parent.mkdir(parents=True)
+        members.append(Member(name, new_key(key_of(folder, name))))
+    write_roster(folder / "roster.toml", Roster(members))
+    return folder / "roster.toml"
+
+
+def key_of(folder: Path, name: str) -> Path:
+    """Where a hospital keeps its identity key."""
+    return folder / "members" / name / "identity.pem"
+
+
+def follow(federation: Loopback, run: Run) -> None:
+    """Say which round it is; let one machine die."""
+    said = 0
+    killed = False
+    while not run.over:
+        federation.check()
+        rounds = [int(number) for number in re.findall(r"\[ROUND (\d+)/", run.output)]
+        if len(rounds) > said:
+            said = len(rounds)
+            say(f"round {rounds[-1]} ({time.monotonic() - run.began:.0f} s since `flwr run`)")
+        if not killed and federation.sent(VICTIM, "train") >= DIES_IN_ROUND:
+            hit = federation.kill(VICTIM)
+            say(f"  kill -9: {VICTIM}'s machine is gone ({len(hit)} processes), its masked update was sent")
+            killed = True
+        time.sleep(0.2)
+    run.wait(deadline=30)
+    if not killed:
+        raise FedmeritError(f"{VICTIM} was to die in round {DIES_IN_ROUND}, but the run was over before")
+
+
+def fedmerit(*arguments: object) -> None:
+    """Run a command of fedmerit, shown as it is typed."""
+    print(f"\n$ fedmerit {' '.join(map(str, arguments))}", flush=True)
+    program = Path(sys.executable).parent / "fedmerit"
+    subprocess.run([program, *map(str, arguments)], check=True)
+
+
+def say(line: str) -> None:
+    """Progress."""
+    print(f"· {line}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,16 +1,12 @@
-"""A hospital: an ordinary Flower ClientApp."""
+"""A hospital: an ordinary Flower ClientApp, secured."""
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from hospitals.task import HOSPITALS, local_data, network, train
+import fedmerit.flower
+from hospitals.task import HOSPITALS, local_data, network, probability_of_truth, train
 
-app = ClientApp()
-
-
-def hospital(context: Context) -> str:
-    """Whose SuperNode this is; simulated nodes are only numbered."""
-    return context.node_config.get("name") or HOSPITALS[context.node_config["partition-id"]]
+app = fedmerit.flower.secure(ClientApp(), value=probability_of_truth)
 
 
 @app.train()
@@ -18,8 +14,7 @@ def train_locally(message: Message, context: Context) -> Message:
     """Train the received network on this hospital's images."""
     name = hospital(context)
     images, labels = local_data(name)
-    net = network()
-    net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    net = network(message.content["arrays"])
     seed = 100 * message.content["config"]["server-round"] + HOSPITALS.index(name)
     epochs, lr = context.run_config["local-epochs"], context.run_config["learning-rate"]
     loss = train(net, images, labels, epochs, lr, seed)
@@ -27,3 +22,8 @@ def train_locally(message: Message, context: Context) -> Message:
     return Message(
         RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message
     )
+
+
+def hospital(context: Context) -> str:
+    """Whose SuperNode this is; simulated nodes are only numbered."""
+    return context.node_config.get("name") or HOSPITALS[context.node_config["partition-id"]]

@@ -1,21 +1,41 @@
-"""The server: an ordinary Flower ServerApp with a stock FedAvg."""
+"""The server: a stock FedAvg, with contributions."""
+
+from pathlib import Path
 
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from hospitals.task import HOSPITALS, network
+import fedmerit.flower
+from fedmerit.keys import Member, Roster, new_key, write_roster
+from hospitals.task import HOSPITALS, network, probability_of_truth, test_data
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train for the configured number of rounds."""
-    n = len(HOSPITALS)
-    strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=n, min_available_nodes=n)
-    strategy.start(
-        grid=grid,
-        initial_arrays=ArrayRecord(network().state_dict()),
-        num_rounds=context.run_config["rounds"],
+    """Train for the configured number of rounds, and score everybody."""
+    config = context.run_config
+    if not config["out"]:
+        raise SystemExit("--run-config needs out: the folder to write ledger and scores to")
+    strategy = fedmerit.flower.Contributions(
+        FedAvg(fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3),
+        roster=config["roster"] or rehearsal(Path(config["fedmerit-rehearsal"])),
+        test=test_data(),
+        value=probability_of_truth,
+        utilities=["expected-accuracy"],
+        folder=config["out"],
+        patience=config["patience"],
     )
+    arrays = ArrayRecord(network().state_dict())
+    strategy.start(grid=grid, initial_arrays=arrays, num_rounds=config["rounds"])
+
+
+def rehearsal(folder: Path) -> Path:
+    """In a simulation nobody has a machine of its own: make everybody's key, once, and the roster."""
+    if not (folder / "roster.toml").exists():
+        folder.mkdir(parents=True)
+        keys = {name: new_key(folder / f"{name}.pem") for name in HOSPITALS}
+        write_roster(folder / "roster.toml", Roster(Member(name, key) for name, key in keys.items()))
+    return folder / "roster.toml"

@@ -12,7 +12,10 @@ import numpy as np
 import fedmerit.data
 
 if TYPE_CHECKING:
-    from torch import nn
+    from flwr.app import ArrayRecord
+    from torch import Tensor, nn
+
+    from fedmerit.data import Slice
 
 HOSPITALS = ("Abbey", "Bridge", "Castle", "Dale", "Harbour")
 NOISY = {"Harbour": 0.8}  # this share of its labels is random
@@ -29,13 +32,20 @@ def local_data(hospital: str) -> tuple[np.ndarray, np.ndarray]:
     return dataset.x_train[mine], labels
 
 
-def network() -> nn.Module:
-    """A small convolutional network, the same initial weights for everybody."""
+def test_data() -> tuple[np.ndarray, np.ndarray]:
+    """What everybody is measured on."""
+    dataset = fedmerit.data.load("fashion-mini")
+    return dataset.x_test, dataset.y_test
+
+
+def network(arrays: ArrayRecord | None = None) -> nn.Module:
+    """A small convolutional network with these weights, or fresh ones."""
     import torch
     from torch import nn
 
     torch.manual_seed(0)
-    return nn.Sequential(
+    torch.set_num_threads(1)
+    net = nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
         nn.ReLU(),
         nn.MaxPool2d(2),
@@ -45,13 +55,15 @@ def network() -> nn.Module:
         nn.Flatten(),
         nn.Linear(32 * 7 * 7, 10),
     )
+    if arrays is not None:
+        net.load_state_dict(arrays.to_torch_state_dict())
+    return net
 
 
 def train(net: nn.Module, images: np.ndarray, labels: np.ndarray, epochs: int, lr: float, seed: int) -> float:
     """Train in place; the mean loss of the last epoch."""
     import torch
 
-    torch.set_num_threads(1)
     x, y = _tensor(images), torch.from_numpy(labels)
     generator = torch.Generator().manual_seed(seed)
     adam = torch.optim.Adam(net.parameters(), lr=lr)
@@ -67,18 +79,18 @@ def train(net: nn.Module, images: np.ndarray, labels: np.ndarray, epochs: int, l
     return float(np.mean(losses))
 
 
-def probability_of_truth(net: nn.Module, images: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """What is paid for: the probability the network gives to the right answer, for every image."""
+def probability_of_truth(arrays: ArrayRecord, test: Slice) -> np.ndarray:
+    """What is paid for: the probability the network gives to the right answer, for every test image."""
     import torch
 
-    torch.set_num_threads(1)
+    net = network(arrays)
     net.eval()
     with torch.no_grad():
-        probabilities = net(_tensor(images)).softmax(dim=1)
-    return probabilities[torch.arange(len(labels)), torch.from_numpy(labels)].double().numpy()
+        probabilities = net(_tensor(test.x)).softmax(dim=1)
+    return probabilities[torch.arange(len(test.y)), torch.from_numpy(test.y)].numpy()
 
 
-def _tensor(images: np.ndarray):
+def _tensor(images: np.ndarray) -> Tensor:
     import torch
 
     return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 127.5 - 1

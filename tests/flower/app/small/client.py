@@ -6,9 +6,10 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from small.task import local_data, train
+import fedmerit.flower
+from small.task import local_data, probability_of_truth, train
 
-app = ClientApp()
+app = fedmerit.flower.secure(ClientApp(), value=probability_of_truth)
 
 
 @app.train()
