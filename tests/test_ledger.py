@@ -296,11 +296,11 @@ def test_the_order_of_keys_does_not_matter(value):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"a": {"b": [1, 0.5]}}, r"^record\.body\.a\.b\[\]: floats have no place in a signed record"),
-        ({"a": float("nan")}, r"^record\.body\.a: floats have no place"),
-        ({1: 2}, r"^record\.body: keys must be text, got 1"),
-        ({"a": b"x"}, r"^record\.body\.a: cannot be recorded: bytes"),
-        ({"a": {1, 2}}, r"^record\.body\.a: cannot be recorded: set"),
+        ({"a": {"b": [1, 0.5]}}, r"^record\.a\.b\[\]: floats have no place in a signed record"),
+        ({"a": float("nan")}, r"^record\.a: floats have no place"),
+        ({1: 2}, r"^record: keys must be text, got 1"),
+        ({"a": b"x"}, r"^record\.a: cannot be recorded: bytes"),
+        ({"a": {1, 2}}, r"^record\.a: cannot be recorded: set"),
     ],
 )
 def test_what_has_no_exact_form_is_refused(tmp_path, body, message):

@@ -100,6 +100,7 @@ class Scoring:
     utilities: Sequence[str] = ("expected-accuracy", "accuracy", "brier")  # also: balanced-accuracy, neg-loss
     game: Literal["additive", "renormalised"] = "additive"
     missing: Literal["zero", "own-mean"] = "zero"  # what a missed round counts in the sum
+    visibility: Literal["all", "coordinator"] = "all"  # coordinator: members see own numbers and totals only
     disclose_samples: bool = False  # members also report how many training samples they hold
     solo: bool = False  # members also train alone and report that model's utility
     truth: Sequence[str] = ()  # "mr-shapley", "shapley": looks at plain updates; the run is marked analysis

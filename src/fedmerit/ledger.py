@@ -3,25 +3,32 @@
 A record says who (``author``: the server or a member) states what (``kind``, ``body``). Its author signs the
 content; the server seals its place in the chain::
 
-    content_k = SHA-256("fedmerit record 1" 0 canonical({author, kind, body}))      signature: the author's
-    digest_k  = SHA-256("fedmerit chain 1" 0 digest_{k-1} k content_k signature_k)  seal: the server's
+    body_k    = SHA-256("fedmerit body 1" 0 canonical(body))
+    content_k = SHA-256("fedmerit record 2" 0 canonical({author, kind, body_k}))     signature: the author's
+    digest_k  = SHA-256("fedmerit chain 1" 0 digest_{k-1} k content_k signature_k)   seal: the server's
 
 so that altering, dropping, swapping or inserting a record changes every later digest, and the last digest
 (the head) stands for all of it. Bodies hold no floats: numbers that must come back exactly are written as
 hexadecimal strings by :func:`exact`. Where secure aggregation is off there are no keys: the chain is then
 unsigned, and whoever verifies it is told so.
+
+Only the hash of a body enters the chain. A copy for somebody who may not see a body holds that hash in its
+place: digests, signatures and seals are those of the original, and who wrote which kind of record when stays
+checked. Bodies that may be withheld carry a ``salt`` of 128 random bits, drawn by their author, so that the
+hash is a commitment: it cannot be opened to another body, and guessing the numbers does not confirm them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fedmerit.errors import LedgerError
 
@@ -44,6 +51,32 @@ class Record:
     digest: bytes
     signature: bytes
     seal: bytes
+    withheld: bytes = b""  # in a copy: the hash that stands for a body its reader may not see
+
+    @property
+    def content(self) -> bytes:
+        """What its author signed."""
+        return _content(self.author, self.kind, self.withheld or commitment(self.body))
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"record {self.seq} ({self.kind} by {self.author})"
+
+
+class Records(Protocol):
+    """A ledger, or a copy of one: what can be read and verified."""
+
+    path: Path
+
+    def records(self, kind: str | None = None) -> Iterator[Record]:
+        """All records in order, or those of one kind."""
+
+    @property
+    def head(self) -> str:
+        """The last digest, as hex."""
+
+    def __len__(self) -> int: ...
 
 
 class Ledger:
@@ -141,7 +174,7 @@ class Ledger:
             if row is None:
                 return
             last = row[0]
-            yield _record(row)
+            yield parsed_record(*row)
 
     def _tip(self) -> tuple[int, bytes]:
         row = self._execute("SELECT seq, digest FROM records ORDER BY seq DESC LIMIT 1").fetchone()
@@ -154,9 +187,10 @@ class Ledger:
             raise LedgerError(f"{self.path}: {error}") from error
 
 
-def _record(row: tuple[Any, ...]) -> Record:
+def parsed_record(
+    seq: int, author: Any, kind: Any, body: Any, digest: Any, signature: Any, seal: Any
+) -> Record:
     """A line of the table, if every cell has its type and the body its canonical form."""
-    seq, author, kind, body, digest, signature, seal = row
     where = f"record {seq} ({kind!s:.40})"
     if not isinstance(author, str) or not isinstance(kind, str):
         raise LedgerError(f"{where}: author and kind must be text")
@@ -175,9 +209,23 @@ def _record(row: tuple[Any, ...]) -> Record:
 
 
 def content(author: str, kind: str, body: Mapping[str, Any]) -> bytes:
-    """What an author signs: SHA-256 of the canonical record, apart from its place in the chain."""
-    plain = canonical({"author": author, "kind": kind, "body": body})
-    return hashlib.sha256(b"fedmerit record 1\0" + plain).digest()
+    """What an author signs: author, kind and the body's hash, apart from its place in the chain."""
+    return _content(author, kind, commitment(body))
+
+
+def commitment(body: Mapping[str, Any]) -> bytes:
+    """The hash of a body; with a ``salt`` in it, all that a copy without the body says about it."""
+    return hashlib.sha256(b"fedmerit body 1\0" + canonical(body)).digest()
+
+
+def new_salt() -> str:
+    """128 random bits for a body that may be withheld from others."""
+    return secrets.token_hex(16)
+
+
+def _content(author: str, kind: str, body: bytes) -> bytes:
+    plain = canonical({"author": author, "kind": kind, "body": body.hex()})
+    return hashlib.sha256(b"fedmerit record 2\0" + plain).digest()
 
 
 def link(previous: bytes, seq: int, content_: bytes, signature: bytes) -> bytes:
@@ -214,7 +262,7 @@ def number(text: Any) -> float:
         raise LedgerError(f"expected a number in hexadecimal, got {text!r}") from error
 
 
-def verify_chain(ledger: Ledger, keys: Callable[[Record], Mapping[str, bytes]]) -> bool:
+def verify_chain(ledger: Records, keys: Callable[[Record], Mapping[str, bytes]]) -> bool:
     """Check every digest, signature and seal; the error names the first record that is wrong.
 
     Args:
@@ -225,48 +273,50 @@ def verify_chain(ledger: Ledger, keys: Callable[[Record], Mapping[str, bytes]]) 
     Returns:
         Whether the ledger is signed.
     """
-    previous, known = START, None
+    previous, known, check = START, None, _Signatures({})
     for expected, record in enumerate(ledger.records(), start=1):
-        where = f"record {record.seq} ({record.kind} by {record.author})"
         if record.seq != expected:
             raise LedgerError(f"record {expected} is missing: the next one is number {record.seq}")
-        digest = link(
-            previous, record.seq, content(record.author, record.kind, record.body), record.signature
-        )
+        said = record.content
+        digest = link(previous, record.seq, said, record.signature)
         if digest != record.digest:
-            raise LedgerError(f"{where}: altered, or the records before it are")
-        known = keys(record) if known is None else known
+            raise LedgerError(f"{record.name}: altered, or the records before it are")
+        if known is None:
+            known = keys(record)
+            check = _Signatures(known)
         if known:
-            _check_signature(known, record.author, record.signature, _signed(record), where)
-            _check_signature(known, SERVER, record.seal, digest, f"{where}: seal")
+            check(record.author, record.signature, said, record.name)
+            check(SERVER, record.seal, digest, f"{record.name}: seal")
         elif record.signature or record.seal:
-            raise LedgerError(f"{where}: signed, in a ledger whose first record names no keys")
+            raise LedgerError(f"{record.name}: signed, in a ledger whose first record names no keys")
         previous = digest
     if known is None:
         raise LedgerError(f"{ledger.path}: the ledger is empty")
     return bool(known)
 
 
-def _signed(record: Record) -> bytes:
-    return content(record.author, record.kind, record.body)
+class _Signatures:
+    """Checks signatures of known authors."""
 
+    def __init__(self, keys: Mapping[str, bytes]) -> None:
+        self._raw = keys
+        self._keys: dict[str, Any] = {}
 
-def _check_signature(
-    keys: Mapping[str, bytes], author: str, signature: bytes, message: bytes, where: str
-) -> None:
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    def __call__(self, author: str, signature: bytes, message: bytes, where: str) -> None:
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-    if author not in keys:
-        raise LedgerError(f"{where}: {author!r} is not on the roster")
-    try:
-        key = Ed25519PublicKey.from_public_bytes(keys[author])
-    except ValueError as error:
-        raise LedgerError(f"{where}: the roster's key of {author!r} is not an Ed25519 key") from error
-    try:
-        key.verify(signature, message)
-    except InvalidSignature as error:
-        raise LedgerError(f"{where}: not signed by {author}") from error
+        if author not in self._raw:
+            raise LedgerError(f"{where}: {author!r} is not on the roster")
+        if author not in self._keys:
+            try:
+                self._keys[author] = Ed25519PublicKey.from_public_bytes(self._raw[author])
+            except ValueError as error:
+                raise LedgerError(f"{where}: the roster's key of {author!r} is not an Ed25519 key") from error
+        try:
+            self._keys[author].verify(signature, message)
+        except InvalidSignature as error:
+            raise LedgerError(f"{where}: not signed by {author}") from error
 
 
 def _refuse_floats(value: Any, where: str) -> None:

@@ -77,6 +77,17 @@ def check(config: Config) -> None:
     if threshold and not len(names) / 2 < threshold <= len(names):
         half = f"more than half of the {len(names)} members"
         raise ConfigError(f"secure_aggregation.threshold: expected {half}, got {threshold}")
+    if config.scoring.visibility == "coordinator":
+        for path, tells in (
+            ("scoring.disclose_samples", config.scoring.disclose_samples),
+            ("scoring.truth", bool(config.scoring.truth)),
+            ("training.weights", config.training.weights in ("scores", "current-scores")),
+        ):
+            if tells:
+                raise ConfigError(
+                    f'scoring.visibility: "coordinator" cannot hold with {path} as it is: '
+                    "that would tell every member about the others"
+                )
     weights = config.training.roster_weights
     if config.training.weights == "roster":
         for name in names:

@@ -19,7 +19,7 @@ from fedmerit.accumulate import accumulate
 from fedmerit.document import as_csv, as_json, document, round_object
 from fedmerit.errors import FedmeritError, LedgerError
 from fedmerit.federation.protocol import Report, included_hash
-from fedmerit.ledger import SERVER, Ledger, Record, content, exact, number
+from fedmerit.ledger import SERVER, Ledger, Record, Records, content, exact, number
 from fedmerit.types import Reports
 
 Sign = Callable[[str, bytes], bytes]
@@ -52,10 +52,11 @@ class Round:
     aborted: str = ""
     body: Mapping[str, Any] = field(default_factory=dict)  # of the closing record
     reports: dict[str, Report] = field(default_factory=dict)
+    withheld: tuple[str, ...] = ()  # in a copy: who reported what its reader may not see
 
     def to_reports(self, utility: str) -> Reports | None:
-        """What the scores take, or None where nobody reported."""
-        if self.aborted or not self.reports:
+        """What the scores take, or None where nobody reported; in a copy, the reports that it shows."""
+        if self.aborted or not (self.reports or self.withheld):
             return None
         named = [name for name in self.included if name in self.reports]
         measured = [self.reports[name].measured[utility] for name in named]
@@ -70,7 +71,7 @@ class Round:
             empty=number(utilities["empty"]),
             grand=number(utilities["grand"]),
             clients=tuple(named),
-            silent=self.silent,
+            silent=(*self.silent, *self.withheld),
             slice=self.body["slice"],
             samples=None if samples is None else [samples[name] for name in named],  # type: ignore[arg-type]
             cosine=[self.reports[name].cosine for name in named],  # type: ignore[arg-type]
@@ -85,7 +86,7 @@ class Round:
 _COLUMNS = ("alone", "without", "se_loo", "se_ioi", "se_alpha", "se_alpha_total")
 
 
-def rounds_of(ledger: Ledger) -> list[Round]:
+def rounds_of(ledger: Records) -> list[Round]:
     """Every finished round of a ledger, in order, if the records fit together."""
     start = first_body(ledger, "run")
     moves = bool(start.get("terms", {}).get("optimiser"))  # the server moves the model between rounds
@@ -118,14 +119,17 @@ def rounds_of(ledger: Ledger) -> list[Round]:
                 if outcome["head"] != head:
                     raise LedgerError("its members saw another history than the records before it")
             elif record.kind == "report":
-                if pending is None or body["round"] != pending.number:
+                if pending is None or (not record.withheld and body["round"] != pending.number):
                     raise LedgerError("outside of its round")
-                if record.author in pending.reports:
+                if record.author in (*pending.reports, *pending.withheld):
                     raise LedgerError("its author has reported this round already")
-                report = Report.from_body(record.author, body, run=start["run"])
-                if report.bound_to != outcome:
-                    raise LedgerError("computed on something else than the outcome of its round")
-                pending.reports[record.author] = report
+                if record.withheld:
+                    pending.withheld += (record.author,)
+                else:
+                    report = Report.from_body(record.author, body, run=start["run"])
+                    if report.bound_to != outcome:
+                        raise LedgerError("computed on something else than the outcome of its round")
+                    pending.reports[record.author] = report
             elif record.kind == "round":
                 if pending is None or body["round"] != pending.number:
                     raise LedgerError(f"expected the end of round {len(found) + 1}")
@@ -148,11 +152,13 @@ def _closed(one: Round, body: Mapping[str, Any], outcome: Mapping[str, str] | No
         raise LedgerError("includes other members than its members were told")
     if not set(one.included) <= set(one.scheduled):
         raise LedgerError("includes a member that was not scheduled")
-    if set(one.reports) | set(one.silent) != set(one.included) or set(one.reports) & set(one.silent):
+    heard = {*one.reports, *one.withheld}
+    if heard | set(one.silent) != set(one.included) or heard & set(one.silent):
         raise LedgerError("its included members are not those who reported and those who are silent")
     if outcome is not None and (body["m"], body["slice"]) != (outcome["m"], outcome["slice"]):
         raise LedgerError("closes with another model or test slice than the outcome of its round")
-    if body.get("evaluated") == "members" and body["utilities"] != medians(one.reports.values()):
+    members_did = body.get("evaluated") == "members" and not one.withheld
+    if members_did and body["utilities"] != medians(one.reports.values()):
         raise LedgerError("v(M0) or v(M) is not the median of what its members measured")
     for name, report in one.reports.items():
         if set(report.measured) != set(body["utilities"]):
@@ -174,7 +180,7 @@ def reading(record: Record) -> Iterator[None]:
         raise LedgerError(f"{where}: not a record of its kind: {error!r:.80}") from error
 
 
-def first_body(ledger: Ledger, kind: str) -> Mapping[str, Any]:
+def first_body(ledger: Records, kind: str) -> Mapping[str, Any]:
     """The body of the one record of a kind."""
     bodies = [record.body for record in ledger.records(kind)]
     if len(bodies) != 1:

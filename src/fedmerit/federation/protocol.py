@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from fedmerit.data.pool import Slice
 from fedmerit.errors import BindingError, BoundError, LedgerError, MessageError
-from fedmerit.ledger import canonical, exact, number
+from fedmerit.ledger import canonical, exact, new_salt, number
 from fedmerit.secagg.quantise import Encoding
 
 Model = npt.NDArray[np.float32]
@@ -132,11 +132,13 @@ class Report:
     bound_to: Mapping[str, str]
     measured: Mapping[str, Measured]
     cosine: float | None
+    salt: str = field(default_factory=new_salt, compare=False)  # the record's hash then tells others nothing
 
     def body(self, run: str) -> dict[str, Any]:
         """For the ledger and the wire: no floats, bound to the run."""
         return {
             "run": run,
+            "salt": self.salt,
             "round": self.round,
             "bound_to": dict(self.bound_to),
             "cosine": None if self.cosine is None else exact(self.cosine),
@@ -162,6 +164,7 @@ class Report:
                     for name, one in body["measured"].items()
                 },
                 cosine=None if cosine is None else number(cosine),
+                salt=str(body["salt"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError, LedgerError) as error:
             raise MessageError(f"not a report: {error!r}", stage="report", member=client) from error
