@@ -1,0 +1,23 @@
+"""A member."""
+
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+import fedmerit.flower
+from contract.task import train, value
+
+app = fedmerit.flower.secure(ClientApp(), value=value, seed=0)
+
+
+def name_of(context):
+    """Whose node this is; a simulated one is only numbered."""
+    return context.node_config.get("name") or f"client-{context.node_config['partition-id']}"
+
+
+@app.train()
+def train_locally(message, context):
+    state = message.content["arrays"].to_torch_state_dict()
+    number = message.content["config"]["server-round"]
+    state, samples = train(state, name_of(context), number)
+    content = {"arrays": ArrayRecord(state), "metrics": MetricRecord({"num-examples": samples})}
+    return Message(RecordDict(content), reply_to=message)

@@ -1,0 +1,32 @@
+"""The server."""
+
+from flwr.app import ArrayRecord
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+import fedmerit.flower
+from contract.task import UTILITIES, federation, first_model, value
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    run(grid, **{key.replace("-", "_"): value for key, value in context.run_config.items()})
+
+
+def run(grid, *, roster, out, rounds=2, patience=30.0, weights="uniform", server_evaluates=True, join=60.0, **_):
+    """A whole run over any Grid."""
+    strategy = fedmerit.flower.Contributions(
+        FedAvg(fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3),
+        roster=roster,
+        test=federation().pool,
+        value=value if server_evaluates else None,
+        utilities=UTILITIES,
+        folder=out,
+        patience=patience,
+        join=join,
+        weights=weights,
+    )
+    strategy.start(grid=grid, initial_arrays=ArrayRecord(first_model()), num_rounds=rounds)
+    return strategy
