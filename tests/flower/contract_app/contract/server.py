@@ -15,7 +15,9 @@ def main(grid, context):
     run(grid, **{key.replace("-", "_"): value for key, value in context.run_config.items()})
 
 
-def run(grid, *, roster, out, rounds=2, patience=30.0, weights="uniform", server_evaluates=True, join=60.0, **_):
+def run(
+    grid, *, roster, out, rounds=2, patience=30.0, weights="uniform", server_evaluates=True, join=60.0, **_
+):
     """A whole run over any Grid."""
     strategy = fedmerit.flower.Contributions(
         FedAvg(fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3),
