@@ -50,30 +50,55 @@ def payouts(shares: Mapping[str, float | Fraction | Decimal], budget: str | int 
     >>> {name: str(amount) for name, amount in paid.items()}
     {'A': '33.34', 'B': '33.33', 'C': '33.33'}
     """
+    divided = division(shares, budget)
+    amounts = {name: divided.cents_of(name, share) for name, share in shares.items()}
+    return Payouts(
+        by_client={name: _money(amount) for name, amount in amounts.items()},
+        budget=_money(divided.cents),
+        unpaid=_money(divided.cents - sum(amounts.values())),
+    )
+
+
+@dataclass(frozen=True)
+class Division:
+    """How a budget is divided, apart from who gets what: with it, a share alone gives its exact cents."""
+
+    cents: int  # the budget
+    n: int
+    total: int  # of all shares, in units of 1 / one
+    one: int
+    down: bool  # every amount is rounded down
+    last: tuple[int, str] | None  # remainder and name of the last who gets one of the cents left over
+
+    def cents_of(self, name: str, share: float | Fraction | Decimal) -> int:
+        """What somebody with this share is paid."""
+        top, bottom = share.as_integer_ratio()
+        if self.one % bottom:
+            raise InputError(f"share of {name!r} is none of those that were divided: {share!r}")
+        part = top * (self.one // bottom)
+        if self.down:
+            unit = max(self.total, self.one)
+            dust = unit // (_DUST * self.n)  # a share of 0.25 less a rounding error is 0.25
+            return (self.cents * part + dust) // unit
+        amount, rest = divmod(self.cents * part, self.total)
+        more = self.last is not None and (-rest, name) <= (-self.last[0], self.last[1])
+        return amount + more
+
+
+def division(shares: Mapping[str, float | Fraction | Decimal], budget: str | int | Decimal) -> Division:
+    """How :func:`payouts` divides a budget by these shares."""
     cents = _cents(budget)
     parts, one = _integers(shares)
     total = sum(parts.values())
     if total - one > one // _WHOLE:
         raise InputError(f"shares must sum to at most 1, got {total / one:.12g}")
-    if one - total <= one // _WHOLE and getattr(shares, "rule", None) != "impartial":
-        amounts = _largest_remainder(parts, total, cents)
-    else:
-        unit = max(total, one)
-        dust = unit // (_DUST * len(parts))  # a share of 0.25 less a rounding error is 0.25
-        amounts = {name: (cents * part + dust) // unit for name, part in parts.items()}
-    return Payouts(
-        by_client={name: _money(amount) for name, amount in amounts.items()},
-        budget=_money(cents),
-        unpaid=_money(cents - sum(amounts.values())),
-    )
-
-
-def _largest_remainder(parts: Mapping[str, int], total: int, cents: int) -> dict[str, int]:
-    amounts = {name: cents * part // total for name, part in parts.items()}
-    left = cents - sum(amounts.values())
-    for name in sorted(parts, key=lambda name: (-(cents * parts[name] % total), name))[:left]:
-        amounts[name] += 1
-    return amounts
+    down = one - total > one // _WHOLE or getattr(shares, "rule", None) == "impartial"
+    last = None
+    if not down:
+        left = cents - sum(cents * part // total for part in parts.values())
+        order = sorted((-(cents * part % total), name) for name, part in parts.items())
+        last = (-order[left - 1][0], order[left - 1][1]) if left else None
+    return Division(cents, len(parts), total, one, down, last)
 
 
 def _integers(shares: Mapping[str, float | Fraction | Decimal]) -> tuple[dict[str, int], int]:

@@ -12,9 +12,10 @@ import numpy.typing as npt
 from fedmerit import __version__
 from fedmerit.config import Config
 from fedmerit.errors import MissingExtra, StoreError
-from fedmerit.federation.journal import Journal, Round, first_body, score_files, scores_document, stated
+from fedmerit.federation.journal import Journal, Round, first_body, score_files, scores_document
 from fedmerit.federation.protocol import Member, Model, Outcome, PerSample, Report, mean, model_hash
 from fedmerit.federation.setup import Federation
+from fedmerit.federation.visibility import after_round
 from fedmerit.ledger import SERVER, exact
 from fedmerit.store import Folder, write
 
@@ -144,8 +145,6 @@ class Books:
             "totals_on": next((member.totals_on for member in members.values() if member.totals_on), ""),
         }
         public = None if weights is None else {name: exact(weight) for name, weight in weights.items()}
-        scoring = self.config.scoring
-        told = stated([*rounds, found], scoring.utilities, scoring.missing)
         add = self.journal.write
         with folder.ledger.transaction():
             add(SERVER, "schedule", {"round": number, "members": list(found.scheduled), "weights": public})
@@ -157,7 +156,19 @@ class Books:
             if looked is not None:
                 add(SERVER, "analysis", {"round": number, **looked})
             add(SERVER, "round", found.body)
-            add(SERVER, "scores", {"round": number, "cumulative_alpha": told})
+            for kind, body in after_round([*rounds, found], self.config.scoring):
+                add(SERVER, kind, body)
+
+    def end(self, model: Model, rounds: int) -> None:
+        """The last model, and everybody's signature under the head after it; once, also if resumed."""
+        ledger = self.folder.ledger
+        if any(ledger.records("end")):
+            return
+        with ledger.transaction():
+            self.journal.write(SERVER, "end", {"rounds": rounds, "model": model_hash(model)})
+            seen = {"run": self.run_id, "round": rounds, "head": ledger.head}
+            for name in self.federation.names if self.identities else ():
+                self.journal.write(name, "seen", seen)
 
     def _utilities(self, values: Values) -> dict[str, dict[str, str]]:
         """v(M0), v(M) and v of the first model, per utility."""

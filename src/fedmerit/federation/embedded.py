@@ -112,6 +112,7 @@ class Engine:
             self.watch(Progress("round", number, total, done=number, total=total, text=self._summary()))
         if self.truth and "shapley" in self.config.scoring.truth:
             self.truth.retrain(lambda done, whole: self._tell("retrain", total, done, whole))
+        self.books.end(self.model, len(self.rounds))
         return self._write_scores()
 
     # --------------------------------------------------------------------------------------------- a round

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedmerit import __version__
 from fedmerit.config import Config
-from fedmerit.federation.journal import Journal, Round, medians, score_files, scores_document, stated
+from fedmerit.federation.journal import Journal, Round, medians, score_files, scores_document
 from fedmerit.federation.protocol import Model, Outcome, Report, model_hash
 from fedmerit.federation.remote.wire import join_body
+from fedmerit.federation.visibility import after_round
 from fedmerit.keys import Roster, public_key
 from fedmerit.ledger import SERVER, content, exact
 from fedmerit.store import Folder, write
@@ -145,8 +146,8 @@ class Books:
                 self._write(report.client, "report", report.body(self.run))
             self._write(SERVER, "round", found.body)
             self.rounds.append(found)
-            told = stated(self.rounds, self.config.scoring.utilities, self.config.scoring.missing)
-            self._write(SERVER, "scores", {"round": number, "cumulative_alpha": told})
+            for kind, body in after_round(self.rounds, self.config.scoring):
+                self._write(SERVER, kind, body)
         self._signatures.clear()
         self.folder.drop_checkpoints(keep=number - 1)
         self.write_scores()
