@@ -399,6 +399,13 @@ def test_a_steady_round_takes_five_exchanges_and_four_evaluations(home):
     assert len(counted) == 4 * 4 * 3
 
 
+def test_without_the_check_it_takes_four(home):
+    strategy, rounds = run(home, grid_of(home), check=False)
+    checked(strategy, rounds, home)
+    assert "check" not in strategy.seconds
+    assert [len(one.reports) for one in rounds] == [4, 4]
+
+
 def test_a_members_files_are_its_own_and_say_nothing(home):
     grid = grid_of(home)
     run(home, grid)

@@ -120,6 +120,7 @@ class Aggregation:
             roster=self.identities.roster,
             config_hash=bytes.fromhex(self.config.hash()),
             threshold=threshold,
+            checked=self.config.secure_aggregation.check,
         )
         if number == 1:
             for note in setting.notes:

@@ -139,9 +139,9 @@ def masked_sum(
     offered = {offer.name: offer for offer in offers}
     attempt = Attempt()
     shown: dict[str, bytes | None] = dict.fromkeys(setting.members)
-    for at, stage in enumerate(SUM_STAGES):
+    for stage in setting.stages:
         for name, broadcast in shown.items():
-            if lost_at(lost, name) <= at:
+            if lost_at(lost, name) <= SUM_STAGES.index(stage):
                 continue
             client, offer = clients[name], offered[name]
             message, declined = _answer(client, stage, broadcast, offer, task, Update)

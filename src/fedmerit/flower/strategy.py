@@ -67,6 +67,7 @@ class Contributions:
         bound: largest change of a coordinate in one round.
         clip: cut what lies beyond the bound, where the default is that such a member leaves the round.
         threshold: members needed to finish a round; None for floor(2N/3) + 1.
+        check: False saves an exchange a round; updates are then hidden from an honest server only.
         reveal: one test slice for all rounds (``fixed``), or a fresh one each round (``per-round``).
         game: how coalition models are built.
         missing: what a missed round counts in the sum.
@@ -88,6 +89,7 @@ class Contributions:
         bound: float = 4.0,
         clip: bool = False,
         threshold: int | None = None,
+        check: bool = True,
         reveal: Literal["fixed", "per-round"] = "fixed",
         game: Literal["additive", "renormalised"] = "additive",
         missing: Literal["zero", "own-mean"] = "zero",
@@ -117,7 +119,12 @@ class Contributions:
             "partition": {"names": list(self.roster.names)},
             "training": training,
             "scoring": {"utilities": list(utilities), "game": game, "missing": missing},
-            "secure_aggregation": {"bound": float(bound), "threshold": threshold or 0, "clip": clip},
+            "secure_aggregation": {
+                "bound": float(bound),
+                "threshold": threshold or 0,
+                "check": check,
+                "clip": clip,
+            },
         }
         self._config(1)  # whatever is wrong with the settings shows here
         self.scores: dict[str, Any] = {}

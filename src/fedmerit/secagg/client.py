@@ -20,7 +20,7 @@ import numpy.typing as npt
 from fedmerit.errors import BindingError, MessageError, ProtocolError, RefusedError, RoundAborted, ShareError
 from fedmerit.secagg import masks, sharing
 from fedmerit.secagg.audit import Opening
-from fedmerit.secagg.messages import DECLINE, STAGES, Head, digest_of, open_broadcast, placed, seal
+from fedmerit.secagg.messages import DECLINE, Head, digest_of, open_broadcast, placed, seal
 from fedmerit.secagg.quantise import seed_bytes
 from fedmerit.secagg.released import Released, update_digest
 from fedmerit.secagg.setting import Setting, Task
@@ -155,28 +155,20 @@ class Client:
 
     def check(self, broadcast: bytes) -> bytes:
         """Sign the list of masked inputs, if all of them are of the same task and the same shares."""
-        with self._turn("check") as s:
-            assert s.task is not None
-            heads = self._look(broadcast, "masked")
-            for peer, head in heads.items():
-                if peer not in s.shares:
-                    raise BindingError("in the sum without having dealt shares", stage="check", member=peer)
-                if head.body[1] != s.task.m0_hash:
-                    raise BindingError("trained from another model M0 than ours", stage="check", member=peer)
-                if head.body[0] != s.task.digest:
-                    raise BindingError("masked for another encoding or weights", stage="check", member=peer)
-            s.task.refuse_small_sum(self.setting, heads, stage="check")
-            s.survivors = list(heads)
+        with self._turn("check"):
+            self._agree(broadcast)
             return self._say("check", [])
 
     def unmask(self, broadcast: bytes) -> bytes:
         """One share a peer: of its self-mask seed if it is in the sum, of its mask key if it is not.
 
         Which of the two follows from the list this member signed, and t members signed the same one. The
-        server is not asked, so it cannot ask for both.
+        server is not asked, so it cannot ask for both. Without the check only this member has seen that list.
         """
         with self._turn("unmask") as s:
-            for peer in self._look(broadcast, "check"):
+            if not self.setting.checked:
+                self._agree(broadcast)
+            for peer in self._look(broadcast, "check") if self.setting.checked else ():
                 if peer not in s.survivors:
                     raise BindingError("signed a sum that it is not in", stage="check", member=peer)
             self.released.refuse_again(self.setting, s.update, stage="unmask", member=self.name)
@@ -260,7 +252,8 @@ class Client:
             raise
         if stage in ("masked", "check", "unmask"):
             self.released.did(self.setting, stage, self.name)
-        s.stage = (*STAGES, "done")[STAGES.index(stage) + 1]
+        stages = self.setting.stages
+        s.stage = (*stages, "done")[stages.index(stage) + 1]
 
     def _look(self, broadcast: bytes, stage: str) -> dict[str, Head]:
         """The heads of the stage before, if they are enough, ours is among them and all saw what we saw."""
@@ -275,6 +268,21 @@ class Client:
                 raise BindingError("was shown other messages than we were", stage=stage, member=peer)
         s.seen = digest_of(broadcast)
         return heads
+
+    def _agree(self, broadcast: bytes) -> None:
+        """Take the list of masked inputs for the sum, if all of them are of the same task and shares."""
+        s = self._state
+        assert s.task is not None
+        heads = self._look(broadcast, "masked")
+        for peer, head in heads.items():
+            if peer not in s.shares:
+                raise BindingError("in the sum without having dealt shares", stage="check", member=peer)
+            if head.body[1] != s.task.m0_hash:
+                raise BindingError("trained from another model M0 than ours", stage="check", member=peer)
+            if head.body[0] != s.task.digest:
+                raise BindingError("masked for another encoding or weights", stage="check", member=peer)
+        s.task.refuse_small_sum(self.setting, heads, stage="check")
+        s.survivors = list(heads)
 
     def _take_shares(self, heads: dict[str, Head]) -> None:
         s = self._state

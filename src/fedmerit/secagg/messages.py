@@ -12,7 +12,8 @@ word::
     unmask     for every peer ONE share: of its self-mask seed if it   t members in the sum signed the same
                is in the sum, of its mask key if it is not             list
 
-A member can also decline, at any stage: the server learns only that.
+A member can also decline, at any stage: the server learns only that. Where a run leaves the check out
+(`Setting.checked`), a member answers the list of masked inputs with its shares at once.
 
 Every head holds ``seen``, the digest of the last list its sender was shown. As each list is made of such
 heads, two members that were shown different lists find out one stage later, before any share is released.
@@ -33,14 +34,13 @@ from typing import TYPE_CHECKING, Any, Final
 import msgpack
 
 from fedmerit.errors import BindingError, MessageError, ProtocolError, SignatureError
-from fedmerit.secagg.setting import Setting, pack
+from fedmerit.secagg.setting import STAGES, Setting, pack
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 __all__ = ["NOTHING_SEEN", "STAGES", "Head", "open_broadcast", "open_message", "seal", "to_broadcast"]
 
-STAGES: Final = ("advertise", "share", "masked", "check", "unmask")
 DECLINE: Final = "decline"
 
 VERSION: Final = 1

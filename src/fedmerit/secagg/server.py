@@ -75,10 +75,11 @@ class Server:
     @property
     def waiting(self) -> tuple[str, ...]:
         """Who may still send in this stage."""
-        if self.stage not in STAGES:
+        stages = self.setting.stages
+        if self.stage not in stages:
             return ()
-        at = STAGES.index(self.stage)
-        able = self.heads[STAGES[at - 1]] if at else self.setting.members
+        at = stages.index(self.stage)
+        able = self.heads[stages[at - 1]] if at else self.setting.members
         done = {*self.heads[self.stage], *self.declined}
         return tuple(member for member in self.setting.members if member in able and member not in done)
 
@@ -139,7 +140,8 @@ class Server:
         present = [member for member in self.setting.members if member in heads]
         broadcast = to_broadcast(stage, [heads[member].raw for member in present])
         self.broadcasts[stage] = broadcast
-        self.stage = STAGES[STAGES.index(stage) + 1]
+        stages = self.setting.stages
+        self.stage = stages[stages.index(stage) + 1]
         return dict.fromkeys(present, broadcast)
 
     def abort(self) -> None:
@@ -149,8 +151,9 @@ class Server:
     # ------------------------------------------------------------------------------------------- inner parts
 
     def _shown(self) -> bytes:
-        at = STAGES.index(self.stage)
-        return digest_of(self.broadcasts[STAGES[at - 1]]) if at else NOTHING_SEEN
+        stages = self.setting.stages
+        at = stages.index(self.stage)
+        return digest_of(self.broadcasts[stages[at - 1]]) if at else NOTHING_SEEN
 
     def _places(self, stage: str) -> list[int]:
         return [place for place, member in enumerate(self.setting.members) if member in self.heads[stage]]

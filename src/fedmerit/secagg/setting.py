@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import msgpack
 
@@ -18,8 +18,9 @@ from fedmerit.errors import BindingError, KeyFileError, RefusedError, RoundAbort
 from fedmerit.keys import Roster
 from fedmerit.secagg.quantise import MOST_MEMBERS, Encoding, is_number, whole
 
-__all__ = ["LEAST_IN_SUM", "Setting", "Task", "default_threshold", "pack"]
+__all__ = ["LEAST_IN_SUM", "STAGES", "Setting", "Task", "default_threshold", "pack"]
 
+STAGES: Final = ("advertise", "share", "masked", "check", "unmask")
 LEAST_IN_SUM = 3  # a sum of two is no secret to either of the two
 
 
@@ -58,6 +59,8 @@ class Setting:
         roster: everybody's public keys.
         config_hash: SHA-256 of the settings all members agreed on.
         threshold: t, how many members together can reconstruct what a lost one left; None for the default.
+        checked: False leaves the stage check out, which saves an exchange and trusts the server to show
+            everybody the same list of masked inputs.
     """
 
     run: str
@@ -67,6 +70,7 @@ class Setting:
     roster: Roster
     config_hash: bytes
     threshold: int | None = None
+    checked: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.members, list | tuple):
@@ -115,6 +119,11 @@ class Setting:
         return default_threshold(self.n) if self.threshold is None else self.threshold
 
     @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages of this attempt, in order."""
+        return tuple(stage for stage in STAGES if self.checked or stage != "check")
+
+    @property
     def tolerated(self) -> int:
         """How many members may collude with the server: docs/threats.md says why."""
         return min(self.n - self.t, 2 * self.t - self.n - 1)
@@ -134,6 +143,11 @@ class Setting:
                 f"threshold {self.t} of {self.n}: {2 * self.t - self.n} members and the server together "
                 f"can unmask a third party (the default threshold is {default_threshold(self.n)})"
             )
+        if not self.checked:
+            notes.append(
+                "no check: members do not compare what they are asked to unmask, so updates are hidden only "
+                "from a server that follows the protocol"
+            )
         return tuple(notes)
 
     @cached_property
@@ -143,6 +157,7 @@ class Setting:
             "fedmerit secagg session 1",
             *(self.run, self.round, self.attempt, list(self.members), self.t),
             *(self.roster.hash, self.config_hash),
+            *(() if self.checked else ("unchecked",)),
         )
         return hashlib.sha256(content).digest()
 

@@ -60,7 +60,7 @@ def dump_state(setting: Setting, name: str, state: State) -> bytes:
         asdict(state.task.encoding),
         None if state.task.weights is None else list(state.task.weights),
     ]
-    body = pack(FORMAT, who, setting.threshold, roster, name, what, task)
+    body = pack(FORMAT, who, [setting.threshold, setting.checked], roster, name, what, task)
     return hashlib.sha256(body).digest() + body
 
 
@@ -70,12 +70,12 @@ def load_state(data: bytes) -> tuple[Setting, str, State]:
     if hashlib.sha256(body).digest() != data[:32]:
         raise MessageError("not the saved state of a client, or damaged")
     try:
-        form, who, threshold, roster, name, what, task = msgpack.unpackb(body)
+        form, who, (threshold, checked), roster, name, what, task = msgpack.unpackb(body)
         if form != FORMAT:
             raise MessageError("the saved state of another version")
         members = Roster(Member(*row) for row in roster)
         run, number, attempt, names, config_hash = who
-        setting = Setting(run, number, attempt, names, members, config_hash, threshold)
+        setting = Setting(run, number, attempt, names, members, config_hash, threshold, checked)
         return setting, name, State(**what, task=task and _task(*task))
     except (ValueError, TypeError, KeyError, FedmeritError):  # what it holds is secret: do not quote it
         raise MessageError("not the saved state of a client") from None

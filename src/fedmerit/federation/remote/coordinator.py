@@ -35,7 +35,6 @@ from fedmerit.federation.remote.wire import Ask, Exchange, pack_outcome, unpack
 from fedmerit.federation.weighing import are_public, encoding_of, roster_weights
 from fedmerit.keys import public_key
 from fedmerit.secagg import Server, Setting, Task
-from fedmerit.secagg.messages import STAGES
 from fedmerit.secagg.setting import LEAST_IN_SUM
 
 log = logging.getLogger("fedmerit")
@@ -152,6 +151,7 @@ class Coordinator:
             roster=self.books.roster,
             config_hash=terms_hash(self.books.terms),
             threshold=self.config.secure_aggregation.threshold or None,
+            checked=self.config.secure_aggregation.check,
         )
 
     def _server(self, number: int, scheduled: tuple[str, ...]) -> Server:
@@ -169,7 +169,7 @@ class Coordinator:
         """The stages after the keys; the hashes of the masked inputs are recorded before any unmasking."""
         try:
             shown = server.advance()
-            for stage in STAGES[1:]:
+            for stage in server.setting.stages[1:]:
                 kind = _KIND[stage]
                 asks = {name: {"list": broadcast} for name, broadcast in shown.items()}
                 for name, answer in self._exchange(kind, number, asks).items():

@@ -178,6 +178,7 @@ class RemoteMember:
             roster=self.roster,
             config_hash=terms_hash(agreed.terms),
             threshold=config.secure_aggregation.threshold or None,
+            checked=config.secure_aggregation.check,
         )
         client = Client(setting, self.name, self.identity, released=keeping.released())
         message = client.advertise()

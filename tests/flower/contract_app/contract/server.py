@@ -16,7 +16,17 @@ def main(grid, context):
 
 
 def run(
-    grid, *, roster, out, rounds=2, patience=30.0, weights="uniform", server_evaluates=True, join=60.0, **_
+    grid,
+    *,
+    roster,
+    out,
+    rounds=2,
+    patience=30.0,
+    weights="uniform",
+    server_evaluates=True,
+    join=60.0,
+    check=True,
+    **_,
 ):
     """A whole run over any Grid."""
     strategy = fedmerit.flower.Contributions(
@@ -28,6 +38,7 @@ def run(
         folder=out,
         patience=patience,
         join=join,
+        check=check,
         weights=weights,
     )
     strategy.start(grid=grid, initial_arrays=ArrayRecord(first_model()), num_rounds=rounds)
