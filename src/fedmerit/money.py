@@ -92,13 +92,18 @@ def division(shares: Mapping[str, float | Fraction | Decimal], budget: str | int
     total = sum(parts.values())
     if total - one > one // _WHOLE:
         raise InputError(f"shares must sum to at most 1, got {total / one:.12g}")
-    down = one - total > one // _WHOLE or getattr(shares, "rule", None) == "impartial"
+    down = rounds_down(total, one, getattr(shares, "rule", None))
     last = None
     if not down:
         left = cents - sum(cents * part // total for part in parts.values())
         order = sorted((-(cents * part % total), name) for name, part in parts.items())
         last = (-order[left - 1][0], order[left - 1][1]) if left else None
     return Division(cents, len(parts), total, one, down, last)
+
+
+def rounds_down(total: int, one: int, rule: str | None) -> bool:
+    """Whether nobody gets a cent that is left over: shares leave a part unpaid, or the rule is impartial."""
+    return one - total > one // _WHOLE or rule == "impartial"
 
 
 def _integers(shares: Mapping[str, float | Fraction | Decimal]) -> tuple[dict[str, int], int]:

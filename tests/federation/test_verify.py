@@ -104,6 +104,8 @@ def test_a_run_as_it_was(folder):
     assert lines == [
         f"ledger: {len(records_of(folder))} records, chain and signatures in order",
         "rehearsal: one process held all keys, so signatures prove order, not who spoke",
+        f"heads: 4 of 4 members signed that of record {len(records_of(folder)) - 4}, after round 2, "
+        f"of {len(records_of(folder))} records",
         "rounds: 2 of 2, 0 aborted",
         "scores: follow from the reports in the ledger",
         f"head: {head.fetchone()[0].hex()}",
@@ -144,7 +146,11 @@ def test_before_the_first_round(folder):
     db.close()
     for name in ("scores.json", "scores.csv"):
         (folder / name).unlink()
-    assert verify(folder)[2:4] == ["rounds: 0 of 2, 0 aborted", "scores: none yet"]
+    assert verify(folder)[2:5] == [
+        "heads: no member has signed one yet; what is here rests on the server alone",
+        "rounds: 0 of 2, 0 aborted",
+        "scores: none yet",
+    ]
 
 
 def test_score_files_that_were_not_written_yet(folder):
@@ -180,7 +186,7 @@ def with_number(value, place, new, path="scores.json"):
 
 def test_every_number_of_the_scores_is_checked(folder):
     """Each one changed in its last digits, one after another, without the ledger being read each time."""
-    from fedmerit.federation.verify import _compare
+    from fedmerit.federation.comparing import compare
 
     content = json.loads((folder / "scores.json").read_text())
     places = list(numbers_in(content))
@@ -188,7 +194,7 @@ def test_every_number_of_the_scores_is_checked(folder):
     for place, value in places:
         wrong = with_number(content, place, value * (1 + 1e-9) if value else 1e-30)
         with pytest.raises(LedgerError) as caught:
-            _compare(wrong, content, "scores.json")
+            compare(wrong, content, "scores.json")
         assert str(caught.value).startswith(f"{place}: states ")
 
 
@@ -419,8 +425,8 @@ def edits():
         ("scores", put(cumulative_alpha={"brier": {}}), "cumulative alpha of brier.client-0: missing"),
         ("scores", put(cumulative_alpha={"fame": {}}), "not a record of its kind|fame"),
         ("scores", put(cumulative_alpha=3), "not a record of its kind"),
-        ("scores", put(round=-1), "nothing to accumulate"),
-        ("scores", put(round=None), "not a record of its kind"),
+        ("scores", put(round=-1), "expected what the server states after round 1"),
+        ("scores", put(round=None), "expected what the server states after round 1"),
     ]
 
 

@@ -1,19 +1,20 @@
-"""Check a finished or interrupted run from its folder alone."""
+"""Check a finished or interrupted run, from its folder or from a copy of its ledger alone."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedmerit.accumulate import accumulate
 from fedmerit.config import Config, difference, from_dict, load
+from fedmerit.copies import Copy
 from fedmerit.errors import ConfigError, FedmeritError, LedgerError
+from fedmerit.federation.comparing import compare
+from fedmerit.federation.decisions import Decision, OwnPart, decisions_of, money, own_parts
 from fedmerit.federation.journal import (
     Round,
     first_body,
@@ -22,43 +23,132 @@ from fedmerit.federation.journal import (
     score_files,
     scores_document,
 )
-from fedmerit.ledger import SERVER, Ledger, Record, number, verify_chain
+from fedmerit.federation.visibility import check_stated, reader_of
+from fedmerit.federation.witness import check_head, check_kept, places_of, signed_heads, told
+from fedmerit.ledger import SERVER, Ledger, Record, Records, verify_chain
 
-TOLERANCE = 1e-12
 
-
-def verify_folder(path: str | Path) -> Iterator[str]:
+def verify_folder(
+    path: str | Path, *, head: str | None = None, heads: str | Path | None = None, member: str | None = None
+) -> Iterator[str]:
     """Check a run folder; yields what was found, line by line.
 
-    That is: chain and signatures; that records fit together; the scores stated in the ledger; and that
-    ``config.toml``, ``scores.json`` and ``scores.csv`` say what the ledger says.
+    That is: chain and signatures; that records fit together; the scores and payouts stated in the ledger; and
+    that ``config.toml``, ``scores.json`` and ``scores.csv`` say what the ledger says.
+
+    Args:
+        path: of the folder.
+        head: that somebody kept; it must be on the chain.
+        heads: a member's own file of the heads it was shown (``KEY.state/RUN/heads``); all must be.
+        member: who asks; its own part is told too.
 
     Raises:
         LedgerError: names the first record, or the place in a file, that is wrong.
     """
     path = Path(path)
     with Ledger(path / "ledger.sqlite", read_only=True) as ledger:
-        signed = verify_chain(ledger, keys_of)
-        yield f"ledger: {len(ledger)} records, chain {'and signatures ' if signed else ''}in order"
-        if signed:
-            yield "rehearsal: one process held all keys, so signatures prove order, not who spoke"
-        else:
-            yield "unsigned: the run had secure aggregation off, so anyone could have written it"
-        run, config = _run(ledger, signed=signed)
-        rounds = rounds_of(ledger)
-        _check_stated(ledger, rounds, config)
-        head = ledger.head
-    _check_config(path, config)
-    aborted = sum(bool(one.aborted) for one in rounds)
-    yield f"rounds: {len(rounds)} of {config.training.rounds}, {aborted} aborted"
-    if rounds or (path / "scores.json").exists():
-        _check_files(path, rounds, config)
+        checked = _Checked(ledger, member)
+        yield from checked.lines(head, heads)
+        last = ledger.head
+    _check_config(path, checked.config)
+    if checked.rounds or (path / "scores.json").exists():
+        _check_files(path, checked.rounds, checked.config)
         yield "scores: follow from the reports in the ledger"
     else:
         yield "scores: none yet"
-    if run["analysis"]:
-        yield "analysis: plain updates were looked at"
-    yield f"head: {head}"
+    yield from checked.about_money()
+    yield f"head: {last}"
+
+
+def verify_copy(
+    path: str | Path, *, head: str | None = None, heads: str | Path | None = None, member: str | None = None
+) -> Iterator[str]:
+    """Check a copy of a ledger (JSON lines), as :func:`verify_folder` checks the ledger of a folder.
+
+    A copy for one member withholds what others reported. Then chain, signatures and order are checked of all
+    records, scores and payouts of that member alone.
+    """
+    copy = Copy(path)
+    checked = _Checked(copy, member)
+    yield from checked.lines(head, heads)
+    if checked.reader is None:
+        yield "scores: follow from the reports in the ledger"
+    else:
+        withheld = sum(bool(record.withheld) for record in checked.records)
+        yield f"withheld: {withheld} records about others, of which only the hashes are here"
+        yield f"scores: those of {checked.reader} follow from its own reports; nobody else's were computed"
+    yield from checked.about_money()
+    yield f"head: {copy.head}"
+
+
+class _Checked:
+    """A ledger or a copy, of which everything that can be recomputed has been."""
+
+    def __init__(self, ledger: Records, member: str | None) -> None:
+        self.signed = verify_chain(ledger, keys_of)
+        self.records = list(ledger.records())
+        self.run, self.config = _run(ledger, signed=self.signed)
+        scoring = self.config.scoring
+        self.member = member
+        self.reader = reader_of(self.records, self.config.clients, member)
+        self.rounds = rounds_of(ledger)
+        check_stated(self.records, self.rounds, scoring, self.reader)
+        self.places = places_of(self.records)
+        self.heads = signed_heads(self.records, self.run, first_body(ledger, "pool"), self.places)
+        self.decisions: list[Decision] = []
+        self.own: list[OwnPart] = []
+        if self.reader is None:
+            self.decisions = decisions_of(ledger, self.rounds, scoring)
+        else:
+            self.own = own_parts(ledger, self.reader, self.rounds, scoring)
+
+    def lines(self, head: str | None, heads: str | Path | None) -> Iterator[str]:
+        """Chain, signatures, heads, rounds."""
+        yield f"ledger: {len(self.records)} records, chain {'and signatures ' if self.signed else ''}in order"
+        members = self.config.clients
+        if not self.signed:
+            yield "unsigned: the run had secure aggregation off, so anyone could have written it"
+        elif self.run["engine"] == "embedded":
+            yield "rehearsal: one process held all keys, so signatures prove order, not who spoke"
+        else:
+            joined = {record.author for record in self.records if record.kind == "join"}
+            yield f"members signed on their own machines: {len(joined)} of {len(members)} joined"
+        if self.signed:
+            yield from told(self.heads, members, len(self.records))
+        if head is not None:
+            yield f"head {head.lower()[:16]}...: on the chain: {check_head(head, self.places)}"
+        if heads is not None:
+            yield f"kept: all {check_kept(Path(heads), self.places)} heads in {heads} are on the chain"
+        if self.member is not None and self.signed:
+            own = self.heads.get(self.member)
+            yield f"{self.member}: last signed the head of {own}" if own else f"{self.member}: signed no head"
+        aborted = sum(bool(one.aborted) for one in self.rounds)
+        yield f"rounds: {len(self.rounds)} of {self.config.training.rounds}, {aborted} aborted"
+        if self.run["analysis"]:
+            yield "analysis: plain updates were looked at"
+
+    def about_money(self) -> Iterator[str]:
+        """Payout decisions, computed anew."""
+        for one in self.decisions:
+            instead = f", in place of decision {one.replaces}" if one.replaces else ""
+            mine = ""
+            if self.member is not None:
+                mine = f"; {one.paid.by_client.get(self.member, 0):,.2f} for {self.member}"
+            yield (
+                f"payouts: decision {one.number} (record {one.record}){instead}: {one.paid.budget:,.2f} "
+                f"by the rule {one.terms.rule} follows from the scores, to the cent{mine}"
+            )
+        for part in self.own:
+            what = "share and cents follow" if part.recomputed else "cents follow from the stated share"
+            rest = (
+                "from its scores and the totals"
+                if part.recomputed
+                else "the share needs more than the totals"
+            )
+            yield (
+                f"payouts: decision {part.number}: {money(part.cents)} for {self.reader}: {what}"
+                f"{' ' if part.recomputed else '; '}{rest}; nobody else's were computed"
+            )
 
 
 def keys_of(record: Record) -> Mapping[str, bytes]:
@@ -74,7 +164,7 @@ def keys_of(record: Record) -> Mapping[str, bytes]:
         raise LedgerError(f"record {record.seq} (run): its keys cannot be read: {error}") from error
 
 
-def _run(ledger: Ledger, *, signed: bool) -> tuple[Mapping[str, Any], Config]:
+def _run(ledger: Records, *, signed: bool) -> tuple[Mapping[str, Any], Config]:
     """The first record and the config in it, if they agree with each other and with the ledger."""
     run = first_body(ledger, "run")
     with reading(next(ledger.records("run"))):
@@ -107,21 +197,6 @@ def _check_config(path: Path, config: Config) -> None:
         )
 
 
-def _check_stated(ledger: Ledger, rounds: Sequence[Round], config: Config) -> None:
-    """The cumulative scores that the server stated each round, computed anew."""
-    for record in ledger.records("scores"):
-        with reading(record):
-            upto = [one for one in rounds if one.number <= record.body["round"]]
-            for utility, stated in record.body["cumulative_alpha"].items():
-                scored = [found for one in upto if (found := one.to_reports(utility)) is not None]
-                again = accumulate(scored, missing=config.scoring.missing).as_dict()
-                _compare(
-                    {name: number(value) for name, value in stated.items()},
-                    again,
-                    f"cumulative alpha of {utility}",
-                )
-
-
 def _check_files(path: Path, rounds: Sequence[Round], config: Config) -> None:
     scoring = config.scoring
     try:
@@ -137,8 +212,8 @@ def _check_files(path: Path, rounds: Sequence[Round], config: Config) -> None:
     if isinstance(found, list) and len(found) < len(rounds):
         held = f"holds {len(found)} rounds, the ledger {len(rounds)}"
         raise LedgerError(f"{path / 'scores.json'}: {held}; run --resume writes it anew")
-    _compare(there, json.loads(files["scores.json"]), "scores.json")
-    _compare(_table(path / "scores.csv"), _rows(files["scores.csv"].decode()), "scores.csv line")
+    compare(there, json.loads(files["scores.json"]), "scores.json")
+    compare(_table(path / "scores.csv"), _rows(files["scores.csv"].decode()), "scores.csv line")
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -173,24 +248,3 @@ def _cell(text: str) -> Any:
         return float(text)
     except ValueError:
         return text
-
-
-def _compare(there: Any, here: Any, where: str) -> None:
-    """Equal, numbers up to a relative 1e-12; the error names the first place that differs."""
-    if isinstance(there, dict) and isinstance(here, dict):
-        odd = [key for key in (*here, *there) if (key in here) != (key in there)]
-        for key in here:
-            if key in there:
-                _compare(there[key], here[key], f"{where}.{key}")
-        if odd:
-            raise LedgerError(f"{where}.{odd[0]}: {'not in the ledger' if odd[0] in there else 'missing'}")
-    elif isinstance(there, list) and isinstance(here, list):
-        if len(there) != len(here):
-            raise LedgerError(f"{where}: holds {len(there)} entries, the reports give {len(here)}")
-        for k, (one, other) in enumerate(zip(there, here, strict=True)):
-            _compare(one, other, f"{where}[{k}]")
-    elif isinstance(there, float) and isinstance(here, float):
-        if not math.isclose(there, here, rel_tol=TOLERANCE, abs_tol=0.0):
-            raise LedgerError(f"{where}: states {there!r}, the reports give {here!r}")
-    elif there != here or isinstance(there, bool) != isinstance(here, bool):
-        raise LedgerError(f"{where}: states {there!r:.60}, the reports give {here!r:.60}")

@@ -17,8 +17,9 @@ import numpy as np
 from fedmerit.accumulate import accumulate
 from fedmerit.config import Scoring
 from fedmerit.errors import LedgerError
-from fedmerit.federation.journal import Round, stated
-from fedmerit.ledger import Record, exact, new_salt
+from fedmerit.federation.comparing import compare
+from fedmerit.federation.journal import Round, reading, stated
+from fedmerit.ledger import SERVER, Record, exact, new_salt, number
 from fedmerit.scores import alpha
 from fedmerit.types import Reports, Vector
 
@@ -109,6 +110,83 @@ def reader_of(records: Sequence[Record], members: Sequence[str], given: str | No
     return given
 
 
-def of_member(record: Record, member: str) -> Mapping[str, Any] | None:
-    """The body of one of the server's records about a member, if it is about this one and shown."""
-    return record.body if record.kind in PRIVATE and record.body.get("member") == member else None
+# ------------------------------------------------------------------------------------------ computed anew
+
+
+def check_stated(
+    records: Sequence[Record], rounds: Sequence[Round], scoring: Scoring, reader: str | None
+) -> None:
+    """What the server stated after each round, computed anew; in a member's copy, what that member can."""
+    kinds = ("scores",) if scoring.visibility == "all" else ("totals", "score")
+    stated_in: dict[int, list[Record]] = {one.number: [] for one in rounds}
+    closed = 0
+    for record in records:
+        closed += record.kind == "round"
+        if record.kind in kinds:
+            with reading(record):
+                if record.author != SERVER or (not record.withheld and record.body["round"] != closed):
+                    raise LedgerError(f"expected what the server states after round {closed}")
+                stated_in[closed].append(record)
+    for one in rounds:
+        upto = rounds[: one.number]
+        for record in stated_in[one.number]:
+            with reading(record):
+                _check_one(record, upto, scoring, reader)
+        if scoring.visibility == "coordinator":
+            _check_complete(one, upto, stated_in[one.number], scoring, reader)
+
+
+def _check_one(record: Record, upto: Sequence[Round], scoring: Scoring, reader: str | None) -> None:
+    if record.withheld:
+        return
+    if record.kind == "totals":
+        if reader is None:
+            compare(_read(record.body["utilities"]), _read(totals(upto, scoring)), "utilities")
+        else:
+            _check_totals(record.body["utilities"], upto[-1], scoring)
+        return
+    again = _read(stated(upto, scoring.utilities, scoring.missing))
+    told = _read(record.body["cumulative_alpha"])
+    if record.kind == "score":
+        name = record.body["member"]
+        told = {utility: {name: value} for utility, value in told.items()}
+        again = {utility: {name: each[name]} for utility, each in again.items()}
+    for utility, each in told.items():
+        compare(each, again[utility], f"cumulative alpha of {utility}")
+
+
+def _check_totals(told: Mapping[str, Any], one: Round, scoring: Scoring) -> None:
+    """What a member can say about totals: they fit the round they close, and each other."""
+    for utility in scoring.utilities if one.reports or one.withheld else ():
+        facts, used = told[utility]["round"], one.body["utilities"][utility]
+        grand, gain = number(used["grand"]), number(used["grand"]) - number(used["empty"])
+        n, sum_ = len(one.reports) + len(one.withheld), number(facts["alpha"])
+        again = {"n": n, "gain": gain, "grand": grand}
+        compare({key: value for key, value in _read(facts).items() if key in again}, again, f"{utility}")
+        scale = n * abs(gain) + abs(sum_)
+        if not math.isclose(number(facts["t"]), 2 * (n * gain - sum_), rel_tol=1e-9, abs_tol=1e-9 * scale):
+            raise LedgerError(f"{utility}.t: not 2 (N gain - sum of alpha)")
+
+
+def _check_complete(
+    one: Round, upto: Sequence[Round], found: Sequence[Record], scoring: Scoring, reader: str | None
+) -> None:
+    """After a round there are totals once, and one score for everybody who has ever reported."""
+    heard = {name for earlier in upto for name in (*earlier.reports, *earlier.withheld)}
+    kinds = [record.kind for record in found]
+    if kinds != ["totals"] + ["score"] * len(heard):
+        raise LedgerError(
+            f"after round {one.number}: expected totals and {len(heard)} scores, "
+            f"found {kinds.count('totals')} and {kinds.count('score')}"
+        )
+    open_ = [record.body["member"] for record in found if record.kind == "score" and not record.withheld]
+    expected = heard if reader is None else heard & {reader}
+    if len(open_) != len(expected) or set(open_) != expected:
+        raise LedgerError(f"after round {one.number}: expected the scores of {', '.join(sorted(expected))}")
+
+
+def _read(value: Any) -> Any:
+    """Numbers in hexadecimal as numbers, everywhere in a value."""
+    if isinstance(value, Mapping):
+        return {key: _read(item) for key, item in value.items()}
+    return number(value) if isinstance(value, str) else value
