@@ -113,6 +113,7 @@ class SecureAggregation:
     enabled: bool = True
     bound: float = 4.0  # largest |M_i - M0| per coordinate
     threshold: int = 0  # members needed to finish; 0: floor(2N/3) + 1
+    least: int = 0  # between machines: fewest members a schedule may name; 0: floor(2/3 of the usual) + 1
     check: bool = True  # false saves an exchange; updates are then hidden from an honest server only
     clip: bool = False  # cut (and count) what lies beyond the bound, where the default is to refuse it
 

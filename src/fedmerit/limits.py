@@ -25,6 +25,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "participation.fraction": (1e-12, 1, "a number above 0, at most 1"),
     "secure_aggregation.bound": (1e-300, math.inf, "a number above 0"),
     "secure_aggregation.threshold": (0, 1024, "0 (automatic) or a number of members"),
+    "secure_aggregation.least": (0, 1024, "0 (automatic) or a number of members"),
     "run.seed": (0, 2**63 - 1, "0 or more"),
 }
 STAGES = ("advertise", "share", "masked", "check", "unmask", "report")

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import stat
+import tomllib
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fedmerit.flower
+from fedmerit.config import from_dict
 from fedmerit.errors import ConfigError, ProtocolError, RefusedError
 from fedmerit.federation.protocol import model_hash
+from fedmerit.federation.remote.member import cautious
 from fedmerit.federation.remote.wire import Ask, pack, unpack
 from fedmerit.federation.verify import verify_folder
 from fedmerit.flower.carrying import BYTES, put, take
@@ -238,7 +241,11 @@ def resigned(home, data, change):
         ),
         ("report", lambda b: b.update(model=b["model"][:-4]), "expected a model of"),
         ("share", lambda b: b.update(list=b"FMB1"), "bytes that no member of this protocol writes"),
-        ("advertise", lambda b: b.update(members=["client-0", LIAR]), "a round needs 3"),
+        (
+            "advertise",
+            lambda b: b.update(members=["client-0", LIAR]),
+            "scheduled with 2 members, at least 3 were agreed on",
+        ),
         ("advertise", lambda b: b.update(members=["client-0", LIAR, "nobody"]), "not on the roster"),
         ("join", lambda b: b["terms"].update(config_hash="0" * 64), "not those of their hash"),
     ],
@@ -400,10 +407,49 @@ def test_a_steady_round_takes_five_exchanges_and_four_evaluations(home):
 
 
 def test_without_the_check_it_takes_four(home):
-    strategy, rounds = run(home, grid_of(home), check=False)
+    """If, and only if, the members agree to it."""
+    app = fedmerit.flower.secure(client.app.inner, value=task.value, accept=lambda config: None)
+    strategy, rounds = run(home, grid_of(home, dict.fromkeys(NODES, app)), check=False)
     checked(strategy, rounds, home)
     assert "check" not in strategy.seconds
     assert [len(one.reports) for one in rounds] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("weak", "reason"),
+    [
+        ({"check": False}, "asked to leave the check out"),
+        ({"threshold": 4}, "asked for a threshold of 4 of 6 members"),
+        ({"least": 4}, "asked to take part in rounds of 4 of 6 members"),
+    ],
+)
+def test_members_agree_to_nothing_weaker_than_the_default(weak, reason):
+    """A server cannot talk them into less protection than they would have chosen."""
+    members = {"partition": {"names": [f"client-{i}" for i in range(6)]}}
+    with pytest.raises(RefusedError, match=reason):
+        cautious(from_dict({**members, "secure_aggregation": weak}))
+    cautious(from_dict(members))
+
+
+def test_a_schedule_smaller_than_agreed_is_refused(home):
+    """Three of four could be the server's choice of whom to look at."""
+    from federation_in import NAMES
+
+    grid, kept = grid_of(home), []
+    grid.before = lambda node, message: kept.append(message) if node == 101 else None
+    run(home, grid)
+    join = exchange_of(kept[0])
+    terms = dict(join.body["terms"])
+    config = terms["config"].replace("least = 0", "least = 4")
+    terms |= {"config": config, "config_hash": from_dict(tomllib.loads(config)).hash()}
+    for kind, body in (("join", {**join.body, "terms": terms}), ("advertise", {"members": list(NAMES[:3])})):
+        data = Ask(kind, "ab" * 16, 1, body).pack()
+        message = Message(put(data), dst_node_id=101, message_type="query.fedmerit")
+        if kind == "join":
+            client.app(message, grid.contexts[101])
+            continue
+        with pytest.raises(RefusedError, match="scheduled with 3 members, at least 4 were agreed on"):
+            client.app(message, grid.contexts[101])
 
 
 def test_a_members_files_are_its_own_and_say_nothing(home):

@@ -22,9 +22,10 @@ from typing import Any
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedmerit.config import Config
 from fedmerit.errors import ConfigError, KeyFileError, MessageError, RefusedError
 from fedmerit.federation.protocol import Evaluate
-from fedmerit.federation.remote.member import RemoteMember, Trained
+from fedmerit.federation.remote.member import RemoteMember, Trained, cautious
 from fedmerit.flower.arrays import Shape
 from fedmerit.flower.carrying import BYTES, QUERY, only_arrays, put, take
 from fedmerit.flower.measuring import Value, evaluator
@@ -72,11 +73,12 @@ class Secured(ClientApp):
         metrics: Sequence[str],
         place: Callable[[Context], Place],
         weighted_by: str,
+        accept: Callable[[Config], None],
         seed: int | None,
     ) -> None:
         super().__init__()
         self.inner, self.value, self.shared = app, value, tuple(metrics)
-        self.place, self.weighted_by, self.seed = place, weighted_by, seed
+        self.place, self.weighted_by, self.accept, self.seed = place, weighted_by, accept, seed
 
     # what is registered with this app is registered with the one inside
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -116,7 +118,9 @@ class Secured(ClientApp):
         roster, own = read_roster(place.roster), public_key(load_key(place.key))
         for member in roster.members:
             if member.key == own:
-                return RemoteMember(member.name, place.key, roster, self._evaluator, seed=self.seed)
+                return RemoteMember(
+                    *(member.name, place.key, roster, self._evaluator), accept=self.accept, seed=self.seed
+                )
         raise KeyFileError(f"{place.key}: not the key of a member on the roster {place.roster}")
 
     def _evaluator(self, shape: Any, utilities: Sequence[str]) -> Evaluate:
@@ -153,6 +157,7 @@ def secure(
     metrics: Sequence[str] = (),
     place: Callable[[Context], Place] = place_of,
     weighted_by: str = "num-examples",
+    accept: Callable[[Config], None] = cautious,
     seed: int | None = None,
 ) -> ClientApp:
     """Make a ClientApp part of a federation with secure contribution scores.
@@ -164,8 +169,10 @@ def secure(
         metrics: names of training metrics that may leave this machine in the clear; by default none.
         place: where this member's key and roster lie, if not where `place_of` looks.
         weighted_by: the metric that holds the number of training samples; it stays secret.
+        accept: called with the settings the server proposes; raises a `RefusedError` for those this member
+            does not agree to. By default nothing weaker than fedmerit's own choice is agreed to.
         seed: of the stochastic rounding, for rehearsals that are to be repeated exactly.
     """
     if isinstance(app, Secured):
         raise ConfigError("this ClientApp is secured already")
-    return Secured(app, value, metrics, place, weighted_by, seed)
+    return Secured(app, value, metrics, place, weighted_by, accept, seed)

@@ -67,7 +67,9 @@ class Contributions:
         bound: largest change of a coordinate in one round.
         clip: cut what lies beyond the bound, where the default is that such a member leaves the round.
         threshold: members needed to finish a round; None for floor(2N/3) + 1.
-        check: False saves an exchange a round; updates are then hidden from an honest server only.
+        check: False saves an exchange a round; updates are then hidden from an honest server only, and
+            members must have agreed to that (``accept`` of `secure`).
+        least: fewest members a round may schedule; None for floor(2/3 of the usual) + 1.
         reveal: one test slice for all rounds (``fixed``), or a fresh one each round (``per-round``).
         game: how coalition models are built.
         missing: what a missed round counts in the sum.
@@ -90,6 +92,7 @@ class Contributions:
         clip: bool = False,
         threshold: int | None = None,
         check: bool = True,
+        least: int | None = None,
         reveal: Literal["fixed", "per-round"] = "fixed",
         game: Literal["additive", "renormalised"] = "additive",
         missing: Literal["zero", "own-mean"] = "zero",
@@ -118,10 +121,12 @@ class Contributions:
             "data": {"test_reveal": reveal},
             "partition": {"names": list(self.roster.names)},
             "training": training,
+            "participation": {"fraction": float(getattr(strategy, "fraction_train", 1.0)) or 1.0},
             "scoring": {"utilities": list(utilities), "game": game, "missing": missing},
             "secure_aggregation": {
                 "bound": float(bound),
                 "threshold": threshold or 0,
+                "least": least or 0,
                 "check": check,
                 "clip": clip,
             },

@@ -34,6 +34,7 @@ from fedmerit.keys import Roster, load_key, public_key
 from fedmerit.ledger import canonical, content
 from fedmerit.secagg import Client, Setting, Task, Update
 from fedmerit.secagg.quantise import Encoding
+from fedmerit.secagg.setting import LEAST_IN_SUM, default_threshold
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -87,6 +88,23 @@ def config_in(terms: Mapping[str, Any]) -> Config:
     return config
 
 
+def cautious(config: Config) -> None:
+    """What a member agrees to by default: no setting may be weaker than the one fedmerit would choose."""
+    secure, members = config.secure_aggregation, len(config.clients)
+    if not secure.check:
+        raise RefusedError("asked to leave the check out, which hides updates from honest servers only")
+    if secure.threshold and secure.threshold < default_threshold(members):
+        raise RefusedError(f"asked for a threshold of {secure.threshold} of {members} members")
+    if secure.least and secure.least < usual_least(config):
+        raise RefusedError(f"asked to take part in rounds of {secure.least} of {members} members")
+
+
+def usual_least(config: Config) -> int:
+    """Two thirds of those a round usually schedules, and one more: a server must not choose whom to sum."""
+    usual = max(LEAST_IN_SUM, round(config.participation.fraction * len(config.clients)))
+    return max(LEAST_IN_SUM, default_threshold(usual))
+
+
 def terms_hash(terms: Mapping[str, Any]) -> bytes:
     """SHA-256 of all that was agreed; enters every mask and signature of secure aggregation."""
     return hashlib.sha256(canonical(terms)).digest()
@@ -100,14 +118,22 @@ class RemoteMember:
         key_file: its private key; its files lie next to it.
         roster: everybody's public keys, from the member's own file.
         evaluator: makes what evaluates models.
+        accept: raises a `RefusedError` for settings that this member does not agree to.
         seed: of the stochastic rounding, for rehearsals that are to be repeated; None draws one.
     """
 
     def __init__(
-        self, name: str, key_file: Path, roster: Roster, evaluator: Evaluator, *, seed: int | None = None
+        self,
+        name: str,
+        key_file: Path,
+        roster: Roster,
+        evaluator: Evaluator,
+        *,
+        accept: Callable[[Config], None] = cautious,
+        seed: int | None = None,
     ) -> None:
         self.name, self.key_file, self.roster = name, key_file, roster
-        self.evaluator, self.seed = evaluator, seed
+        self.evaluator, self.accept, self.seed = evaluator, accept, seed
         self.identity = load_key(key_file)
         if public_key(self.identity) != roster.key(name):
             raise KeyFileError(f"{key_file}: not the key of {name!r} on the roster")
@@ -150,6 +176,7 @@ class RemoteMember:
             raise BindingError("the server has another roster than ours", stage="join", member=self.name)
         if set(config.clients) != set(self.roster.names):
             raise BindingError("the settings name others than the roster", stage="join", member=self.name)
+        self.accept(config)
         body = join_body(ask.run, address, terms, commitment, server)
         kept = keeping.get("terms")
         if kept is None:
@@ -169,6 +196,13 @@ class RemoteMember:
         if not 1 <= number <= config.training.rounds:
             raise BindingError(
                 f"round {number} of {config.training.rounds}", stage="advertise", member=self.name
+            )
+        least = config.secure_aggregation.least or usual_least(config)
+        if len(members) < least:
+            raise RefusedError(
+                f"scheduled with {len(members)} members, at least {least} were agreed on",
+                stage="advertise",
+                member=self.name,
             )
         setting = Setting(
             run=run,
