@@ -73,6 +73,32 @@ def test_every_number_in_the_speed_table_is_in_a_committed_result():
             assert near, f"{what}: {number} is not in {file}"
 
 
+def test_the_flower_guide_says_what_was_measured():
+    found = json.loads((ROOT / "benchmarks/results/flower.json").read_text())
+    guide = (ROOT / "docs/flower.md").read_text()
+    for kind, row in found["exchanges"].items():
+        assert re.search(rf"^\| {kind} \|.*\| {row['bytes_up']:,} \|$", guide, flags=re.MULTILINE), kind
+    assert f"{found['ours_seconds']:.0f} s for a round" in guide
+    assert f"{found['share_extrapolated']:.1%}".replace("%", " %") in guide
+
+
+def test_the_flower_diff_is_what_the_example_does():
+    """Every name in the added lines is used by the example app, and both documents show the same diff."""
+    app = ROOT / "examples/flower-hospitals/hospitals"
+    code = (app / "client_app.py").read_text() + (app / "server_app.py").read_text()
+    diffs = [
+        [line[1:].strip() for line in block.splitlines() if line.startswith("+")]
+        for document in (README, (ROOT / "docs/flower.md").read_text())
+        for block in re.findall(r"```diff\n(.*?)```", document, flags=re.DOTALL)
+    ]
+    assert len(diffs) == 2
+    assert diffs[0] == diffs[1]
+    assert len(diffs[0]) <= 5
+    assert diffs[0][0] in code
+    for argument in re.findall(r"(\w+)=", " ".join(diffs[0])):
+        assert f"{argument}=" in code
+
+
 def test_every_file_the_documents_name_exists():
     for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))):
         for name in re.findall(
