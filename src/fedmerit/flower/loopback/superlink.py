@@ -35,8 +35,6 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 """No traffic but Flower's own."""
-FAST = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5"}
-"""Seconds between two questions of a SuperExec for work, of which there is one per party; Flower waits 1."""
 _PORTS = range(20000, 32000)
 """Below the range Linux takes ports of outgoing connections from."""
 
@@ -84,7 +82,7 @@ class SuperLink(ABC):
         self.port = free_port()
         self.address = f"{HOST}:{self.port}"
         self.database = self.home("superlink") / "state.db"
-        self._environment = {**QUIET, **FAST, **(environment or {})}
+        self._environment = {**QUIET, **(environment or {})}
         self._mark = secrets.token_hex(8)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 

@@ -16,6 +16,8 @@ def name_of(context):
 
 @app.train()
 def train_locally(message, context):
+    import torch  # noqa: F401  (Flower makes tensors only where torch is loaded already)
+
     state = message.content["arrays"].to_torch_state_dict()
     number = message.content["config"]["server-round"]
     state, samples = train(state, name_of(context), number)
