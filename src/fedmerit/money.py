@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 
@@ -61,14 +61,20 @@ def payouts(shares: Mapping[str, float | Fraction | Decimal], budget: str | int 
 
 @dataclass(frozen=True)
 class Division:
-    """How a budget is divided, apart from who gets what: with it, a share alone gives its exact cents."""
+    """How a budget is divided, apart from who gets what: with it, a share alone gives its exact cents.
+
+    Cents that are left over go to remainders from ``high`` on, and from ``low`` on to names up to ``last``.
+    Both are as coarse as they can be: an exact remainder of somebody would tell its share.
+    """
 
     cents: int  # the budget
     n: int
     total: int  # of all shares, in units of 1 / one
     one: int
     down: bool  # every amount is rounded down
-    last: tuple[int, str] | None  # remainder and name of the last who gets one of the cents left over
+    low: Fraction = Fraction(1)
+    high: Fraction = Fraction(1)
+    last: str = ""
 
     def cents_of(self, name: str, share: float | Fraction | Decimal) -> int:
         """What somebody with this share is paid."""
@@ -81,7 +87,7 @@ class Division:
             dust = unit // (_DUST * self.n)  # a share of 0.25 less a rounding error is 0.25
             return (self.cents * part + dust) // unit
         amount, rest = divmod(self.cents * part, self.total)
-        more = self.last is not None and (-rest, name) <= (-self.last[0], self.last[1])
+        more = rest >= self.high * self.total or (rest >= self.low * self.total and name <= self.last)
         return amount + more
 
 
@@ -92,13 +98,28 @@ def division(shares: Mapping[str, float | Fraction | Decimal], budget: str | int
     total = sum(parts.values())
     if total - one > one // _WHOLE:
         raise InputError(f"shares must sum to at most 1, got {total / one:.12g}")
-    down = rounds_down(total, one, getattr(shares, "rule", None))
-    last = None
-    if not down:
-        left = cents - sum(cents * part // total for part in parts.values())
-        order = sorted((-(cents * part % total), name) for name, part in parts.items())
-        last = (-order[left - 1][0], order[left - 1][1]) if left else None
-    return Division(cents, len(parts), total, one, down, last)
+    made = Division(cents, len(parts), total, one, rounds_down(total, one, getattr(shares, "rule", None)))
+    left = 0 if made.down else cents - sum(cents * part // total for part in parts.values())
+    if not left:
+        return made
+    order = sorted((-(cents * part % total), name) for name, part in parts.items())
+    rests = [-rest for rest, _ in order]
+    least, most = rests[left - 1], rests[left]  # of those with one more cent, of those without
+    if least > most:
+        cut = _between(most, least, total)
+        return replace(made, low=cut, high=cut)
+    below = max((rest for rest in rests if rest < least), default=-1)
+    above = min((rest for rest in rests if rest > least), default=total)
+    low, high = _between(below, least, total), _between(least, above, total)
+    return replace(made, low=low, high=high, last=order[left - 1][1])
+
+
+def _between(low: int, high: int, total: int) -> Fraction:
+    """The number of fewest binary digits above low / total and up to high / total."""
+    digits = 0
+    while (high << digits) // total * total <= low << digits:
+        digits += 1
+    return Fraction((high << digits) // total, 1 << digits)
 
 
 def rounds_down(total: int, one: int, rule: str | None) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import sys
 
-from fedmerit.cli import keys, page, running, scoring
+from fedmerit.cli import keys, ledger, page, running, scoring
 from fedmerit.cli.base import app, errors_as_messages
 
-__all__ = ["app", "keys", "main", "page", "running", "scoring"]
+__all__ = ["app", "keys", "ledger", "main", "page", "running", "scoring"]
 
 
 def main() -> None:

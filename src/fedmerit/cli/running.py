@@ -1,4 +1,4 @@
-"""Commands on a federation in one process: run, demo, init, plan, verify."""
+"""Commands on a federation in one process: run, demo, init, plan."""
 
 from __future__ import annotations
 
@@ -60,15 +60,6 @@ def init(path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path
     except OSError as error:
         fail(f"{path}: cannot be written: {error.strerror}")
     out.print(f"wrote {path}; next: fedmerit run {path} --out runs/first")
-
-
-@app.command()
-def verify(folder: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
-    """Check a run's ledger: chain, signatures, and that the scores follow from the reports."""
-    from fedmerit.federation.verify import verify_folder
-
-    for line in verify_folder(folder):
-        out.print(line)
 
 
 @app.command()

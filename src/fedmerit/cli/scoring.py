@@ -8,11 +8,11 @@ import json
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedmerit.cli.base import app, out, write
+from fedmerit.cli.base import app, err, out, write
 
 if TYPE_CHECKING:
     from fedmerit.reading import Content
@@ -109,16 +109,17 @@ def rewards(
         OnUndefined, typer.Option(help="Where scores allow no shares.")
     ] = OnUndefined.refuse,
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.table,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print: record and write nothing.")] = False,
 ) -> None:
-    """Payouts in exact cents from reports."""
+    """Payouts in exact cents. Of a run folder they are recorded in its ledger, with a statement a member."""
     from fedmerit.accumulate import accumulate
     from fedmerit.money import payouts
     from fedmerit.rewards import shares
     from fedmerit.summary import absences
     from fedmerit.tables import print_payouts
 
-    content = _read(file, utility)
-    total = accumulate(content.rounds, score=score.value, missing=_missing(file, missing))
+    content, counts = _read(file, utility), _missing(file, missing)
+    total = accumulate(content.rounds, score=score.value, missing=counts)
     divided = shares(total, rule.value, floor=floor, cap=cap, on_undefined=on_undefined.value)
     divided = replace(divided, notes=(*divided.notes, *absences(content.rounds, content.clients)))
     paid = payouts(divided, budget)
@@ -141,6 +142,32 @@ def rewards(
             "notes": list(divided.notes),
         }
         write(json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
+    if (file / "ledger.sqlite").is_file() and not dry_run:
+        terms = {"floor": floor, "cap": cap, "on_undefined": on_undefined.value, "missing": counts}
+        said = _record(
+            file, str(paid.budget), content.rounds[0].utility, rule=rule.value, score=score.value, **terms
+        )
+        (out if format is Format.table else err).print(said)
+
+
+def _record(folder: Path, budget: str, utility: str | None, **terms: Any) -> str:
+    """The decision into the ledger, a statement to everybody; what was done, in words."""
+    from fedmerit.config import load
+    from fedmerit.federation.decisions import Terms
+    from fedmerit.federation.paying import read_run, record_decision
+    from fedmerit.statements import write_statements
+
+    config = load(folder / "config.toml")
+    wanted = Terms(budget, utility or config.scoring.utilities[0], **terms)
+    decision, new = record_decision(folder, wanted)
+    rounds, _, head = read_run(folder)
+    count = write_statements(folder, rounds, config, decision, head)
+    recorded = f"recorded as decision {decision.number}, record {decision.record} of the ledger"
+    if new and decision.replaces:
+        recorded += f", in place of decision {decision.replaces}"
+    if not new:
+        recorded = f"decision {decision.number}, record {decision.record} of the ledger, stands as it is"
+    return f"{recorded}; {count} statements in {folder / 'statements'}\nhead: {head}"
 
 
 def _read(file: Path, utility: str | None) -> Content:

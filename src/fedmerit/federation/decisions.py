@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from fedmerit.config import Scoring
 from fedmerit.errors import LedgerError
 from fedmerit.federation.journal import Round, reading
 from fedmerit.ledger import SERVER, Record, Records, exact, new_salt, number
-from fedmerit.money import Division, Payouts, division, payouts, rounds_down
+from fedmerit.money import Payouts, division, payouts
 from fedmerit.rewards import OnUndefined, Rule, Shares, shares
 from fedmerit.types import Scores
 
@@ -122,15 +123,21 @@ def _totals(total: Scores, divided: Shares, budget: str) -> dict[str, Any]:
         "gain": exact(total.gain),
         "positive": exact(positive),
         "clipped": clipped,
-        "division": [made.total, made.one, made.last and list(made.last)],
+        "division": [made.total, made.one, *_ratio(made.low), *_ratio(made.high), made.last],
     }
+
+
+def _ratio(number_: Fraction) -> tuple[int, int]:
+    return number_.numerator, number_.denominator
 
 
 # ------------------------------------------------------------------------------------------ computed anew
 
 
 @dataclass
-class _Found:
+class Found:
+    """A decision as the ledger has it."""
+
     record: Record
     rounds: int
     payouts: list[Record] = field(default_factory=list)
@@ -139,7 +146,7 @@ class _Found:
 def decisions_of(ledger: Records, rounds: Sequence[Round], scoring: Scoring) -> list[Decision]:
     """Every decision of a ledger, computed anew; the error names the first that says something else."""
     found: list[Decision] = []
-    for one in _found(ledger):
+    for one in found_in(ledger):
         with reading(one.record):
             again = _again(one, rounds, found)
             told = _stated(one, scoring)
@@ -155,7 +162,7 @@ def decisions_of(ledger: Records, rounds: Sequence[Round], scoring: Scoring) -> 
     return found
 
 
-def _again(one: _Found, rounds: Sequence[Round], before: Sequence[Decision]) -> Decision:
+def _again(one: Found, rounds: Sequence[Round], before: Sequence[Decision]) -> Decision:
     """The decision as it should be, from the rounds that were closed when it was made."""
     body = one.record.body
     if one.record.author != SERVER:
@@ -170,7 +177,7 @@ def _again(one: _Found, rounds: Sequence[Round], before: Sequence[Decision]) -> 
     return Decision(**{**vars(made), "record": one.record.seq})
 
 
-def _found(ledger: Records) -> Iterator[_Found]:
+def found_in(ledger: Records) -> Iterator[Found]:
     """Decisions with their payout records, which follow at once."""
     closed, last = 0, None
     for record in ledger.records():
@@ -184,12 +191,12 @@ def _found(ledger: Records) -> Iterator[_Found]:
             last = None
         closed += record.kind == "round"
         if record.kind == "decision":
-            last = _Found(record, closed)
+            last = Found(record, closed)
     if last is not None:
         yield last
 
 
-def _stated(one: _Found, scoring: Scoring) -> dict[str, dict[str, Any]]:
+def _stated(one: Found, scoring: Scoring) -> dict[str, dict[str, Any]]:
     """Shares and cents as a decision or its payouts have them."""
     body = one.record.body
     if scoring.visibility == "all":
@@ -229,75 +236,3 @@ def _same_totals(told: Mapping[str, Any], again: Decision, stated: Mapping[str, 
             same = math.isclose(number(told[key]), number(value), rel_tol=TOLERANCE, abs_tol=0.0)
         if not same:
             raise LedgerError(f"totals.{key}: states {told[key]!r:.60}, the reports give {value!r:.60}")
-
-
-# -------------------------------------------------------------------------------------- one's own part alone
-
-
-@dataclass(frozen=True)
-class OwnPart:
-    """What one member can check of a decision from its own records and the totals."""
-
-    number: int
-    cents: int
-    share: float
-    recomputed: bool  # the share too, not only the cents that follow from it
-
-
-def own_parts(ledger: Records, member: str, rounds: Sequence[Round], scoring: Scoring) -> list[OwnPart]:
-    """A member's part of every decision in its copy, computed anew as far as it can be."""
-    found: list[OwnPart] = []
-    for one in _found(ledger):
-        body = one.record.body
-        with reading(one.record):
-            terms, totals = Terms.of(body), body["totals"]
-            if body["decision"] != len(found) + 1 or len(one.payouts) != totals["n"]:
-                raise LedgerError("not the next decision, or not with a payout for everybody who has a score")
-            mine = [record.body for record in one.payouts if record.body.get("member") == member]
-            own = _own_total(member, rounds[: one.rounds], terms)
-            if len(mine) != (own is not None):
-                raise LedgerError(f"holds {len(mine)} payouts of {member}")
-            share, paid = (number(mine[0]["share"]), mine[0]["cents"]) if mine else (0.0, 0)
-            recomputed = True
-            if own is not None:
-                expected = _own_share(own, body, terms)
-                recomputed = expected is not None
-                if expected is not None and not math.isclose(share, expected, rel_tol=1e-9, abs_tol=1e-15):
-                    raise LedgerError(f"share of {member}: states {share!r}, the totals give {expected!r}")
-                total, unit, last = totals["division"]
-                made = Division(
-                    cents=division({member: 1.0}, terms.budget).cents,
-                    n=totals["n"],
-                    total=total,
-                    one=unit,
-                    down=rounds_down(total, unit, terms.rule),
-                    last=None if last is None else (last[0], last[1]),
-                )
-                if paid != made.cents_of(member, share):
-                    right = made.cents_of(member, share)
-                    raise LedgerError(f"cents of {member}: states {paid!r:.40}, its share gives {right}")
-            found.append(OwnPart(body["decision"], paid, share, recomputed))
-    return found
-
-
-def _own_total(member: str, rounds: Sequence[Round], terms: Terms) -> float | None:
-    scored = [reports for one in rounds if (reports := one.to_reports(terms.utility)) is not None]
-    if not any(member in reports.clients for reports in scored):
-        return None
-    return accumulate(scored, score=terms.score, missing=terms.missing).as_dict()[member]
-
-
-def _own_share(own: float, body: Mapping[str, Any], terms: Terms) -> float | None:
-    """The share that the totals give; None where it depends on more than they tell."""
-    totals = body["totals"]
-    n = totals["n"]
-    if terms.rule == "equal" or (body["status"] == "undefined" and terms.on_undefined == "equal"):
-        return 1 / float(n)
-    if body["status"] == "undefined":
-        return terms.floor
-    if (terms.floor, terms.cap) != (0.0, 1.0) or terms.rule == "fenced":
-        return None
-    if terms.rule == "impartial":
-        part = min(max(own / number(totals["gain"]), 0.0), 1.0)
-        return float((1 - (number(totals["clipped"]) - part) / (n - 1)) / n)
-    return max(own, 0.0) / number(totals["positive"])

@@ -56,7 +56,7 @@ class Round:
 
     def to_reports(self, utility: str) -> Reports | None:
         """What the scores take, or None where nobody reported; in a copy, the reports that it shows."""
-        if self.aborted or not (self.reports or self.withheld):
+        if self.aborted or not self.reports:
             return None
         named = [name for name in self.included if name in self.reports]
         measured = [self.reports[name].measured[utility] for name in named]
@@ -176,7 +176,7 @@ def reading(record: Record) -> Iterator[None]:
         yield
     except FedmeritError as error:
         raise LedgerError(f"{where}: {error}") from error
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise LedgerError(f"{where}: not a record of its kind: {error!r:.80}") from error
 
 

@@ -14,7 +14,7 @@ from fedmerit.config import Config, difference, from_dict, load
 from fedmerit.copies import Copy
 from fedmerit.errors import ConfigError, FedmeritError, LedgerError
 from fedmerit.federation.comparing import compare
-from fedmerit.federation.decisions import Decision, OwnPart, decisions_of, money, own_parts
+from fedmerit.federation.decisions import Decision, decisions_of, money
 from fedmerit.federation.journal import (
     Round,
     first_body,
@@ -23,6 +23,7 @@ from fedmerit.federation.journal import (
     score_files,
     scores_document,
 )
+from fedmerit.federation.own import OwnPart, own_parts
 from fedmerit.federation.visibility import check_stated, reader_of
 from fedmerit.federation.witness import check_head, check_kept, places_of, signed_heads, told
 from fedmerit.ledger import SERVER, Ledger, Record, Records, verify_chain
@@ -184,6 +185,11 @@ def _run(ledger: Records, *, signed: bool) -> tuple[Mapping[str, Any], Config]:
         if not isinstance(run["analysis"], bool):
             raise LedgerError("it does not say whether it is an analysis")
     return run, config
+
+
+def config_of(ledger: Records) -> Config:
+    """The settings of a run, from its ledger."""
+    return _run(ledger, signed=bool(first_body(ledger, "run").get("keys")))[1]
 
 
 def _check_config(path: Path, config: Config) -> None:

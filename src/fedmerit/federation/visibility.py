@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmerit.accumulate import accumulate
+from fedmerit.accumulate import Missing, accumulate
 from fedmerit.config import Scoring
 from fedmerit.errors import LedgerError
 from fedmerit.federation.comparing import compare
@@ -84,6 +84,23 @@ def sees(member: str) -> Callable[[Record], bool]:
     return visible
 
 
+def own_total(
+    member: str, rounds: Sequence[Round], utility: str, *, score: str = "ALPHA", missing: Missing = "zero"
+) -> float | None:
+    """A member's score summed over rounds, from its own reports alone; None where it has none."""
+    heard = [one for one in rounds if not one.aborted and (one.reports or one.withheld)]
+    reported = [one for one in heard if member in one.reports]
+    own = [reports for one in reported if (reports := one.to_reports(utility)) is not None]
+    if not own:
+        return None
+    factor = len(heard) / len(own) if missing == "own-mean" else 1.0
+    total = accumulate(own, score=score).as_dict()[member]
+    if score == "MERIT":  # only what was summed is scaled
+        summed = accumulate(own, score="IOI").as_dict()[member]
+        return summed * factor + (total - summed)
+    return total * factor
+
+
 def reader_of(records: Sequence[Record], members: Sequence[str], given: str | None) -> str | None:
     """Whom a copy was made for; None where it withholds nothing.
 
@@ -145,12 +162,15 @@ def _check_one(record: Record, upto: Sequence[Round], scoring: Scoring, reader: 
         else:
             _check_totals(record.body["utilities"], upto[-1], scoring)
         return
-    again = _read(stated(upto, scoring.utilities, scoring.missing))
     told = _read(record.body["cumulative_alpha"])
     if record.kind == "score":
         name = record.body["member"]
-        told = {utility: {name: value} for utility, value in told.items()}
-        again = {utility: {name: each[name]} for utility, each in again.items()}
+        own = {
+            utility: own_total(name, upto, utility, missing=scoring.missing) for utility in scoring.utilities
+        }
+        compare(told, own, f"cumulative alpha of {name}")
+        return
+    again = _read(stated(upto, scoring.utilities, scoring.missing))
     for utility, each in told.items():
         compare(each, again[utility], f"cumulative alpha of {utility}")
 

@@ -1,0 +1,66 @@
+"""Commands on a run's ledger: verify, export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedmerit.cli.base import app, fail, out
+
+
+@app.command()
+def verify(
+    source: Annotated[
+        Path, typer.Argument(help="A run folder, or an exported ledger (.jsonl).", metavar="DIR")
+    ],
+    head: Annotated[
+        str | None, typer.Option(help="A head of the ledger that you kept: it must still be on the chain.")
+    ] = None,
+    heads: Annotated[
+        Path | None,
+        typer.Option(help="Your file of all heads you were shown: KEY.pem.state/RUN/heads, of a member."),
+    ] = None,
+    as_: Annotated[
+        str | None, typer.Option("--as", help="Who you are: your own part is told too.", metavar="NAME")
+    ] = None,
+) -> None:
+    """Check a run's ledger: chain, signatures, heads, and that scores and payouts follow from the reports."""
+    from fedmerit.federation.verify import verify_copy, verify_folder
+
+    check = verify_folder if source.is_dir() or source.suffix != ".jsonl" else verify_copy
+    for line in check(source, head=head, heads=heads, member=as_):
+        out.print(line)
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="A run folder.", metavar="DIR")],
+    out_: Annotated[Path, typer.Option("--out", help="Where to write it; a name that ends in .jsonl.")],
+    for_: Annotated[
+        str | None,
+        typer.Option("--for", help="The member whose copy it is; it holds what that member may see."),
+    ] = None,
+) -> None:
+    """The ledger as lines of JSON, to keep, to hand out, and to verify again."""
+    from fedmerit.copies import exported
+    from fedmerit.federation.verify import config_of
+    from fedmerit.federation.visibility import sees
+    from fedmerit.ledger import Ledger
+    from fedmerit.store import write
+
+    if out_.suffix != ".jsonl":
+        fail(f"{out_}: expected a name that ends in .jsonl")
+    with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
+        config = config_of(ledger)
+        if for_ is not None and for_ not in config.clients:
+            fail(f"{for_!r} is not a member of the run; members are {', '.join(config.clients)}")
+        private = for_ is not None and config.scoring.visibility == "coordinator"
+        visible = sees(for_) if private and for_ is not None else lambda _: True
+        lines = list(exported(ledger, visible))
+    write(out_, b"".join(lines), mode=0o600 if config.scoring.visibility == "coordinator" else 0o644)
+    held = sum(b'"withheld":' in line for line in lines)
+    out.print(f"wrote {out_}: {len(lines)} records" + (f", {held} of them withheld" if private else ""))
+    if for_ is not None and not private:
+        out.print("every member of this run may see every record, so nothing is withheld")
