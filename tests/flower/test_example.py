@@ -1,0 +1,46 @@
+"""The example app, on nodes in this process: what it shows must work, and cost no import of torch in vain."""
+
+import json
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from flwr.app import Context, RecordDict
+from inprocess import InProcess
+
+from fedmerit.federation.verify import verify_folder
+
+EXAMPLE = "examples/flower-hospitals"
+
+
+@pytest.fixture
+def hospitals(request, monkeypatch):
+    folder = request.config.rootpath / EXAMPLE
+    monkeypatch.syspath_prepend(str(folder))
+    settings = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    return folder, settings
+
+
+@pytest.mark.slow
+def test_the_noisy_hospital_is_last(hospitals, tmp_path):
+    _, settings = hospitals
+    from hospitals import client_app, server_app
+    from hospitals.task import HOSPITALS, NOISY
+
+    keys = {"out": str(tmp_path / "run"), "fedmerit-rehearsal": str(tmp_path / "keys")}
+    config = {**settings, "rounds": 2, **keys}
+    nodes = {100 + part: {"partition-id": part} for part in range(len(HOSPITALS))}
+    grid = InProcess(dict.fromkeys(nodes, client_app.app), nodes, config)
+    server_app.app(grid, Context(7, 1, {}, RecordDict(), config))
+    scores = json.loads((tmp_path / "run" / "scores.json").read_text())
+    assert scores["clients"] == list(HOSPITALS)
+    total = dict(zip(HOSPITALS, scores["cumulative"]["ALPHA"], strict=True))
+    assert {min(total, key=total.__getitem__)} == NOISY.keys()
+    assert any("rounds: 2 of 2, 0 aborted" in line for line in verify_folder(tmp_path / "run"))
+
+
+def test_most_processes_of_a_member_load_no_torch(hospitals):
+    folder, _ = hospitals
+    code = "import sys; import hospitals.client_app; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=folder).returncode == 0
