@@ -71,13 +71,16 @@ class Copy:
             raise LedgerError(f"{where}: cannot be read: {error!s:.100}") from error
         if not isinstance(found, dict) or set(found) not in (_FIELDS | {"body"}, _FIELDS | {"withheld"}):
             raise LedgerError(f"{where}: expected the fields of a record, and either body or withheld")
+        hexadecimal = {"withheld": "", **found}
         try:
-            raw = {key: bytes.fromhex(found[key]) for key in ("digest", "signature", "seal")}
-            withheld = bytes.fromhex(found.get("withheld", ""))
-            if any(found[key] != value.hex() for key, value in raw.items()):
+            raw = {
+                key: bytes.fromhex(hexadecimal[key]) for key in ("digest", "signature", "seal", "withheld")
+            }
+            if any(hexadecimal[key] != value.hex() for key, value in raw.items()):
                 raise ValueError("not lower-case hexadecimal")
-        except (KeyError, TypeError, ValueError) as error:
-            raise LedgerError(f"{where}: digest, signature or seal cannot be read: {error!s:.60}") from error
+        except (TypeError, ValueError) as error:
+            raise LedgerError(f"{where}: its hashes or signatures cannot be read: {error!s:.60}") from error
+        withheld = raw.pop("withheld")
         if type(found["seq"]) is not int or ("withheld" in found and len(withheld) != 32):
             raise LedgerError(f"{where}: expected a number and a hash of 32 bytes")
         body = canonical(found.get("body", {}))

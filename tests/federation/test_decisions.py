@@ -1,0 +1,489 @@
+"""Payouts on record: recomputed to the cent, replaced in the open, and private where the run says so."""
+
+import json
+import shutil
+from decimal import Decimal
+from fractions import Fraction
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from tiny import tiny
+
+from fedmerit.copies import Copy, exported
+from fedmerit.errors import LedgerError, StoreError
+from fedmerit.federation.decisions import Terms
+from fedmerit.federation.embedded import run
+from fedmerit.federation.identities import Identities
+from fedmerit.federation.journal import rounds_of
+from fedmerit.federation.paying import read_run, record_decision
+from fedmerit.federation.verify import verify_copy, verify_folder
+from fedmerit.federation.visibility import own_total, sees, totals
+from fedmerit.ledger import SERVER, Ledger, content, exact, number
+from fedmerit.money import division, payouts
+from fedmerit.statements import as_dict, as_markdown, statements, write_statements
+
+OVERRIDES = (
+    "training.rounds=3",
+    "participation.away={client-1 = [2]}",
+    'participation.lost={client-3 = "3:report"}',
+)
+OPEN = tiny(*OVERRIDES)
+CLOSED = tiny(*OVERRIDES, "scoring.visibility=coordinator")
+PAID = "expected-accuracy"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Three rounds of four members, one away, one silent; everybody sees all, or the coordinator alone."""
+    home = tmp_path_factory.mktemp("runs")
+    run(OPEN, home / "open")
+    run(CLOSED, home / "closed")
+    return home
+
+
+@pytest.fixture
+def folder(runs, tmp_path):
+    return shutil.copytree(runs / "open", tmp_path / "run")
+
+
+@pytest.fixture
+def closed(runs, tmp_path):
+    return shutil.copytree(runs / "closed", tmp_path / "run")
+
+
+def lines(path, **options):
+    return list((verify_copy if path.suffix else verify_folder)(path, **options))
+
+
+def copy_for(folder, member=None):
+    path = folder.parent / f"{member}.jsonl"
+    with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
+        path.write_bytes(b"".join(exported(ledger, sees(member) if member else lambda _: True)))
+    return path
+
+
+def as_server(folder, change, config=OPEN):
+    """The ledger anew, by a server that changes its own records and signs and seals all of it."""
+    keys = Identities.in_folder(folder / "keys", config.clients, make=False)
+    with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
+        records = list(ledger.records())
+    (folder / "ledger.sqlite").unlink()
+    with Ledger(folder / "ledger.sqlite") as ledger, ledger.transaction():
+        for record in records:
+            body, signature = json.loads(json.dumps(record.body)), record.signature
+            if record.author == SERVER:
+                change(record.kind, body)
+                signature = keys.sign(SERVER, content(SERVER, record.kind, body))
+            ledger.append(
+                record.author, record.kind, body, signature=signature, seal=lambda d: keys.sign(SERVER, d)
+            )
+
+
+# --------------------------------------------------------------------------------------------- on record
+
+
+def test_a_decision_is_recorded_once_and_a_second_says_which_it_replaces(folder):
+    first, new = record_decision(folder, Terms("1000.00", PAID))
+    assert (first.number, first.replaces, new) == (1, None, True)
+    again, new = record_decision(folder, Terms("1000.00", PAID))
+    assert (again.number, again.record, new) == (1, first.record, False)
+    second, new = record_decision(folder, Terms("999.99", PAID, rule="fenced"))
+    assert (second.number, second.replaces, new) == (2, 1, True)
+    told = [line for line in lines(folder) if line.startswith("payouts")]
+    assert len(told) == 2
+    assert "decision 2" in told[1]
+    assert "in place of decision 1" in told[1]
+    _, found, _ = read_run(folder)
+    assert [sum(one.paid.values()) + one.paid.unpaid for one in found] == [
+        Decimal("1000.00"),
+        Decimal("999.99"),
+    ]
+
+
+def test_a_decision_that_falls_between_two_rounds_leaves_the_run_in_order(tmp_path, monkeypatch):
+    from fedmerit.federation.embedded import Engine
+
+    real = Engine._round
+    monkeypatch.setattr(Engine, "_round", lambda self, n: real(self, n) if n < 3 else 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run(OPEN, tmp_path / "run")
+    monkeypatch.undo()
+    record_decision(tmp_path / "run", Terms("10.00", PAID))
+    run(OPEN, tmp_path / "run", resume=True)
+    record_decision(tmp_path / "run", Terms("10.00", PAID))
+    _, found, _ = read_run(tmp_path / "run")
+    assert [one.rounds for one in found] == [2, 3]
+    assert lines(tmp_path / "run")
+
+
+def test_only_who_holds_the_servers_key_decides_and_only_on_a_run_that_verifies(folder):
+    key = folder / "keys" / "server.pem"
+    kept = key.read_bytes()
+    key.unlink()
+    with pytest.raises(StoreError, match="only who holds the server's key can record a decision"):
+        record_decision(folder, Terms("10.00", PAID))
+    key.write_bytes((folder / "keys" / "client-0.pem").read_bytes())
+    key.chmod(0o600)
+    with pytest.raises(LedgerError, match="not the key that the ledger names as the server's"):
+        record_decision(folder, Terms("10.00", PAID))
+    key.write_bytes(kept)
+    text = (folder / "scores.json").read_text()
+    (folder / "scores.json").write_text(text.replace("0.", "0.1", 1))
+    with pytest.raises(LedgerError, match=r"scores\.json"):
+        record_decision(folder, Terms("10.00", PAID))
+
+
+def test_without_keys_a_decision_is_on_the_chain_and_unsigned(tmp_path):
+    run(tiny("secure_aggregation.enabled=false"), tmp_path / "run")
+    record_decision(tmp_path / "run", Terms("10.00", PAID))
+    assert any("unsigned" in line for line in lines(tmp_path / "run"))
+    assert any(line.startswith("payouts: decision 1") for line in lines(tmp_path / "run"))
+
+
+def put(**values):
+    return lambda body: body.update(values)
+
+
+def one_cent_to_a_friend(body):
+    body["cents"]["client-0"] += 1
+    body["cents"]["client-2"] -= 1
+
+
+def a_share_to_a_friend(body):
+    body["shares"]["client-0"] = exact(number(body["shares"]["client-0"]) * (1 + 1e-9))
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (one_cent_to_a_friend, r"cents of client-0: states \d+, the reports give \d+"),
+        (a_share_to_a_friend, "share of client-0: states"),
+        (put(budget="2000.00"), "cents of client-0"),
+        (put(budget="1000.001"), "at most 2 decimals"),
+        (put(rule="equal"), "share of client-0"),
+        (put(rule="generous"), "rule must be one of"),
+        (put(missing="own-mean"), "share of"),
+        (put(score="LOO"), "share of"),
+        (put(utility="accuracy"), "share of|the positive part of ALPHA"),
+        (put(utility="fame"), "not a record of its kind: KeyError"),
+        (put(decision=2), "expected decision 1"),
+        (put(replaces=1), "expected decision 1, which replaces None"),
+        (put(rounds=2), "rests on 2 rounds, 3 were closed before it"),
+        (put(unpaid=1), "unpaid is not the rest"),
+        (put(status="undefined"), "states status 'undefined'"),
+        (put(shares={}), "share of client-0: missing"),
+        (put(cents=None), "not a record of its kind"),
+        (put(cap="x"), "expected a number in hexadecimal"),
+    ],
+)
+def test_a_decision_that_does_not_follow_is_named(folder, edit, message):
+    """Even where the server itself signs it."""
+    made, _ = record_decision(folder, Terms("1000.00", PAID))
+    as_server(folder, lambda kind, body: edit(body) if kind == "decision" else None)
+    with pytest.raises(LedgerError, match=message) as caught:
+        lines(folder)
+    assert str(caught.value).startswith(f"record {made.record} (decision by server): ")
+
+
+# -------------------------------------------------------------------------------------------- statements
+
+
+def statement_of(folder, config, member, **terms):
+    decision, _ = record_decision(folder, Terms("1000.00", PAID, **terms))
+    rounds, _, head = read_run(folder)
+    return next(one for one in statements(rounds, config, decision, head) if one.member == member)
+
+
+def test_a_statement_says_what_one_did_earns_and_missed(folder):
+    away = statement_of(folder, OPEN, "client-1")
+    text = as_markdown(away)
+    assert "In 2 of 3 rounds your update was in the sum and your report counted." in text
+    assert "Round 2: you were not expected." in text
+    assert f"**{away.cents // 100}.{away.cents % 100:02d}** of 1,000.00" in text
+    assert "This is an estimate" in text
+    assert away.head in text
+    silent = as_markdown(statement_of(folder, OPEN, "client-3"))
+    assert "Round 3: your update was in the sum, but no report of yours arrived in time." in silent
+    whole = as_markdown(statement_of(folder, OPEN, "client-0"))
+    assert "Nothing: there is a report of yours for every round that was counted." in whole
+
+
+def test_what_absence_cost_is_the_same_decision_with_that_members_rounds_at_its_own_mean(folder):
+    one = statement_of(folder, OPEN, "client-1")
+    rounds, _, _ = read_run(folder)
+    own = [reports.alone[k] + reports.grand - reports.without[k] - reports.empty
+           for reports in (found.to_reports(PAID) for found in rounds) if "client-1" in reports.clients
+           for k in [reports.clients.index("client-1")]]  # fmt: skip
+    assert one.cost.score == pytest.approx(sum(own) / 2)
+    assert one.cost.other == pytest.approx(sum(own) / 2 * 3 / 2)
+    raw = dict(zip(one.decision.total.clients, one.decision.total.raw, strict=True)) | {
+        "client-1": one.cost.other
+    }
+    positive = {name: max(value, 0) for name, value in raw.items()}
+    again = payouts({name: value / sum(positive.values()) for name, value in positive.items()}, "1000.00")
+    assert abs(one.cost.other_cents - int(again["client-1"] * 100)) <= 1  # a rounding of the shares
+    assert one.cost.other_cents > one.cost.cents == one.cents
+
+
+def test_where_missed_rounds_count_at_the_own_mean_the_statement_compares_with_zero(folder):
+    one = statement_of(folder, OPEN, "client-1", missing="own-mean")
+    assert one.cost.other < one.cost.score
+    assert "counted as your own average" in as_markdown(one)
+    assert "Counted as zero, your contribution would be" in as_markdown(one)
+
+
+def test_statements_are_files_in_words_and_for_programs(folder):
+    decision, _ = record_decision(folder, Terms("1000.00", PAID))
+    rounds, _, head = read_run(folder)
+    assert write_statements(folder, rounds, OPEN, decision, head) == 4
+    read = {name: json.loads((folder / "statements" / f"{name}.json").read_text()) for name in OPEN.clients}
+    assert sum(one["cents"] for one in read.values()) == 100_000
+    assert {one["head"] for one in read.values()} == {head}
+    assert read["client-1"]["rounds"] == {
+        "counted": [1, 3],
+        "silent": [],
+        "declined": [],
+        "lost": [],
+        "away": [2],
+    }
+    assert (folder / "statements" / "client-0.md").read_text().startswith("# Statement for client-0\n")
+
+
+def test_who_never_reported_is_told_so_and_earns_nothing(tmp_path):
+    config = tiny("participation.away={client-1 = [1, 2]}")
+    run(config, tmp_path / "run")
+    one = statement_of(tmp_path / "run", config, "client-1")
+    text = as_markdown(one)
+    assert one.cents == 0
+    assert "**0.00** of 1,000.00: without a report there is no score to pay from." in text
+    assert "You have no report in any round" in text
+    assert as_dict(one)["contribution"] is None
+
+
+def test_where_only_the_coordinator_sees_all_a_statement_names_nobody_else(closed):
+    decision, _ = record_decision(closed, Terms("1000.00", PAID))
+    rounds, _, head = read_run(closed)
+    for one in statements(rounds, CLOSED, decision, head):
+        said = as_markdown(one) + json.dumps(as_dict(one))
+        assert not any(name in said for name in CLOSED.clients if name != one.member)
+
+
+# ------------------------------------------------------------------------- only the coordinator sees all
+
+
+@pytest.mark.parametrize("rule", ["fair", "fenced", "impartial", "equal"])
+def test_a_member_recomputes_its_own_scores_and_cents_from_its_own_copy(closed, rule):
+    made, _ = record_decision(closed, Terms("1000.01", PAID, rule=rule))
+    assert any("decision 1" in line for line in lines(closed))
+    for member in CLOSED.clients:
+        told = lines(copy_for(closed, member), member=member)
+        amount = f"{made.paid[member]:,.2f} for {member}"
+        assert f"scores: those of {member} follow from its own reports; nobody else's were computed" in told
+        (line,) = [line for line in told if line.startswith("payouts")]
+        assert amount in line
+        assert ("share and cents follow" in line) == (rule != "fenced")
+        assert told[-1] == lines(closed)[-1]  # the head is that of the whole ledger
+
+
+def test_a_copy_holds_nothing_of_others_but_their_hashes(closed):
+    record_decision(closed, Terms("1000.00", PAID))
+    with Ledger(closed / "ledger.sqlite", read_only=True) as ledger:
+        whole = list(ledger.records())
+    text = copy_for(closed, "client-1").read_text()
+    secret, own = [], []
+    for record in whole:
+        about = record.author if record.kind == "report" else record.body.get("member")
+        if record.kind not in ("report", "score", "payout"):
+            continue
+        values = [record.body["salt"]]
+        if record.kind == "report":  # of the paid utility: of the others, two members may have the same
+            measured = record.body["measured"][PAID]  # v(M0) and v(M) everybody knows
+            values += [value for key, value in measured.items() if key not in ("empty", "grand")]
+        values += [record.body["cosine"]] if record.kind == "report" else []
+        (own if about == "client-1" else secret).extend(values)
+    assert len(secret) > 50
+    assert not [value for value in secret if f'"{value}"' in text and value not in own]
+    assert all(f'"{value}"' in text for value in own)
+
+
+def test_salts_are_fresh_so_that_equal_bodies_have_different_hashes(closed):
+    with Ledger(closed / "ledger.sqlite", read_only=True) as ledger:
+        salts = [record.body["salt"] for record in ledger.records() if "salt" in record.body]
+    assert len(set(salts)) == len(salts) > 20
+    assert all(len(bytes.fromhex(salt)) == 16 for salt in salts)
+
+
+def test_a_copy_and_the_ledger_have_the_same_digests_signatures_and_seals(closed):
+    with Ledger(closed / "ledger.sqlite", read_only=True) as ledger:
+        whole = list(ledger.records())
+    for member in (None, "client-0", "client-3"):
+        copy = list(Copy(copy_for(closed, member)).records())
+        for one, other in zip(whole, copy, strict=True):
+            assert (one.digest, one.signature, one.seal) == (other.digest, other.signature, other.seal)
+            assert one.content == other.content
+
+
+def test_totals_are_those_of_the_reports(closed):
+    with Ledger(closed / "ledger.sqlite", read_only=True) as ledger:
+        rounds = rounds_of(ledger)
+    told = totals(rounds, CLOSED.scoring)[PAID]
+    reports = rounds[-1].to_reports(PAID)
+    alphas = (reports.alone - reports.empty + reports.grand - reports.without) / 2
+    facts = told["round"]
+    assert facts["n"] == 3
+    assert number(facts["gain"]) == reports.gain
+    assert number(facts["grand"]) == reports.grand
+    assert number(facts["alpha"]) == pytest.approx(alphas.sum(), abs=1e-15)
+    assert number(facts["alpha_plus"]) == pytest.approx(alphas.clip(0).sum(), abs=1e-15)
+    said = (reports.grand - reports.alone) + (reports.without - reports.empty)  # r_j: its sum is T
+    assert number(facts["t"]) == pytest.approx(said.sum(), abs=1e-14)
+    assert told["summed"]["n"] == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "edit", "message"),
+    [
+        (
+            "score",
+            lambda b: b["cumulative_alpha"].update({PAID: exact(0.5)}),
+            r"score by server\): cumulative",
+        ),
+        ("score", lambda b: b.update(member="client-0"), "score"),
+        (
+            "totals",
+            lambda b: b["utilities"][PAID]["summed"].update(alpha_plus=exact(9.0)),
+            r"totals by server",
+        ),
+        ("payout", lambda b: b.update(cents=b["cents"] + 1), "cents of client-"),
+        ("payout", lambda b: b.update(member="client-0"), "second of its member|share of"),
+        (
+            "decision",
+            lambda b: b["totals"].update(positive=exact(9.0)),
+            r"decision by server\): totals.positive",
+        ),
+        ("decision", lambda b: b["totals"]["division"].__setitem__(1, 7), r"totals.division"),
+    ],
+)
+def test_the_coordinator_cannot_state_what_does_not_follow(closed, kind, edit, message):
+    record_decision(closed, Terms("1000.00", PAID))
+
+    def change(at, body):
+        if at == kind and body.get("round", 3) == 3:  # rounds before it are signed by members
+            edit(body)
+
+    as_server(closed, change, CLOSED)
+    with pytest.raises(LedgerError, match=message):
+        lines(closed)
+
+
+@pytest.mark.parametrize(
+    ("kind", "edit", "message"),
+    [
+        ("score", lambda b: b["cumulative_alpha"].update({PAID: exact(0.5)}), "cumulative alpha of client-2"),
+        ("payout", lambda b: b.update(cents=b["cents"] - 1), "cents of client-2: states"),
+        ("payout", lambda b: b.update(share=exact(0.01)), "share of client-2: states"),
+        (
+            "decision",
+            lambda b: b["totals"].update(positive=exact(9.0)),
+            "totals.positive: not the alpha_plus",
+        ),
+        ("decision", lambda b: b["totals"].update(n=3), "payout for everybody|totals.n"),
+        ("decision", lambda b: b.update(budget="2000.00"), "cents of client-2: states"),
+        ("decision", lambda b: b["totals"]["division"].__setitem__(3, 0), "not a record of its kind"),
+        ("totals", lambda b: b["utilities"][PAID]["round"].update(n=4), "expected-accuracy.n: states 4"),
+        ("totals", lambda b: b["utilities"][PAID]["round"].update(t=exact(4.0)), "not 2 .N gain"),
+    ],
+)
+def test_a_member_finds_out_from_its_copy_when_its_own_part_does_not_follow(closed, kind, edit, message):
+    record_decision(closed, Terms("1000.00", PAID))
+
+    def change(at, body):
+        mine = body.get("member", "client-2") == "client-2"
+        if at == kind and mine and body.get("round", 3) == 3:
+            edit(body)
+
+    as_server(closed, change, CLOSED)
+    with pytest.raises(LedgerError, match=message):
+        lines(copy_for(closed, "client-2"), member="client-2")
+
+
+def test_a_copy_that_withholds_what_its_reader_may_see_is_refused(closed):
+    with pytest.raises(LedgerError, match=r"report by client-0\): withheld from its own author"):
+        lines(copy_for(closed, "client-1"), member="client-0")
+    with pytest.raises(LedgerError, match="'nobody' is not a member of the run"):
+        lines(copy_for(closed, "client-1"), member="nobody")
+    path = closed.parent / "dark.jsonl"
+    with Ledger(closed / "ledger.sqlite", read_only=True) as ledger:
+        path.write_bytes(b"".join(exported(ledger, lambda record: record.kind not in ("report", "score"))))
+        dark = b"".join(exported(ledger, lambda record: record.kind != "round" and sees("client-1")(record)))
+    with pytest.raises(LedgerError, match="say whose it is"):
+        lines(path)
+    path.write_bytes(dark)
+    with pytest.raises(LedgerError, match=r"though every member may see it"):
+        lines(path, member="client-1")
+    with Ledger(closed / "ledger.sqlite", read_only=True) as ledger:
+        visible = sees("client-1")
+        path.write_bytes(b"".join(exported(ledger, lambda r: r.kind != "score" and visible(r))))
+    with pytest.raises(LedgerError, match="after round 1: expected the scores of client-1"):
+        lines(path, member="client-1")
+
+
+def test_own_totals_are_those_of_everybody_in_both_ways_of_counting_absence(closed):
+    from fedmerit.accumulate import accumulate
+
+    with Ledger(closed / "ledger.sqlite", read_only=True) as ledger:
+        rounds = rounds_of(ledger)
+    reports = [one.to_reports(PAID) for one in rounds]
+    for member in CLOSED.clients:
+        copy = rounds_of(Copy(copy_for(closed, member)))
+        for missing in ("zero", "own-mean"):
+            for score in ("ALPHA", "LOO", "IOI", "COS"):
+                whole = accumulate(reports, score=score, missing=missing).as_dict()[member]
+                assert own_total(member, copy, PAID, score=score, missing=missing) == whole
+
+
+# ------------------------------------------------------------------------------------------ dividing alone
+
+SHARES = st.lists(st.integers(0, 50), min_size=2, max_size=8).filter(any)
+
+
+@given(SHARES, st.integers(0, 10**7))
+def test_a_share_and_the_division_give_the_same_cents_as_dividing_for_all(weights, cents):
+    shares = {f"m{k}": weight / sum(weights) for k, weight in enumerate(weights)}
+    budget = Decimal(cents) / 100
+    paid, made = payouts(shares, budget), division(shares, budget)
+    assert {name: made.cents_of(name, share) for name, share in shares.items()} == {
+        name: int(amount * 100) for name, amount in paid.items()
+    }
+    assert sum(paid.values()) == budget
+
+
+@given(SHARES, st.integers(1, 10**7))
+def test_the_published_cut_has_the_fewest_digits_that_separate(weights, cents):
+    """An exact remainder would tell somebody's share: cents are often invertible modulo the total."""
+    assume(len(set(weights)) > 1)
+    shares = {f"m{k}": weight / sum(weights) for k, weight in enumerate(weights)}
+    made = division(shares, Decimal(cents) / 100)
+    rests = set()
+    for share in shares.values():
+        top, bottom = share.as_integer_ratio()
+        rests.add(Fraction(made.cents * top * (made.one // bottom) % made.total, made.total))
+    for cut in (made.low, made.high):
+        digits = cut.denominator.bit_length() - 1
+        for coarser in range(digits):
+            grid = [Fraction(k, 2**coarser) for k in range(2**coarser + 1)] if coarser < 12 else []
+            between = [point for point in grid if all((r >= point) == (r >= cut) for r in rests)]
+            assert not between
+
+
+def test_visibility_of_the_coordinator_alone_excludes_settings_that_tell_everybody():
+    from fedmerit.errors import ConfigError
+
+    for setting in (
+        "scoring.disclose_samples=true",
+        "training.weights=scores",
+        'scoring.truth=["mr-shapley"]',
+    ):
+        with pytest.raises(ConfigError, match=r"^scoring\.visibility"):
+            tiny("scoring.visibility=coordinator", setting)

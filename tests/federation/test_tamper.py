@@ -1,0 +1,453 @@
+"""Whatever is done to a ledger afterwards: found, and the first wrong record named; or found by a kept head.
+
+What signatures cannot show is that the end was cut off. That takes a head somebody kept, or signed.
+"""
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from itertools import combinations
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from tiny import tiny
+
+from fedmerit.copies import Copy, exported
+from fedmerit.errors import LedgerError
+from fedmerit.federation.embedded import run
+from fedmerit.federation.identities import Identities
+from fedmerit.federation.verify import verify_copy, verify_folder
+from fedmerit.federation.witness import check_kept, places_of
+from fedmerit.ledger import SERVER, Ledger, canonical, content, exact, verify_chain
+
+KEYS = {name: Ed25519PrivateKey.generate() for name in (SERVER, "north", "south")}
+PUBLIC = {name: key.public_key().public_bytes_raw() for name, key in KEYS.items()}
+RECORDS = [
+    (SERVER, "run", {"run": "7f", "keys": None}),
+    ("north", "report", {"round": 1, "alone": exact(0.25), "salt": "00" * 16}),
+    ("south", "report", {"round": 1, "alone": exact(0.5), "note": "é"}),
+    (SERVER, "round", {"round": 1, "included": ["north", "south"], "aborted": ""}),
+    ("north", "report", {"round": 1, "alone": exact(0.25), "salt": "00" * 16}),
+]
+
+
+def fill(path, records, keys=KEYS):
+    with Ledger(path) as ledger, ledger.transaction():
+        for author, kind, body in records:
+            signature = keys[author].sign(content(author, kind, body))
+            ledger.append(author, kind, body, signature=signature, seal=keys[SERVER].sign)
+    return path
+
+
+@pytest.fixture(scope="module", params=["whole", "withheld"])
+def lines(request, tmp_path_factory):
+    """A small ledger as JSON lines, and the same with what south said withheld."""
+    path = fill(tmp_path_factory.mktemp("small") / "ledger.sqlite", RECORDS)
+    with Ledger(path, read_only=True) as ledger:
+        shown = lambda record: request.param == "whole" or record.author != "south"  # noqa: E731
+        return list(exported(ledger, shown))
+
+
+def check(path, data):
+    path.write_bytes(data)
+    return verify_chain(Copy(path), lambda _: PUBLIC)
+
+
+def first_wrong(error, number):
+    """Whether a message names this record, by its line where it cannot be read as one."""
+    text = str(error)
+    return text.startswith((f"record {number} ", f"record {number}:")) or f": line {number}: " in text
+
+
+# -------------------------------------------------------------------------------------------- byte by byte
+
+
+def test_an_export_verifies_as_it_is(lines, tmp_path):
+    assert check(tmp_path / "copy.jsonl", b"".join(lines)) is True
+
+
+def test_every_byte_of_every_field_counts(lines, tmp_path):
+    """Each byte of the file changed in one bit, one after another: never accepted, its record named."""
+    whole, at = b"".join(lines), 0
+    chooser = random.Random(7)
+    for number, line in enumerate(lines, start=1):
+        for offset in range(len(line)):
+            wrong = bytearray(whole)
+            wrong[at + offset] ^= 1 << chooser.randrange(8)
+            with pytest.raises(LedgerError) as caught:
+                check(tmp_path / "copy.jsonl", bytes(wrong))
+            if offset < len(line) - 1:
+                assert first_wrong(caught.value, number), (number, offset, str(caught.value))
+        at += len(line)
+
+
+def test_dropped_records(lines, tmp_path):
+    for gone in range(1, len(lines)):  # without the last one: see below
+        with pytest.raises(LedgerError, match=rf"^record {gone} is missing"):
+            check(tmp_path / "copy.jsonl", b"".join(lines[: gone - 1] + lines[gone:]))
+
+
+def test_swapped_records(lines, tmp_path):
+    for one, other in combinations(range(len(lines)), 2):
+        order = list(lines)
+        order[one], order[other] = order[other], order[one]
+        with pytest.raises(LedgerError, match=rf"^record {one + 1} is missing"):
+            check(tmp_path / "copy.jsonl", b"".join(order))
+
+
+def test_inserted_and_doubled_records(lines, tmp_path):
+    for what in lines:
+        for place in range(len(lines) + 1):
+            longer = [*lines[:place], what, *lines[place:]]
+            with pytest.raises(LedgerError, match=r"^record \d+ (is missing|\()"):
+                check(tmp_path / "copy.jsonl", b"".join(longer))
+
+
+def test_renumbered_records_no_longer_fit_their_digests(lines, tmp_path):
+    for gone in range(1, len(lines)):
+        rest = []
+        for k, line in enumerate(lines[: gone - 1] + lines[gone:], start=1):
+            rest.append(canonical(json.loads(line) | {"seq": k}) + b"\n")
+        with pytest.raises(LedgerError) as caught:
+            check(tmp_path / "copy.jsonl", b"".join(rest))
+        assert first_wrong(caught.value, gone)
+
+
+@pytest.mark.parametrize("field", ["signature", "seal"])
+@pytest.mark.parametrize("signer", ["north", "south", "stranger"])
+def test_every_replaced_signature_and_seal(lines, tmp_path, field, signer):
+    key = KEYS.get(signer) or Ed25519PrivateKey.generate()
+    for k, record in enumerate(Copy_of(lines, tmp_path)):
+        author = record.author if field == "signature" else SERVER
+        if author == signer:
+            continue
+        message = record.content if field == "signature" else record.digest
+        wrong = json.loads(lines[k]) | {field: key.sign(message).hex()}
+        with pytest.raises(LedgerError) as caught:
+            check(tmp_path / "copy.jsonl", b"".join([*lines[:k], canonical(wrong) + b"\n", *lines[k + 1 :]]))
+        assert first_wrong(caught.value, k + 1)
+
+
+def Copy_of(lines, tmp_path):
+    path = tmp_path / "read.jsonl"
+    path.write_bytes(b"".join(lines))
+    return list(Copy(path).records())
+
+
+def test_another_hash_for_a_withheld_body_or_a_body_for_the_hash(lines, tmp_path):
+    """A withheld record cannot be given another content, nor shown with a body that is not its own."""
+    for k, record in enumerate(Copy_of(lines, tmp_path)):
+        plain = json.loads(lines[k])
+        for other in ({"withheld": "00" * 32}, {"body": {"round": 2}}):
+            wrong = {key: value for key, value in plain.items() if key not in ("body", "withheld")} | other
+            with pytest.raises(LedgerError, match=rf"^record {record.seq} \(.*altered"):
+                check(
+                    tmp_path / "copy.jsonl", b"".join([*lines[:k], canonical(wrong) + b"\n", *lines[k + 1 :]])
+                )
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"{}", b"[]", b"3", b"{", b"[" * 100_000, b'{"seq":1}', b'{"a": 1}', b"\xff"], ids=str
+)
+def test_lines_that_are_no_records(tmp_path, line):
+    with pytest.raises(LedgerError, match="line 1"):
+        check(tmp_path / "copy.jsonl", line[:200_000] + b"\n")
+
+
+def test_a_file_that_is_empty_gone_or_cut_inside_a_line(lines, tmp_path):
+    with pytest.raises(LedgerError, match="the ledger is empty"):
+        check(tmp_path / "copy.jsonl", b"")
+    with pytest.raises(LedgerError, match="cannot be read"):
+        Copy(tmp_path / "nowhere.jsonl")
+    whole = b"".join(lines)
+    for end in range(1, len(whole)):
+        if whole[end - 1 : end] != b"\n":
+            with pytest.raises(LedgerError, match="the last line is not whole"):
+                Copy_at(tmp_path, whole[:end])
+
+
+def Copy_at(tmp_path, data):
+    (tmp_path / "cut.jsonl").write_bytes(data)
+    return Copy(tmp_path / "cut.jsonl")
+
+
+# ------------------------------------------------------------------------------- what only a kept head shows
+
+CONFIG = tiny("training.rounds=2")
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "run"
+    run(CONFIG, path)
+    return path
+
+
+@pytest.fixture
+def folder(original, tmp_path):
+    return shutil.copytree(original, tmp_path / "run")
+
+
+def records_of(path):
+    with Ledger(path / "ledger.sqlite", read_only=True) as ledger:
+        return list(ledger.records())
+
+
+def copied(folder, keep=None):
+    path = folder.parent / "ledger.jsonl"
+    with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
+        path.write_bytes(b"".join(list(exported(ledger))[:keep]))
+    return path
+
+
+def test_an_export_of_a_run_says_what_the_folder_says(folder):
+    assert list(verify_copy(copied(folder))) == list(verify_folder(folder))
+
+
+def test_a_cut_end_is_found_by_a_kept_head_and_by_nothing_else(folder):
+    """Every place to cut: the chain alone is in order, the head of anybody who saw more is missing."""
+    records = records_of(folder)
+    closed = [record.seq for record in records if record.kind in ("scores", "end", "seen")]
+    for cut in closed[:-1]:
+        path = copied(folder, cut)
+        shortened = list(verify_copy(path))
+        assert shortened[-1] == f"head: {records[cut - 1].digest.hex()}"
+        assert list(verify_copy(path, head=records[cut - 1].digest.hex()))
+        for record in records[cut:]:
+            with pytest.raises(LedgerError, match=rf"head {record.digest.hex()} is not on this chain"):
+                list(verify_copy(path, head=record.digest.hex()))
+
+
+def test_a_kept_head_is_placed_by_record_and_round(folder):
+    rounds = 0
+    for record in records_of(folder):
+        rounds += record.kind == "round"
+        line = next(
+            line for line in verify_folder(folder, head=record.digest.hex().upper()) if "on the ch" in line
+        )
+        after = f"after round {rounds}" if rounds else "before round 1"
+        assert line == f"head {record.digest.hex()[:16]}...: on the chain: record {record.seq}, {after}"
+    for odd in ("", "00", "g" * 64, "0" * 63):
+        with pytest.raises(LedgerError, match="a head is 64 hexadecimal digits"):
+            list(verify_folder(folder, head=odd))
+
+
+def as_the_server(path, change):
+    """The whole ledger anew by a server with its key: own records as it likes, members' as they signed."""
+    keys = Identities.in_folder(path / "keys", CONFIG.clients, make=False)
+    records, heads = records_of(path), {}
+    (path / "ledger.sqlite").unlink()
+    with Ledger(path / "ledger.sqlite") as ledger, ledger.transaction():
+        for record in records:
+            body, signature = json.loads(json.dumps(record.body)), record.signature
+            if record.author == SERVER:
+                body = change(record, body)
+                if record.kind == "outcome":
+                    body["head"] = heads[body["head"]]
+                signature = keys.sign(SERVER, content(SERVER, record.kind, body))
+            seal = lambda digest: keys.sign(SERVER, digest)  # noqa: E731
+            ledger.append(record.author, record.kind, body, signature=signature, seal=seal)
+            heads[record.digest.hex()] = ledger.head
+
+
+def test_whatever_the_server_rewrites_before_the_last_signed_head_is_found(original, tmp_path):
+    """Its own records, one after another, with its real key: members' signatures say otherwise."""
+    records = records_of(original)
+    last = max(record.seq for record in records if record.kind == "end")
+    for number in [record.seq for record in records if record.author == SERVER and record.seq <= last]:
+        path = shutil.copytree(original, tmp_path / str(number))
+        as_the_server(path, lambda record, body, n=number: body | ({"x": 1} if record.seq == n else {}))
+        with pytest.raises(LedgerError, match=r"^record \d+ \((report|seen|outcome|masked)"):
+            list(verify_folder(path))
+        shutil.rmtree(path)
+
+
+def test_a_fork_after_the_last_signed_head_is_found_by_who_kept_it(folder):
+    """Two ends of one history, both sealed by the server: each verifies, neither has the other's head."""
+    from fedmerit.federation.decisions import Terms
+    from fedmerit.federation.paying import record_decision
+
+    other = shutil.copytree(folder, folder.parent / "other")
+    record_decision(folder, Terms("1000.00", "expected-accuracy"))
+    record_decision(other, Terms("1000.00", "expected-accuracy", rule="equal"))
+    ends = [records_of(path)[-1].digest.hex() for path in (folder, other)]
+    common = records_of(folder)[-2].digest.hex()
+    for path, own, others in ((folder, ends[0], ends[1]), (other, ends[1], ends[0])):
+        assert list(verify_folder(path, head=own))
+        assert list(verify_folder(path, head=common))
+        with pytest.raises(LedgerError, match="is not on this chain"):
+            list(verify_folder(path, head=others))
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda body: body.update(head="00" * 32), "its author saw another history"),
+        (lambda body: body.update(round=1), "signs round 1, but its head is that of record"),
+        (lambda body: body.update(run="00"), "belongs to another run"),
+        (lambda body: body.clear(), "not a record of its kind"),
+    ],
+)
+def test_a_signature_under_a_head_that_never_was(folder, edit, message):
+    """Signed with the member's own key: a rehearsal has it."""
+    keys = Identities.in_folder(folder / "keys", CONFIG.clients, make=False)
+    body = dict(records_of(folder)[-1].body)
+    edit(body)
+    with Ledger(folder / "ledger.sqlite") as ledger, ledger.transaction():
+        signature = keys.sign("client-0", content("client-0", "seen", body))
+        seal = lambda digest: keys.sign(SERVER, digest)  # noqa: E731
+        made = ledger.append("client-0", "seen", body, signature=signature, seal=seal)
+    with pytest.raises(LedgerError, match=message) as caught:
+        list(verify_folder(folder))
+    assert str(caught.value).startswith(f"record {made.seq} (seen by client-0): ")
+
+
+def test_a_members_file_of_heads(folder, tmp_path):
+    places = places_of(records_of(folder))
+    by_round = {place.rounds: head for head, place in places.items()}
+    path = tmp_path / "heads"
+    path.write_text("".join(f"{number} {head}\n" for number, head in sorted(by_round.items())))
+    assert check_kept(path, places) == 3
+    assert f"kept: all 3 heads in {path} are on the chain" in list(verify_folder(folder, heads=path))
+    for text, message in (
+        (f"1 {by_round[2]}\n", r"line 1: shown as the head after round 1, but it is that of record"),
+        (f"1 {by_round[1]}\n2 {'0' * 64}\n", "line 2: head 0+ is not on this chain"),
+        ("", "holds no head"),
+        ("nonsense\n", "line 1: expected a round and a head"),
+        ("1 zz\n", "line 1: a head is 64"),
+    ):
+        path.write_text(text)
+        with pytest.raises(LedgerError, match=message):
+            check_kept(path, places)
+    with pytest.raises(LedgerError, match="cannot be read"):
+        check_kept(tmp_path / "nowhere", places)
+
+
+def test_a_run_resumed_after_its_end_records_nothing_twice(folder):
+    before = records_of(folder)
+    assert [record.kind for record in before][-5:] == ["end", "seen", "seen", "seen", "seen"]
+    run(CONFIG, folder, resume=True)
+    assert records_of(folder) == before
+
+
+# --------------------------------------------------------------------------------------- size and accidents
+
+
+def test_ten_thousand_records_are_all_checked(tmp_path):
+    records = [(("north", "south", SERVER)[k % 3], "report", {"round": k}) for k in range(10_000)]
+    path = fill(tmp_path / "ledger.sqlite", records)
+    started = time.perf_counter()
+    with Ledger(path, read_only=True) as ledger:
+        assert verify_chain(ledger, lambda _: PUBLIC) is True
+    print(f"10,000 records in {time.perf_counter() - started:.1f} s")
+    with Ledger(path) as ledger:
+        ledger._db.execute("UPDATE records SET kind = 'raport' WHERE seq = 9876")
+        with pytest.raises(LedgerError, match=r"^record 9876 \(raport by .*\): altered"):
+            verify_chain(ledger, lambda _: PUBLIC)
+
+
+WRITER = """
+import sys
+from fedmerit.errors import LedgerError
+from fedmerit.ledger import Ledger
+with Ledger(sys.argv[1]) as ledger:
+    for k in range(int(sys.argv[3])):
+        try:
+            with ledger.transaction():
+                for part in range(3):
+                    ledger.append("server", sys.argv[2], {"k": k, "part": part, "text": "x" * 500})
+        except LedgerError as error:
+            print("refused", error, flush=True)
+            break
+        print("done", k, flush=True)
+"""
+
+
+def writer(path, name, count, **options):
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, path, name, str(count)], stdout=subprocess.PIPE, text=True, **options
+    )
+
+
+def batches(path):
+    """What each writer has in the ledger, if the chain is whole and nobody's three records are torn apart."""
+    with Ledger(path, read_only=True) as ledger:
+        if not len(ledger):
+            return {}
+        assert verify_chain(ledger, lambda _: {}) is False
+        records = list(ledger.records())
+    found = {}
+    for k in range(0, len(records), 3):
+        three = records[k : k + 3]
+        assert [record.body["part"] for record in three] == [0, 1, 2]
+        assert len({(record.kind, record.body["k"]) for record in three}) == 1
+        found.setdefault(three[0].kind, []).append(three[0].body["k"])
+    return found
+
+
+def test_two_processes_write_at_once_and_make_one_chain(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    children = [writer(path, name, 60) for name in ("one", "two")]
+    for child in children:
+        assert "refused" not in child.communicate(timeout=100)[0]
+    assert batches(path) == {"one": list(range(60)), "two": list(range(60))}
+
+
+def test_killed_between_any_two_statements_nothing_acknowledged_is_lost_and_nothing_half_written(tmp_path):
+    chooser = random.Random(3)
+    for attempt in range(6):
+        path = tmp_path / f"{attempt}.sqlite"
+        child = writer(path, "one", 10_000)
+        said = [child.stdout.readline() for _ in range(1 + chooser.randrange(20))]
+        time.sleep(chooser.random() / 50)
+        child.send_signal(signal.SIGKILL)
+        said += child.communicate()[0].splitlines()
+        acknowledged = sum(line.startswith("done") for line in said)
+        (written,) = batches(path).values()
+        assert written == list(range(len(written)))
+        assert acknowledged <= len(written) <= acknowledged + 1
+
+
+def test_a_full_disk_refuses_the_record_and_keeps_all_before_it(tmp_path):
+    """The kernel refuses to let the files grow, as it does where the disk is full."""
+
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+
+    path = tmp_path / "ledger.sqlite"
+    child = writer(path, "one", 10_000, preexec_fn=limit)
+    said = child.communicate(timeout=100)[0].splitlines()
+    assert said[-1].startswith("refused")
+    assert "ledger.sqlite" in said[-1]
+    acknowledged = sum(line.startswith("done") for line in said)
+    assert acknowledged > 10
+    assert batches(path) == {"one": list(range(acknowledged))}
+    again = writer(path, "one", 1)  # with room again it goes on
+    assert again.communicate(timeout=100)[0] == "done 0\n"
+
+
+def test_a_device_without_space_refuses_the_record_and_keeps_all_before_it(tmp_path):
+    """A file system of 256 KiB in memory, where this machine lets us mount one."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", tmp_path], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        path = tmp_path / "ledger.sqlite"
+        said = writer(path, "one", 10_000).communicate(timeout=100)[0].splitlines()
+        assert said[-1].startswith("refused")
+        kept = {"one": list(range(sum(line.startswith("done") for line in said)))}
+        assert len(kept["one"]) > 10
+        shutil.copytree(tmp_path, tmp_path.parent / "elsewhere")
+        assert batches(tmp_path.parent / "elsewhere" / "ledger.sqlite") == kept
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+        assert not os.path.ismount(tmp_path)
