@@ -1,8 +1,8 @@
-"""Commands on a federation in one process: run, demo, init, plan."""
+"""Commands on a federation in one process: run, demo, init, plan, track."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -19,11 +19,14 @@ def run(
     out_: Annotated[Path, typer.Option("--out", help="The run folder.")],
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
     set_: Set_ = None,
+    track: Annotated[
+        list[str] | None, typer.Option(help="Curves to tensorboard:DIR or mlflow:URI, repeatable.")
+    ] = None,
 ) -> None:
     """Train a federation on this machine under secure aggregation, and score every member."""
     from fedmerit.config import load
 
-    _run(load(config, set_ or ()), out_, resume=resume)
+    _run(load(config, set_ or ()), out_, resume=resume, track=track or ())
 
 
 @app.command()
@@ -77,18 +80,32 @@ def plan(
     print_plan(out, make_plan(settings))
 
 
-def _run(config: Config, folder: Path, *, resume: bool) -> None:
+@app.command()
+def track(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run that is over.", metavar="DIR")],
+    to: Annotated[str, typer.Option(help="tensorboard:DIR or mlflow:URI.")],
+) -> None:
+    """Send the scores of a run to TensorBoard or MLflow, as curves."""
+    from fedmerit.tracking import replay, tracker
+
+    rounds = replay(folder, tracker(to))
+    out.print(f"sent {rounds} round{'' if rounds == 1 else 's'} to {to}")
+
+
+def _run(config: Config, folder: Path, *, resume: bool, track: Sequence[str] = ()) -> None:
     from fedmerit.cli.page import write_page
     from fedmerit.page.costs import timed
     from fedmerit.progress import watching
     from fedmerit.reading import read_content
     from fedmerit.summary import summarise
     from fedmerit.tables import print_summary, print_truth
+    from fedmerit.tracking import tracked, tracker
 
+    trackers = [tracker(where) for where in track]
     with _engine():
         from fedmerit.federation.embedded import run as run_embedded
-    with watching(err) as watch:
-        written = run_embedded(config, folder, resume=resume, watch=timed(watch, folder))
+    with watching(err) as watch, tracked(timed(watch, folder), folder, config, trackers) as watched:
+        written = run_embedded(config, folder, resume=resume, watch=watched)
     content = read_content(folder / "scores.json")
     summary = summarise(content.rounds, missing=config.scoring.missing, clients=content.clients)
     print_summary(out, summary, utility=content.rounds[0].utility)
