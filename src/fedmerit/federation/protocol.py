@@ -157,7 +157,7 @@ class Report:
             cosine = body["cosine"]
             return cls(
                 client=client,
-                round=int(body["round"]),
+                round=_whole(body["round"]),
                 bound_to={str(key): str(value) for key, value in body["bound_to"].items()},
                 measured={
                     str(name): Measured(**{key: number(value) for key, value in one.items()})
@@ -167,7 +167,7 @@ class Report:
                 salt=str(body["salt"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError, LedgerError) as error:
-            raise MessageError(f"not a report: {error!r}", stage="report", member=client) from error
+            raise MessageError(f"not a report: {error!r:.200}", stage="report", member=client) from error
 
 
 @dataclass(eq=False)
@@ -201,6 +201,7 @@ class Member:
         public: Mapping[str, float] | None = None,
         known: Known | None = None,
         solo: Model | None = None,
+        direction: bool = True,
     ) -> Report:
         """Evaluate M0 + U_i and M - U_i and say what came out.
 
@@ -213,6 +214,8 @@ class Member:
             public: everybody's weight, where weights are public.
             known: what somebody trusted has computed already; without it M0 and M are evaluated here too.
             solo: the model this member trained alone, if it does.
+            direction: also tell the cosine with the whole change. It reads one number of the update exactly
+                for whoever chooses M, so a member that does not trust the server leaves it out.
         """
         if (known.m0_hash if known else model_hash(m0)) != outcome.m0_hash:
             raise BindingError("the server speaks of another M0 than ours", stage="report", member=self.name)
@@ -232,7 +235,7 @@ class Member:
             measured={
                 name: self._measure(name, outcome, before, after, inside, outside, own) for name in before
             },
-            cosine=cosine(contribution, outcome.change(m0)),
+            cosine=cosine(contribution, outcome.change(m0)) if direction else None,
         )
 
     def compare(self, own: Report, others: Sequence[Report]) -> None:
@@ -317,8 +320,8 @@ def accept(report: Report, outcome: Outcome, utilities: Sequence[str]) -> None:
         )
     if report.client not in outcome.included:
         raise BindingError("reports on a sum it is not in", stage="report", member=report.client)
-    for what, digest in outcome.bound_to.items():
-        if report.bound_to.get(what) != digest:
+    for what in {**outcome.bound_to, **report.bound_to}:
+        if report.bound_to.get(what) != outcome.bound_to.get(what):
             raise BindingError(f"computed on another {what} than ours", stage="report", member=report.client)
     if set(report.measured) != set(utilities):
         raise MessageError(
@@ -328,13 +331,21 @@ def accept(report: Report, outcome: Outcome, utilities: Sequence[str]) -> None:
         )
 
 
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise ValueError("a round is a whole number")
+    return value
+
+
 def check_numbers(report: Report) -> None:
     """Refuse a report of a member elsewhere whose numbers no utility in [0, 1] can have."""
     for name, one in report.measured.items():
         for key, value in vars(one).items():
-            if value is not None and not 0 <= value <= (math.inf if key == "se_alpha_total" else 1):
+            most = float(report.round) if key == "se_alpha_total" else 1.0
+            needed = key in ("empty", "grand")
+            if (value is None and needed) or (value is not None and not 0 <= value <= most):
                 raise MessageError(
-                    f"{key} of {name} must lie in [0, 1], got {value:g}",
+                    f"{key} of {name} must lie in [0, {most:g}], got {value}",
                     stage="report",
                     member=report.client,
                 )

@@ -23,11 +23,12 @@ from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedmerit.config import Config
-from fedmerit.errors import ConfigError, KeyFileError, MessageError, RefusedError
+from fedmerit.errors import ConfigError, KeyFileError, RefusedError
 from fedmerit.federation.protocol import Evaluate
-from fedmerit.federation.remote.member import RemoteMember, Trained, cautious
+from fedmerit.federation.remote.agreeing import cautious
+from fedmerit.federation.remote.member import RemoteMember, Trained, Work
 from fedmerit.flower.arrays import Shape
-from fedmerit.flower.carrying import BYTES, QUERY, only_arrays, put, take
+from fedmerit.flower.carrying import BYTES, digest, only_arrays, put, take
 from fedmerit.flower.measuring import Value, evaluator
 from fedmerit.keys import load_key, public_key, read_roster
 
@@ -96,22 +97,30 @@ class Secured(ClientApp):
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message: fedmerit's own, or one for the user's functions. Plain training is refused."""
         ours = message.has_content() and BYTES in message.content
-        kind = message.metadata.message_type
-        if not ours and kind.partition(".")[0] != "train":
-            return self.inner(message, context)
-        if not ours:
+        kind = message.metadata.message_type.partition(".")[0]
+        if not ours and kind == "train":
             raise RefusedError("asked for a plain update", stage="train")
+        if not ours:
+            reply = self.inner(message, context)
+            return self._shared_only(message, reply) if kind == "evaluate" else reply
         data = take(message.content)
         del message.content[BYTES]
         shown: list[MetricRecord] = []
-        train = None
-        if kind != QUERY:
-            train = lambda: self._train(message, context, shown)  # noqa: E731
-        answer = self._member(context).answer(data, str(context.node_id), train)
-        content = put(answer)
-        if shown:
+        member = self._member(context)
+        work = (lambda: self._work(message, context, shown)) if kind == "train" else None
+        content = put(member.answer(data, str(context.node_id), work))
+        if shown and member.masked:
             content[METRICS] = shown[0]
         return Message(content, reply_to=message)
+
+    def _shared_only(self, message: Message, reply: Message) -> Message:
+        """An evaluation's reply with the listed metrics only, and everybody's weight 1."""
+        if reply.has_error():
+            return reply
+        given = _metrics(reply.content)
+        shared = {key: given[key] for key in self.shared if key in given}
+        record = MetricRecord({self.weighted_by: 1, **shared})
+        return Message(RecordDict({METRICS: record}), reply_to=message)
 
     def _member(self, context: Context) -> RemoteMember:
         place = self.place(context)
@@ -126,21 +135,26 @@ class Secured(ClientApp):
     def _evaluator(self, shape: Any, utilities: Sequence[str]) -> Evaluate:
         return evaluator(self.value, Shape.load(shape), utilities)
 
-    def _train(self, message: Message, context: Context, shown: list[MetricRecord]) -> Trained:
-        """The user's training, on a message as the strategy made it."""
+    def _work(self, message: Message, context: Context, shown: list[MetricRecord]) -> Work:
+        """The model in a message, and the user's training of it."""
         shape = Shape.of(only_arrays(message.content))
+        extra = digest(message.content)
+        return Work(shape.vector, extra, lambda: self._train(shape, message, context, shown))
+
+    def _train(self, shape: Shape, message: Message, context: Context, shown: list[MetricRecord]) -> Trained:
+        """The user's training, on a message as the strategy made it."""
         reply = self.inner(message, context)
         if reply.has_error():
-            raise MessageError(f"training failed: {reply.error.reason}", stage="masked")
+            raise RefusedError(f"training failed: {reply.error.reason}", stage="masked")
         m0, after = shape.vector, shape.read(only_arrays(reply.content))
         metrics = _metrics(reply.content)
         samples = metrics.get(self.weighted_by)
         if isinstance(samples, list):
-            raise MessageError(f"{self.weighted_by!r} must be a single number", stage="masked")
+            raise RefusedError(f"{self.weighted_by!r} must be a single number", stage="masked")
         if self.shared:
             lacking = [key for key in self.shared if key not in metrics]
             if lacking:
-                raise MessageError(f"training gave no metric {lacking[0]!r}, which is to be shared")
+                raise RefusedError(f"training gave no metric {lacking[0]!r}, which is to be shared")
             shown.append(MetricRecord({key: metrics[key] for key in self.shared}))
         return Trained(m0, after - m0, samples, shape.dump())
 
@@ -166,7 +180,7 @@ def secure(
         app: the user's; functions may be registered before or after.
         value: ``value(arrays, test)`` says how good a model is on test samples ``test.x``, ``test.y``: one
             number in [0, 1] per sample, or a mapping of several such by name.
-        metrics: names of training metrics that may leave this machine in the clear; by default none.
+        metrics: names of metrics, of training and evaluation, that may leave this machine; by default none.
         place: where this member's key and roster lie, if not where `place_of` looks.
         weighted_by: the metric that holds the number of training samples; it stays secret.
         accept: called with the settings the server proposes; raises a `RefusedError` for those this member

@@ -7,6 +7,7 @@ to be a member of the roster; whoever stops answering is gone until it answers a
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from fedmerit.federation.protocol import Model
 from fedmerit.federation.remote.coordinator import Coordinator
 from fedmerit.federation.remote.wire import Exchange
 from fedmerit.flower.arrays import Shape
-from fedmerit.flower.carrying import QUERY, only_arrays, put, take
+from fedmerit.flower.carrying import QUERY, digest, only_arrays, put, take
 
 log = logging.getLogger("fedmerit")
 POLL = 0.1
@@ -95,17 +96,21 @@ class SecureGrid(Grid):
         self._metrics, self._timeout = {}, timeout
         assert self.coordinator is not None
         self.rounds += 1
-        shape = Shape.of(only_arrays(listed[0].content))
-        model = self.coordinator.round(self.rounds, shape.vector, tuple(self._train))
+        shape, extra = Shape.of(only_arrays(listed[0].content)), digest(listed[0].content)
+        if any(digest(message.content) != extra for message in listed[1:]):
+            raise ProtocolError("the strategy tells members different things, which secure members refuse")
+        model = self.coordinator.round(self.rounds, shape.vector, tuple(self._train), extra)
         return [] if model is None else [self._reply(listed[0], shape, model)]
 
     def _reply(self, message: Message, shape: Shape, model: Model) -> Message:
         """What an averaging strategy takes for the only reply: M, with a weight of 1."""
         metrics = MetricRecord({self.weighted_by: 1})
-        given = list(self._metrics.values())
+        assert self.coordinator is not None
+        included = self.coordinator.books.rounds[-1].included
+        given = [record for name, record in self._metrics.items() if name in included]
         for key in given[0] if given else ():
             numbers = [record.get(key) for record in given]
-            if all(isinstance(number, int | float) for number in numbers):
+            if key != self.weighted_by and all(_is_number(number) for number in numbers):
                 metrics[key] = sum(numbers) / len(numbers)  # type: ignore[arg-type]
         key = next(iter(message.content.array_records))
         content = RecordDict({key: shape.record(model), "metrics": metrics})
@@ -196,13 +201,20 @@ class SecureGrid(Grid):
             except FedmeritError as error:
                 self._stranger(node, str(error))
                 continue
-            self.nodes[name] = node
+            if name in self.nodes:
+                self._stranger(node, f"{name} is at node {self.nodes[name]}")
+            else:
+                self.nodes[name] = node
 
     def _stranger(self, node: int, reason: str) -> None:
         self._strangers.add(node)
         log.warning("node %d does not take part: %s", node, reason)
         if self.coordinator is not None:
             self.coordinator.refused.append(f"node {node} does not take part: {reason}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _trains(message: Message) -> bool:

@@ -163,7 +163,7 @@ class Contributions:
             result = self.strategy.start(
                 grid=secure, initial_arrays=initial_arrays, num_rounds=num_rounds, **options
             )
-            coordinator.finish(shape.vector if result.arrays is None else shape.read(result.arrays))
+            coordinator.finish(shape.read(result.arrays) if result.arrays else shape.vector)
             self.scores = books.write_scores()
         return result
 

@@ -126,6 +126,8 @@ class Setting:
     @property
     def tolerated(self) -> int:
         """How many members may collude with the server: docs/threats.md says why."""
+        if not self.checked:
+            return 0
         return min(self.n - self.t, 2 * self.t - self.n - 1)
 
     def need(self, stage: str) -> int:
@@ -171,13 +173,17 @@ class Task:
             trained.
         encoding: how updates become integers.
         weights: with public weights, one for each member of the setting, in its order.
+        extra: digest of what else a member was told to train with; all members must have been told the same.
     """
 
     m0_hash: bytes
     encoding: Encoding
     weights: tuple[float, ...] | None = None
+    extra: bytes = b""
 
     def __post_init__(self) -> None:
+        if self.extra and not _is_digest(self.extra):
+            raise BindingError("extra must be a SHA-256 digest of 32 bytes", stage="masked")
         if not _is_digest(self.m0_hash):
             raise BindingError("m0_hash must be a SHA-256 digest of 32 bytes", stage="masked")
         public = self.encoding.weights == "public"
@@ -199,7 +205,8 @@ class Task:
         e = self.encoding
         fields = [e.length, e.members, float(e.bound), e.weights, float(e.weight_cap), e.clip]
         weights = None if self.weights is None else [float(weight) for weight in self.weights]
-        return hashlib.sha256(pack("fedmerit secagg task 1", self.m0_hash, fields, weights)).digest()
+        what = [self.m0_hash, fields, weights, *([self.extra] if self.extra else [])]
+        return hashlib.sha256(pack("fedmerit secagg task 1", *what)).digest()
 
     def weight_of(
         self, setting: Setting, member: str, own: float | None, *, stage: str = "masked"

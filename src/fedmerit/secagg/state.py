@@ -59,6 +59,7 @@ def dump_state(setting: Setting, name: str, state: State) -> bytes:
         state.task.m0_hash,
         asdict(state.task.encoding),
         None if state.task.weights is None else list(state.task.weights),
+        state.task.extra,
     ]
     body = pack(FORMAT, who, [setting.threshold, setting.checked], roster, name, what, task)
     return hashlib.sha256(body).digest() + body
@@ -81,5 +82,5 @@ def load_state(data: bytes) -> tuple[Setting, str, State]:
         raise MessageError("not the saved state of a client") from None
 
 
-def _task(m0_hash: bytes, encoding: dict[str, Any], weights: list[float] | None) -> Task:
-    return Task(m0_hash, Encoding(**encoding), None if weights is None else tuple(weights))
+def _task(m0_hash: bytes, encoding: dict[str, Any], weights: list[float] | None, extra: bytes) -> Task:
+    return Task(m0_hash, Encoding(**encoding), None if weights is None else tuple(weights), extra)

@@ -15,6 +15,7 @@ from fedmerit import __version__
 from fedmerit.config import Config
 from fedmerit.federation.journal import Journal, Round, medians, score_files, scores_document
 from fedmerit.federation.protocol import Model, Outcome, Report, model_hash
+from fedmerit.federation.remote.agreeing import Agreed
 from fedmerit.federation.remote.wire import join_body
 from fedmerit.federation.visibility import after_round
 from fedmerit.keys import Roster, public_key
@@ -40,6 +41,11 @@ class Books:
     rounds: list[Round] = field(default_factory=list)
     _signatures: dict[bytes, bytes] = field(default_factory=dict)
     _masked: int = 0  # the last round with a record of its masked inputs
+
+    @property
+    def agreed(self) -> Agreed:
+        """What members sign when they join."""
+        return Agreed(self.terms, self.commitment, public_key(self.key))
 
     @property
     def head(self) -> str:

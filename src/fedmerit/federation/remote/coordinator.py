@@ -30,7 +30,6 @@ from fedmerit.federation.protocol import (
     model_hash,
 )
 from fedmerit.federation.remote.books import Books
-from fedmerit.federation.remote.member import terms_hash
 from fedmerit.federation.remote.wire import Ask, Exchange, pack_outcome, unpack
 from fedmerit.federation.weighing import are_public, encoding_of, roster_weights
 from fedmerit.keys import public_key
@@ -75,7 +74,7 @@ class Coordinator:
 
     def ask(self, kind: Exchange, number: int, body: Mapping[str, Any]) -> bytes:
         """A message of this run."""
-        return Ask(kind, self.books.run, number, body).pack()
+        return Ask(kind, self.books.run, number, body).pack(self.books.key.sign)
 
     def invitation(self) -> bytes:
         """What a member is asked to sign before anything else."""
@@ -94,13 +93,14 @@ class Coordinator:
 
     # ----------------------------------------------------------------------------------------------- a round
 
-    def round(self, number: int, m0: Model, members: Sequence[str]) -> Model | None:
+    def round(self, number: int, m0: Model, members: Sequence[str], extra: bytes = b"") -> Model | None:
         """Train, sum, evaluate, record; M, or None where the round was aborted.
 
         Args:
             number: from 1.
             m0: the model that the train messages carry.
             members: the schedule, in the order of the config.
+            extra: digest of what else the train messages carry, the same for all.
         """
         scheduled = tuple(name for name in self.config.clients if name in members)
         head, found = self.books.head, Round(number, scheduled)
@@ -110,7 +110,7 @@ class Coordinator:
             server = self._server(number, scheduled)
             encoding = encoding_of(self.config, m0.size, len(scheduled), public)
             weights = None if public is None else tuple(public[name] for name in scheduled)
-            server.begin(Task(bytes.fromhex(model_hash(m0)), encoding, weights))
+            server.begin(Task(bytes.fromhex(model_hash(m0)), encoding, weights, extra))
             self._sum(server, number, found)
         except FedmeritError as error:
             found.aborted, found.included = str(error), ()
@@ -149,7 +149,7 @@ class Coordinator:
             attempt=0,
             members=tuple(scheduled),
             roster=self.books.roster,
-            config_hash=terms_hash(self.books.terms),
+            config_hash=self.books.agreed.hash,
             threshold=self.config.secure_aggregation.threshold or None,
             checked=self.config.secure_aggregation.check,
         )
@@ -207,7 +207,7 @@ class Coordinator:
                 check_numbers(report)
                 if not self.books.take(report, signature):
                     raise BindingError("its report is not signed by it", stage="report", member=name)
-            except FedmeritError as error:
+            except Exception as error:  # whatever a member made up costs that member its report
                 self._refuse(number, error)
                 continue
             found.reports[name] = report
@@ -236,7 +236,12 @@ class Coordinator:
         """v(M0) and v(M) of every utility by the server itself; None where it cannot evaluate."""
         if self.evaluate is None:
             return None
-        before, after = (self.evaluate(model, outcome.slice) for model in (m0, outcome.model))
+        try:
+            before, after = (self.evaluate(model, outcome.slice) for model in (m0, outcome.model))
+        except Exception as error:  # the user's own function: a run must not die of one model
+            log.exception("the server could not evaluate")
+            self._note(f"round {outcome.round}: the members' medians count, the server failed: {error}")
+            return None
         return {name: {"empty": mean(before[name]), "grand": mean(after[name])} for name in before}
 
     def finish(self, model: Model) -> None:

@@ -4,9 +4,12 @@
 
     KEY.state/released            digests of what must never be done again (all runs)
     KEY.state/RUN/terms           what this member agreed to when it joined; pinned
+    KEY.state/RUN/left            why this member answers nothing more in this run, if so
     KEY.state/RUN/0003.client     the state machine of round 3, with its secrets
+    KEY.state/RUN/0003.began      training began: once a round
     KEY.state/RUN/0003.update     M0, the update and its weight: for the report, and for an audit
-    KEY.state/RUN/totals          per-sample sums behind the cumulative standard errors
+    KEY.state/RUN/0003.asked      the one request for a report that is answered
+    KEY.state/RUN/0003.report     the answer, and the per-sample sums behind cumulative standard errors
     KEY.state/RUN/heads           the ledger's heads as they were shown to this member, one a line
 
 All have mode 600 and are written in one step. Whatever holds a secret is also encrypted (AES-256-GCM under a
@@ -51,12 +54,19 @@ class Keeping:
         """One process at a time: a second message waits until the first is answered."""
         try:
             self.home.mkdir(mode=0o700, exist_ok=True)
-            self.folder.mkdir(mode=0o700, exist_ok=True)
-            with (self.home / ".lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                yield
+            lock = (self.home / ".lock").open("w")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError as error:
-            raise StoreError(f"{self.folder}: cannot keep a member's state: {error}") from error
+            raise StoreError(f"{self.home}: cannot keep a member's state: {error}") from error
+        with lock:
+            yield
+
+    def open(self) -> None:
+        """Begin to keep a run; of earlier ones, the secrets are deleted."""
+        for path in (*self.home.glob("*/*.client"), *self.home.glob("*/*.update")):
+            if path.parent != self.folder:
+                path.unlink(missing_ok=True)
+        self.folder.mkdir(mode=0o700, exist_ok=True)
 
     # ------------------------------------------------------------------------------------------- what is kept
 
@@ -89,6 +99,8 @@ class Keeping:
         try:
             return Released.load((self.home / "released").read_bytes())
         except FileNotFoundError:
+            if any(self.home.glob("*/*.client")):
+                raise StoreError(f"{self.home / 'released'}: is gone; without it nothing is safe") from None
             return Released()
 
     def put_released(self, released: Released) -> None:
@@ -100,6 +112,12 @@ class Keeping:
         path = self.folder / "heads"
         before = path.read_bytes() if path.exists() else b""
         write(path, before + f"{number} {head}\n".encode(), mode=0o600)
+
+    def last(self, what: str, before: int) -> Any:
+        """What was put under that name in the latest round before this one, or None."""
+        numbers = [int(path.stem) for path in self.folder.glob(f"[0-9]*.{what}") if path.stem.isdecimal()]
+        earlier = [number for number in numbers if number < before]
+        return self.get(f"{max(earlier):04d}.{what}") if earlier else None
 
     def drop_rounds(self, *, before: int) -> None:
         """Delete what is kept of rounds before this one: no audit can ask for it any more."""

@@ -1,46 +1,51 @@
 """One member on its own machine: answers the coordinator's messages, and believes nothing it can check.
 
-What it takes from the server it has checked before: the roster is its own file, the config is pinned when it
-joins, models are compared by hash, the test slice by commitment, the sum by the list it signed. What it does
-not know from one message to the next is in its files (`keeping`): write first, answer then.
+What it takes from the server it has checked before: the roster is its own file, the settings are pinned when
+it joins, models are compared by hash, the test slice by commitment, the sum by the list it signed. What it
+does not know from one message to the next is in its files (`keeping`): write first, answer then.
+
+Whatever is wrong stays here. To the server every refusal looks the same, training happens once a round and
+one request for a report is answered, so that neither errors nor repetition say anything about an update. A
+member that was told an impossible outcome leaves the run.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedmerit.config import Config, from_dict
+from fedmerit.config import Config
 from fedmerit.errors import (
     BindingError,
+    FedmeritError,
     KeyFileError,
     MessageError,
     ProtocolError,
     RefusedError,
 )
 from fedmerit.federation import protocol
-from fedmerit.federation.protocol import Evaluate, Model, model_hash
+from fedmerit.federation.protocol import Evaluate, Model, Outcome, model_hash
+from fedmerit.federation.remote.agreeing import Agreed, cautious, check_roster, config_in, usual_least
 from fedmerit.federation.remote.keeping import Keeping
-from fedmerit.federation.remote.wire import Ask, join_body, pack, same, unpack_outcome
+from fedmerit.federation.remote.wire import Ask, checked_head, join_body, pack, same, unpack_outcome
 from fedmerit.federation.weighing import are_public, encoding_of, roster_weights
 from fedmerit.keys import Roster, load_key, public_key
 from fedmerit.ledger import canonical, content
 from fedmerit.secagg import Client, Setting, Task, Update
+from fedmerit.secagg.messages import open_broadcast
 from fedmerit.secagg.quantise import Encoding
-from fedmerit.secagg.setting import LEAST_IN_SUM, default_threshold
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-
 log = logging.getLogger("fedmerit")
+REFUSED = "refuses; the reason is in its own log"
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,60 +59,17 @@ class Trained:
     shape: Any = None
 
 
-Train = Callable[[], Trained]
+@dataclass(frozen=True, eq=False)
+class Work:
+    """A model to train: M0, the digest of everything else that came with it, and what trains it."""
+
+    m0: Model
+    extra: bytes
+    train: Callable[[], Trained]
+
+
 Evaluator = Callable[[Any, Sequence[str]], Evaluate]
 """From the shape that training noted and the utilities' names, what evaluates a model on a test slice."""
-
-
-@dataclass(frozen=True)
-class Agreed:
-    """What a member signed when it joined a run."""
-
-    terms: Mapping[str, Any]
-    commitment: Mapping[str, Any]
-    server: bytes
-
-    @property
-    def config(self) -> Config:
-        """The settings among the terms."""
-        return config_in(self.terms)
-
-
-def config_in(terms: Mapping[str, Any]) -> Config:
-    """The settings that terms hold, if they are of a run between machines."""
-    try:
-        config = from_dict(tomllib.loads(terms["config"]))
-    except (KeyError, TypeError, ValueError) as error:  # a ConfigError is a ValueError
-        raise MessageError(f"the server's settings cannot be read: {error!s:.200}", stage="join") from None
-    if config.hash() != terms.get("config_hash"):
-        raise MessageError("the server's settings are not those of their hash", stage="join")
-    if config.analysis or not config.secure_aggregation.enabled:
-        raise RefusedError("asked for a run that looks at plain updates", stage="join")
-    if config.training.weights not in ("uniform", "secret", "roster"):
-        raise RefusedError(f"weights {config.training.weights!r} are for one process only", stage="join")
-    return config
-
-
-def cautious(config: Config) -> None:
-    """What a member agrees to by default: no setting may be weaker than the one fedmerit would choose."""
-    secure, members = config.secure_aggregation, len(config.clients)
-    if not secure.check:
-        raise RefusedError("asked to leave the check out, which hides updates from honest servers only")
-    if secure.threshold and secure.threshold < default_threshold(members):
-        raise RefusedError(f"asked for a threshold of {secure.threshold} of {members} members")
-    if secure.least and secure.least < usual_least(config):
-        raise RefusedError(f"asked to take part in rounds of {secure.least} of {members} members")
-
-
-def usual_least(config: Config) -> int:
-    """Two thirds of those a round usually schedules, and one more: a server must not choose whom to sum."""
-    usual = max(LEAST_IN_SUM, round(config.participation.fraction * len(config.clients)))
-    return max(LEAST_IN_SUM, default_threshold(usual))
-
-
-def terms_hash(terms: Mapping[str, Any]) -> bytes:
-    """SHA-256 of all that was agreed; enters every mask and signature of secure aggregation."""
-    return hashlib.sha256(canonical(terms)).digest()
 
 
 class RemoteMember:
@@ -134,37 +96,53 @@ class RemoteMember:
     ) -> None:
         self.name, self.key_file, self.roster = name, key_file, roster
         self.evaluator, self.accept, self.seed = evaluator, accept, seed
+        self.masked = False  # whether the last answer was a masked update
         self.identity = load_key(key_file)
         if public_key(self.identity) != roster.key(name):
             raise KeyFileError(f"{key_file}: not the key of {name!r} on the roster")
 
-    def answer(self, data: bytes, address: str, train: Train | None = None) -> bytes:
+    def answer(self, data: bytes, address: str, work: Callable[[], Work] | None = None) -> bytes:
         """Answer one message.
 
         Args:
             data: what the coordinator sent.
             address: where the transport says this member is.
-            train: trains the model that came with the message; for the exchange ``train``.
+            work: reads the model that came with the message; for the exchange ``train``.
 
         Raises:
-            ProtocolError: the message is refused; whether a share was released before, it still is.
+            ProtocolError: the message is refused. Only before it joins does a member say why.
         """
-        ask = Ask.unpack(data)
+        ask, signed_by = Ask.unpack(data)
         keeping = Keeping(self.key_file, self.identity, ask.run)
         with keeping.held():
             if ask.exchange == "join":
+                if not signed_by(ask.get("server", bytes)):
+                    raise BindingError("not signed by the server it names", stage="join", member=self.name)
                 return self._join(ask, keeping, address)
-            kept = keeping.get("terms")
-            if kept is None:
-                raise BindingError("was asked before it joined", stage=ask.exchange, member=self.name)
-            agreed = Agreed(*kept)
-            if ask.exchange == "advertise":
-                return self._advertise(ask, keeping, agreed, ask.get("members", list))
-            if ask.exchange == "report":
-                return self._report(ask, keeping, agreed, hashlib.sha256(data).digest())
-            if ask.exchange == "close":
-                return self._close(ask, keeping)
-            return self._stage(ask, keeping, agreed, train)
+            try:
+                kept = keeping.get("terms")
+                if kept is None:
+                    raise BindingError("was asked before it joined", stage=ask.exchange, member=self.name)
+                if (left := keeping.get("left")) is not None:
+                    raise RefusedError(f"has left the run: {left}", stage=ask.exchange, member=self.name)
+                agreed = Agreed(*kept)
+                if not signed_by(agreed.server):
+                    raise BindingError("not signed by the server", stage=ask.exchange, member=self.name)
+                return self._answer(ask, keeping, agreed, hashlib.sha256(data).digest(), work)
+            except Exception as error:
+                log.warning("%s refuses in round %d: %s", self.name, ask.round, error)
+                raise RefusedError(REFUSED, stage=ask.exchange, member=self.name) from None
+
+    def _answer(
+        self, ask: Ask, keeping: Keeping, agreed: Agreed, digest: bytes, work: Callable[[], Work] | None
+    ) -> bytes:
+        if ask.exchange == "advertise":
+            return self._keys_for(ask.round, keeping, agreed, ask.get("members", list), ask.run)
+        if ask.exchange == "report":
+            return self._report(ask, keeping, agreed, digest)
+        if ask.exchange == "close":
+            return self._close(ask, keeping, agreed)
+        return self._stage(ask, keeping, agreed, work)
 
     # ------------------------------------------------------------------------------------------ the exchanges
 
@@ -172,65 +150,69 @@ class RemoteMember:
         terms, commitment = ask.get("terms", dict), ask.get("commitment", dict)
         server = ask.get("server", bytes)
         config = config_in(terms)
-        if terms.get("roster") != self.roster.hash.hex():
-            raise BindingError("the server has another roster than ours", stage="join", member=self.name)
-        if set(config.clients) != set(self.roster.names):
-            raise BindingError("the settings name others than the roster", stage="join", member=self.name)
+        check_roster(terms, config, self.roster, self.name)
         self.accept(config)
         body = join_body(ask.run, address, terms, commitment, server)
+        signature = self.identity.sign(content(self.name, "join", body))
         kept = keeping.get("terms")
         if kept is None:
+            keeping.open()
             keeping.put("terms", [terms, commitment, server])
         elif not same(body, join_body(ask.run, address, *kept)):
             raise RefusedError("asked to agree to something else than before", stage="join", member=self.name)
-        return pack([self.name, self.identity.sign(content(self.name, "join", body))])
-
-    def _advertise(self, ask: Ask, keeping: Keeping, agreed: Agreed, members: Sequence[str]) -> bytes:
-        return self._keys_for(ask.round, keeping, agreed, members, ask.run)
+        return pack([self.name, signature])
 
     def _keys_for(
-        self, number: int, keeping: Keeping, agreed: Agreed, members: Sequence[str], run: str
+        self, number: int, keeping: Keeping, agreed: Agreed, members: Sequence[Any], run: str
     ) -> bytes:
-        """Fresh keys for one attempt at a round."""
-        config = agreed.config
-        if not 1 <= number <= config.training.rounds:
-            raise BindingError(
-                f"round {number} of {config.training.rounds}", stage="advertise", member=self.name
-            )
-        least = config.secure_aggregation.least or usual_least(config)
-        if len(members) < least:
-            raise RefusedError(
-                f"scheduled with {len(members)} members, at least {least} were agreed on",
-                stage="advertise",
-                member=self.name,
-            )
-        setting = Setting(
-            run=run,
-            round=number,
-            attempt=0,
-            members=tuple(members),
-            roster=self.roster,
-            config_hash=terms_hash(agreed.terms),
-            threshold=config.secure_aggregation.threshold or None,
-            checked=config.secure_aggregation.check,
-        )
-        client = Client(setting, self.name, self.identity, released=keeping.released())
+        """Fresh keys for one attempt at a round that has not gone further than keys and shares."""
+        setting = self._setting(number, agreed, members, run)
+        dumped, released = keeping.get(_file(number, "client")), keeping.released()
+        if dumped is not None:
+            before = Client.restore(dumped, self.identity, released=released)
+            if before.stage not in ("share", "masked") or keeping.get(_file(number, "began")):
+                raise RefusedError("is further in this round", stage="advertise", member=self.name)
+        client = Client(setting, self.name, self.identity, released=released)
         message = client.advertise()
         self._keep(keeping, client)
         return message
 
-    def _stage(self, ask: Ask, keeping: Keeping, agreed: Agreed, train: Train | None) -> bytes:
-        """One stage of secure aggregation. Whatever is wrong stays here: the server learns of a leave."""
+    def _setting(self, number: int, agreed: Agreed, members: Sequence[Any], run: str) -> Setting:
+        config = agreed.config
+        if not 1 <= number <= config.training.rounds:
+            raise BindingError(f"not one of {config.training.rounds} rounds: {number}", stage="advertise")
+        least = config.secure_aggregation.least or usual_least(config)
+        if len(members) < least:
+            raise RefusedError(
+                f"scheduled with {len(members)} members, at least {least} were agreed on", stage="advertise"
+            )
+        return Setting(
+            run=run,
+            round=number,
+            attempt=0,
+            members=tuple(str(name) for name in members),
+            roster=self.roster,
+            config_hash=agreed.hash,
+            threshold=config.secure_aggregation.threshold or None,
+            checked=config.secure_aggregation.check,
+        )
+
+    def _stage(self, ask: Ask, keeping: Keeping, agreed: Agreed, work: Callable[[], Work] | None) -> bytes:
+        """One stage of secure aggregation: the server learns of a leave, and of nothing else."""
         client = self._client(ask, keeping)
         due = {"train": "masked"}.get(ask.exchange, ask.exchange)
         if client.stage != due:
-            raise BindingError(f"{due} was asked, but {client.stage} is due", stage=due, member=self.name)
+            raise BindingError(f"{due} was asked, but {client.stage} is due", stage=due)
         shown = ask.get("list", bytes)
+        if due == "masked":
+            open_broadcast(shown, client.setting, "share")  # unreadable bytes cost no training
+            if work is None or keeping.get(_file(ask.round, "began")):
+                raise RefusedError("trains once a round, and a model", stage=due)
         try:
             if due == "masked":
-                if train is None:
-                    raise MessageError("came without a model to train", stage=due, member=self.name)
-                message = self._mask(ask, keeping, agreed, client, shown, train())
+                assert work is not None
+                message = self._mask(ask, keeping, agreed, client, shown, work())
+                self.masked = True
             else:
                 message = client.handle(shown)
         except MessageError:
@@ -238,65 +220,105 @@ class RemoteMember:
         except ProtocolError as error:
             log.warning("%s leaves round %d: %s", self.name, ask.round, error)
             message = client.decline()
+        except Exception:  # the member's own training: its reasons are its own
+            log.exception("%s leaves round %d", self.name, ask.round)
+            message = client.decline()
         self._keep(keeping, client)
         return message
 
     def _mask(
-        self, ask: Ask, keeping: Keeping, agreed: Agreed, client: Client, shown: bytes, trained: Trained
+        self, ask: Ask, keeping: Keeping, agreed: Agreed, client: Client, shown: bytes, work: Work
     ) -> bytes:
-        config, setting = agreed.config, client.setting
-        encoding, public = self._encoding(config, trained.m0.size, setting.members)
+        config, setting, m0_hash = agreed.config, client.setting, model_hash(work.m0)
+        last = keeping.last("report", ask.round)
+        steady = last is not None and last[2] == ask.round - 1 and not agreed.terms.get("optimiser")
+        if steady and m0_hash != last[3]:
+            raise BindingError("M0 is not the M of the round before", stage="masked", member=self.name)
+        keeping.put(_file(ask.round, "began"), m0_hash)
+        trained = work.train()
+        encoding, public = self._encoding(config, work.m0.size, setting.members)
         weights = None if public is None else tuple(public[name] for name in setting.members)
-        task = Task(bytes.fromhex(model_hash(trained.m0)), encoding, weights)
+        task = Task(bytes.fromhex(m0_hash), encoding, weights, work.extra)
         weight = trained.samples if config.training.weights == "secret" else None
-        if config.training.weights == "secret" and weight is None:
-            raise MessageError("needs the number of training samples", stage="masked", member=self.name)
-        seed = self._rounding(ask.round)
-        message = client.masked(shown, Update(task, trained.delta, weight, seed))
-        little = [np.ascontiguousarray(part, "<f4").tobytes() for part in (trained.m0, trained.delta)]
+        message = client.masked(shown, Update(task, trained.delta, weight, self._rounding(ask.round)))
+        little = [np.ascontiguousarray(part, "<f4").tobytes() for part in (work.m0, trained.delta)]
         own = weight if public is None else public[self.name]
         keeping.put(_file(ask.round, "update"), [*little, own, trained.shape])
         return message
 
     def _report(self, ask: Ask, keeping: Keeping, agreed: Agreed, asked: bytes) -> bytes:
-        if (said := keeping.get(_file(ask.round, "report"))) is not None:
-            if said[0] != asked:
-                raise RefusedError("has reported on another outcome", stage="report", member=self.name)
-            return bytes(said[1])
+        """Answer the first request of a round, and no other: each would say something new of the update."""
         client, update = self._client(ask, keeping), keeping.get(_file(ask.round, "update"))
         if client.stage != "done" or update is None:
-            raise BindingError("has nothing to report on", stage="report", member=self.name)
-        m0, delta = (np.frombuffer(part, "<f4").astype(np.float32) for part in update[:2])
-        outcome = unpack_outcome(ask, m0.size)
-        if outcome.included != client.survivors:
-            raise BindingError("others are in the sum than we signed", stage="report", member=self.name)
+            raise BindingError("has nothing to report on", stage="report")
+        if (said := keeping.get(_file(ask.round, "report"))) is not None and said[0] == asked:
+            return bytes(said[1])
+        if keeping.get(_file(ask.round, "asked")) is not None:
+            raise RefusedError("was asked for a report of this round before", stage="report")
+        keeping.put(_file(ask.round, "asked"), asked)
+        try:
+            outcome, following = self._outcome(ask, agreed, client, update)
+        except FedmeritError as error:
+            keeping.put("left", str(error))
+            raise
+        m0, side = _vector(update[0]), self._side(keeping, agreed, ask.round, update[3])
         encoding, public = self._encoding(agreed.config, m0.size, client.setting.members)
         weight = 1.0 if update[2] is None else float(update[2])
-        rounding = client.opening().rounding
-        words = encoding.encode(delta, weight=update[2], seed=rounding).words
-        evaluate = self.evaluator(update[3], agreed.config.scoring.utilities)
-        side = protocol.Member(self.name, evaluate, agreed.commitment, agreed.config.scoring.game)
-        if (totals := keeping.get("totals")) is not None:
-            side.totals_on = totals[0]
-            side.totals = {name: np.frombuffer(data, "<f8").copy() for name, data in totals[1].items()}
-        report = side.report(m0, outcome, encoding.dequantise(words), weight, encoding, public=public)
+        words = encoding.encode(_vector(update[1]), weight=update[2], seed=client.opening().rounding).words
+        contribution = encoding.dequantise(words)
+        report = side.report(m0, outcome, contribution, weight, encoding, public=public, direction=False)
         body = report.body(ask.run)
         signature = self.identity.sign(content(self.name, "report", body))
-        following = [str(name) for name in ask.get("next", list)]
         keys = b""
-        if self.name in following:
+        if following:
             keys = self._keys_for(ask.round + 1, keeping, agreed, following, ask.run)
         reply = pack([canonical(body), signature, keys])
         kept = {name: np.ascontiguousarray(values, "<f8").tobytes() for name, values in side.totals.items()}
-        keeping.put("totals", [side.totals_on, kept])
-        keeping.put(_file(ask.round, "report"), [asked, reply])
+        said = [asked, reply, ask.round, outcome.bound_to["m"], side.totals_on, kept]
+        keeping.put(_file(ask.round, "report"), said)
         keeping.add_head(ask.round - 1, outcome.head)
         keeping.drop_rounds(before=ask.round)
         return reply
 
-    def _close(self, ask: Ask, keeping: Keeping) -> bytes:
-        head = ask.get("head", str)
-        keeping.add_head(ask.round, head)
+    def _outcome(
+        self, ask: Ask, agreed: Agreed, client: Client, update: Sequence[Any]
+    ) -> tuple[Outcome, list[str]]:
+        """What the server says came out, if it can be true, and who is scheduled next, if we are."""
+        m0 = _vector(update[0])
+        outcome = unpack_outcome(ask, m0.size)
+        if outcome.included != client.survivors:
+            raise BindingError("others are in the sum than we signed", stage="report", member=self.name)
+        if outcome.m0_hash != model_hash(m0):
+            raise BindingError("the server speaks of another M0 than ours", stage="report", member=self.name)
+        encoding, public = self._encoding(agreed.config, m0.size, client.setting.members)
+        weight = 1.0 if update[2] is None else float(update[2])
+        outcome.check(self.name, m0, weight, encoding, public)
+        outcome.slice.verify(agreed.commitment, outcome.round)
+        following = [str(name) for name in ask.get("next", list)]
+        if self.name not in following:
+            return outcome, []
+        self._setting(ask.round + 1, agreed, following, ask.run)
+        return outcome, following
+
+    def _side(self, keeping: Keeping, agreed: Agreed, number: int, shape: Any) -> protocol.Member:
+        """The member's side of scoring, with what it kept from earlier rounds."""
+        config = agreed.config
+        evaluate = self.evaluator(shape, config.scoring.utilities)
+        side = protocol.Member(self.name, evaluate, agreed.commitment, config.scoring.game)
+        if (last := keeping.last("report", number)) is not None:
+            side.totals_on = last[4]
+            side.totals = {name: np.frombuffer(data, "<f8").copy() for name, data in last[5].items()}
+        return side
+
+    def _close(self, ask: Ask, keeping: Keeping, agreed: Agreed) -> bytes:
+        head = checked_head(ask)
+        if not 1 <= ask.round <= agreed.config.training.rounds:
+            raise BindingError(f"not one of {agreed.config.training.rounds} rounds", stage="close")
+        if (seen := keeping.get("seen")) is None:
+            keeping.put("seen", [ask.round, head])
+            keeping.add_head(ask.round, head)
+        elif seen != [ask.round, head]:
+            raise RefusedError("has signed another last head", stage="close", member=self.name)
         body = {"run": ask.run, "round": ask.round, "head": head}
         return self.identity.sign(content(self.name, "seen", body))
 
@@ -331,3 +353,7 @@ class RemoteMember:
 
 def _file(number: int, what: str) -> str:
     return f"{number:04d}.{what}"
+
+
+def _vector(data: bytes) -> Model:
+    return np.frombuffer(data, "<f4").astype(np.float32)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, get_args
 
 import msgpack
@@ -12,11 +16,12 @@ import numpy as np
 from fedmerit.data.pool import Slice
 from fedmerit.errors import FedmeritError, MessageError
 from fedmerit.federation.protocol import Outcome
-from fedmerit.ledger import canonical
+from fedmerit.ledger import Signer, canonical
 
 Exchange = Literal["join", "advertise", "share", "train", "check", "unmask", "report", "close"]
 EXCHANGES: Final[tuple[Exchange, ...]] = get_args(Exchange)
 FORMAT: Final = "fedmerit remote 1"
+LEAST_SAMPLES: Final = 10
 KINDS: Final = "fiub"  # of test samples: numbers, never objects
 
 
@@ -29,16 +34,19 @@ class Ask:
     round: int
     body: Mapping[str, Any]
 
-    def pack(self) -> bytes:
-        return pack([FORMAT, self.exchange, self.run, self.round, dict(self.body)])
+    def pack(self, sign: Signer) -> bytes:
+        """As bytes, signed by the server: whoever is told something can prove it."""
+        inner = pack([self.exchange, self.run, self.round, dict(self.body)])
+        return pack([FORMAT, inner, sign(_signed(inner))])
 
     @classmethod
-    def unpack(cls, data: bytes) -> Ask:
+    def unpack(cls, data: bytes) -> tuple[Ask, Callable[[bytes], bool]]:
+        """A message, and what tells whether a key signed it."""
         match unpack(data, "a message of the server"):
-            case [form, str(exchange), str(run), int(number), dict(body)] if (
-                form == FORMAT and exchange in EXCHANGES
-            ):
-                return cls(exchange, run, number, body)
+            case [form, bytes(inner), bytes(signature)] if form == FORMAT:
+                match unpack(inner, "a message of the server"):
+                    case [str(exchange), str(run), int(number), dict(body)] if exchange in EXCHANGES:
+                        return cls(exchange, run, number, body), partial(_verifies, inner, signature)
         raise MessageError(f"not a message of {FORMAT}")
 
     def get(self, key: str, kind: type | tuple[type, ...]) -> Any:
@@ -47,6 +55,21 @@ class Ask:
         if not isinstance(value, kind):
             raise MessageError(f"{key} is missing or of the wrong type", stage=self.exchange)
         return value
+
+
+def _signed(inner: bytes) -> bytes:
+    return b"fedmerit remote message 1\0" + hashlib.sha256(inner).digest()
+
+
+def _verifies(inner: bytes, signature: bytes, key: bytes) -> bool:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, _signed(inner))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 def pack(value: Any) -> bytes:
@@ -96,7 +119,15 @@ def unpack_outcome(ask: Ask, length: int) -> Outcome:
         raise MessageError(f"expected a model of {length} numbers, got {len(model)} bytes", stage="report")
     try:
         index, x, y, salts, path = ask.get("slice", list)
-        shown = Slice(index=int(index), x=_unarray(x), y=_unarray(y), salts=bytes(salts), path=tuple(path))
+        if not (isinstance(salts, bytes) and all(isinstance(node, bytes) for node in path)):
+            raise MessageError("salts and path of a test slice must be bytes", stage="report")
+        images, labels = _unarray(x), _unarray(y)
+        if labels.ndim != 1 or not LEAST_SAMPLES <= len(labels) == len(images):
+            raise MessageError(
+                f"a test slice has {LEAST_SAMPLES} samples or more: fewer say too much about each",
+                stage="report",
+            )
+        shown = Slice(index=int(index), x=images, y=labels, salts=salts, path=tuple(path))
         return Outcome(
             round=ask.round,
             model=np.frombuffer(model, "<f4").astype(np.float32),
@@ -104,12 +135,20 @@ def unpack_outcome(ask: Ask, length: int) -> Outcome:
             included=tuple(str(name) for name in ask.get("included", list)),
             slice=shown,
             m0_hash=ask.get("m0", str),
-            head=ask.get("head", str),
+            head=checked_head(ask),
         )
     except FedmeritError:
         raise
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise MessageError(f"not the outcome of a round: {error!s:.100}", stage="report") from None
+
+
+def checked_head(ask: Ask) -> str:
+    """A head of the ledger in a message: 64 hexadecimal digits."""
+    head: str = ask.get("head", str)
+    if not re.fullmatch("[0-9a-f]{64}", head):
+        raise MessageError("not a head of a ledger", stage=ask.exchange)
+    return head
 
 
 def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -129,4 +168,8 @@ def _unarray(packed: Any) -> np.ndarray[Any, Any]:
     dtype = np.dtype(kind)
     if dtype.kind not in KINDS:
         raise MessageError(f"test samples must be numbers, got {dtype}", stage="report")
+    if not shape or any(type(size) is not int or size < 1 for size in shape):
+        raise MessageError("test samples must have a shape", stage="report")
+    if math.prod(shape) * dtype.itemsize != len(data):
+        raise MessageError("test samples of another size than their shape", stage="report")
     return np.frombuffer(data, dtype).reshape(shape).astype(dtype.newbyteorder("="))

@@ -1,0 +1,92 @@
+"""What a member agrees to when it joins a run, and what it does not.
+
+The server proposes; the member compares with its own roster file, refuses whatever protects it less than
+fedmerit's own choice would (`cautious`, unless its owner says otherwise), and signs. From then on nothing of
+it can change: its hash enters every mask and every signature of the run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedmerit.config import Config, from_dict
+from fedmerit.errors import BindingError, MessageError, RefusedError
+from fedmerit.keys import Roster
+from fedmerit.ledger import canonical
+from fedmerit.secagg.setting import LEAST_IN_SUM, default_threshold
+
+LARGEST_BOUND = 100.0
+"""A coordinate that moves further in one round is no training; a looser bound would check nothing."""
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What a member signed when it joined a run."""
+
+    terms: Mapping[str, Any]
+    commitment: Mapping[str, Any]
+    server: bytes
+
+    @property
+    def config(self) -> Config:
+        """The settings among the terms."""
+        return config_in(self.terms)
+
+    @property
+    def hash(self) -> bytes:
+        """SHA-256 of all of it; two members that were told different things find out before they mask."""
+        everything = {"terms": self.terms, "commitment": self.commitment, "server": self.server.hex()}
+        return hashlib.sha256(canonical(everything)).digest()
+
+
+def config_in(terms: Mapping[str, Any]) -> Config:
+    """The settings that terms hold, if they are of a run between machines."""
+    try:
+        config = from_dict(tomllib.loads(terms["config"]))
+    except (KeyError, TypeError, ValueError, RecursionError) as error:  # a ConfigError is a ValueError
+        raise MessageError(f"the server's settings cannot be read: {error!s:.200}", stage="join") from None
+    if config.hash() != terms.get("config_hash"):
+        raise MessageError("the server's settings are not those of their hash", stage="join")
+    if config.analysis or not config.secure_aggregation.enabled:
+        raise RefusedError("asked for a run that looks at plain updates", stage="join")
+    if config.training.weights not in ("uniform", "secret", "roster"):
+        raise RefusedError(f"weights {config.training.weights!r} are for one process only", stage="join")
+    return config
+
+
+def check_roster(terms: Mapping[str, Any], config: Config, roster: Roster, member: str) -> None:
+    """The server's roster, names and public weights must be those of the member's own file."""
+    if terms.get("roster") != roster.hash.hex():
+        raise BindingError("the server has another roster than ours", stage="join", member=member)
+    if set(config.clients) != set(roster.names):
+        raise BindingError("the settings name others than the roster", stage="join", member=member)
+    if config.training.weights == "roster" and config.training.roster_weights != roster.weights:
+        raise BindingError("the settings hold other weights than the roster", stage="join", member=member)
+
+
+def cautious(config: Config) -> None:
+    """What a member agrees to by default: no setting may be weaker than the one fedmerit would choose."""
+    secure, members = config.secure_aggregation, len(config.clients)
+    weak = ""
+    if not secure.check:
+        weak = "asked to leave the check out, which hides updates from honest servers only"
+    elif secure.threshold and secure.threshold < default_threshold(members):
+        weak = f"asked for a threshold of {secure.threshold} of {members} members"
+    elif secure.least and secure.least < usual_least(config):
+        weak = f"asked to take part in rounds of {secure.least} of {members} members"
+    elif config.participation.fraction < 1:
+        weak = f"asked to let the server choose {config.participation.fraction:g} of the members each round"
+    elif secure.bound > LARGEST_BOUND:
+        weak = f"asked for a bound of {secure.bound:g}, which bounds nothing"
+    if weak:
+        raise RefusedError(weak, stage="join")
+
+
+def usual_least(config: Config) -> int:
+    """Two thirds of those a round usually schedules, and one more: a server must not choose whom to sum."""
+    usual = max(LEAST_IN_SUM, round(config.participation.fraction * len(config.clients)))
+    return max(LEAST_IN_SUM, default_threshold(usual))

@@ -1,0 +1,202 @@
+"""What leaves a member, what stays, what it costs, and what cannot run here."""
+
+import stat
+import tomllib
+
+import numpy as np
+import pytest
+from federation_in import NAMES, NODES, client, grid_of, rounds_in, run, task
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from lies import answering, checked, exchange_of, resigned, server_of
+
+import fedmerit.flower
+from fedmerit.config import from_dict
+from fedmerit.errors import ConfigError, RefusedError
+from fedmerit.federation.remote.agreeing import cautious
+from fedmerit.federation.remote.member import REFUSED
+from fedmerit.federation.remote.wire import Ask
+from fedmerit.federation.verify import verify_folder
+from fedmerit.flower.carrying import BYTES, put, take
+from fedmerit.ledger import exact
+
+
+def test_what_leaves_a_member_is_masked_and_little(home):
+    """Neither the update nor its words nor the sample count is in any reply; 4 bytes a parameter go up."""
+    grid = grid_of(home)
+    strategy, rounds = run(home, grid, weights="secret")
+    checked(strategy, rounds, home)
+    size = task.federation().first.size
+    up = {}
+    for node, message, reply in grid.seen:
+        ask = exchange_of(message)
+        assert set(reply.content) == {BYTES}  # no metrics, no arrays of the user's
+        up.setdefault((node, ask.round), []).append(len(take(reply.content)))
+        if ask.exchange == "train":
+            assert len(take(reply.content)) < 4 * size + 600
+    assert all(sum(sizes) < 4 * size + 8000 for sizes in up.values())
+
+
+def test_a_steady_round_takes_five_exchanges_and_four_evaluations(home):
+    counted = []
+
+    def value(arrays, test):
+        counted.append(1)
+        return task.value(arrays, test)
+
+    app = fedmerit.flower.secure(client.app.inner, value=value, seed=0)
+    grid = grid_of(home, dict.fromkeys(NODES, app))
+    strategy, _ = run(home, grid, rounds=3, server_evaluates=False)
+    kinds = {name: len(times) for name, times in strategy.seconds.items()}
+    assert kinds == {"advertise": 1, "share": 3, "train": 3, "check": 3, "unmask": 3, "report": 3, "close": 1}
+    assert len(counted) == 4 * 4 * 3
+
+
+def test_without_the_check_it_takes_four(home):
+    """If, and only if, the members agree to it."""
+    app = fedmerit.flower.secure(client.app.inner, value=task.value, accept=lambda config: None)
+    strategy, rounds = run(home, grid_of(home, dict.fromkeys(NODES, app)), check=False)
+    checked(strategy, rounds, home)
+    assert "check" not in strategy.seconds
+    assert [len(one.reports) for one in rounds] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("weak", "reason"),
+    [
+        ({"check": False}, "asked to leave the check out"),
+        ({"threshold": 4}, "asked for a threshold of 4 of 6 members"),
+        ({"least": 4}, "asked to take part in rounds of 4 of 6 members"),
+        ({"bound": 1e20}, "asked for a bound of 1e"),
+    ],
+)
+def test_members_agree_to_nothing_weaker_than_the_default(weak, reason):
+    """A server cannot talk them into less protection than they would have chosen."""
+    members = {"partition": {"names": [f"client-{i}" for i in range(6)]}}
+    with pytest.raises(RefusedError, match=reason):
+        cautious(from_dict({**members, "secure_aggregation": weak}))
+    with pytest.raises(RefusedError, match=r"let the server choose 0\.5 of the members"):
+        cautious(from_dict({**members, "participation": {"fraction": 0.5}}))
+    cautious(from_dict(members))
+
+
+def test_a_schedule_smaller_than_agreed_is_refused(home, caplog):
+    """Three of four could be the server's choice of whom to look at."""
+    grid, kept = grid_of(home), []
+    grid.before = lambda node, message: kept.append(message) if node == 101 else None
+    run(home, grid)
+    join = exchange_of(kept[0])
+    terms = dict(join.body["terms"])
+    config = terms["config"].replace("least = 0", "least = 4")
+    terms |= {"config": config, "config_hash": from_dict(tomllib.loads(config)).hash()}
+    for kind, body in (("join", {**join.body, "terms": terms}), ("advertise", {"members": list(NAMES[:3])})):
+        data = Ask(kind, "ab" * 16, 1, body).pack(server_of(home))
+        message = Message(put(data), dst_node_id=101, message_type="query.fedmerit")
+        if kind == "join":
+            client.app(message, grid.contexts[101])
+            continue
+        with pytest.raises(RefusedError, match=REFUSED):
+            client.app(message, grid.contexts[101])
+    assert "scheduled with 3 members, at least 4 were agreed on" in caplog.text
+
+
+def test_a_members_files_are_its_own_and_say_nothing(home):
+    grid = grid_of(home)
+    run(home, grid)
+    folder = next((home / "client-1.pem.state").glob("*/"))
+    kept = sorted(path.name for path in folder.iterdir())
+    of_a_round = ["0002.asked", "0002.began", "0002.client", "0002.report", "0002.update"]
+    assert kept == [*of_a_round, "heads", "seen", "terms"]  # nothing of round 1
+    first = task.federation().first.tobytes()
+    for path in folder.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert first[:64] not in path.read_bytes()
+    assert stat.S_IMODE((home / "client-1.pem.state").stat().st_mode) == 0o700
+
+
+def test_where_the_server_cannot_evaluate_the_median_counts_and_a_liar_is_named(home):
+    grid = grid_of(home)
+
+    def lie(body):
+        body["measured"]["accuracy"]["grand"] = exact(1.0)
+
+    grid.alter = answering("report", 1, lambda data: resigned(home, data, lie))
+    strategy, rounds = run(home, grid, server_evaluates=False)
+    notes = checked(strategy, rounds, home)
+    assert notes == ["round 1: client-1 measured another v(M0) or v(M) than the round is scored with"]
+    own = rounds[0].reports["client-0"].measured["accuracy"].grand
+    assert rounds[0].body["utilities"]["accuracy"]["grand"] == exact(own)
+
+
+def test_members_own_metrics_only_where_listed(home):
+    app = fedmerit.flower.secure(client.app.inner, value=task.value, seed=0, metrics=["num-examples"])
+    grid = grid_of(home, dict.fromkeys(NODES, app))
+    from flwr.serverapp.strategy import FedAvg
+
+    seen = []
+
+    class Looks(FedAvg):
+        def aggregate_train(self, server_round, replies):
+            seen.extend(replies := list(replies))
+            return super().aggregate_train(server_round, replies)
+
+    strategy = fedmerit.flower.Contributions(
+        Looks(fraction_evaluate=0.0, weighted_by_key="weight"),
+        roster=home / "roster.toml", test=task.federation().pool, value=task.value,
+        utilities=task.UTILITIES, folder=home / "run", weights="uniform",
+    )  # fmt: skip
+    strategy.start(grid=grid, initial_arrays=ArrayRecord(task.first_model()), num_rounds=1)
+    assert len(seen) == 1  # one reply, whoever averages
+    assert dict(seen[0].content["metrics"]) == {"weight": 1, "num-examples": 55.0}
+
+
+def test_an_evaluation_tells_listed_metrics_and_no_sample_count(home):
+    app = fedmerit.flower.secure(ClientApp(), value=task.value, metrics=["accuracy"])
+
+    @app.evaluate()
+    def evaluate(message, context):
+        metrics = MetricRecord({"num-examples": 1234, "accuracy": 0.5, "secret": 1.0})
+        return Message(RecordDict({"m": metrics, "arrays": ArrayRecord([np.ones(3)])}), reply_to=message)
+
+    message = Message(RecordDict(), dst_node_id=101, message_type="evaluate")
+    reply = app(message, grid_of(home).contexts[101])
+    assert {key: dict(record) for key, record in reply.content.items()} == {
+        "metrics": {"num-examples": 1, "accuracy": 0.5}
+    }
+
+
+def test_what_cannot_run_here_is_refused_with_the_reason(home):
+    from flwr.serverapp import strategy as stock
+
+    options = {
+        "roster": home / "roster.toml",
+        "test": ([[1.0]] * 4, [0] * 4),
+        "value": None,
+        "folder": home / "r",
+    }
+    for strategy, reason in (
+        (stock.Krum(), "Krum cannot run under secure aggregation: it compares members' updates"),
+        (stock.FedMedian(), "FedMedian cannot run under secure aggregation: it needs the median"),
+        (stock.QFedAvg(0.1), "QFedAvg cannot run under secure aggregation: it weighs members"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            fedmerit.flower.Contributions(strategy, **options)
+    with pytest.raises(ConfigError, match="truth: needs plain updates"):
+        fedmerit.flower.Contributions(stock.FedAvg(), **options, truth=["shapley"])
+    with pytest.raises(ConfigError, match="the roster holds none"):
+        fedmerit.flower.Contributions(stock.FedAvg(), **options, weights="roster")
+    with pytest.raises(ConfigError, match="secured already"):
+        fedmerit.flower.secure(client.app, value=task.value)
+
+
+def test_a_server_optimiser_is_scored_before_it_acts(home):
+    from flwr.serverapp.strategy import FedAdam
+
+    strategy = fedmerit.flower.Contributions(
+        FedAdam(fraction_evaluate=0.0), roster=home / "roster.toml", test=task.federation().pool,
+        value=task.value, utilities=task.UTILITIES, folder=home / "run", weights="uniform",
+    )  # fmt: skip
+    strategy.start(grid=grid_of(home), initial_arrays=ArrayRecord(task.first_model()), num_rounds=2)
+    one, two = rounds_in(home / "run")
+    assert two.reports["client-0"].bound_to["m0"] != one.body["m"]  # the optimiser moved it
+    list(verify_folder(home / "run"))
