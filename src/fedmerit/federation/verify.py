@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fedmerit.config import Config, difference, from_dict, load
 from fedmerit.copies import Copy
@@ -27,6 +28,9 @@ from fedmerit.federation.own import OwnPart, own_parts
 from fedmerit.federation.visibility import check_stated, reader_of
 from fedmerit.federation.witness import check_head, check_kept, places_of, signed_heads, told
 from fedmerit.ledger import SERVER, Ledger, Record, Records, verify_chain
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 def verify_folder(
@@ -92,10 +96,12 @@ class _Checked:
         scoring = self.config.scoring
         self.member = member
         self.reader = reader_of(self.records, self.config.clients, member)
-        self.rounds = rounds_of(ledger)
-        check_stated(self.records, self.rounds, scoring, self.reader)
         self.places = places_of(self.records)
-        self.heads = signed_heads(self.records, self.run, first_body(ledger, "pool"), self.places)
+        pool = first_body(ledger, "pool")
+        self.rounds, self.heads = _both(
+            lambda: rounds_of(ledger), lambda: signed_heads(self.records, self.run, pool, self.places)
+        )
+        check_stated(self.records, self.rounds, scoring, self.reader)
         self.decisions: list[Decision] = []
         self.own: list[OwnPart] = []
         if self.reader is None:
@@ -150,6 +156,24 @@ class _Checked:
                 f"payouts: decision {part.number}: {money(part.cents)} for {self.reader}: {what}"
                 f"{' ' if part.recomputed else '; '}{rest}; nobody else's were computed"
             )
+
+
+def _both(one: Callable[[], A], other: Callable[[], B]) -> tuple[A, B]:
+    """Two checks of the same records; where both fail, the error is that of the earlier record."""
+    try:
+        first = one()
+    except LedgerError as error:
+        try:
+            other()
+        except LedgerError as also:
+            raise min(error, also, key=_record_in) from None
+        raise
+    return first, other()
+
+
+def _record_in(error: LedgerError) -> int:
+    found = re.match(r"record (\d+)", str(error))
+    return int(found[1]) if found else 0
 
 
 def keys_of(record: Record) -> Mapping[str, bytes]:

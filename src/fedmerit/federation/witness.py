@@ -104,7 +104,10 @@ def signed_heads(
                     raise LedgerError(f"signs round {body['round']!r:.20}, but its head is that of {place}")
                 last[record.author] = place
             elif record.kind == "report" and not record.withheld:
-                last[record.author] = places[body["bound_to"]["head"]]
+                head = places.get(
+                    body["bound_to"]["head"]
+                )  # compared with the outcome's where rounds are read
+                last |= {} if head is None else {record.author: head}
     return last
 
 

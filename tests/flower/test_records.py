@@ -1,0 +1,152 @@
+"""What a run between machines leaves on record: joins, signed heads, kept heads, copies for members."""
+
+import json
+import shutil
+
+import pytest
+from federation_in import NAMES, grid_of, make_keys, run
+
+import fedmerit.flower
+from fedmerit.copies import exported
+from fedmerit.errors import LedgerError
+from fedmerit.federation.decisions import Terms
+from fedmerit.federation.paying import record_decision
+from fedmerit.federation.verify import verify_copy, verify_folder
+from fedmerit.federation.visibility import sees
+from fedmerit.keys import load_key
+from fedmerit.ledger import SERVER, Ledger, content
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    home = tmp_path_factory.mktemp("run")
+    make_keys(home)
+    run(home, grid_of(home))
+    return home
+
+
+@pytest.fixture
+def home(original, tmp_path):
+    return shutil.copytree(original, tmp_path / "home")
+
+
+def heads_of(home, name):
+    (path,) = (home / f"{name}.pem.state").glob("*/heads")
+    return path
+
+
+def anew(home, change, *, sign_as=(SERVER,)):
+    """The ledger rewritten: ``change`` gives the author's new body, or None to leave the record out."""
+    keys = {name: load_key(home / f"{name}.pem") for name in NAMES}
+    keys[SERVER] = load_key(home / "run" / "keys" / "server.pem")
+    path = home / "run" / "ledger.sqlite"
+    with Ledger(path, read_only=True) as ledger:
+        records = list(ledger.records())
+    path.unlink()
+    heads = {}
+    with Ledger(path) as ledger, ledger.transaction():
+        for record in records:
+            body = change(record, json.loads(json.dumps(record.body)))
+            if body is None:
+                continue
+            if record.kind == "outcome":
+                body["head"] = heads[body["head"]]
+            signature = record.signature
+            if record.author in sign_as:
+                signature = keys[record.author].sign(content(record.author, record.kind, body))
+            ledger.append(record.author, record.kind, body, signature=signature, seal=keys[SERVER].sign)
+            heads[record.digest.hex()] = ledger.head
+
+
+def test_who_joined_and_who_signed_the_end_is_told_and_nobody_calls_it_a_rehearsal(home):
+    lines = list(verify_folder(home / "run"))
+    assert "members signed on their own machines: 4 of 4 joined" in lines
+    assert any(line.startswith("heads: 4 of 4 members signed that of record") for line in lines)
+    assert not any("rehearsal" in line for line in lines)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_member_finds_all_heads_it_was_ever_shown(home, name):
+    lines = list(verify_folder(home / "run", heads=heads_of(home, name), member=name))
+    assert any(line.startswith("kept: all 3 heads") for line in lines)
+    assert any(line.startswith(f"{name}: last signed the head of record") for line in lines)
+
+
+def test_a_server_that_writes_another_history_is_found_by_a_members_file(home):
+    """Everything is redone and signed, even with stolen keys of all members: only what was kept tells."""
+    heads = {}
+
+    def other(record, body):
+        if record.kind == "end":
+            body["model"] = "00" * 32
+        if record.kind == "seen":
+            body["head"] = heads.get("end", body["head"])
+        return body
+
+    anew(home, other)  # to learn the new head
+    with Ledger(home / "run" / "ledger.sqlite", read_only=True) as ledger:
+        heads["end"] = next(ledger.records("end")).digest.hex()
+    anew(home, other, sign_as=(SERVER, *NAMES))
+    assert list(verify_folder(home / "run"))
+    with pytest.raises(LedgerError, match=r"heads: line 3: head [0-9a-f]{64} is not on this chain"):
+        list(verify_folder(home / "run", heads=heads_of(home, "client-1")))
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda body: body["terms"].update(strategy="FedAdam"), "its author agreed to another terms"),
+        (lambda body: body["commitment"].update(size=7), "its author agreed to another test pool"),
+        (lambda body: body.update(server="00" * 32), "its author agreed to another server's key"),
+        (lambda body: body.update(run="00"), "its author agreed to another run"),
+        (lambda body: body.clear(), "not a record of its kind"),
+    ],
+)
+def test_a_join_to_something_else_is_named(home, edit, message):
+    def other(record, body):
+        if (record.kind, record.author) == ("join", "client-2"):
+            edit(body)
+        return body
+
+    anew(home, other, sign_as=(SERVER, "client-2"))
+    with pytest.raises(LedgerError, match=rf"\(join by client-2\): {message}"):
+        list(verify_folder(home / "run"))
+
+
+def test_a_join_that_its_member_did_not_sign_is_named(home):
+    def other(record, body):
+        return body | (
+            {"address": "elsewhere"} if (record.kind, record.author) == ("join", "client-2") else {}
+        )
+
+    anew(home, other)
+    with pytest.raises(LedgerError, match=r"\(join by client-2\): not signed by client-2"):
+        list(verify_folder(home / "run"))
+
+
+def test_decisions_and_copies_between_machines(home):
+    made, _ = record_decision(home / "run", Terms("1000.00", "expected-accuracy", on_undefined="equal"))
+    assert any(line.startswith("payouts: decision 1") for line in verify_folder(home / "run"))
+    assert made.record > 0
+
+
+@pytest.mark.parametrize("server_evaluates", [True, False])
+def test_where_only_the_coordinator_sees_all_each_member_checks_its_own_copy(
+    tmp_path, monkeypatch, server_evaluates
+):
+    class Private(fedmerit.flower.Contributions):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            self._settings["scoring"]["visibility"] = "coordinator"
+
+    monkeypatch.setattr(fedmerit.flower, "Contributions", Private)
+    make_keys(tmp_path)
+    run(tmp_path, grid_of(tmp_path), server_evaluates=server_evaluates)
+    record_decision(tmp_path / "run", Terms("1000.00", "expected-accuracy", on_undefined="equal"))
+    assert list(verify_folder(tmp_path / "run"))
+    for name in NAMES:
+        path = tmp_path / f"{name}.jsonl"
+        with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
+            path.write_bytes(b"".join(exported(ledger, sees(name))))
+        lines = list(verify_copy(path, member=name, heads=heads_of(tmp_path, name)))
+        assert f"scores: those of {name} follow from its own reports; nobody else's were computed" in lines
