@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from fedmerit.config import Config
@@ -49,3 +49,14 @@ def encoding_of(config: Config, length: int, members: int, public: Mapping[str, 
         weight_cap=cap if kind != "uniform" else 1,
         clip=config.secure_aggregation.clip,
     )
+
+
+def scheduled_encoding(
+    config: Config, length: int, members: Sequence[str]
+) -> tuple[Encoding, dict[str, float] | None]:
+    """The encoding of a round between machines, and the weights of its members where these are public."""
+    public = None
+    if are_public(config):
+        everybody = roster_weights(config)
+        public = {name: everybody[name] for name in members}
+    return encoding_of(config, length, len(members), public), public

@@ -31,7 +31,7 @@ from fedmerit.federation.protocol import (
 )
 from fedmerit.federation.remote.books import Books
 from fedmerit.federation.remote.wire import Ask, Exchange, pack_outcome, unpack
-from fedmerit.federation.weighing import are_public, encoding_of, roster_weights
+from fedmerit.federation.weighing import are_public, roster_weights, scheduled_encoding
 from fedmerit.keys import public_key
 from fedmerit.secagg import Server, Setting, Task
 from fedmerit.secagg.setting import LEAST_IN_SUM
@@ -108,7 +108,7 @@ class Coordinator:
         self.books.schedule(number, scheduled, public)
         try:
             server = self._server(number, scheduled)
-            encoding = encoding_of(self.config, m0.size, len(scheduled), public)
+            encoding, _ = scheduled_encoding(self.config, m0.size, scheduled)
             weights = None if public is None else tuple(public[name] for name in scheduled)
             server.begin(Task(bytes.fromhex(model_hash(m0)), encoding, weights, extra))
             self._sum(server, number, found)

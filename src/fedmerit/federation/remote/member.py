@@ -29,17 +29,16 @@ from fedmerit.errors import (
     ProtocolError,
     RefusedError,
 )
-from fedmerit.federation import protocol
-from fedmerit.federation.protocol import Evaluate, Model, Outcome, model_hash
+from fedmerit.federation.protocol import Model, model_hash
 from fedmerit.federation.remote.agreeing import Agreed, cautious, check_roster, config_in, usual_least
 from fedmerit.federation.remote.keeping import Keeping
-from fedmerit.federation.remote.wire import Ask, checked_head, join_body, pack, same, unpack_outcome
-from fedmerit.federation.weighing import are_public, encoding_of, roster_weights
+from fedmerit.federation.remote.reporting import Evaluator, scoring_side, told, vector
+from fedmerit.federation.remote.wire import Ask, checked_head, join_body, pack, same
+from fedmerit.federation.weighing import scheduled_encoding
 from fedmerit.keys import Roster, load_key, public_key
 from fedmerit.ledger import canonical, content
 from fedmerit.secagg import Client, Setting, Task, Update
 from fedmerit.secagg.messages import open_broadcast
-from fedmerit.secagg.quantise import Encoding
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -66,10 +65,6 @@ class Work:
     m0: Model
     extra: bytes
     train: Callable[[], Trained]
-
-
-Evaluator = Callable[[Any, Sequence[str]], Evaluate]
-"""From the shape that training noted and the utilities' names, what evaluates a model on a test slice."""
 
 
 class RemoteMember:
@@ -236,7 +231,7 @@ class RemoteMember:
             raise BindingError("M0 is not the M of the round before", stage="masked", member=self.name)
         keeping.put(_file(ask.round, "began"), m0_hash)
         trained = work.train()
-        encoding, public = self._encoding(config, work.m0.size, setting.members)
+        encoding, public = scheduled_encoding(config, work.m0.size, setting.members)
         weights = None if public is None else tuple(public[name] for name in setting.members)
         task = Task(bytes.fromhex(m0_hash), encoding, weights, work.extra)
         weight = trained.samples if config.training.weights == "secret" else None
@@ -257,14 +252,16 @@ class RemoteMember:
             raise RefusedError("was asked for a report of this round before", stage="report")
         keeping.put(_file(ask.round, "asked"), asked)
         try:
-            outcome, following = self._outcome(ask, agreed, client, update)
+            outcome = told(ask, agreed, client, update, self.name)
+            following = self._next(ask, agreed)
         except FedmeritError as error:
             keeping.put("left", str(error))
             raise
-        m0, side = _vector(update[0]), self._side(keeping, agreed, ask.round, update[3])
-        encoding, public = self._encoding(agreed.config, m0.size, client.setting.members)
+        m0 = vector(update[0])
+        side = scoring_side(keeping, agreed, ask.round, self.name, self.evaluator, update[3])
+        encoding, public = scheduled_encoding(agreed.config, m0.size, client.setting.members)
         weight = 1.0 if update[2] is None else float(update[2])
-        words = encoding.encode(_vector(update[1]), weight=update[2], seed=client.opening().rounding).words
+        words = encoding.encode(vector(update[1]), weight=update[2], seed=client.opening().rounding).words
         contribution = encoding.dequantise(words)
         report = side.report(m0, outcome, contribution, weight, encoding, public=public, direction=False)
         body = report.body(ask.run)
@@ -280,35 +277,13 @@ class RemoteMember:
         keeping.drop_rounds(before=ask.round)
         return reply
 
-    def _outcome(
-        self, ask: Ask, agreed: Agreed, client: Client, update: Sequence[Any]
-    ) -> tuple[Outcome, list[str]]:
-        """What the server says came out, if it can be true, and who is scheduled next, if we are."""
-        m0 = _vector(update[0])
-        outcome = unpack_outcome(ask, m0.size)
-        if outcome.included != client.survivors:
-            raise BindingError("others are in the sum than we signed", stage="report", member=self.name)
-        if outcome.m0_hash != model_hash(m0):
-            raise BindingError("the server speaks of another M0 than ours", stage="report", member=self.name)
-        encoding, public = self._encoding(agreed.config, m0.size, client.setting.members)
-        weight = 1.0 if update[2] is None else float(update[2])
-        outcome.check(self.name, m0, weight, encoding, public)
-        outcome.slice.verify(agreed.commitment, outcome.round)
+    def _next(self, ask: Ask, agreed: Agreed) -> list[str]:
+        """Who is scheduled in the next round, if this member is."""
         following = [str(name) for name in ask.get("next", list)]
         if self.name not in following:
-            return outcome, []
+            return []
         self._setting(ask.round + 1, agreed, following, ask.run)
-        return outcome, following
-
-    def _side(self, keeping: Keeping, agreed: Agreed, number: int, shape: Any) -> protocol.Member:
-        """The member's side of scoring, with what it kept from earlier rounds."""
-        config = agreed.config
-        evaluate = self.evaluator(shape, config.scoring.utilities)
-        side = protocol.Member(self.name, evaluate, agreed.commitment, config.scoring.game)
-        if (last := keeping.last("report", number)) is not None:
-            side.totals_on = last[4]
-            side.totals = {name: np.frombuffer(data, "<f8").copy() for name, data in last[5].items()}
-        return side
+        return following
 
     def _close(self, ask: Ask, keeping: Keeping, agreed: Agreed) -> bytes:
         head = checked_head(ask)
@@ -335,15 +310,6 @@ class RemoteMember:
         keeping.put_released(client.released)
         keeping.put(_file(client.setting.round, "client"), client.dump())
 
-    def _encoding(
-        self, config: Config, length: int, members: Sequence[str]
-    ) -> tuple[Encoding, dict[str, float] | None]:
-        public = None
-        if are_public(config):
-            everybody = roster_weights(config)
-            public = {name: everybody[name] for name in members}
-        return encoding_of(config, length, len(members), public), public
-
     def _rounding(self, number: int) -> int | None:
         if self.seed is None:
             return None
@@ -353,7 +319,3 @@ class RemoteMember:
 
 def _file(number: int, what: str) -> str:
     return f"{number:04d}.{what}"
-
-
-def _vector(data: bytes) -> Model:
-    return np.frombuffer(data, "<f4").astype(np.float32)
