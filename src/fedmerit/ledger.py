@@ -30,6 +30,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from fedmerit.encoding import canonical as canonical
+from fedmerit.encoding import exact as exact
+from fedmerit.encoding import number as number
 from fedmerit.errors import LedgerError
 
 SERVER = "server"
@@ -234,34 +237,6 @@ def link(previous: bytes, seq: int, content_: bytes, signature: bytes) -> bytes:
     return hashlib.sha256(b"fedmerit chain 1\0" + parts).digest()
 
 
-def canonical(body: Any) -> bytes:
-    """One encoding per value: JSON with sorted keys and no spaces, ASCII; floats are refused.
-
-    >>> canonical({"b": [1, None], "a": "é"})
-    b'{"a":"\\\\u00e9","b":[1,null]}'
-    """
-    _refuse_floats(body, "record")
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False, default=dict)
-    return text.encode("ascii")
-
-
-def exact(value: float) -> str:
-    """A float as text that reads back to the same bits.
-
-    >>> exact(0.1), number(exact(0.1))
-    ('0x1.999999999999ap-4', 0.1)
-    """
-    return float(value).hex()
-
-
-def number(text: Any) -> float:
-    """The float that :func:`exact` wrote."""
-    try:
-        return float.fromhex(text)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise LedgerError(f"expected a number in hexadecimal, got {text!r}") from error
-
-
 def verify_chain(ledger: Records, keys: Callable[[Record], Mapping[str, bytes]]) -> bool:
     """Check every digest, signature and seal; the error names the first record that is wrong.
 
@@ -317,18 +292,3 @@ class _Signatures:
             self._keys[author].verify(signature, message)
         except InvalidSignature as error:
             raise LedgerError(f"{where}: not signed by {author}") from error
-
-
-def _refuse_floats(value: Any, where: str) -> None:
-    if isinstance(value, float):
-        raise LedgerError(f"{where}: floats have no place in a signed record, use exact()")
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise LedgerError(f"{where}: keys must be text, got {key!r}")
-            _refuse_floats(item, f"{where}.{key}")
-    elif isinstance(value, list | tuple):
-        for item in value:
-            _refuse_floats(item, f"{where}[]")
-    elif value is not None and not isinstance(value, str | int):
-        raise LedgerError(f"{where}: cannot be recorded: {type(value).__name__}")

@@ -5,6 +5,7 @@
     DIR/config.toml       all settings, defaults included
     DIR/ledger.sqlite     every step, hash-chained; a round is one transaction
     DIR/scores.json       what follows from the reports; scores.csv has the same, tidy
+    DIR/statements/       what each member is told about a payout decision (fedmerit rewards)
     DIR/checkpoints/      model-0003: the global model after round 3; members-0003: the members' private state
     DIR/keys/             in a rehearsal, everybody's private keys (mode 600)
     DIR/tables/           utilities of all coalitions, where ground truth was asked for

@@ -3,6 +3,8 @@
 A run begins with ``run`` (config, keys) and ``pool`` (the test pool's commitment). A round is ``schedule``,
 ``masked`` (hashes of the masked inputs), ``outcome`` (the sum, and the slice revealed after it), one
 ``report`` a member, and ``round``, which closes it; a round without a sum is ``schedule`` and ``round``.
+After it the server states what follows (`visibility`). A run ends with ``end``, and ``seen`` by every member
+that signs the head after it (`witness`); a ``decision`` says who is paid what (`decisions`).
 Scores always come from these records, never from what a process remembers: so a resumed run, a finished run
 and somebody who verifies it compute the same.
 """

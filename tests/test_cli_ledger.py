@@ -1,0 +1,173 @@
+"""Commands on a run's ledger: rewards that are recorded, verify with heads, export, track."""
+
+import json
+import shutil
+import sys
+
+import pytest
+
+from fedmerit.cli import main
+from fedmerit.config import from_dict
+from fedmerit.federation.embedded import run
+from fedmerit.ledger import Ledger
+
+SETTINGS = {
+    "data": {"test_size": 50},
+    "partition": {"scheme": "sizes", "sizes": [60, 50, 70, 40], "names": ["A", "B", "C", "D"]},
+    "model": {"name": "mlp"},
+    "training": {"rounds": 2, "local_epochs": 1, "batch_size": 16},
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    home = tmp_path_factory.mktemp("runs")
+    run(from_dict(SETTINGS), home / "open")
+    run(from_dict(SETTINGS, ["scoring.visibility=coordinator"]), home / "closed")
+    return home
+
+
+@pytest.fixture
+def folder(runs, tmp_path):
+    return shutil.copytree(runs / "open", tmp_path / "run")
+
+
+@pytest.fixture
+def closed(runs, tmp_path):
+    return shutil.copytree(runs / "closed", tmp_path / "run")
+
+
+@pytest.fixture
+def fedmerit(capsys, monkeypatch):
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fedmerit", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out, err
+
+    return call
+
+
+def length(folder):
+    with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
+        return len(ledger), ledger.head
+
+
+def test_rewards_of_a_run_are_recorded_with_statements_and_a_head_to_keep(fedmerit, folder):
+    before, _ = length(folder)
+    code, out, _ = fedmerit("rewards", folder, "--budget", "1000")
+    after, head = length(folder)
+    assert code == 0
+    assert after == before + 1
+    assert f"recorded as decision 1, record {after} of the ledger; 4 statements in" in out
+    assert out.endswith(f"head: {head}\n")
+    assert {path.name for path in (folder / "statements").iterdir()} == {
+        f"{name}.{kind}" for name in "ABCD" for kind in ("md", "json")
+    }
+    _, again, _ = fedmerit("rewards", folder, "--budget", "1000.00")
+    assert "decision 1, record" in again
+    assert "stands as it is" in again
+    assert length(folder) == (after, head)
+    _, third, _ = fedmerit("rewards", folder, "--budget", "1000.00", "--rule", "equal")
+    assert "recorded as decision 2" in third
+    assert "in place of decision 1" in third
+
+
+def test_a_dry_run_and_a_lone_file_write_nothing(fedmerit, folder, tmp_path):
+    before = {item: item.read_bytes() for item in folder.rglob("*") if item.is_file()}
+    code, out, _ = fedmerit("rewards", folder, "--budget", "1000", "--dry-run")
+    assert code == 0
+    assert "recorded" not in out
+    assert before == {item: item.read_bytes() for item in folder.rglob("*") if item.is_file()}
+    (tmp_path / "lone").mkdir()
+    shutil.copy(folder / "scores.json", tmp_path / "lone")
+    fedmerit("rewards", tmp_path / "lone" / "scores.json", "--budget", "1000")
+    assert fedmerit("rewards", tmp_path / "lone", "--budget", "1000")[0] == 0  # a folder without a ledger
+    assert [item.name for item in (tmp_path / "lone").iterdir()] == ["scores.json"]
+
+
+@pytest.mark.parametrize("format", ["json", "csv"])
+def test_what_programs_read_stays_alone_on_standard_output(fedmerit, folder, format):
+    _, out, err = fedmerit("rewards", folder, "--budget", "1000", "--format", format)
+    assert "recorded as decision 1" in err
+    assert "recorded" not in out
+    if format == "json":
+        told = json.loads(out)["payouts"]
+        for name, amount in told.items():
+            stated = json.loads((folder / "statements" / f"{name}.json").read_text())
+            assert f"{stated['cents'] // 100}.{stated['cents'] % 100:02d}" == amount
+
+
+def test_a_run_that_does_not_verify_is_not_paid(fedmerit, folder):
+    text = (folder / "scores.json").read_text()
+    content = json.loads(text)
+    content["rounds"][0]["reports"]["alone"][0] += 0.01
+    (folder / "scores.json").write_text(json.dumps(content))
+    before = length(folder)
+    code, _, err = fedmerit("rewards", folder, "--budget", "1000")
+    assert code == 2
+    assert "scores.json" in err
+    assert length(folder) == before
+    assert not (folder / "statements").exists()
+
+
+def test_verify_with_a_head_that_was_kept(fedmerit, folder):
+    _, head = length(folder)
+    code, out, _ = fedmerit("verify", folder, "--head", head, "--as", "B")
+    assert code == 0
+    assert f"head {head[:16]}...: on the chain: record" in out
+    assert "B: last signed the head of record" in out
+    code, _, err = fedmerit("verify", folder, "--head", "0" * 64)
+    assert code == 2
+    assert "is not on this chain" in err
+    code, _, err = fedmerit("verify", folder, "--as", "nobody")
+    assert code == 2
+    assert "'nobody' is not a member of the run" in err
+
+
+def test_an_export_is_verified_like_the_folder(fedmerit, folder, tmp_path):
+    fedmerit("rewards", folder, "--budget", "1000")
+    code, out, _ = fedmerit("export", folder, "--out", tmp_path / "ledger.jsonl")
+    assert code == 0
+    assert f"wrote {tmp_path / 'ledger.jsonl'}: {length(folder)[0]} records\n" == out
+    assert fedmerit("verify", tmp_path / "ledger.jsonl") == fedmerit("verify", folder)
+    _, out, _ = fedmerit("export", folder, "--out", tmp_path / "b.jsonl", "--for", "B")
+    assert "nothing is withheld" in out
+    assert (tmp_path / "b.jsonl").read_bytes() == (tmp_path / "ledger.jsonl").read_bytes()
+
+
+def test_a_members_copy_where_only_the_coordinator_sees_all(fedmerit, closed, tmp_path):
+    fedmerit("rewards", closed, "--budget", "1000")
+    code, out, _ = fedmerit("export", closed, "--out", tmp_path / "b.jsonl", "--for", "B")
+    assert code == 0
+    assert "of them withheld" in out
+    assert (tmp_path / "b.jsonl").stat().st_mode & 0o777 == 0o600
+    code, out, _ = fedmerit("verify", tmp_path / "b.jsonl", "--as", "B")
+    assert code == 0
+    assert "scores: those of B follow from its own reports; nobody else's were computed" in out
+    stated = json.loads((closed / "statements" / "B.json").read_text())["cents"]
+    assert f"payouts: decision 1: {stated // 100}.{stated % 100:02d} for B: share and cents follow" in out
+    assert fedmerit("verify", tmp_path / "b.jsonl", "--as", "C")[0] == 2
+
+
+def test_exports_that_cannot_be_made(fedmerit, folder, tmp_path):
+    for arguments, message in (
+        (("--out", tmp_path / "ledger.json"), "expected a name that ends in .jsonl"),
+        (("--out", tmp_path / "x.jsonl", "--for", "nobody"), "'nobody' is not a member of the run"),
+        (("--out", tmp_path / "nowhere" / "x.jsonl"), "could not be written"),
+    ):
+        code, _, err = fedmerit("export", folder, *arguments)
+        assert code == 2
+        assert message in err
+    assert fedmerit("export", tmp_path / "nowhere", "--out", tmp_path / "x.jsonl")[0] == 2
+    assert not (tmp_path / "x.jsonl").exists()
+
+
+def test_a_tracker_that_is_none_is_refused_before_anything_runs(fedmerit, folder, tmp_path):
+    (tmp_path / "empty.toml").write_text("")
+    code, _, err = fedmerit("run", tmp_path / "empty.toml", "--out", tmp_path / "new", "--track", "wandb:x")
+    assert code == 2
+    assert "expected tensorboard:DIR or mlflow:URI" in err
+    assert not (tmp_path / "new").exists()
+    assert fedmerit("track", folder, "--to", "nothing")[0] == 2
