@@ -44,7 +44,9 @@ Ours are means ± standard deviations over seeds; "(1)" marks a single seed. Eve
 subset, partition, test pool and first model. Unless said otherwise: Adam reset each round, 5 local epochs
 (ISIC: 3), batch 64, weights 1/N, inputs in [-1, 1], a class-balanced test pool, the additive game. On the GPU
 training is in TF32, but for the first {old} runs, which were in float32. Secure aggregation is off: the same
-integers are summed without masks. Datasets are re-encoded or substituted where their titles say so.
+integers are summed without masks. Coalitions are evaluated in the fastest precision that stays within one test
+image of float32 on a sample of them (runs by precision: {precisions}; largest deviation of a utility in that
+sample {deviation:.0e}). Datasets are re-encoded or substituted where their titles say so.
 """
 
 TOY = "Runs at toy size, on other data than the headings name: they only show that everything works.\n\n"
@@ -100,7 +102,14 @@ def readme(
 ) -> str:
     """The first page."""
     old = sum(1 for one in results.values() if not one.get("tf32"))
-    lines = [TOY + HEAD.format(old=old) if toy else HEAD.format(old=old)]
+    looked = [one["coalitions"] for one in results.values() if one["coalitions"].get("methods")]
+    names = ("float32", "tf32", "float16", "bfloat16")
+    used = [{word for method in one["methods"] for word in method.replace(",", "").split()} for one in looked]
+    counts = {name: sum(name in words for words in used) for name in names}
+    precisions = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+    deviation = max((one["largest_deviation"] for one in looked), default=0.0)
+    head = HEAD.format(old=old, precisions=precisions, deviation=deviation)
+    lines = [TOY + head if toy else head]
     lines += ["## What was run", "", *commands(rows, results)]
     lines += ["`tab:coalitions` needs no run: see [tables/tab-coalitions.md](tables/tab-coalitions.md).", ""]
     lines += ["## Agreement: the paper's number and ours", "", *agreement_lines(rows, results, paper)]
