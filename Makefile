@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo demo-flower test lint bench paper-smoke clean
+.PHONY: demo demo-flower test lint docs bench paper-smoke clean
 
 demo: $(READY)
 	@$(BIN)/fedmerit demo
@@ -13,13 +13,19 @@ demo: $(READY)
 demo-flower: $(READY)
 	@$(BIN)/python examples/flower-hospitals/demo.py
 
+# The page is looked at in a browser: Debian's, installed where that is possible; else those tests say why they skip.
 test: $(READY) lint
+	@command -v chromium >/dev/null || apt-get install -y -q chromium >/dev/null 2>&1 || true
 	$(BIN)/pytest -q -n 2 --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Into build/site, where every page opens from a disk; warnings are errors.
+docs: $(READY)
+	$(BIN)/python -m zensical build --strict --clean
 
 paper-smoke: $(READY)
 	@rm -rf runs/paper-smoke

@@ -1,0 +1,1 @@
+"""What builds the documentation beside zensical: formulas as MathML, docstrings as Markdown."""

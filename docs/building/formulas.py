@@ -1,0 +1,68 @@
+"""Formulas as MathML, made when the site is built: browsers draw it themselves, so no page needs a script.
+
+``$x$`` stands in a line; a paragraph of ``$$ ... $$`` is displayed. What cannot be drawn is an error.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+from xml.etree.ElementTree import Element
+
+from latex2mathml.converter import convert
+from markdown.blockprocessors import BlockProcessor
+from markdown.extensions import Extension
+from markdown.inlinepatterns import InlineProcessor
+
+if TYPE_CHECKING:
+    from markdown import Markdown
+
+INLINE = r"(?<![\\$\w])\$([^\s$](?:[^$]*[^\s$])?)\$(?![\w$])"
+DISPLAYED = re.compile(r"\$\$\s*(.+?)\s*\$\$", flags=re.DOTALL)
+
+
+class Inline(InlineProcessor):
+    """``$x$`` in a line."""
+
+    def handleMatch(self, m: re.Match[str], data: str) -> tuple[str, int, int]:
+        """The formula, kept aside as finished HTML."""
+        return self.md.htmlStash.store(mathml(m[1], display="inline")), m.start(0), m.end(0)
+
+
+class Displayed(BlockProcessor):
+    """A paragraph that is one formula."""
+
+    def test(self, parent: Element, block: str) -> bool:
+        """Whether this paragraph is one."""
+        return DISPLAYED.fullmatch(block.strip()) is not None
+
+    def run(self, parent: Element, blocks: list[str]) -> None:
+        """The formula, kept aside as finished HTML."""
+        found = DISPLAYED.fullmatch(blocks.pop(0).strip())
+        assert found is not None
+        drawn = f'<div class="formula">{mathml(found[1], display="block")}</div>'
+        paragraph = Element("p")
+        paragraph.text = self.parser.md.htmlStash.store(drawn)
+        parent.append(paragraph)
+
+
+def mathml(latex: str, *, display: str) -> str:
+    """A formula in LaTeX, as MathML."""
+    drawn = convert(" ".join(latex.split()), display=display)
+    if "\\" in drawn:  # a command that the converter does not know comes out as it went in
+        raise ValueError(f"not LaTeX that can be drawn: {latex}")
+    return drawn
+
+
+class Formulas(Extension):
+    """The extension."""
+
+    def extendMarkdown(self, md: Markdown) -> None:
+        """Before emphasis and escapes look at what is inside a formula."""
+        md.inlinePatterns.register(Inline(INLINE, md), "formula", 185)
+        md.parser.blockprocessors.register(Displayed(md.parser), "formulas", 95)
+
+
+def makeExtension(**kwargs: object) -> Formulas:
+    """What Markdown looks for."""
+    return Formulas(**kwargs)
