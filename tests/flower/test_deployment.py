@@ -27,7 +27,7 @@ VICTIM = "client-2"
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(480)  # on two idle cores less than half of it
 def test_a_deployment_scores_everyone_hides_updates_and_survives_a_kill(tmp_path):
     roster, out = make_keys(tmp_path), tmp_path / "run"
@@ -54,7 +54,7 @@ def test_a_deployment_scores_everyone_hides_updates_and_survives_a_kill(tmp_path
     no_plain_update_reached_the_server(out, b"\0".join(seen))
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_a_simulation_has_the_same_reports(tmp_path):
     roster, out = make_keys(tmp_path), tmp_path / "run"
     with Simulation(tmp_path / "simulation", ONE_THREAD) as simulation:

@@ -22,7 +22,7 @@ def hospitals(request, monkeypatch):
     return folder, settings
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_the_noisy_hospital_is_last(hospitals, tmp_path):
     _, settings = hospitals
     from hospitals import client_app, server_app

@@ -23,7 +23,7 @@ from fedmerit.flower.arrays import Shape
 from fedmerit.flower.carrying import QUERY, digest, only_arrays, put, take
 
 log = logging.getLogger("fedmerit")
-POLL = 0.1
+POLL = 0.25
 """Seconds between two looks for replies; Flower's own send_and_receive waits 3."""
 UNAVAILABLE = 5
 """Flower's error code of a node that is gone."""
