@@ -16,7 +16,8 @@ demo-flower: $(READY)
 # The page is looked at in a browser: Debian's, installed where that is possible; else those tests say why they skip.
 test: $(READY) lint
 	@command -v chromium >/dev/null || apt-get install -y -q chromium >/dev/null 2>&1 || true
-	$(BIN)/pytest -q -n 2 --dist worksteal
+	$(BIN)/pytest -q -n 2 --dist worksteal -m "not alone"
+	$(BIN)/pytest -q -m alone
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -23,6 +23,7 @@
     ├── KeyFileError            a private key or roster file: missing, malformed, or readable by others
     ├── LedgerError             a record that is missing, altered, reordered or not signed by its author
     ├── StoreError              a run folder: locked, damaged, or of another config
+    ├── LoopbackError           a federation of processes on this machine did not come up, or did not end
     └── MissingExtra            an optional dependency is not installed
 """
 
@@ -123,6 +124,10 @@ class LedgerError(FedmeritError):
 
 class StoreError(FedmeritError):
     """A run folder is locked, damaged or belongs to another config."""
+
+
+class LoopbackError(FedmeritError):
+    """A federation of processes on this machine did not come up, go on or end."""
 
 
 class MissingExtra(FedmeritError, ImportError):

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from fedmerit.errors import FedmeritError
+from fedmerit.errors import LoopbackError
 
 MARK = "FEDMERIT_LOOPBACK"
 _DIE_WITH_PARENT = (
@@ -40,11 +40,11 @@ def start(
         environment: set in addition to the caller's own.
     """
     if not sys.platform.startswith("linux"):
-        raise FedmeritError(f"a federation on one machine needs Linux's /proc, this is {sys.platform}")
+        raise LoopbackError(f"a federation on one machine needs Linux's /proc, this is {sys.platform}")
     programs = Path(sys.executable).parent
     program = programs / command[0]
     if not program.exists():
-        raise FedmeritError(f"{program} does not exist: is flwr installed (pip install 'fedmerit[flower]')?")
+        raise LoopbackError(f"{program} does not exist: is flwr installed (pip install 'fedmerit[flower]')?")
     guard = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())]
     path = f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}"  # Flower starts programs by name
     with log.open("ab") as output:
@@ -75,7 +75,7 @@ def kill(mark: str, *, patience: float = 10.0) -> list[int]:
     deadline = time.monotonic() + patience
     while pids := marked(mark):
         if time.monotonic() > deadline:
-            raise FedmeritError(f"processes {pids} survived SIGKILL for {patience:.0f} s")
+            raise LoopbackError(f"processes {pids} survived SIGKILL for {patience:.0f} s")
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -100,6 +100,6 @@ def wait_for(
     while not happened():
         alive()
         if time.monotonic() - began > deadline:
-            raise FedmeritError(f"{what}: did not happen within {deadline:.0f} s")
+            raise LoopbackError(f"{what}: did not happen within {deadline:.0f} s")
         time.sleep(every)
     return time.monotonic() - began

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from fedmerit.errors import FedmeritError
+from fedmerit.errors import LoopbackError
 from fedmerit.flower.loopback.processes import kill, start, wait_for
 
 Value = str | int | float | bool
@@ -65,7 +65,7 @@ class Run:
             f"end of run {self.run_id}", lambda: self.over, deadline=deadline, alive=self.superlink.check
         )
         if (status := self.superlink.status(self.run_id)) != "finished:completed":
-            raise FedmeritError(f"run {self.run_id} ended as {status}; its last words:\n{tail(self.log)}")
+            raise LoopbackError(f"run {self.run_id} ended as {status}; its last words:\n{tail(self.log)}")
         return time.monotonic() - self.began
 
 
@@ -152,7 +152,7 @@ class SuperLink(ABC):
             alive=self.check,
         )
         if not (found := pattern.search(read(log))):
-            raise FedmeritError(f"{app} was not accepted:\n{tail(log)}")
+            raise LoopbackError(f"{app} was not accepted:\n{tail(log)}")
         return Run(self, int(found[1]), log, process)
 
     def status(self, run_id: int) -> str:
@@ -164,7 +164,7 @@ class SuperLink(ABC):
         """Every party that was not killed must be alive; else its last words are in the error."""
         for name, process in self._processes.items():
             if (log := self.home(name) / "log").exists() and process.poll() is not None:
-                raise FedmeritError(
+                raise LoopbackError(
                     f"{name} ended with exit code {process.returncode}; its last words:\n{tail(log)}"
                 )
 
@@ -190,9 +190,9 @@ class SuperLink(ABC):
         try:
             answer = json.loads(text[text.index("{") :])
         except ValueError as error:
-            raise FedmeritError(f"{what}: expected JSON, got: {text[-2000:]}") from error
+            raise LoopbackError(f"{what}: expected JSON, got: {text[-2000:]}") from error
         if not answer.get("success"):
-            raise FedmeritError(f"{what}: {answer.get('error-message', text[-2000:])}")
+            raise LoopbackError(f"{what}: {answer.get('error-message', text[-2000:])}")
         return dict(answer)
 
     def _marked(self, name: str) -> str:
@@ -230,7 +230,7 @@ def pairs(settings: Mapping[str, Value]) -> str:
     """
     for key, value in settings.items():
         if isinstance(value, str) and any(letter in value for letter in '"\\\n'):
-            raise FedmeritError(f"{key}: no quote, backslash or line break can be passed, got {value!r}")
+            raise LoopbackError(f"{key}: no quote, backslash or line break can be passed, got {value!r}")
     return " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items())
 
 
@@ -243,7 +243,7 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
-    raise FedmeritError(f"no free port on {HOST} among 100 tried between {_PORTS.start} and {_PORTS.stop}")
+    raise LoopbackError(f"no free port on {HOST} among 100 tried between {_PORTS.start} and {_PORTS.stop}")
 
 
 def listens(port: int) -> bool:
