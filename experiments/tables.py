@@ -44,9 +44,9 @@ Ours are means ± standard deviations over seeds; "(1)" marks a single seed. Eve
 subset, partition, test pool and first model. Unless said otherwise: Adam reset each round, 5 local epochs
 (ISIC: 3), batch 64, weights 1/N, inputs in [-1, 1], a class-balanced test pool, the additive game. On the GPU
 training is in TF32, but for the first {old} runs, which were in float32. Secure aggregation is off: the same
-integers are summed without masks. Coalitions are evaluated in the fastest precision that stays within one test
-image of float32 on a sample of them (runs by precision: {precisions}; largest deviation of a utility in that
-sample {deviation:.0e}). Datasets are re-encoded or substituted where their titles say so.
+integers are summed without masks. Coalitions are evaluated in the fastest precision that stays within one
+test image of float32 on a sample of them (runs by precision: {precisions}; largest deviation of a utility
+in that sample {deviation:.0e}). Datasets are re-encoded or substituted where their titles say so.
 """
 
 TOY = "Runs at toy size, on other data than the headings name: they only show that everything works.\n\n"
