@@ -324,3 +324,28 @@ def test_stacked_needs_no_more_than_vmap_can_do():
 def test_a_strategy_that_cannot_evaluate_cannot_be_made():
     with pytest.raises(TypeError, match="abstract"):
         Strategy(None, None, "float32", channels_last=False)
+
+
+def test_where_the_memory_does_not_suffice_after_all_coalitions_go_in_halves(monkeypatch):
+    """A GPU may be fuller than it was when the strategy was chosen."""
+    torch.manual_seed(0)
+    model = build("mlp", (4, 4, 1), 3).to(DEVICE)
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (12, 4, 4, 1), np.uint8), np.arange(12) % 3
+    m0 = to_vector(model)
+    updates = rng.normal(0, 0.1, (3, len(m0))).astype(np.float32)
+    game = Evaluator(model, x, y, ["accuracy", "brier"]).game(m0, updates, WEIGHTS)
+    whole, real, sizes = game.values(np.arange(8)), type(game.strategy).__call__, []
+
+    def full(self, rows, most=2):
+        sizes.append(len(rows))
+        if len(rows) > most:
+            raise torch.cuda.OutOfMemoryError("full")
+        return real(self, rows)
+
+    monkeypatch.setattr(type(game.strategy), "__call__", full)
+    np.testing.assert_array_equal(game.values(np.arange(8)), whole)
+    assert max(sizes) > 2 >= min(sizes)
+    monkeypatch.setattr(type(game.strategy), "__call__", lambda self, rows: full(self, rows, most=0))
+    with pytest.raises(InputError, match="one coalition does not fit into the"):
+        game.values(np.arange(8))

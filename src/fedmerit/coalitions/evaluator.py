@@ -242,7 +242,7 @@ class Game:
         """Every utility of these coalitions, shape (K, U)."""
         values, done = np.empty((len(masks), len(self.evaluator.utilities))), 0
         for rows in self.evaluator.rows(self.strategy, self.of, masks):
-            values[done : done + len(rows)] = self.strategy(rows).cpu().numpy()
+            values[done : done + len(rows)] = self._evaluate(rows)
             done += len(rows)
             if progress:
                 progress(done, len(masks))
@@ -257,6 +257,20 @@ class Game:
             who = games.name(int(masks[bad[0]]), self.names)
             raise ReportError(f"utility {utility!r} of coalition {who} is not finite: its model diverged")
         return values
+
+    def _evaluate(self, rows: Tensor) -> npt.NDArray[np.float64]:
+        """Every utility of these packed models; in halves where the memory does not suffice after all."""
+        try:
+            found: npt.NDArray[np.float64] = self.strategy(rows).cpu().numpy()
+            return found
+        except torch.cuda.OutOfMemoryError as error:
+            if len(rows) == 1:
+                limit = self.evaluator.memory / 1e6
+                raise InputError(
+                    f"one coalition does not fit into the {limit:,.0f} MB that may be used"
+                ) from error
+        torch.cuda.empty_cache()
+        return np.concatenate([self._evaluate(half) for half in rows.tensor_split(2)])
 
 
 def coalition_tables(

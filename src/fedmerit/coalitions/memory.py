@@ -14,9 +14,14 @@ from fedmerit.utilities import check_logits, device_of, evaluation
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that may be used unless told otherwise: 80 % of what a GPU has free, half of the machine's."""
+    """Bytes that may be used unless told otherwise: 80 % of what a GPU has free, half of the machine's.
+
+    Where this process may use only a share of the GPU, 80 % of what is left of that share.
+    """
     if device.type == "cuda":
-        return int(0.8 * torch.cuda.mem_get_info(device)[0])
+        free, total = torch.cuda.mem_get_info(device)
+        share = torch.cuda.get_per_process_memory_fraction(device) * total
+        return int(0.8 * min(free, max(0, share - torch.cuda.memory_reserved(device))))
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
