@@ -99,15 +99,20 @@ class _Checked:
         self.places = places_of(self.records)
         pool = first_body(ledger, "pool")
         self.rounds, self.heads = _both(
-            lambda: rounds_of(ledger), lambda: signed_heads(self.records, self.run, pool, self.places)
+            lambda: self._stated(ledger), lambda: signed_heads(self.records, self.run, pool, self.places)
         )
-        check_stated(self.records, self.rounds, scoring, self.reader)
         self.decisions: list[Decision] = []
         self.own: list[OwnPart] = []
         if self.reader is None:
             self.decisions = decisions_of(ledger, self.rounds, scoring)
         else:
             self.own = own_parts(ledger, self.reader, self.rounds, scoring)
+
+    def _stated(self, ledger: Records) -> list[Round]:
+        """The rounds, if what the server stated after them follows."""
+        rounds = rounds_of(ledger)
+        check_stated(self.records, rounds, self.config.scoring, self.reader)
+        return rounds
 
     def lines(self, head: str | None, heads: str | Path | None) -> Iterator[str]:
         """Chain, signatures, heads, rounds."""
