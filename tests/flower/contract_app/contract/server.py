@@ -1,5 +1,8 @@
 """The server."""
 
+import json
+from pathlib import Path
+
 from flwr.app import ArrayRecord
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
@@ -12,7 +15,8 @@ app = ServerApp()
 
 @app.main()
 def main(grid, context):
-    run(grid, **{key.replace("-", "_"): value for key, value in context.run_config.items()})
+    strategy = run(grid, **{key.replace("-", "_"): value for key, value in context.run_config.items()})
+    Path(context.run_config["out"], "seconds.json").write_text(json.dumps(strategy.seconds))
 
 
 def run(
