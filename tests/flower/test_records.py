@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 
 import pytest
 from federation_in import NAMES, grid_of, make_keys, run
@@ -134,12 +135,8 @@ def test_decisions_and_copies_between_machines(home):
 def test_where_only_the_coordinator_sees_all_each_member_checks_its_own_copy(
     tmp_path, monkeypatch, server_evaluates
 ):
-    class Private(fedmerit.flower.Contributions):
-        def __init__(self, *args, **options):
-            super().__init__(*args, **options)
-            self._settings["scoring"]["visibility"] = "coordinator"
-
-    monkeypatch.setattr(fedmerit.flower, "Contributions", Private)
+    private = partial(fedmerit.flower.Contributions, visibility="coordinator")
+    monkeypatch.setattr(fedmerit.flower, "Contributions", private)
     make_keys(tmp_path)
     run(tmp_path, grid_of(tmp_path), server_evaluates=server_evaluates)
     record_decision(tmp_path / "run", Terms("1000.00", "expected-accuracy", on_undefined="equal"))

@@ -73,6 +73,7 @@ class Contributions:
         reveal: one test slice for all rounds (``fixed``), or a fresh one each round (``per-round``).
         game: how coalition models are built.
         missing: what a missed round counts in the sum.
+        visibility: whether all members may read all records, or each only its own and the totals.
         patience: seconds to wait for an answer that needs no training.
         join: seconds to wait at the start for all members of the roster.
     """
@@ -96,6 +97,7 @@ class Contributions:
         reveal: Literal["fixed", "per-round"] = "fixed",
         game: Literal["additive", "renormalised"] = "additive",
         missing: Literal["zero", "own-mean"] = "zero",
+        visibility: Literal["all", "coordinator"] = "all",
         patience: float = 120.0,
         join: float = 300.0,
         truth: Sequence[str] = (),
@@ -122,7 +124,12 @@ class Contributions:
             "partition": {"names": list(self.roster.names)},
             "training": training,
             "participation": {"fraction": float(getattr(strategy, "fraction_train", 1.0)) or 1.0},
-            "scoring": {"utilities": list(utilities), "game": game, "missing": missing},
+            "scoring": {
+                "utilities": list(utilities),
+                "game": game,
+                "missing": missing,
+                "visibility": visibility,
+            },
             "secure_aggregation": {
                 "bound": float(bound),
                 "threshold": threshold or 0,
