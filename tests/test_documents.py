@@ -3,59 +3,169 @@
 import json
 import re
 import shlex
-import subprocess
+import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
+import click
 import pytest
+import typer
+
+from fedmerit.cli import app, main
 
 ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-FEDMERIT = [sys.executable, "-c", "from fedmerit.cli import main; main()"]
+README = ROOT / "README.md"
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+DOCUMENTS = (README, ROOT / "CONTRIBUTING.md", *PAGES)
+FOR_USERS = (README, *PAGES)
+TINY = ("training.rounds=2", "training.local_epochs=1", "model.name=mlp", "data.test_size=50")
 
 
-def blocks(language):
-    """Fenced blocks of one language."""
-    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
-    return [text for found, text in fenced if found == language]
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: commands (no language), or code; ``reason`` is why it is not run."""
+
+    document: str
+    language: str
+    text: str
+    reason: str | None
+
+    def __str__(self):
+        return self.document
 
 
-@pytest.mark.parametrize("code", blocks("python"))
-def test_python_in_the_readme_runs_and_prints_what_its_comments_say(code, capsys):
-    exec(compile(code, "README.md", "exec"), {})
+def blocks(document):
+    fenced = re.findall(
+        r"(?:<!-- not run: (.+?) -->\n)?^```(\w*)\n(.*?)^```$",
+        document.read_text(encoding="utf-8"),
+        flags=re.DOTALL | re.MULTILINE,
+    )
+    name = str(document.relative_to(ROOT))
+    return [Block(name, language, text, reason or None) for reason, language, text in fenced]
+
+
+def all_blocks(language):
+    return [block for document in DOCUMENTS for block in blocks(document) if block.language == language]
+
+
+def commands(document):
+    """Lines of its blocks without a language; comments gone."""
+    lines = [
+        line.partition("#")[0].strip()
+        for block in blocks(document)
+        if block.language == "" and block.reason is None
+        for line in block.text.splitlines()
+    ]
+    return [line for line in lines if line]
+
+
+def test_every_block_is_of_a_kind_that_is_checked():
+    kinds = {block.language for document in DOCUMENTS for block in blocks(document)}
+    assert kinds <= {"", "python", "diff"}
+    assert len(all_blocks("python")) > 12
+
+
+@pytest.mark.parametrize("block", all_blocks("python"), ids=str)
+def test_python_runs_and_prints_what_its_comments_say(block, capsys):
+    exec(compile(block.text, block.document, "exec"), {})
     printed = capsys.readouterr().out
-    promised = re.findall(r"^print\(.*?\)\s+# (.+)$", code, flags=re.MULTILINE)
+    promised = re.findall(r"^print\(.*?\)\s+# (.+)$", block.text, flags=re.MULTILINE)
     assert promised
     for line in promised:
         assert line in printed
 
 
-def test_commands_in_the_readme_run_as_written(tmp_path):
-    """Those on files; runs are made short, what makes an environment is left to make itself."""
+@pytest.fixture
+def fedmerit(monkeypatch, capsys):
+    """A function that does what a command line does, and gives back what it printed."""
+
+    def call(command):
+        monkeypatch.setattr(sys, "argv", command)
+        with pytest.raises(SystemExit) as left:
+            main()
+        printed = capsys.readouterr()
+        assert left.value.code in (0, None), (command, printed.err)
+        return printed.out
+
+    return call
+
+
+def shortened(arguments):
+    """Runs are made short; everything else is as written."""
+    if arguments[1] in ("run", "plan"):
+        return [*arguments, *(part for setting in TINY for part in ("--set", setting))]
+    return arguments
+
+
+@pytest.fixture(scope="module")
+def a_run(tmp_path_factory):
+    """The run folder that pages speak of without making it."""
+    from fedmerit.config import from_dict
+    from fedmerit.federation.embedded import run
+
+    folder = tmp_path_factory.mktemp("documents") / "first"
+    run(from_dict({}, TINY), folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "document", [path for path in FOR_USERS if commands(path)], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_commands_run_as_written(document, tmp_path, monkeypatch, fedmerit, a_run):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    (tmp_path / "runs").mkdir()
-    commands = [
-        line.partition("#")[0].strip()
-        for block in blocks("")
-        for line in block.splitlines()
-        if line.startswith("fedmerit ")
-    ]
-    assert len(commands) >= 6
-    tiny = ["training.rounds=1", "training.local_epochs=1", "model.name=mlp", "data.test_size=50"]
-    for command in commands:
-        arguments = shlex.split(command)[1:]
-        if arguments[0] in ("run", "plan"):
-            arguments += [part for setting in tiny for part in ("--set", setting)]
-        done = subprocess.run(
-            [*FEDMERIT, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, (command, done.stderr)
-        assert done.stdout
+    lines = commands(document)
+    assert all(line.startswith("fedmerit ") for line in lines), lines
+    if not any(line.startswith("fedmerit run") for line in lines):
+        shutil.copytree(a_run, tmp_path / "runs" / "first")
+    for line in lines:
+        assert fedmerit(shortened(shlex.split(line)))
 
 
-def test_every_number_in_the_speed_table_is_in_a_committed_result():
+def test_what_is_not_run_says_why_and_names_targets_that_exist():
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    for block in (block for block in all_blocks("") if block.reason is not None):
+        assert len(block.reason) > 20, block
+        for named in re.findall(r"tests/\S+\.py", block.reason):
+            assert (ROOT / named).exists(), named
+    for document in DOCUMENTS:
+        for target in re.findall(r"(?:^|`)make ([\w-]+)", document.read_text(), flags=re.MULTILINE):
+            assert target in targets, f"{document.name}: make {target}"
+
+
+def test_commands_within_sentences_exist_with_their_options():
+    every = typer.main.get_command(app)
+    found = 0
+    for document in DOCUMENTS:
+        for text in re.findall(r"`fedmerit ([^`]+)`", document.read_text()):
+            command, words = every, text.split()
+            while isinstance(command, click.Group) and words and words[0] in command.commands:
+                command = command.commands[words.pop(0)]
+            assert command is not every or words[0] in ("COMMAND", "--help"), f"{document.name}: {text}"
+            known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+            assert {word for word in words if word.startswith("--")} <= known, f"{document.name}: {text}"
+            found += 1
+    assert found > 20
+
+
+def test_the_list_of_commands_is_complete():
+    page = (ROOT / "docs/commands.md").read_text()
+    every = typer.main.get_command(app)
+    for name, command in every.commands.items():
+        for sub in command.commands if isinstance(command, click.Group) else ("",):
+            row = re.search(rf"^\| `fedmerit {f'{name} {sub}'.strip()}\b.*$", page, flags=re.MULTILINE)
+            assert row, f"fedmerit {name} {sub} is missing"
+            known = {option for parameter in command.params for option in parameter.opts}
+            assert isinstance(command, click.Group) or set(re.findall(r"--[\w-]+", row[0])) <= known
+
+
+@pytest.mark.parametrize("document", [README, ROOT / "docs/speed.md"], ids=lambda path: path.name)
+def test_every_number_in_a_speed_table_is_in_a_committed_result(document):
     """A row ends with the result file it comes from, and its numbers are found there when rounded alike."""
-    rows = re.findall(r"^\| (.+?) \| (.+?) \| `(benchmarks/results/\S+)` \|$", README, flags=re.MULTILINE)
+    rows = re.findall(
+        r"^\| (.+?) \| (.+?) \| `(benchmarks/results/\S+)` \|$", document.read_text(), flags=re.MULTILINE
+    )
     assert len(rows) >= 4
     for what, claim, file in rows:
         text = (ROOT / file).read_text()
@@ -84,12 +194,11 @@ def test_the_flower_guide_says_what_was_measured():
 
 def test_the_flower_diff_is_what_the_example_does():
     """Every name in the added lines is used by the example app, and both documents show the same diff."""
-    app = ROOT / "examples/flower-hospitals/hospitals"
-    code = (app / "client_app.py").read_text() + (app / "server_app.py").read_text()
+    example = ROOT / "examples/flower-hospitals/hospitals"
+    code = (example / "client_app.py").read_text() + (example / "server_app.py").read_text()
     diffs = [
-        [line[1:].strip() for line in block.splitlines() if line.startswith("+")]
-        for document in (README, (ROOT / "docs/flower.md").read_text())
-        for block in re.findall(r"```diff\n(.*?)```", document, flags=re.DOTALL)
+        [line[1:].strip() for line in block.text.splitlines() if line.startswith("+")]
+        for block in all_blocks("diff")
     ]
     assert len(diffs) == 2
     assert diffs[0] == diffs[1]
@@ -99,12 +208,29 @@ def test_the_flower_diff_is_what_the_example_does():
         assert f"{argument}=" in code
 
 
+def test_findings_are_quoted_as_they_are():
+    """The page repeats the summary of the findings, which is made from results."""
+    found = " ".join((ROOT / "experiments/FINDINGS.md").read_text().split())
+    quoted = re.findall(
+        r"^\d\. (.+?)(?=^\d\. |^\n|\Z)",
+        (ROOT / "docs/findings.md").read_text(),
+        flags=re.DOTALL | re.MULTILINE,
+    )
+    assert len(quoted) == 5
+    for sentence in quoted:
+        assert " ".join(sentence.split()) in found
+
+
 def test_every_file_the_documents_name_exists():
-    for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))):
-        for name in re.findall(
-            r"`((?:docs|examples|experiments|benchmarks|tests)/[\w./-]+)`", document.read_text()
-        ):
+    for document in DOCUMENTS:
+        text = document.read_text()
+        for name in re.findall(r"`((?:docs|examples|experiments|benchmarks|tests)/[\w./-]+)`", text):
             assert (ROOT / name).exists(), f"{document.name} names {name}"
+        for name in re.findall(r"`python ((?:examples|experiments|benchmarks)/[\w./-]+)", text):
+            assert (ROOT / name).is_file(), f"{document.name} runs {name}"
+        linked = re.findall(r"\]\((?!https?:)([^)#]+)", text) + re.findall(r'src="([^"]+)"', text)
+        for name in linked:
+            assert (document.parent / name).exists(), f"{document.name} links {name}"
 
 
 @pytest.mark.slow
