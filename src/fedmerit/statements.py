@@ -31,7 +31,7 @@ _WORDS = {
     "silent": "your update was in the sum, but no report of yours arrived in time",
     "declined": "you declined, and your update was not in the sum",
     "lost": "you were expected, but your update did not arrive",
-    "away": "you were not expected",
+    "away": "you were not on the list of who takes part",
 }
 
 

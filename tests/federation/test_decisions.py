@@ -199,7 +199,7 @@ def test_a_statement_says_what_one_did_earns_and_missed(folder):
     away = statement_of(folder, OPEN, "client-1")
     text = as_markdown(away)
     assert "In 2 of 3 rounds your update was in the sum and your report counted." in text
-    assert "Round 2: you were not expected." in text
+    assert "Round 2: you were not on the list of who takes part." in text
     assert f"**{away.cents // 100}.{away.cents % 100:02d}** of 1,000.00" in text
     assert "This is an estimate" in text
     assert away.head in text

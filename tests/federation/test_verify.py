@@ -409,6 +409,8 @@ def edits():
         ("report", put(round=2), "outside of its round"),
         ("report", put(run="00"), "belongs to another run"),
         ("report", put(cosine="x"), "not a report"),
+        ("report", put(salt="00"), "not a report"),
+        ("report", put(salt=None), "not a report"),
         ("report", put(measured={}), "the report of client-0 is about other utilities"),
         ("round", put(round=2), "expected the end of round 1"),
         ("round", put(included=["client-0"]), "includes other members than its members were told"),

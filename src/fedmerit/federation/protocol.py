@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -164,7 +165,7 @@ class Report:
                     for name, one in body["measured"].items()
                 },
                 cosine=None if cosine is None else number(cosine),
-                salt=str(body["salt"]),
+                salt=_salt(body["salt"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError, LedgerError) as error:
             raise MessageError(f"not a report: {error!r:.200}", stage="report", member=client) from error
@@ -329,6 +330,12 @@ def accept(report: Report, outcome: Outcome, utilities: Sequence[str]) -> None:
             stage="report",
             member=report.client,
         )
+
+
+def _salt(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{32}", value):
+        raise ValueError("a salt is 32 hexadecimal digits")
+    return value
 
 
 def _whole(value: Any) -> int:
