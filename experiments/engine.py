@@ -18,7 +18,7 @@ from fedmerit.federation import embedded, truth
 from fedmerit.federation.aggregation import Aggregation
 from fedmerit.federation.embedded import Engine, Progress
 from fedmerit.federation.local import LocalTraining
-from fedmerit.federation.protocol import coalition_models, mean
+from fedmerit.federation.measuring import coalition_models, mean
 from fedmerit.federation.reweighting import weights_of
 from fedmerit.federation.setup import Federation
 from fedmerit.federation.summing import Offer

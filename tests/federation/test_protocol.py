@@ -7,16 +7,13 @@ from hypothesis import strategies as st
 
 from fedmerit.data import choose_pool, load
 from fedmerit.errors import BindingError, BoundError, MessageError
+from fedmerit.federation.measuring import Member, coalition_models, cosine, standard_error
 from fedmerit.federation.protocol import (
     Known,
-    Member,
     Outcome,
     Report,
     accept,
-    coalition_models,
-    cosine,
     model_hash,
-    standard_error,
 )
 from fedmerit.secagg.quantise import Encoding
 

@@ -13,7 +13,8 @@ from fedmerit import __version__
 from fedmerit.config import Config
 from fedmerit.errors import MissingExtra, StoreError
 from fedmerit.federation.journal import Journal, Round, first_body, score_files, scores_document
-from fedmerit.federation.protocol import Member, Model, Outcome, PerSample, Report, mean, model_hash
+from fedmerit.federation.measuring import Member, mean
+from fedmerit.federation.protocol import Model, Outcome, PerSample, Report, model_hash
 from fedmerit.federation.setup import Federation
 from fedmerit.federation.visibility import after_round
 from fedmerit.ledger import SERVER, exact

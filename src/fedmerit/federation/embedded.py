@@ -19,7 +19,8 @@ from fedmerit.federation.aggregation import Aggregation
 from fedmerit.federation.bookkeeping import Books, Values, identities_in, keep_pool_key, pool_key_in
 from fedmerit.federation.journal import Round, first_body, rounds_of
 from fedmerit.federation.local import LocalTraining
-from fedmerit.federation.protocol import Known, Member, Model, Outcome, Report, accept, model_hash
+from fedmerit.federation.measuring import Member
+from fedmerit.federation.protocol import Known, Model, Outcome, Report, accept, model_hash
 from fedmerit.federation.reweighting import from_this_round
 from fedmerit.federation.setup import losses, prepare, schedule
 from fedmerit.federation.summing import Observer, Offer

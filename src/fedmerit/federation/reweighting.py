@@ -13,7 +13,8 @@ import numpy as np
 
 from fedmerit.accumulate import Missing, accumulate
 from fedmerit.agreement import normalise
-from fedmerit.federation.protocol import Model, cosine, mean
+from fedmerit.federation.measuring import cosine, mean
+from fedmerit.federation.protocol import Model
 from fedmerit.federation.setup import Federation
 from fedmerit.scores import SCORES
 from fedmerit.types import Reports, Vector

@@ -19,6 +19,7 @@ from fedmerit.config import Config
 from fedmerit.data.pool import Pool
 from fedmerit.errors import BindingError, FedmeritError, MessageError, ProtocolError
 from fedmerit.federation.journal import Round, disagreeing
+from fedmerit.federation.measuring import mean
 from fedmerit.federation.protocol import (
     Evaluate,
     Model,
@@ -26,7 +27,6 @@ from fedmerit.federation.protocol import (
     Report,
     accept,
     check_numbers,
-    mean,
     model_hash,
 )
 from fedmerit.federation.remote.books import Books

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedmerit.errors import BindingError
-from fedmerit.federation import protocol
+from fedmerit.federation.measuring import Member
 from fedmerit.federation.protocol import Evaluate, Model, Outcome, model_hash
 from fedmerit.federation.remote.agreeing import Agreed
 from fedmerit.federation.remote.keeping import Keeping
@@ -45,11 +45,11 @@ def told(ask: Ask, agreed: Agreed, client: Client, update: Sequence[Any], member
 
 def scoring_side(
     keeping: Keeping, agreed: Agreed, number: int, member: str, evaluator: Evaluator, shape: Any
-) -> protocol.Member:
+) -> Member:
     """The member's side of scoring, with the sums it kept with its last report."""
     config = agreed.config
     evaluate = evaluator(shape, config.scoring.utilities)
-    side = protocol.Member(member, evaluate, agreed.commitment, config.scoring.game)
+    side = Member(member, evaluate, agreed.commitment, config.scoring.game)
     if (last := keeping.last("report", number)) is not None:
         side.totals_on = last[4]
         side.totals = {name: np.frombuffer(data, "<f8").copy() for name, data in last[5].items()}
