@@ -55,7 +55,7 @@ def commands(document):
         line.partition("#")[0].strip()
         for block in blocks(document)
         if block.language == "" and block.reason is None
-        for line in block.text.splitlines()
+        for line in block.text.replace("\\\n", " ").splitlines()
     ]
     return [line for line in lines if line]
 

@@ -71,6 +71,7 @@ def test_formulas_are_drawn_and_docstrings_hold_no_markup_of_another_language(si
     api = (site / "api.html").read_text()
     assert api.count("<math") > 15
     assert ".. math" not in api
+    assert "<blockquote" not in api  # what an example's >>> would become
     assert not re.search(r":(?:func|class|math|meth):", api)
 
 

@@ -1,4 +1,4 @@
-"""Docstrings as Markdown: the source writes formulas, roles and tables as reStructuredText does."""
+"""Docstrings as Markdown: the source writes formulas, roles and examples as reStructuredText does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import griffe
 
 MATH = re.compile(r"^( *)\.\. math::(?P<first>.*)\n(?P<rest>(?:(?:\1 +.*)?\n)*)", flags=re.MULTILINE)
-TABLE = re.compile(r"^(?:=+ +)+=+\n(?:.+\n)+", flags=re.MULTILINE)
+EXAMPLE = re.compile(r"^>>> .*\n(?:.+\n)*", flags=re.MULTILINE)
 ROLE = re.compile(r":(?:func|class|meth|mod|data):`~?([\w.]+)`")
 
 
@@ -24,17 +24,12 @@ class Docstrings(griffe.Extension):
 def markdown(text: str) -> str:
     """One docstring."""
     text = MATH.sub(_displayed, text + "\n")
-    text = TABLE.sub(_fenced, text)
     text = re.sub(r":math:`([^`]+)`", r"$\1$", text)
     text = ROLE.sub(lambda found: f"`{found[1].removeprefix('fedmerit.')}`", text)
-    text = re.sub(r"::$", ":", text, flags=re.MULTILINE)
-    return text.replace("``", "`").strip()
+    text = re.sub(r"::$", ":", text, flags=re.MULTILINE).replace("``", "`")
+    return EXAMPLE.sub(lambda found: f"```pycon\n{found[0]}```\n", text).strip()
 
 
 def _displayed(found: re.Match[str]) -> str:
     formula = " ".join((found["first"] + " " + found["rest"]).split())
     return f"{found[1]}\n{found[1]}$${formula}$$\n\n"
-
-
-def _fenced(found: re.Match[str]) -> str:
-    return f"```text\n{found[0]}```\n"

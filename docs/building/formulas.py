@@ -51,7 +51,7 @@ def mathml(latex: str, *, display: str) -> str:
     drawn = convert(" ".join(latex.split()), display=display)
     if "\\" in drawn:  # a command that the converter does not know comes out as it went in
         raise ValueError(f"not LaTeX that can be drawn: {latex}")
-    return drawn
+    return drawn.replace("&#x02216;", "&#x5C;")  # set difference: many fonts lack its own sign
 
 
 class Formulas(Extension):
