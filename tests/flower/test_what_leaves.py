@@ -1,5 +1,6 @@
 """What leaves a member, what stays, what it costs, and what cannot run here."""
 
+import json
 import stat
 import tomllib
 
@@ -200,3 +201,11 @@ def test_a_server_optimiser_is_scored_before_it_acts(home):
     one, two = rounds_in(home / "run")
     assert two.reports["client-0"].bound_to["m0"] != one.body["m"]  # the optimiser moved it
     list(verify_folder(home / "run"))
+
+
+def test_no_cosine_is_told_and_none_is_made_up(home):
+    """It would read a coordinate for a server that makes up M."""
+    strategy, rounds = run(home, grid_of(home))
+    assert all(report.cosine is None for one in rounds for report in one.reports.values())
+    assert "COS" not in strategy.scores["cumulative"]
+    assert "cosine" not in json.dumps(strategy.scores)

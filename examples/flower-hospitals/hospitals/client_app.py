@@ -1,10 +1,12 @@
 """A hospital: an ordinary Flower ClientApp, secured."""
 
+import zlib
+
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 import fedmerit.flower
-from hospitals.task import HOSPITALS, local_data, network, probability_of_truth, train
+from hospitals.task import local_data, network, probability_of_truth, train
 
 app = fedmerit.flower.secure(ClientApp(), value=probability_of_truth)
 
@@ -15,7 +17,9 @@ def train_locally(message: Message, context: Context) -> Message:
     name = hospital(context)
     images, labels = local_data(name)
     net = network(message.content["arrays"])
-    seed = 100 * message.content["config"]["server-round"] + HOSPITALS.index(name)
+    # from the same model the same update must not come twice, not even in another run
+    number = message.content["config"]["server-round"]
+    seed = zlib.crc32(f"{context.run_id} {number} {name}".encode())
     epochs, lr = context.run_config["local-epochs"], context.run_config["learning-rate"]
     loss = train(net, images, labels, epochs, lr, seed)
     metrics = MetricRecord({"num-examples": len(labels), "loss": loss})
@@ -25,5 +29,5 @@ def train_locally(message: Message, context: Context) -> Message:
 
 
 def hospital(context: Context) -> str:
-    """Whose SuperNode this is; simulated nodes are only numbered."""
-    return context.node_config.get("name") or HOSPITALS[context.node_config["partition-id"]]
+    """Whose node this is: whom it signs as."""
+    return fedmerit.flower.member_of(context)

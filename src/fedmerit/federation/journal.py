@@ -67,6 +67,7 @@ class Round:
             values = [getattr(one, key) for one in measured]
             return None if any(value is None for value in values) else values
 
+        cosines = [self.reports[name].cosine for name in named]  # all None: members leave them out
         utilities, samples = self.body["utilities"][utility], self.body.get("samples")
         solo = column("solo") if "first" in utilities else None
         return Reports(
@@ -76,7 +77,7 @@ class Round:
             silent=(*self.silent, *self.withheld),
             slice=self.body["slice"],
             samples=None if samples is None else [samples[name] for name in named],  # type: ignore[arg-type]
-            cosine=[self.reports[name].cosine for name in named],  # type: ignore[arg-type]
+            cosine=cosines if any(one is not None for one in cosines) else None,  # type: ignore[arg-type]
             solo=solo,  # type: ignore[arg-type]
             solo_empty=None if solo is None else number(utilities["first"]),
             utility=utility,

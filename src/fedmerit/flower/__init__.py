@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from fedmerit.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from fedmerit.flower.client import Place, place_of, secure
+    from fedmerit.flower.client import Place, member_of, place_of, secure
     from fedmerit.flower.strategy import Contributions
 
-__all__ = ["Contributions", "Place", "place_of", "secure"]
+__all__ = ["Contributions", "Place", "member_of", "place_of", "secure"]
 
-_LATER = {"client": ("Place", "place_of", "secure"), "strategy": ("Contributions",)}
+_LATER = {"client": ("Place", "member_of", "place_of", "secure"), "strategy": ("Contributions",)}
 
 
 def __getattr__(name: str) -> Any:

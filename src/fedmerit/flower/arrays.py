@@ -26,6 +26,9 @@ class Shape:
         arrays = {name: array.numpy() for name, array in record.items()}
         if not any(_summed(array) for array in arrays.values()):
             raise MessageError("the model holds no floating-point numbers")
+        for name, array in arrays.items():
+            if array.dtype == np.float16:
+                raise MessageError(f"array {name!r} is float16, too coarse for a sum: expected float32")
         return cls(arrays)
 
     def dump(self) -> list[Any]:
@@ -77,7 +80,7 @@ class Shape:
             if _summed(array):
                 size = math.prod(array.shape)
                 part = vector[begin : begin + size].reshape(array.shape).astype(array.dtype)
-                found[name], begin = Array(np.ascontiguousarray(part)), begin + size
+                found[name], begin = Array(part.copy()), begin + size
             else:
                 found[name] = Array(array)
         return ArrayRecord(found)

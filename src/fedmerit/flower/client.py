@@ -14,6 +14,7 @@ folder, ``fedmerit-rehearsal`` in the run config, with ``roster.toml`` and every
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from fedmerit.flower.measuring import Value, evaluator
 from fedmerit.keys import load_key, public_key, read_roster
 
 METRICS = "metrics"
+log = logging.getLogger("fedmerit")
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,16 @@ def place_of(context: Context) -> Place:
     if not 0 <= number < len(names):
         raise ConfigError(f"node {number} of the simulation has no place among {len(names)} members")
     return Place(roster.with_name(f"{names[number]}.pem"), roster)
+
+
+def member_of(context: Context, place: Callable[[Context], Place] = place_of) -> str:
+    """The member whose node this is, by its key and roster: who it trains as is who it signs as."""
+    found = place(context)
+    own = public_key(load_key(found.key))
+    for member in read_roster(found.roster).members:
+        if member.key == own:
+            return member.name
+    raise KeyFileError(f"{found.key}: not the key of a member on the roster {found.roster}")
 
 
 class Secured(ClientApp):
@@ -123,14 +135,9 @@ class Secured(ClientApp):
         return Message(RecordDict({METRICS: record}), reply_to=message)
 
     def _member(self, context: Context) -> RemoteMember:
-        place = self.place(context)
-        roster, own = read_roster(place.roster), public_key(load_key(place.key))
-        for member in roster.members:
-            if member.key == own:
-                return RemoteMember(
-                    *(member.name, place.key, roster, self._evaluator), accept=self.accept, seed=self.seed
-                )
-        raise KeyFileError(f"{place.key}: not the key of a member on the roster {place.roster}")
+        place, name = self.place(context), member_of(context, self.place)
+        roster = read_roster(place.roster)
+        return RemoteMember(name, place.key, roster, self._evaluator, accept=self.accept, seed=self.seed)
 
     def _evaluator(self, shape: Any, utilities: Sequence[str]) -> Evaluate:
         return evaluator(self.value, Shape.load(shape), utilities)
@@ -151,11 +158,13 @@ class Secured(ClientApp):
         samples = metrics.get(self.weighted_by)
         if isinstance(samples, list):
             raise RefusedError(f"{self.weighted_by!r} must be a single number", stage="masked")
-        if self.shared:
-            lacking = [key for key in self.shared if key not in metrics]
-            if lacking:
-                raise RefusedError(f"training gave no metric {lacking[0]!r}, which is to be shared")
-            shown.append(MetricRecord({key: metrics[key] for key in self.shared}))
+        if samples is None:
+            log.warning(
+                "training returned no metric %r: only uniform or roster weights work", self.weighted_by
+            )
+        shared = {key: metrics[key] for key in self.shared if key in metrics}
+        if shared:
+            shown.append(MetricRecord(shared))
         return Trained(m0, after - m0, samples, shape.dump())
 
 

@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 
 from fedmerit.errors import FedmeritError, ProtocolError
 from fedmerit.federation.protocol import Model
+from fedmerit.federation.remote.agreeing import usual_least
 from fedmerit.federation.remote.coordinator import Coordinator
 from fedmerit.federation.remote.wire import Exchange
 from fedmerit.flower.arrays import Shape
@@ -25,6 +26,8 @@ from fedmerit.flower.carrying import QUERY, digest, only_arrays, put, take
 log = logging.getLogger("fedmerit")
 POLL = 0.25
 """Seconds between two looks for replies; Flower's own send_and_receive waits 3."""
+AGAIN = 15.0
+"""Seconds until a node that could not join is asked again; then twice as long each time."""
 UNAVAILABLE = 5
 """Flower's error code of a node that is gone."""
 
@@ -34,17 +37,20 @@ class SecureGrid(Grid):
 
     Args:
         grid: Flower's.
-        patience: seconds to wait for an answer that needs no training.
+        shape: of the model; whatever a strategy makes of integers on the way, members get this.
+        patience: seconds to wait for an answer that needs neither training nor evaluation.
+        join: seconds to wait for members to come back where too few are there for a round.
         weighted_by: the metric that the strategy averages by.
     """
 
-    def __init__(self, grid: Grid, patience: float, weighted_by: str) -> None:
-        self.grid, self.patience, self.weighted_by = grid, patience, weighted_by
+    def __init__(self, grid: Grid, shape: Shape, patience: float, join: float, weighted_by: str) -> None:
+        self.grid, self.shape, self.patience, self.join = grid, shape, patience, join
+        self.weighted_by = weighted_by
         self.coordinator: Coordinator | None = None
         self.nodes: dict[str, int] = {}  # members that are there
         self.rounds = 0
         self.seconds: dict[str, list[float]] = {}  # by exchange, for whoever measures
-        self._strangers: set[int] = set()
+        self._strangers: dict[int, tuple[float, float]] = {}  # node -> not before, and the wait after that
         self._invited: dict[str, int] = {}  # message id -> node
         self._train: dict[str, Message] = {}  # the strategy's messages of this round, by member
         self._metrics: dict[str, MetricRecord] = {}
@@ -66,9 +72,18 @@ class SecureGrid(Grid):
         return self.grid.create_message(*args, **kwargs)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Nodes of members that are there; newcomers are invited on the way."""
+        """Nodes of members that are there; newcomers are invited, and where too few are left, awaited."""
         self._welcome()
+        deadline = time.monotonic() + self.join
+        while self.rounds and len(self.nodes) < self._least() and time.monotonic() < deadline:
+            time.sleep(POLL)
+            self._welcome()
         return list(self.nodes.values())
+
+    def _least(self) -> int:
+        assert self.coordinator is not None
+        config = self.coordinator.config
+        return config.secure_aggregation.least or usual_least(config)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Passed on, unless it would bring plain updates."""
@@ -86,6 +101,8 @@ class SecureGrid(Grid):
     ) -> Iterable[Message]:
         """Other messages are passed on; a train step becomes a round of fedmerit."""
         listed = list(messages)
+        for message in listed:
+            self._restore(message)
         if not any(_trains(message) for message in listed):
             return self.grid.send_and_receive(listed, timeout=timeout)
         names = {node: name for name, node in self.nodes.items()}
@@ -96,13 +113,25 @@ class SecureGrid(Grid):
         self._metrics, self._timeout = {}, timeout
         assert self.coordinator is not None
         self.rounds += 1
-        shape, extra = Shape.of(only_arrays(listed[0].content)), digest(listed[0].content)
-        if any(digest(message.content) != extra for message in listed[1:]):
-            raise ProtocolError("the strategy tells members different things, which secure members refuse")
-        model = self.coordinator.round(self.rounds, shape.vector, tuple(self._train), extra)
-        return [] if model is None else [self._reply(listed[0], shape, model)]
+        first = listed[0].content
+        m0, extra = self.shape.read(only_arrays(first)), digest(first)
+        for message in listed[1:]:
+            if message.content is not first and digest(message.content) != extra:
+                name = names[message.metadata.dst_node_id]
+                raise ProtocolError("the strategy tells it something else than the others", member=name)
+        model = self.coordinator.round(self.rounds, m0, tuple(self._train), extra)
+        return [] if model is None else [self._reply(listed[0], model)]
 
-    def _reply(self, message: Message, shape: Shape, model: Model) -> Message:
+    def _restore(self, message: Message) -> None:
+        """The model in a message as it was given at first: averaging turns integers into other types."""
+        models = list(message.content.array_records.items()) if message.has_content() else []
+        if len(models) == 1 and set(models[0][1]) == set(self.shape.arrays):
+            key, record = models[0]
+            restored = self.shape.record(self.shape.read(record))
+            if any(record[name].dtype != restored[name].dtype for name in restored):
+                message.content[key] = restored
+
+    def _reply(self, message: Message, model: Model) -> Message:
         """What an averaging strategy takes for the only reply: M, with a weight of 1."""
         metrics = MetricRecord({self.weighted_by: 1})
         assert self.coordinator is not None
@@ -113,7 +142,7 @@ class SecureGrid(Grid):
             if key != self.weighted_by and all(_is_number(number) for number in numbers):
                 metrics[key] = sum(numbers) / len(numbers)  # type: ignore[arg-type]
         key = next(iter(message.content.array_records))
-        content = RecordDict({key: shape.record(model), "metrics": metrics})
+        content = RecordDict({key: self.shape.record(model), "metrics": metrics})
         return Message(content, reply_to=message)
 
     # -------------------------------------------------------------------------------------- for a coordinator
@@ -132,7 +161,9 @@ class SecureGrid(Grid):
                 messages[name] = self._message(kind, name, data)
         ids = self.grid.push_messages(messages.values())
         waiting = dict(zip(ids, messages, strict=True))
-        deadline = began + (self.patience if kind != "train" or self._timeout is None else self._timeout)
+        long = kind in ("train", "report")  # a report is four evaluations
+        limit = self._timeout if long else self.patience
+        deadline = math.inf if limit is None else began + limit
         answers: dict[str, bytes] = {}
         while waiting:
             for reply in self.grid.pull_messages(list(waiting)):
@@ -163,7 +194,8 @@ class SecureGrid(Grid):
             if reply.error.code == UNAVAILABLE:
                 self._gone(name, str(reply.error.reason))
             else:
-                log.warning("%s: %s failed: %s", name, kind, reply.error.reason)
+                assert self.coordinator is not None
+                self.coordinator.note(f"{name}: {kind} failed: {reply.error.reason}")
             return None
         try:
             data = take(reply.content)
@@ -175,15 +207,17 @@ class SecureGrid(Grid):
         return data
 
     def _gone(self, name: str, reason: str) -> None:
-        if self.nodes.pop(name, None) is not None:
-            log.warning("%s is away: %s", name, reason)
+        if self.nodes.pop(name, None) is not None and self.coordinator is not None:
+            self.coordinator.note(f"{name} is away: {reason}")
 
     def _welcome(self) -> None:
         """Invite nodes that are not known, and admit those that have answered; never waits."""
         coordinator = self.coordinator
         assert coordinator is not None
-        known = {*self.nodes.values(), *self._strangers, *self._invited.values()}
-        new = [node for node in self.grid.get_node_ids() if node not in known]
+        listed, now = set(self.grid.get_node_ids()), time.monotonic()
+        later = {node for node, (not_before, _) in self._strangers.items() if now < not_before}
+        known = {*self.nodes.values(), *later, *self._invited.values()}
+        new = [node for node in sorted(listed) if node not in known]
         if new:
             data = coordinator.invitation()
             messages = [Message(put(data), dst_node_id=node, message_type=QUERY) for node in new]
@@ -201,16 +235,18 @@ class SecureGrid(Grid):
             except FedmeritError as error:
                 self._stranger(node, str(error))
                 continue
-            if name in self.nodes:
+            if self.nodes.get(name) in listed:
                 self._stranger(node, f"{name} is at node {self.nodes[name]}")
             else:
                 self.nodes[name] = node
+                self._strangers.pop(node, None)
 
     def _stranger(self, node: int, reason: str) -> None:
-        self._strangers.add(node)
-        log.warning("node %d does not take part: %s", node, reason)
+        """It is asked again, later and later: somebody may have put things right."""
+        wait = self._strangers.get(node, (0.0, AGAIN / 2))[1] * 2
+        self._strangers[node] = time.monotonic() + wait, wait
         if self.coordinator is not None:
-            self.coordinator.refused.append(f"node {node} does not take part: {reason}")
+            self.coordinator.note(f"node {node} does not take part: {reason}")
 
 
 def _is_number(value: object) -> bool:

@@ -48,7 +48,7 @@ def definition(value: Value | None, utilities: Sequence[str]) -> str:
 def _checked(name: str, given: Any, samples: int) -> npt.NDArray[np.float64]:
     try:
         values = np.asarray(given, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # torch's, where a gradient is attached
         raise ReportError(f"value {name!r}: expected numbers: {error}") from None
     if values.shape != (samples,):
         raise ReportError(

@@ -25,9 +25,10 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 from fedmerit.config import Config, from_dict
 from fedmerit.data.pool import Pool
-from fedmerit.errors import ConfigError, DataError, ProtocolError
+from fedmerit.errors import ConfigError, DataError, ProtocolError, StoreError
 from fedmerit.federation.remote.books import Books
 from fedmerit.federation.remote.coordinator import Coordinator
+from fedmerit.federation.remote.wire import LEAST_SAMPLES
 from fedmerit.flower.arrays import Shape
 from fedmerit.flower.grid import SecureGrid
 from fedmerit.flower.measuring import Value, definition, evaluator
@@ -74,8 +75,9 @@ class Contributions:
         game: how coalition models are built.
         missing: what a missed round counts in the sum.
         visibility: whether all members may read all records, or each only its own and the totals.
-        patience: seconds to wait for an answer that needs no training.
-        join: seconds to wait at the start for all members of the roster.
+        patience: seconds to wait for an answer that needs neither training nor evaluation; for those two it
+            is ``timeout`` of `start`.
+        join: seconds to wait at the start for all members of the roster, and later for enough of them.
     """
 
     def __init__(
@@ -113,6 +115,11 @@ class Contributions:
         self.roster = roster if isinstance(roster, Roster) else read_roster(roster)
         if weights == "roster" and self.roster.weights is None:
             raise ConfigError("weights: the roster holds none; expected secret or uniform")
+        for name in ("min_train_nodes", "min_available_nodes"):
+            if (asked := getattr(strategy, name, 0)) > len(self.roster.names):
+                raise ConfigError(f"{name} is {asked}, but the roster has {len(self.roster.names)} members")
+        if getattr(strategy, "fraction_train", 1.0) < 1:
+            log.warning("fraction_train below 1: members take part only if their own `accept` allows it")
         self.test, self.reveal, self.patience, self.join = test, reveal, patience, join
         training: dict[str, Any] = {"weights": weights}
         if weights == "secret":
@@ -143,35 +150,57 @@ class Contributions:
         self.notes: list[str] = []
         self.seconds: dict[str, list[float]] = {}
 
-    def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, **options: Any) -> Result:
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600.0,
+        **options: Any,
+    ) -> Result:
         """Run the strategy's own ``start`` with every train step made secure; returns its result.
 
         Args:
             grid: Flower's.
             initial_arrays: the first model.
             num_rounds: rounds.
+            timeout: seconds to wait for members that train or evaluate.
             options: whatever the strategy's ``start`` takes besides.
         """
         config, text = self._config(num_rounds)
         shape = Shape.of(initial_arrays)
         for name in shape.left_out:
-            log.warning("array %r is not summed, because it holds integers: it stays as it is", name)
+            log.warning("array %r is not summed, because it holds no floats: it stays as it is", name)
         pool = self._pool(num_rounds)
-        secure = SecureGrid(grid, self.patience, getattr(self.strategy, "weighted_by_key", "num-examples"))
+        evaluate = None
+        if self.value is not None:
+            evaluate = evaluator(self.value, shape, config.scoring.utilities)
+            evaluate(shape.vector, pool.slice(1))  # what is wrong with it shows before anybody trains
+        if self.folder.exists() and any(self.folder.iterdir()):
+            raise StoreError(f"{self.folder}: not empty; a Flower run cannot be resumed, give a new folder")
+        weighted_by = getattr(self.strategy, "weighted_by_key", "num-examples")
+        secure = SecureGrid(grid, shape, self.patience, self.join, weighted_by)
         with Folder(self.folder, config, text=text) as folder:
             books = self._books(folder, config, text, pool)
             books.begin(shape.vector)
-            evaluate = None
-            if self.value is not None:
-                evaluate = evaluator(self.value, shape, config.scoring.utilities)
             coordinator = Coordinator(books, pool, secure, evaluate)
             secure.coordinator, self.notes, self.seconds = coordinator, coordinator.refused, secure.seconds
             self._gather(secure)
-            result = self.strategy.start(
-                grid=secure, initial_arrays=initial_arrays, num_rounds=num_rounds, **options
-            )
+            try:
+                result = self.strategy.start(
+                    grid=secure,
+                    initial_arrays=initial_arrays,
+                    num_rounds=num_rounds,
+                    timeout=timeout,
+                    **options,
+                )
+            finally:
+                self.scores = books.write_scores()
+            if result.arrays:
+                result.arrays = shape.record(shape.read(result.arrays))
+            if not any(one.reports for one in books.rounds):
+                log.error("no round was scored: %s", "; ".join(self.notes[-3:]) or "nobody reported")
             coordinator.finish(shape.read(result.arrays) if result.arrays else shape.vector)
-            self.scores = books.write_scores()
         return result
 
     def _config(self, rounds: int) -> tuple[Config, str]:
@@ -204,12 +233,17 @@ class Contributions:
     def _pool(self, rounds: int) -> Pool:
         if isinstance(self.test, Pool):
             return self.test
+        if len(self.test) != 2:
+            raise DataError(f"test: expected (samples, labels), got {len(self.test)} parts")
         x, y = (np.asarray(part) for part in self.test)
+        for what, part in (("samples", x), ("labels", y)):
+            if part.dtype.kind not in "fiub":
+                raise DataError(f"test: {what} must be numbers, got {part.dtype}")
         slices = rounds if self.reveal == "per-round" else 1
-        if len(x) != len(y) or len(y) < 2 * slices:
+        if len(x) != len(y) or len(y) < LEAST_SAMPLES * slices:
             raise DataError(
-                f"test: expected as many labels as samples and at least 2 a slice ({slices} slices), "
-                f"got {len(x)} samples and {len(y)} labels"
+                f"test: expected as many labels as samples and at least {LEAST_SAMPLES} a slice "
+                f"({slices} slices), got {len(x)} samples and {len(y)} labels"
             )
         order = np.random.default_rng(secrets.randbits(128)).permutation(len(y))
         return Pool(
@@ -225,10 +259,15 @@ class Contributions:
 
     def _gather(self, secure: SecureGrid) -> None:
         """Wait until everybody on the roster has joined, or long enough."""
-        deadline = time.monotonic() + self.join
+        began, told = time.monotonic(), 0
         while len(there := list(secure.get_node_ids())) < len(self.roster.names):
-            if time.monotonic() > deadline:
+            waited = time.monotonic() - began
+            if waited > self.join:
                 break
+            if waited > 10 * (told + 1):
+                told += 1
+                missing = [name for name in self.roster.names if name not in secure.nodes]
+                log.warning("%d joined, waiting for %s", len(there), ", ".join(missing))
             time.sleep(0.2)
         if len(there) < LEAST_IN_SUM:
             raise ProtocolError(
@@ -254,5 +293,5 @@ def check_strategy(strategy: Strategy) -> None:
 
 
 def _averages(strategy: Strategy) -> bool:
-    """Whether the strategy's next model is M itself."""
-    return type(strategy).__name__ in AVERAGING and type(strategy).__module__.startswith("flwr.")
+    """Whether the strategy's next model is M itself: it aggregates as FedAvg does."""
+    return type(strategy).aggregate_train is FedAvg.aggregate_train

@@ -114,7 +114,7 @@ class Coordinator:
             self._sum(server, number, found)
         except FedmeritError as error:
             found.aborted, found.included = str(error), ()
-            log.warning("round %d aborted, the model is unchanged: %s", number, error)
+            self.note(f"round {number} aborted, the model is unchanged: {error}")
             self.books.close(found, m0, None, None)
             return None
         assert server.result is not None
@@ -132,8 +132,12 @@ class Coordinator:
         found.included = outcome.included
         self._reports(found, outcome, self._there(server))
         self.books.close(found, model, outcome, self._measured(m0, outcome))
+        log.info(
+            "round %d: %d scheduled, %d summed, %d reported",
+            *(number, len(scheduled), len(found.included), len(found.reports)),
+        )
         for name in disagreeing(found):
-            self._note(f"round {number}: {name} measured another v(M0) or v(M) than the round is scored with")
+            self.note(f"round {number}: {name} measured another v(M0) or v(M) than the round is scored with")
         return model
 
     def _weights(self, scheduled: Sequence[str]) -> dict[str, float] | None:
@@ -180,6 +184,8 @@ class Coordinator:
                 shown = server.advance()
         finally:
             found.declined = tuple(server.declined)
+            if found.declined:
+                self.note(f"round {number}: declined: {', '.join(found.declined)}; their own logs say why")
 
     def _there(self, server: Server) -> list[str]:
         """Who is in the sum and was heard at the end of it."""
@@ -240,19 +246,19 @@ class Coordinator:
             before, after = (self.evaluate(model, outcome.slice) for model in (m0, outcome.model))
         except Exception as error:  # the user's own function: a run must not die of one model
             log.exception("the server could not evaluate")
-            self._note(f"round {outcome.round}: the members' medians count, the server failed: {error}")
+            self.note(f"round {outcome.round}: the members' medians count, the server failed: {error}")
             return None
         return {name: {"empty": mean(before[name]), "grand": mean(after[name])} for name in before}
 
     def finish(self, model: Model) -> None:
         """Record the last model, and have everybody who is there sign the ledger's head."""
         self.books.end(model)
-        head, number = self.books.head, len(self.books.rounds)
+        head, number = self.books.head, min(len(self.books.rounds), self.config.training.rounds)
         body = {"head": head}
         asks = dict.fromkeys(self.transport.present(), body)
         for name, signature in self._exchange("close", number, asks).items():
             if not self.books.seen(name, head, signature):
-                self._note(f"{name} did not sign the ledger's head")
+                self.note(f"{name} did not sign the ledger's head")
 
     # -------------------------------------------------------------------------------------------- inner parts
 
@@ -275,8 +281,9 @@ class Coordinator:
             self._refuse(server.setting.round, error)
 
     def _refuse(self, number: int, error: Exception) -> None:
-        self._note(f"round {number}: refused: {error}")
+        self.note(f"round {number}: refused: {error}")
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
+        """Tell whoever watches, now and afterwards."""
         self.refused.append(text)
         log.warning("%s", text)
