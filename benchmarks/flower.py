@@ -53,7 +53,7 @@ class Clock(InProcess):
         self.training = 0.0  # of the user, in the message at hand
 
     def _answer(self, node: int, message: Message) -> Message:
-        ask = Ask.unpack(take(message.content))
+        ask, _ = Ask.unpack(take(message.content))
         key, self.training = (ask.exchange, ask.round), 0.0
         began = time.perf_counter()
         reply = super()._answer(node, message)

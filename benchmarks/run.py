@@ -18,6 +18,7 @@ SCRIPTS = (
     ["values.py"],
     ["secagg.py"],
     ["round.py"],
+    ["flower.py"],
     ["growth.py"],
     ["coalitions.py", "--synthetic", "--quick"],
 )
@@ -57,6 +58,8 @@ def table() -> list[tuple[str, str]]:
             rows.append((what, f"{row['times_faster']:.1f}x"))
     if overhead := read("round.json").get("overhead_extrapolated"):
         rows.append(("secure sum and scores on top of a plain round, extrapolated", f"{overhead:.1%}"))
+    if share := read("flower.json").get("share_extrapolated"):
+        rows.append(("fedmerit's part of a round of Flower, extrapolated", f"{share:.1%}"))
     for file in sorted(RESULTS.glob("coalitions*.json")):
         found = read(file.name)
         for section in ("coalitions_cnn", "coalitions_resnet"):

@@ -190,6 +190,9 @@ def test_the_flower_guide_says_what_was_measured():
         assert re.search(rf"^\| {kind} \|.*\| {row['bytes_up']:,} \|$", guide, flags=re.MULTILINE), kind
     assert f"{found['ours_seconds']:.0f} s for a round" in guide
     assert f"{found['share_extrapolated']:.1%}".replace("%", " %") in guide
+    real = json.loads((ROOT / "benchmarks/results/flower_deployment.json").read_text())["exchanges"].values()
+    times = [row["deployment_seconds"] for row in real]
+    assert f"{min(times):.1f} to {max(times):.1f} s" in guide
 
 
 def test_the_flower_diff_is_what_the_example_does():
