@@ -57,7 +57,7 @@ def model(**more):
 
 def wrapped(home, strategy=None, **options):
     given = {"roster": home / "roster.toml", "test": TEST, "value": value, "folder": home / "run"}
-    return fedmerit.flower.Contributions(strategy or FedAvg(), **{**given, **options})
+    return fedmerit.flower.Contributions(strategy or FedAvg(), **{"page": False, **given, **options})
 
 
 @pytest.mark.parametrize(
@@ -94,6 +94,14 @@ def test_listed_metrics_of_training_and_evaluation_arrive(home):
     result = contributions.start(grid(home, metrics=["loss", "accuracy"]), model(), 1)
     assert dict(result.train_metrics_clientapp[1]) == {"loss": 1.5}
     assert dict(result.evaluate_metrics_clientapp[1]) == {"accuracy": 0.5}
+
+
+def test_a_run_ends_with_a_page(home):
+    contributions = wrapped(home, page=True)
+    contributions.start(grid(home), model(), 1)
+    text = (home / "run" / "page.html").read_text()
+    assert all(name in text for name in NODES)
+    assert "one cosine a round" not in text
 
 
 def test_a_node_that_could_not_join_is_asked_again(home, monkeypatch):

@@ -14,6 +14,7 @@ import logging
 import secrets
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -78,6 +79,7 @@ class Contributions:
         patience: seconds to wait for an answer that needs neither training nor evaluation; for those two it
             is ``timeout`` of `start`.
         join: seconds to wait at the start for all members of the roster, and later for enough of them.
+        page: write page.html into the folder at the end, where what it needs is installed.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class Contributions:
         visibility: Literal["all", "coordinator"] = "all",
         patience: float = 120.0,
         join: float = 300.0,
+        page: bool = True,
         truth: Sequence[str] = (),
     ) -> None:
         check_strategy(strategy)
@@ -121,6 +124,7 @@ class Contributions:
         if getattr(strategy, "fraction_train", 1.0) < 1:
             log.warning("fraction_train below 1: members take part only if their own `accept` allows it")
         self.test, self.reveal, self.patience, self.join = test, reveal, patience, join
+        self.page = page
         training: dict[str, Any] = {"weights": weights}
         if weights == "secret":
             training["weight_cap"] = weight_cap
@@ -201,7 +205,17 @@ class Contributions:
             if not any(one.reports for one in books.rounds):
                 log.error("no round was scored: %s", "; ".join(self.notes[-3:]) or "nobody reported")
             coordinator.finish(shape.read(result.arrays) if result.arrays else shape.vector)
+        if self.page:
+            self._write_page()
         return result
+
+    def _write_page(self) -> None:
+        if any(find_spec(name) is None for name in ("altair", "jinja2", "vl_convert")):
+            log.info("for a page that anybody can open: pip install 'fedmerit[page]', then fedmerit page")
+            return
+        from fedmerit.page.html import page
+
+        write(self.folder / "page.html", page(self.folder).encode())
 
     def _config(self, rounds: int) -> tuple[Config, str]:
         """The settings that apply, and the same as TOML."""

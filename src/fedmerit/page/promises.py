@@ -74,9 +74,10 @@ def server_saw(facts: Facts) -> tuple[list[str], list[str]] | None:
     saw = [
         "the sum of all updates in a round, which is the new shared model, and the total weight",
         "of each member and measure, two utilities and their standard errors a round",
-        "of each member, one cosine a round between its update and the sum",
         "who took part, when, and how large the model is",
     ]
+    if any(report.cosine is not None for one in book.rounds for report in one.reports.values()):
+        saw.insert(2, "of each member, one cosine a round between its update and the sum")
     if settings["scoring"]["disclose_samples"]:
         saw.append("how many training samples each member holds")
     if settings["scoring"]["solo"]:

@@ -44,6 +44,7 @@ def run(
         join=join,
         check=check,
         weights=weights,
+        page=False,
     )
     strategy.start(grid=grid, initial_arrays=ArrayRecord(first_model()), num_rounds=rounds)
     return strategy
