@@ -20,9 +20,7 @@ def free_memory(device: torch.device) -> int:
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        fraction = getattr(
-            torch.cuda, "get_per_process_memory_fraction", None
-        )
+        fraction = getattr(torch.cuda, "get_per_process_memory_fraction", None)
         share = total if fraction is None else fraction(device) * total
         return int(0.8 * min(free, max(0, share - torch.cuda.memory_reserved(device))))
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
