@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +19,12 @@ def canonical(body: Any) -> bytes:
     _refuse_floats(body, "record")
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False, default=dict)
     return text.encode("ascii")
+
+
+def seed_from(seed: int, *what: str | int) -> int:
+    """A seed that depends on another one and on what it is for, and on nothing else."""
+    text = canonical(["fedmerit seed 1", seed, *what])
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
 
 
 def exact(value: float) -> str:

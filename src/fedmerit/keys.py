@@ -43,6 +43,7 @@ __all__ = [
     "parse_member",
     "public_key",
     "read_roster",
+    "verifies",
     "write_roster",
 ]
 
@@ -118,14 +119,7 @@ class Roster:
 
     def verifies(self, name: str, signature: bytes, message: bytes) -> bool:
         """Whether this member signed this message."""
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-        try:
-            Ed25519PublicKey.from_public_bytes(self.key(name)).verify(signature, message)
-        except InvalidSignature:
-            return False
-        return True
+        return verifies(self.key(name), signature, message)
 
 
 def new_key(path: str | os.PathLike[str]) -> bytes:
@@ -171,6 +165,18 @@ def load_key(path: str | os.PathLike[str]) -> Ed25519PrivateKey:
 def public_key(key: Ed25519PrivateKey) -> bytes:
     """The 32 bytes that the roster holds for this private key."""
     return key.public_key().public_bytes_raw()
+
+
+def verifies(key: bytes, signature: bytes, message: bytes) -> bool:
+    """Whether the owner of this public key signed this message; bytes that are no key signed nothing."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 def write_roster(path: str | os.PathLike[str], roster: Roster) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedmerit.cli.base import app, out
-
-NAME = "page.html"
 
 
 class Figures(StrEnum):
@@ -42,6 +39,7 @@ def page(
     """One HTML page that anybody can open: who contributed what, how sure that is, who would be paid what."""
     from fedmerit.page.figures import figures as make_figures
     from fedmerit.page.html import facts_of, render
+    from fedmerit.page.writing import NAME
     from fedmerit.store import write
 
     target = out_ or (source if source.is_dir() else source.parent) / NAME
@@ -57,14 +55,7 @@ def page(
 
 
 def write_page(folder: Path) -> None:
-    """The page of a finished run, where what it needs is installed."""
-    if any(find_spec(name) is None for name in ("altair", "jinja2", "vl_convert")):
-        out.print(
-            f"for a page that anybody can open: pip install 'fedmerit[page]', then fedmerit page {folder}"
-        )
-        return
-    from fedmerit.page.html import page as make_page
-    from fedmerit.store import write
+    """The page of a finished run, or how to get one."""
+    from fedmerit.page.writing import page_of_run
 
-    write(folder / NAME, make_page(folder).encode())
-    out.print(f"for everybody else: open {folder / NAME} in a browser")
+    out.print(page_of_run(folder))

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fedmerit import __version__
 from fedmerit.config import Config
 from fedmerit.errors import MissingExtra, StoreError
-from fedmerit.federation.journal import Journal, Round, first_body, score_files, scores_document
+from fedmerit.federation.journal import Journal, Round, closing, first_body, score_files, scores_document
 from fedmerit.federation.measuring import Member, mean
 from fedmerit.federation.protocol import Model, Outcome, PerSample, Report, model_hash
 from fedmerit.federation.setup import Federation
@@ -126,19 +126,11 @@ class Books:
         """Checkpoint first, then all records of the round in one transaction."""
         number, folder = found.number, self.folder
         found.reports = {report.client: report for report in reports}
-        found.silent = () if outcome is None else tuple(n for n in found.included if n not in found.reports)
-        found.included = () if outcome is None else found.included
         samples = None
         if self.config.scoring.disclose_samples:
             samples = {client.name: len(client.y) for client in self.federation.clients}
         found.body = {
-            "round": number,
-            "included": list(found.included),
-            "declined": list(found.declined),
-            "silent": list(found.silent),
-            "aborted": found.aborted,
-            "m": model_hash(model),
-            "slice": outcome.slice.id if outcome else None,
+            **closing(found, model, outcome),
             "utilities": {} if values is None else self._utilities(values),
             "samples": samples,
             "checkpoint": folder.save_checkpoint("model", number, {"model": model}),

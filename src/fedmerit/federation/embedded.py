@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from fedmerit.config import Config
 from fedmerit.errors import ProtocolError
 from fedmerit.federation.aggregation import Aggregation
@@ -20,7 +18,7 @@ from fedmerit.federation.bookkeeping import Books, Values, identities_in, keep_p
 from fedmerit.federation.journal import Round, first_body, rounds_of
 from fedmerit.federation.local import LocalTraining
 from fedmerit.federation.measuring import Member
-from fedmerit.federation.protocol import Known, Model, Outcome, Report, accept, model_hash
+from fedmerit.federation.protocol import Known, Model, Outcome, Report, accept, model_hash, moved
 from fedmerit.federation.reweighting import from_this_round
 from fedmerit.federation.setup import losses, prepare, schedule
 from fedmerit.federation.summing import Observer, Offer
@@ -142,8 +140,7 @@ class Engine:
         reports: list[Report] = []
         values: Values | None = None
         if attempt.weighted_sum is not None:
-            change = attempt.weighted_sum / attempt.total_weight
-            self.model = (before_model.astype(np.float64) + change).astype(np.float32)
+            self.model = moved(before_model, attempt.weighted_sum, attempt.total_weight)
             outcome = Outcome(
                 number,
                 self.model,

@@ -20,7 +20,7 @@ from typing import Any
 from fedmerit.accumulate import accumulate
 from fedmerit.document import as_csv, as_json, document, round_object
 from fedmerit.errors import FedmeritError, LedgerError
-from fedmerit.federation.protocol import Report, included_hash
+from fedmerit.federation.protocol import Model, Outcome, Report, included_hash, model_hash
 from fedmerit.ledger import SERVER, Ledger, Record, Records, content, exact, number
 from fedmerit.types import Reports
 
@@ -201,6 +201,22 @@ def stated(rounds: Sequence[Round], utilities: Sequence[str], missing: Any) -> d
             pairs = zip(total.clients, total.values.tolist(), strict=True)
             told[utility] = {name: exact(value) for name, value in pairs}
     return told
+
+
+def closing(found: Round, model: Model, outcome: Outcome | None) -> dict[str, Any]:
+    """What every engine's record at the end of a round says; also settles who stayed silent."""
+    if outcome is None:
+        found.included = ()
+    found.silent = tuple(name for name in found.included if name not in found.reports)
+    return {
+        "round": found.number,
+        "included": list(found.included),
+        "declined": list(found.declined),
+        "silent": list(found.silent),
+        "aborted": found.aborted,
+        "m": model_hash(model),
+        "slice": outcome.slice.id if outcome else None,
+    }
 
 
 def medians(reports: Iterable[Report]) -> dict[str, dict[str, str]]:

@@ -37,6 +37,12 @@ def model_hash(model: Model) -> str:
     return hashlib.sha256(np.ascontiguousarray(model, dtype="<f4").tobytes()).hexdigest()
 
 
+def moved(m0: Model, weighted_sum: npt.NDArray[np.float64], total_weight: float) -> Model:
+    """M = M0 + sum of w_i d_i / W, rounded once: every engine must get the same bits."""
+    model: Model = (m0.astype(np.float64) + weighted_sum / total_weight).astype(np.float32)
+    return model
+
+
 def included_hash(included: Sequence[str]) -> str:
     """SHA-256 of who is in a sum, in the order of the schedule."""
     return hashlib.sha256(canonical(list(included))).hexdigest()

@@ -18,6 +18,7 @@ from fedmerit.config import Config
 from fedmerit.data.corruptions import ClientData
 from fedmerit.data.dataset import Images, Labels
 from fedmerit.data.pool import Pool, Slice
+from fedmerit.encoding import seed_from
 from fedmerit.errors import ConfigError
 from fedmerit.federation.protocol import Model, PerSample
 from fedmerit.ledger import canonical
@@ -29,8 +30,7 @@ from fedmerit.utilities import Utility, evaluate, resolve_all
 
 def seed_for(config: Config, *what: str | int) -> int:
     """A seed that depends on the run's seed and on what it is for, and on nothing else."""
-    text = canonical(["fedmerit seed 1", config.run.seed, *what])
-    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
+    return seed_from(config.run.seed, *what)
 
 
 def generator_for(config: Config, *what: str | int) -> np.random.Generator:

@@ -104,9 +104,7 @@ def signed_heads(
                     raise LedgerError(f"signs round {body['round']!r:.20}, but its head is that of {place}")
                 last[record.author] = place
             elif record.kind == "report" and not record.withheld:
-                head = places.get(
-                    body["bound_to"]["head"]
-                )  # compared with the outcome's where rounds are read
+                head = places.get(body["bound_to"]["head"])
                 last |= {} if head is None else {record.author: head}
     return last
 

@@ -31,7 +31,7 @@ from fedmerit.federation.remote.member import RemoteMember, Trained, Work
 from fedmerit.flower.arrays import Shape
 from fedmerit.flower.carrying import BYTES, digest, only_arrays, put, take
 from fedmerit.flower.measuring import Value, evaluator
-from fedmerit.keys import load_key, public_key, read_roster
+from fedmerit.keys import Roster, load_key, public_key, read_roster
 
 METRICS = "metrics"
 log = logging.getLogger("fedmerit")
@@ -68,12 +68,16 @@ def place_of(context: Context) -> Place:
 
 def member_of(context: Context, place: Callable[[Context], Place] = place_of) -> str:
     """The member whose node this is, by its key and roster: who it trains as is who it signs as."""
-    found = place(context)
-    own = public_key(load_key(found.key))
-    for member in read_roster(found.roster).members:
+    return _named(place(context))[0]
+
+
+def _named(place: Place) -> tuple[str, Roster]:
+    """Whose key this is, and the roster that says so."""
+    own, roster = public_key(load_key(place.key)), read_roster(place.roster)
+    for member in roster.members:
         if member.key == own:
-            return member.name
-    raise KeyFileError(f"{found.key}: not the key of a member on the roster {found.roster}")
+            return member.name, roster
+    raise KeyFileError(f"{place.key}: not the key of a member on the roster {place.roster}")
 
 
 class Secured(ClientApp):
@@ -135,8 +139,8 @@ class Secured(ClientApp):
         return Message(RecordDict({METRICS: record}), reply_to=message)
 
     def _member(self, context: Context) -> RemoteMember:
-        place, name = self.place(context), member_of(context, self.place)
-        roster = read_roster(place.roster)
+        place = self.place(context)
+        name, roster = _named(place)
         return RemoteMember(name, place.key, roster, self._evaluator, accept=self.accept, seed=self.seed)
 
     def _evaluator(self, shape: Any, utilities: Sequence[str]) -> Evaluate:

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 
 from fedmerit.errors import FedmeritError, ProtocolError
 from fedmerit.federation.protocol import Model
-from fedmerit.federation.remote.agreeing import usual_least
+from fedmerit.federation.remote.agreeing import least_scheduled
 from fedmerit.federation.remote.coordinator import Coordinator
 from fedmerit.federation.remote.wire import Exchange
 from fedmerit.flower.arrays import Shape
@@ -82,8 +82,7 @@ class SecureGrid(Grid):
 
     def _least(self) -> int:
         assert self.coordinator is not None
-        config = self.coordinator.config
-        return config.secure_aggregation.least or usual_least(config)
+        return least_scheduled(self.coordinator.config)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Passed on, unless it would bring plain updates."""
@@ -127,9 +126,9 @@ class SecureGrid(Grid):
         models = list(message.content.array_records.items()) if message.has_content() else []
         if len(models) == 1 and set(models[0][1]) == set(self.shape.arrays):
             key, record = models[0]
-            restored = self.shape.record(self.shape.read(record))
-            if any(record[name].dtype != restored[name].dtype for name in restored):
-                message.content[key] = restored
+            given = {name: array.dtype.name for name, array in self.shape.arrays.items()}
+            if any(record[name].dtype != given[name] for name in given):
+                message.content[key] = self.shape.record(self.shape.read(record))
 
     def _reply(self, message: Message, model: Model) -> Message:
         """What an averaging strategy takes for the only reply: M, with a weight of 1."""

@@ -14,7 +14,6 @@ import logging
 import secrets
 import time
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +33,7 @@ from fedmerit.flower.arrays import Shape
 from fedmerit.flower.grid import SecureGrid
 from fedmerit.flower.measuring import Value, definition, evaluator
 from fedmerit.keys import Roster, load_key, new_key, read_roster
+from fedmerit.page.writing import page_of_run
 from fedmerit.secagg.setting import LEAST_IN_SUM
 from fedmerit.store import Folder, write
 from fedmerit.toml import written
@@ -206,16 +206,8 @@ class Contributions:
                 log.error("no round was scored: %s", "; ".join(self.notes[-3:]) or "nobody reported")
             coordinator.finish(shape.read(result.arrays) if result.arrays else shape.vector)
         if self.page:
-            self._write_page()
+            log.info("%s", page_of_run(self.folder))
         return result
-
-    def _write_page(self) -> None:
-        if any(find_spec(name) is None for name in ("altair", "jinja2", "vl_convert")):
-            log.info("for a page that anybody can open: pip install 'fedmerit[page]', then fedmerit page")
-            return
-        from fedmerit.page.html import page
-
-        write(self.folder / "page.html", page(self.folder).encode())
 
     def _config(self, rounds: int) -> tuple[Config, str]:
         """The settings that apply, and the same as TOML."""

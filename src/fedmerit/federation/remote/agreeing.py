@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from fedmerit.config import Config, from_dict
 from fedmerit.errors import BindingError, MessageError, RefusedError
 from fedmerit.keys import Roster
 from fedmerit.ledger import canonical
-from fedmerit.secagg.setting import LEAST_IN_SUM, default_threshold
+from fedmerit.secagg.setting import LEAST_IN_SUM, Setting, default_threshold
 
 LARGEST_BOUND = 100.0
 """A coordinate that moves further in one round is no training; a looser bound would check nothing."""
@@ -31,12 +32,26 @@ class Agreed:
     commitment: Mapping[str, Any]
     server: bytes
 
-    @property
+    @cached_property
     def config(self) -> Config:
         """The settings among the terms."""
         return config_in(self.terms)
 
-    @property
+    def setting(self, run: str, number: int, members: Iterable[str], roster: Roster) -> Setting:
+        """One attempt at a round, as member and server must build it alike."""
+        secure = self.config.secure_aggregation
+        return Setting(
+            run=run,
+            round=number,
+            attempt=0,
+            members=tuple(members),
+            roster=roster,
+            config_hash=self.hash,
+            threshold=secure.threshold or None,
+            checked=secure.check,
+        )
+
+    @cached_property
     def hash(self) -> bytes:
         """SHA-256 of all of it; two members that were told different things find out before they mask."""
         everything = {"terms": self.terms, "commitment": self.commitment, "server": self.server.hex()}
@@ -84,6 +99,11 @@ def cautious(config: Config) -> None:
         weak = f"asked for a bound of {secure.bound:g}, which bounds nothing"
     if weak:
         raise RefusedError(weak, stage="join")
+
+
+def least_scheduled(config: Config) -> int:
+    """Fewest members that a round may schedule."""
+    return config.secure_aggregation.least or usual_least(config)
 
 
 def usual_least(config: Config) -> int:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fedmerit import __version__
 from fedmerit.config import Config
-from fedmerit.federation.journal import Journal, Round, medians, score_files, scores_document
+from fedmerit.federation.journal import Journal, Round, closing, medians, score_files, scores_document
 from fedmerit.federation.protocol import Model, Outcome, Report, model_hash
 from fedmerit.federation.remote.agreeing import Agreed
 from fedmerit.federation.remote.wire import join_body
@@ -42,7 +43,7 @@ class Books:
     _signatures: dict[bytes, bytes] = field(default_factory=dict)
     _masked: int = 0  # the last round with a record of its masked inputs
 
-    @property
+    @cached_property
     def agreed(self) -> Agreed:
         """What members sign when they join."""
         return Agreed(self.terms, self.commitment, public_key(self.key))
@@ -121,7 +122,6 @@ class Books:
             utilities: v(M0) and v(M) as the server measured them; None takes the members' medians.
         """
         number = found.number
-        found.silent = () if outcome is None else tuple(n for n in found.included if n not in found.reports)
         measured, evaluated = {}, "server"
         if found.reports and outcome is not None:
             if utilities is None:
@@ -131,13 +131,7 @@ class Books:
                     name: {key: exact(value) for key, value in one.items()} for name, one in utilities.items()
                 }
         found.body = {
-            "round": number,
-            "included": list(found.included),
-            "declined": list(found.declined),
-            "silent": list(found.silent),
-            "aborted": found.aborted,
-            "m": model_hash(model),
-            "slice": outcome.slice.id if outcome else None,
+            **closing(found, model, outcome),
             "utilities": measured,
             "evaluated": evaluated,
             "samples": None,

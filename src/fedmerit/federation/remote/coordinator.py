@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-
 from fedmerit.config import Config
 from fedmerit.data.pool import Pool
 from fedmerit.errors import BindingError, FedmeritError, MessageError, ProtocolError
@@ -28,6 +26,7 @@ from fedmerit.federation.protocol import (
     accept,
     check_numbers,
     model_hash,
+    moved,
 )
 from fedmerit.federation.remote.books import Books
 from fedmerit.federation.remote.wire import Ask, Exchange, pack_outcome, unpack
@@ -118,8 +117,7 @@ class Coordinator:
             self.books.close(found, m0, None, None)
             return None
         assert server.result is not None
-        change = server.result.weighted_sum / server.result.total_weight
-        model: Model = (m0.astype(np.float64) + change).astype(np.float32)
+        model = moved(m0, server.result.weighted_sum, server.result.total_weight)
         outcome = Outcome(
             number,
             model,
@@ -147,16 +145,7 @@ class Coordinator:
         return {name: everybody[name] for name in scheduled}
 
     def _setting(self, number: int, scheduled: Sequence[str]) -> Setting:
-        return Setting(
-            run=self.books.run,
-            round=number,
-            attempt=0,
-            members=tuple(scheduled),
-            roster=self.books.roster,
-            config_hash=self.books.agreed.hash,
-            threshold=self.config.secure_aggregation.threshold or None,
-            checked=self.config.secure_aggregation.check,
-        )
+        return self.books.agreed.setting(self.books.run, number, scheduled, self.books.roster)
 
     def _server(self, number: int, scheduled: tuple[str, ...]) -> Server:
         """The state machine of a round, with everybody's keys: those that came early, or asked for now."""

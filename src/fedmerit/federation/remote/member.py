@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedmerit.config import Config
+from fedmerit.encoding import seed_from
 from fedmerit.errors import (
     BindingError,
     FedmeritError,
@@ -30,7 +31,7 @@ from fedmerit.errors import (
     RefusedError,
 )
 from fedmerit.federation.protocol import Model, model_hash
-from fedmerit.federation.remote.agreeing import Agreed, cautious, check_roster, config_in, usual_least
+from fedmerit.federation.remote.agreeing import Agreed, cautious, check_roster, config_in, least_scheduled
 from fedmerit.federation.remote.keeping import Keeping
 from fedmerit.federation.remote.reporting import Evaluator, scoring_side, told, vector
 from fedmerit.federation.remote.wire import Ask, checked_head, join_body, pack, same
@@ -176,21 +177,12 @@ class RemoteMember:
         config = agreed.config
         if not 1 <= number <= config.training.rounds:
             raise BindingError(f"not one of {config.training.rounds} rounds: {number}", stage="advertise")
-        least = config.secure_aggregation.least or usual_least(config)
+        least = least_scheduled(config)
         if len(members) < least:
             raise RefusedError(
                 f"scheduled with {len(members)} members, at least {least} were agreed on", stage="advertise"
             )
-        return Setting(
-            run=run,
-            round=number,
-            attempt=0,
-            members=tuple(str(name) for name in members),
-            roster=self.roster,
-            config_hash=agreed.hash,
-            threshold=config.secure_aggregation.threshold or None,
-            checked=config.secure_aggregation.check,
-        )
+        return agreed.setting(run, number, (str(name) for name in members), self.roster)
 
     def _stage(self, ask: Ask, keeping: Keeping, agreed: Agreed, work: Callable[[], Work] | None) -> bytes:
         """One stage of secure aggregation: the server learns of a leave, and of nothing else."""
@@ -311,10 +303,7 @@ class RemoteMember:
         keeping.put(_file(client.setting.round, "client"), client.dump())
 
     def _rounding(self, number: int) -> int | None:
-        if self.seed is None:
-            return None
-        text = canonical(["fedmerit seed 1", self.seed, "rounding", number, self.name])
-        return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
+        return None if self.seed is None else seed_from(self.seed, "rounding", number, self.name)
 
 
 def _file(number: int, what: str) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 from fedmerit.data.pool import Slice
 from fedmerit.errors import FedmeritError, MessageError
 from fedmerit.federation.protocol import Outcome
+from fedmerit.keys import verifies
 from fedmerit.ledger import Signer, canonical
 
 Exchange = Literal["join", "advertise", "share", "train", "check", "unmask", "report", "close"]
@@ -62,14 +63,7 @@ def _signed(inner: bytes) -> bytes:
 
 
 def _verifies(inner: bytes, signature: bytes, key: bytes) -> bool:
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-    try:
-        Ed25519PublicKey.from_public_bytes(key).verify(signature, _signed(inner))
-    except (InvalidSignature, ValueError):
-        return False
-    return True
+    return verifies(key, signature, _signed(inner))
 
 
 def pack(value: Any) -> bytes:
