@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmerit.errors import LedgerError
-from fedmerit.ledger import START, Record, Records, canonical, commitment, parsed_record
+from fedmerit.ledger import START, Record, Records, canonical, parsed_record
 
 _FIELDS = {"seq", "author", "kind", "digest", "signature", "seal"}
 
@@ -30,7 +30,7 @@ def exported(ledger: Records, visible: Callable[[Record], bool] = lambda _: True
             "seal": record.seal.hex(),
         }
         if record.withheld or not visible(record):
-            line["withheld"] = (record.withheld or commitment(record.body)).hex()
+            line["withheld"] = record.commitment.hex()
         else:
             line["body"] = record.body
         yield canonical(line) + b"\n"

@@ -57,9 +57,14 @@ class Record:
     withheld: bytes = b""  # in a copy: the hash that stands for a body its reader may not see
 
     @property
+    def commitment(self) -> bytes:
+        """The hash of its body."""
+        return self.withheld or commitment(self.body)
+
+    @property
     def content(self) -> bytes:
         """What its author signed."""
-        return _content(self.author, self.kind, self.withheld or commitment(self.body))
+        return _content(self.author, self.kind, self.commitment)
 
     @property
     def name(self) -> str:

@@ -8,7 +8,7 @@ from flwr.app import Array, Message
 
 from fedmerit.federation.remote.wire import Ask, pack, unpack
 from fedmerit.federation.verify import verify_folder
-from fedmerit.flower.carrying import put, take
+from fedmerit.flower.carrying import BYTES, put, take
 from fedmerit.keys import load_key
 from fedmerit.ledger import canonical, content
 
@@ -29,6 +29,20 @@ def answering(kind, number, change, who=LIAR):
         return reply
 
     return alter
+
+
+def telling(home, kind, number, change, who=LIAR):
+    """What alters one exchange's message to one member, signed by the server all the same."""
+
+    def before(node, message):
+        ask = exchange_of(message)
+        if node == NODES[who] and ask.exchange == kind and ask.round <= number:
+            body = unpack(pack(dict(ask.body)), "")
+            change(body)
+            data = Ask(ask.exchange, ask.run, ask.round, body).pack(server_of(home))
+            message.content[BYTES] = put(data)[BYTES]
+
+    return before
 
 
 def checked(strategy, rounds, folder):

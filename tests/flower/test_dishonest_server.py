@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from federation_in import NODES, client, grid_of, make_keys, run, task
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-from lies import LIAR, answering, checked, exchange_of, fedmerit_array, server_of
+from lies import LIAR, answering, checked, exchange_of, fedmerit_array, server_of, telling
 
 from fedmerit.config import from_dict
 from fedmerit.errors import BindingError, RefusedError
 from fedmerit.federation.remote.agreeing import check_roster
 from fedmerit.federation.remote.member import REFUSED
 from fedmerit.federation.remote.wire import Ask, pack, unpack
-from fedmerit.flower.carrying import BYTES, put, take
+from fedmerit.flower.carrying import put, take
 from fedmerit.keys import load_key, read_roster
 from fedmerit.ledger import exact
 
@@ -48,20 +48,12 @@ def test_a_member_refuses_what_a_server_makes_up(home, caplog, kind, change, rea
     """One member is told something else; it says no, and nobody else is harmed."""
     grid, refused = grid_of(home), []
 
-    def before(node, message):
-        ask = exchange_of(message)
-        if node == NODES[LIAR] and ask.exchange == kind and ask.round <= 1:
-            body = unpack(pack(dict(ask.body)), "")
-            change(body)
-            data = Ask(ask.exchange, ask.run, ask.round, body).pack(server_of(home))
-            message.content[BYTES] = put(data)[BYTES]
-
     def alter(node, message, reply):
         if node == NODES[LIAR] and reply.has_error():
             refused.append((exchange_of(message).exchange, reply.error.reason))
         return reply
 
-    grid.before, grid.alter = before, alter
+    grid.before, grid.alter = telling(home, kind, 1, change), alter
     strategy, rounds = run(home, grid, join=0.5)
     checked(strategy, rounds, home)
     assert set(rounds[0].reports) == {*NODES} - {LIAR}

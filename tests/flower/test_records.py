@@ -4,8 +4,10 @@ import json
 import shutil
 from functools import partial
 
+import numpy as np
 import pytest
 from federation_in import NAMES, grid_of, make_keys, run
+from lies import LIAR, answering, checked, telling
 
 import fedmerit.flower
 from fedmerit.copies import exported
@@ -70,6 +72,7 @@ def test_who_joined_and_who_signed_the_end_is_told_and_nobody_calls_it_a_rehears
 def test_every_member_finds_all_heads_it_was_ever_shown(home, name):
     lines = list(verify_folder(home / "run", heads=heads_of(home, name), member=name))
     assert any(line.startswith("kept: all 3 heads") for line in lines)
+    assert "kept: 2 of 2 reports are in the ledger, about what was told" in lines
     assert any(line.startswith(f"{name}: last signed the head of record") for line in lines)
 
 
@@ -89,8 +92,48 @@ def test_a_server_that_writes_another_history_is_found_by_a_members_file(home):
         heads["end"] = next(ledger.records("end")).digest.hex()
     anew(home, other, sign_as=(SERVER, *NAMES))
     assert list(verify_folder(home / "run"))
-    with pytest.raises(LedgerError, match=r"heads: line 3: head [0-9a-f]{64} is not on this chain"):
+    with pytest.raises(LedgerError, match=r"heads: line 5: head [0-9a-f]{64} is not on this chain"):
         list(verify_folder(home / "run", heads=heads_of(home, "client-1")))
+
+
+def test_a_server_that_tells_one_member_another_model_is_found_by_that_members_file(tmp_path):
+    """The other M is within the bound, so the member reports on it; the ledger cannot hold that report."""
+    make_keys(tmp_path)
+    grid = grid_of(tmp_path)
+
+    def nudged(body):
+        model = np.frombuffer(body["model"], "<f4") + np.float32(1e-4)
+        body["model"] = model.tobytes()
+
+    grid.before = telling(tmp_path, "report", 1, nudged)
+    strategy, rounds = run(tmp_path, grid)
+    checked(strategy, rounds, tmp_path)  # to everybody else the ledger is in order
+    assert LIAR not in rounds[0].reports
+    told = r"heads: line 2: the server told this member another outcome of round 1 .* than it wrote down"
+    with pytest.raises(LedgerError, match=told):
+        list(verify_folder(tmp_path / "run", heads=heads_of(tmp_path, LIAR)))
+    assert list(verify_folder(tmp_path / "run", heads=heads_of(tmp_path, "client-2")))
+
+
+def test_a_report_that_the_server_left_out_is_missed_by_its_author(tmp_path):
+    make_keys(tmp_path)
+    grid = grid_of(tmp_path)
+    grid.alter = answering("report", 1, lambda data: b"")
+    strategy, rounds = run(tmp_path, grid)
+    checked(strategy, rounds, tmp_path)
+    lines = list(verify_folder(tmp_path / "run", heads=heads_of(tmp_path, LIAR)))
+    assert "kept: 1 of 2 reports are in the ledger, about what was told" in lines
+    assert any(line.startswith("kept: the report of round 1 is not in the ledger") for line in lines)
+
+
+@pytest.mark.parametrize(
+    "line", ["x", "1", "1 report 00", "one " + "0" * 64, "1 report 00 11 22", "1 retort 00 11"]
+)
+def test_a_kept_file_that_is_none_is_refused(home, line):
+    path = heads_of(home, LIAR)
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(LedgerError, match=r"heads: line 6: (expected a round and a head|a head is 64 hex)"):
+        list(verify_folder(home / "run", heads=path))
 
 
 @pytest.mark.parametrize(

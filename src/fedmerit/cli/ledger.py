@@ -20,7 +20,7 @@ def verify(
     ] = None,
     heads: Annotated[
         Path | None,
-        typer.Option(help="Your file of all heads you were shown: KEY.pem.state/RUN/heads, of a member."),
+        typer.Option(help="A member's file of what it was shown and reported: KEY.pem.state/RUN/heads."),
     ] = None,
     as_: Annotated[
         str | None, typer.Option("--as", help="Who you are: your own part is told too.", metavar="NAME")

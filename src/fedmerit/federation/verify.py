@@ -44,7 +44,8 @@ def verify_folder(
     Args:
         path: of the folder.
         head: that somebody kept; it must be on the chain.
-        heads: a member's own file of the heads it was shown (``KEY.state/RUN/heads``); all must be.
+        heads: a member's own file of the heads it was shown and of what it reported
+            (``KEY.state/RUN/heads``); all heads must be there, and the outcomes that it was told.
         member: who asks; its own part is told too.
 
     Raises:
@@ -130,7 +131,7 @@ class _Checked:
         if head is not None:
             yield f"head {head.lower()[:16]}...: on the chain: {check_head(head, self.places)}"
         if heads is not None:
-            yield f"kept: all {check_kept(Path(heads), self.places)} heads in {heads} are on the chain"
+            yield from check_kept(Path(heads), self.places, self.records)
         if self.member is not None and self.signed:
             own = self.heads.get(self.member)
             yield f"{self.member}: last signed the head of {own}" if own else f"{self.member}: signed no head"

@@ -2,6 +2,13 @@
 
 A report signs the head before its round, ``seen`` the head after the last one. Whoever holds an old head,
 signed or merely written down, sees a later rewrite: the head is then no longer on the chain.
+
+A member between machines keeps a file of both, one a line::
+
+    ROUND HEAD                       the head after that round, as it was shown
+    ROUND report REPORT OUTCOME      hashes of what it reported, and of what the server said the round was
+
+The second kind shows a server that told one member another M than it wrote down.
 """
 
 from __future__ import annotations
@@ -14,7 +21,7 @@ from typing import Any
 
 from fedmerit.errors import LedgerError
 from fedmerit.federation.journal import reading
-from fedmerit.ledger import Record, canonical
+from fedmerit.ledger import Record, canonical, commitment
 
 
 @dataclass(frozen=True)
@@ -50,26 +57,65 @@ def check_head(head: str, places: Mapping[str, Place]) -> Place:
     return places[head.lower()]
 
 
-def check_kept(path: Path, places: Mapping[str, Place]) -> int:
-    """Check a member's own file of the heads it was shown, one a line with its round; how many there are."""
+def kept_head(number: int, head: str) -> str:
+    """The line of a head that was shown as the one after a round."""
+    return f"{number} {head}"
+
+
+def kept_report(number: int, body: Mapping[str, Any], bound_to: Mapping[str, Any]) -> str:
+    """The line of a report and of the outcome that it speaks of."""
+    outcome = commitment({"round": number, **bound_to})
+    return f"{number} report {commitment(body).hex()} {outcome.hex()}"
+
+
+def check_kept(path: Path, places: Mapping[str, Place], records: Sequence[Record]) -> Iterator[str]:
+    """Check a member's own file of what it was shown and said; a line for each kind of thing in it."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except (OSError, ValueError) as error:
         raise LedgerError(f"{path}: cannot be read: {error}") from error
-    if not lines:
-        raise LedgerError(f"{path}: holds no head")
+    heads, reports, gone = 0, 0, []
     for at, line in enumerate(lines, start=1):
-        where = f"{path}: line {at}"
-        parts = line.split(" ")
-        if len(parts) != 2 or not parts[0].isdecimal():
-            raise LedgerError(f"{where}: expected a round and a head, got {line!r:.80}")
         try:
-            place = check_head(parts[1], places)
+            match line.split(" "):
+                case [number, "report", report, outcome] if number.isdecimal():
+                    reports += 1
+                    if not _kept_in(records, int(number), report, outcome):
+                        gone.append(number)
+                case [number, head] if number.isdecimal():
+                    heads += 1
+                    _check_shown(int(number), head, places)
+                case _:
+                    raise LedgerError(f"expected a round and a head, or a report, got {line!r:.80}")
         except LedgerError as error:
-            raise LedgerError(f"{where}: {error}") from error
-        if place.rounds != int(parts[0]):
-            raise LedgerError(f"{where}: shown as the head after round {parts[0]}, but it is that of {place}")
-    return len(lines)
+            raise LedgerError(f"{path}: line {at}: {error}") from error
+    if not heads:
+        raise LedgerError(f"{path}: holds no head")
+    yield f"kept: all {heads} heads in {path} are on the chain"
+    if reports:
+        yield f"kept: {reports - len(gone)} of {reports} reports are in the ledger, about what was told"
+    if gone:
+        yield (
+            f"kept: the report of round {', '.join(gone)} is not in the ledger: it was lost on the way, "
+            "or the server left it out"
+        )
+
+
+def _check_shown(number: int, head: str, places: Mapping[str, Place]) -> None:
+    place = check_head(head, places)
+    if place.rounds != number:
+        raise LedgerError(f"shown as the head after round {number}, but it is that of {place}")
+
+
+def _kept_in(records: Sequence[Record], number: int, report: str, outcome: str) -> bool:
+    """Whether a report is in the ledger; what it was about must be what the ledger says of the round."""
+    stated = next((one for one in records if one.kind == "outcome" and one.body["round"] == number), None)
+    if stated is None or stated.commitment.hex() != outcome:
+        raise LedgerError(
+            f"the server told this member another outcome of round {number} (M0, M, total weight, who is in "
+            f"the sum, test slice) than {'none, as it wrote down' if stated is None else 'it wrote down'}"
+        )
+    return any(one.kind == "report" and one.commitment.hex() == report for one in records)
 
 
 def signed_heads(

@@ -144,10 +144,6 @@ class Server:
         self.stage = stages[stages.index(stage) + 1]
         return dict.fromkeys(present, broadcast)
 
-    def abort(self) -> None:
-        """Give up this attempt; a retry is a new one, with fresh keys."""
-        self.stage = "aborted"
-
     # ------------------------------------------------------------------------------------------- inner parts
 
     def _shown(self) -> bytes:

@@ -10,7 +10,8 @@
     KEY.state/RUN/0003.update     M0, the update and its weight: for the report, and for an audit
     KEY.state/RUN/0003.asked      the one request for a report that is answered
     KEY.state/RUN/0003.report     the answer, and the per-sample sums behind cumulative standard errors
-    KEY.state/RUN/heads           the ledger's heads as they were shown to this member, one a line
+    KEY.state/RUN/heads           the ledger's heads as they were shown to this member, and the hashes of its
+                                  reports and of what they were about, one a line: see witness.py
 
 All have mode 600 and are written in one step. Whatever holds a secret is also encrypted (AES-256-GCM under a
 key derived from the identity key), so that a backup of the folder alone says nothing.
@@ -107,11 +108,11 @@ class Keeping:
         """Before the message that changed it is sent."""
         write(self.home / "released", released.dump(), mode=0o600)
 
-    def add_head(self, number: int, head: str) -> None:
-        """Remember a head of the ledger: whoever holds an old one sees a later rewrite."""
+    def add_kept(self, *lines: str) -> None:
+        """Remember heads and reports: whoever holds an old one sees a later rewrite."""
         path = self.folder / "heads"
         before = path.read_bytes() if path.exists() else b""
-        write(path, before + f"{number} {head}\n".encode(), mode=0o600)
+        write(path, before + "".join(f"{line}\n" for line in lines).encode("ascii"), mode=0o600)
 
     def last(self, what: str, before: int) -> Any:
         """What was put under that name in the latest round before this one, or None."""

@@ -36,6 +36,7 @@ from fedmerit.federation.remote.keeping import Keeping
 from fedmerit.federation.remote.reporting import Evaluator, scoring_side, told, vector
 from fedmerit.federation.remote.wire import Ask, checked_head, join_body, pack, same
 from fedmerit.federation.weighing import scheduled_encoding
+from fedmerit.federation.witness import kept_head, kept_report
 from fedmerit.keys import Roster, load_key, public_key
 from fedmerit.ledger import canonical, content
 from fedmerit.secagg import Client, Setting, Task, Update
@@ -264,8 +265,10 @@ class RemoteMember:
         reply = pack([canonical(body), signature, keys])
         kept = {name: np.ascontiguousarray(values, "<f8").tobytes() for name, values in side.totals.items()}
         said = [asked, reply, ask.round, outcome.bound_to["m"], side.totals_on, kept]
+        keeping.add_kept(
+            kept_head(ask.round - 1, outcome.head), kept_report(ask.round, body, outcome.bound_to)
+        )
         keeping.put(_file(ask.round, "report"), said)
-        keeping.add_head(ask.round - 1, outcome.head)
         keeping.drop_rounds(before=ask.round)
         return reply
 
@@ -283,7 +286,7 @@ class RemoteMember:
             raise BindingError(f"not one of {agreed.config.training.rounds} rounds", stage="close")
         if (seen := keeping.get("seen")) is None:
             keeping.put("seen", [ask.round, head])
-            keeping.add_head(ask.round, head)
+            keeping.add_kept(kept_head(ask.round, head))
         elif seen != [ask.round, head]:
             raise RefusedError("has signed another last head", stage="close", member=self.name)
         body = {"run": ask.run, "round": ask.round, "head": head}
