@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fedmerit.accumulate import accumulate
 from fedmerit.errors import InputError, ReportError, UndefinedScore
+from fedmerit.rewards import shares
 from fedmerit.scores import alpha
 from fedmerit.types import Reports
 from games import reports
@@ -61,7 +62,7 @@ def test_standard_errors_on_the_same_samples_use_the_running_total_or_a_stated_b
         make(2, se_alpha=[0.03, 0.04, 0], slice="s", se_alpha_total=[0.05, 0.06, 0]),
     ]
     assert accumulate(rounds).stderr.tolist() == [0.05, 0.06, 0]
-    assert accumulate(rounds).notes == ()
+    assert not any("upper bound" in note for note in accumulate(rounds).notes)
     without_totals = [make(k, se_alpha=[0.03, 0.04, 0], slice="s") for k in (1, 2)]
     bound = accumulate(without_totals)
     np.testing.assert_allclose(bound.stderr, [0.06, 0.08, 0])
@@ -142,3 +143,35 @@ def test_merit_is_the_last_solo_plus_ioi_summed():
 def test_bad_input_is_named(rounds, options, message):
     with pytest.raises(InputError, match=message):
         accumulate(rounds, **options)
+
+
+def test_who_was_in_the_sum_and_never_reported_is_noted_under_every_rule():
+    total = accumulate([make(1, silent=["Eve"]), make(2, silent=["Eve"])])
+    said = (
+        "client 'Eve' was in the sum but never reported: it has no score and is paid nothing under any rule"
+    )
+    assert total.notes == (said,)
+    assert "Eve" not in total.clients
+    for rule in ("fair", "equal"):
+        assert said in shares(total, rule).notes
+
+
+def test_rounds_that_do_not_join_up_are_noted_with_their_numbers():
+    def at(number, empty, grand, slice="s"):
+        return Reports(
+            empty=empty, grand=grand, alone=[empty] * 2, without=[grand] * 2, round=number, slice=slice
+        )
+
+    assert accumulate([at(1, 0.1, 0.3), at(2, 0.3, 0.4)]).notes == ()
+    assert accumulate([at(1, 0.1, 0.3), at(3, 0.3, 0.4)]).notes == ()  # nothing changed in between
+    assert accumulate([at(1, 0.1, 0.3, "a"), at(2, 0.2, 0.4, "b")]).notes == ()  # other samples
+    assert accumulate([at(1, 0.1, 0.3), at(2, 0.25, 0.4)]).notes == (
+        "on the same test samples, round 1 ends at 0.3 and round 2 begins at 0.25: what changed in between "
+        "is in nobody's score",
+    )
+    assert accumulate([at(1, 0.1, 0.3, None), at(3, 0.25, 0.4, None)]).notes == (
+        "there are no reports between rounds 1 and 3: what changed then is in nobody's score",
+    )
+    many = accumulate([at(k, 0.1, 0.3) for k in range(1, 8)]).notes
+    assert len(many) == 1
+    assert "round 3 ends at 0.3 and round 4 begins at 0.1; and 3 more" in many[0]

@@ -127,7 +127,8 @@ fedmerit("verify", "ledger.jsonl", "--as", "Dale")
 
 # ## Show it
 #
-# The page was written by the run already; this one hides the names and knows about the payouts.
+# The page was written by the run, and anew with the decision: it shows who is paid what. This one hides the
+# names.
 
 fedmerit("page", "first", "--pseudonyms", "--out", "board.html")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Literal
 
@@ -21,6 +21,8 @@ from fedmerit.types import Reports, Scores, Vector
 
 Missing = Literal["zero", "own-mean"]
 
+NO_SCORE = "it has no score and is paid nothing under any rule"
+"""How a note ends that is about somebody without a single report."""
 SUMMABLE = ("ALPHA", "LOO", "IOI", "COS", "MERIT")
 _ERRORS = {"ALPHA": "se_alpha", "LOO": "se_loo", "IOI": "se_ioi"}
 
@@ -49,7 +51,8 @@ def accumulate(
         warmup: rounds at the start that are not counted.
 
     Returns:
-        Scores of every client that ever reported in a counted round; ``coverage`` is R_i / R.
+        Scores of every client that ever reported in a counted round; ``coverage`` is R_i / R. Notes name
+        who was in a sum and never reported, and rounds that do not join up.
 
     >>> first = Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1], clients=["A", "B", "C"])
     >>> second = Reports(empty=3, grand=5, alone=[4, 4], without=[4, 4], clients=["A", "B"])
@@ -71,7 +74,7 @@ def accumulate(
     index = {name: i for i, name in enumerate(clients)}
     per_round = ioi if score == "MERIT" else SCORES[score].function
     terms: list[list[float]] = [[] for _ in clients]
-    notes: list[str] = []
+    notes = list(_apart(counted))
     for reports in counted:
         scores = per_round(reports)
         notes += scores.notes
@@ -92,6 +95,9 @@ def accumulate(
             notes.append(
                 f"client {name!r} reported {seen:.0f} of {len(counted)} rounds; the rest counts {counts}"
             )
+    for name in dict.fromkeys(name for reports in counted for name in reports.silent):
+        if name not in index:
+            notes.append(f"client {name!r} was in the sum but never reported: {NO_SCORE}")
     return Scores(
         score=score,
         clients=clients,
@@ -122,6 +128,30 @@ def _counted(rounds: Sequence[Reports], warmup: int) -> Sequence[Reports]:
         if later <= earlier:
             raise ReportError(f"rounds must come in order, each once: {later} follows {earlier}")
     return rounds[warmup:]
+
+
+def _apart(rounds: Sequence[Reports]) -> Iterator[str]:
+    """Rounds that do not join up: what changed between them is in nobody's score."""
+    gone, jumps = [], []
+    for place, (earlier, later) in enumerate(pairwise(rounds), start=1):
+        numbers = [place if earlier.round is None else earlier.round]
+        numbers += [place + 1 if later.round is None else later.round]
+        same_slice = earlier.slice is not None and earlier.slice == later.slice
+        largest = max(abs(later.empty), abs(earlier.grand))
+        joined = same_slice and abs(later.empty - earlier.grand) <= 1e-6 * largest
+        if same_slice and not joined:
+            ends, begins = f"{earlier.grand:.6g}", f"{later.empty:.6g}"
+            jumps.append(f"round {numbers[0]} ends at {ends} and round {numbers[1]} begins at {begins}")
+        if numbers[1] > numbers[0] + 1 and not joined:
+            gone.append(f"{numbers[0]} and {numbers[1]}")
+    if gone:
+        yield f"there are no reports between rounds {_first(gone)}: what changed then is in nobody's score"
+    if jumps:
+        yield f"on the same test samples, {_first(jumps)}: what changed in between is in nobody's score"
+
+
+def _first(items: Sequence[str], most: int = 3) -> str:
+    return "; ".join(items[:most]) + (f"; and {len(items) - most} more" if len(items) > most else "")
 
 
 def _last_solo(rounds: Sequence[Reports], clients: Sequence[str]) -> Vector:

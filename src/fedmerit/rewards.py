@@ -14,6 +14,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from fedmerit.accumulate import NO_SCORE
 from fedmerit.errors import InputError, UndefinedShares
 from fedmerit.money import Payouts as Payouts
 from fedmerit.money import payouts as payouts
@@ -72,7 +73,8 @@ def shares(
     where x is ``scores.raw``, D is ``scores.gain``, and :math:`h_i` is :func:`fence`. "fair" and "fenced" sum
     to 1; "fenced" limits what an exaggerated report earns. Under "impartial" a client's own report does not
     touch its own share at all; the price is that it pays nearly equal shares and leaves a part unpaid, and
-    that D must be positive. "equal" ignores the scores.
+    that D must be positive. "equal" ignores the scores. N counts who has a score: a client that never
+    reported gets nothing under any rule, "equal" included.
 
     All but "equal" need scores with status "ok", and "fair" and "fenced" need something to divide: a positive
     part above 1e-12 and above two standard errors. The standard errors of those with a positive score are
@@ -238,8 +240,8 @@ def _why_undefined(scores: Scores, rule: Rule) -> str | None:
 
 
 def _notes(scores: Scores, rule: Rule, below: list[str]) -> list[str]:
-    if rule == "equal":
-        return []
+    if rule == "equal":  # then only who has no score at all matters
+        return [note for note in scores.notes if note.endswith(NO_SCORE)]
     notes = list(scores.notes)
     if below:
         where = " in the shares of the others" if rule == "impartial" else ""

@@ -61,6 +61,7 @@ class Statement:
     names: bool  # whether others may be named
     head: str
     members: int
+    planned: int  # rounds of the whole run
 
 
 def statements(rounds: Sequence[Round], config: Config, decision: Decision, head: str) -> Iterator[Statement]:
@@ -91,6 +92,7 @@ def statements(rounds: Sequence[Round], config: Config, decision: Decision, head
             names=config.scoring.visibility == "all",
             head=head,
             members=len(config.clients),
+            planned=config.training.rounds,
         )
 
 
@@ -194,7 +196,10 @@ def as_markdown(one: Statement) -> str:
 
 def _opening(one: Statement) -> str:
     decision = one.decision
-    text = f"Decision {decision.number}, after {_rounds(decision.rounds)}, {one.members} members."
+    after = _rounds(decision.rounds)
+    if decision.rounds < one.planned:
+        after = f"{decision.rounds} of {_rounds(one.planned)} (the run was not over)"
+    text = f"Decision {decision.number}, after {after}, {one.members} members."
     if decision.replaces:
         text += f" It takes the place of decision {decision.replaces}."
     return text
@@ -215,7 +220,9 @@ def _earns(one: Statement) -> str:
     decision = one.decision
     budget, rule = money(cents(decision.paid.budget)), decision.terms.rule
     if one.standing is None:
-        return f"**0.00** of {budget}: without a report there is no score to pay from."
+        return (
+            f"**0.00** of {budget}: you never reported. Without a report there is no score, and no rule pays."
+        )
     measure = spoken(decision.terms.utility)
     text = f"**{money(one.cents)}** of {budget}, that is {one.share:.2%}, by the rule {rule}."
     text += (
@@ -256,7 +263,10 @@ def _costs(one: Statement) -> str:
 
 
 def _sure(one: Statement) -> Iterator[str]:
-    if one.standing is None or one.standing.interval is None or one.standing.rank_interval is None:
+    if one.standing is None:
+        yield "You have no score of which one could be more or less sure."
+        return
+    if one.standing.interval is None or one.standing.rank_interval is None:
         yield "No standard errors were reported, so how sure this is cannot be said."
         return
     low, high = one.standing.rank_interval

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedmerit.accumulate import Missing, accumulate
+from fedmerit.accumulate import NO_SCORE, Missing, accumulate
 from fedmerit.document import scores_of
 from fedmerit.errors import UndefinedShares
 from fedmerit.rewards import shares
@@ -62,7 +62,7 @@ def summarise(
     total = accumulate(rounds, score=score, missing=missing)
     last = rounds[-1]
     found = scores_of(last)
-    notes = [*total.notes, *_silences(rounds), *absences(rounds, clients)]
+    notes = [*total.notes, *absences(rounds, clients)]
     for one in found.values():
         notes += one.notes if one else ()
     try:
@@ -111,19 +111,22 @@ def summarise(
     return Summary(tuple(standings), total, last, status, groups, suspects, tuple(dict.fromkeys(notes)))
 
 
-def _silences(rounds: Sequence[Reports]) -> Iterator[str]:
-    """Who was summed without a report, and when."""
+def absences(rounds: Sequence[Reports], clients: Sequence[str]) -> Iterator[str]:
+    """Who was summed without a report, and when; who is on the roster and in no round at all."""
     missed: dict[str, list[str]] = {}
     for reports in rounds:
         for name in reports.silent:
             missed.setdefault(name, []).append(str(reports.round))
     for name, when in missed.items():
         yield f"client {name!r} was summed but sent no report: round {', '.join(when)}"
-
-
-def absences(rounds: Sequence[Reports], clients: Sequence[str]) -> Iterator[str]:
-    """Who is on the roster and in no round at all."""
     seen = {name for reports in rounds for name in (*reports.clients, *reports.silent)}
     for name in clients:
         if name not in seen:
-            yield f"client {name!r} is on the list of clients but never reported: it has no score"
+            yield f"client {name!r} is on the list of clients but never reported: {NO_SCORE}"
+
+
+def unscored(rounds: Sequence[Reports], clients: Sequence[str] = ()) -> tuple[str, ...]:
+    """Who is on the roster, or was in a sum, and has no report in any round."""
+    silent = (name for reports in rounds for name in reports.silent)
+    reported = {name for reports in rounds for name in reports.clients}
+    return tuple(name for name in dict.fromkeys((*clients, *silent)) if name not in reported)

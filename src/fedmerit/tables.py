@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -124,18 +125,23 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
-def print_payouts(console: Console, paid: Payouts, divided: Shares) -> None:
-    """Name, share, amount; what is left; what to know about it."""
+def print_payouts(
+    console: Console, paid: Payouts, divided: Shares, *, unscored: Sequence[str] = (), warning: str = ""
+) -> None:
+    """Name, share, amount, also of who never reported; what is left; what to know about it."""
     best_first = sorted(paid.items(), key=lambda item: (-item[1], item[0]))
+    best_first += [(name, Decimal(0)) for name in unscored]
     columns = {
         "client": [printable(name) for name, _ in best_first],
-        "share": [f"{divided[name]:.2%}" for name, _ in best_first],
+        "share": [f"{divided.by_client.get(name, 0.0):.2%}" for name, _ in best_first],
         "payout": [f"{amount:,.2f}" for _, amount in best_first],
     }
     _print_table(console, columns)
     _say(console, f"budget {paid.budget:,.2f}, rule {divided.rule}, unpaid {paid.unpaid:,.2f}")
     for note in divided.notes:
         _say(console, f"note: {note}")
+    if warning:
+        _say(console, f"WARNING: {warning}")
 
 
 def print_truth(console: Console, content: Mapping[str, Any]) -> None:

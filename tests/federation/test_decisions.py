@@ -9,7 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from tiny import tiny
+from typer.testing import CliRunner
 
+from fedmerit.cli import app
 from fedmerit.copies import Copy, exported
 from fedmerit.errors import LedgerError, StoreError
 from fedmerit.federation.decisions import Terms
@@ -256,9 +258,39 @@ def test_who_never_reported_is_told_so_and_earns_nothing(tmp_path):
     one = statement_of(tmp_path / "run", config, "client-1")
     text = as_markdown(one)
     assert one.cents == 0
-    assert "**0.00** of 1,000.00: without a report there is no score to pay from." in text
+    assert (
+        "**0.00** of 1,000.00: you never reported. Without a report there is no score, and no rule pays."
+        in text
+    )
     assert "You have no report in any round" in text
+    assert "No standard errors" not in text
     assert as_dict(one)["contribution"] is None
+    equal = as_markdown(statement_of(tmp_path / "run", config, "client-1", rule="equal"))
+    assert "The same for everybody who ever reported" in equal
+
+
+def test_a_decision_before_the_end_says_after_which_round(tmp_path):
+    folder, config = tmp_path / "run", tiny("training.rounds=3", "scoring.visibility=coordinator")
+
+    def stop(step):
+        if (step.stage, step.round) == ("round", 1):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config, folder, watch=stop)
+    result = CliRunner().invoke(app, ["rewards", str(folder), "--budget", "10", "--rule", "equal"])
+    said = "WARNING: the run is not over: this pays for 1 of 3 rounds; a later decision can replace it"
+    assert said in result.output
+    text = (folder / "statements" / "client-1.md").read_text()
+    assert "Decision 1, after 1 of 3 rounds (the run was not over), 4 members." in text
+    run(config, folder, resume=True)
+    assert any("in place of" not in line and "after round 1 of 3" in line for line in lines(folder))
+    (mine,) = [line for line in lines(copy_for(folder, "client-1"), member="client-1") if "payouts" in line]
+    assert "decision 1, after round 1 of 3: 2.50 for client-1" in mine
+    result = CliRunner().invoke(app, ["rewards", str(folder), "--budget", "10", "--rule", "equal"])
+    assert "WARNING" not in result.output
+    paid = [line for line in lines(folder) if line.startswith("payouts")]
+    assert ["after round" in line for line in paid] == [True, False]
 
 
 def test_where_only_the_coordinator_sees_all_a_statement_names_nobody_else(closed):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -15,7 +17,9 @@ import typer
 from fedmerit.cli.base import app, err, out, write
 
 if TYPE_CHECKING:
+    from fedmerit.money import Payouts
     from fedmerit.reading import Content
+    from fedmerit.rewards import Shares
 
 
 class Format(StrEnum):
@@ -115,46 +119,74 @@ def rewards(
     from fedmerit.accumulate import accumulate
     from fedmerit.money import payouts
     from fedmerit.rewards import shares
-    from fedmerit.summary import absences
+    from fedmerit.summary import absences, unscored
     from fedmerit.tables import print_payouts
 
     content, counts = _read(file, utility), _missing(file, missing)
     total = accumulate(content.rounds, score=score.value, missing=counts)
-    divided = shares(total, rule.value, floor=floor, cap=cap, on_undefined=on_undefined.value)
-    divided = replace(divided, notes=(*divided.notes, *absences(content.rounds, content.clients)))
-    paid = payouts(divided, budget)
-    if format is Format.table:
-        print_payouts(out, paid, divided)
-    elif format is Format.csv:
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(("client", "share", "payout"))
-        writer.writerows((name, repr(divided[name]), str(amount)) for name, amount in paid.items())
-        write(text.getvalue())
-    else:
-        plain = {
-            "budget": str(paid.budget),
-            "rule": divided.rule,
-            "status": divided.status,
-            "unpaid": str(paid.unpaid),
-            "shares": dict(divided),
-            "payouts": {name: str(amount) for name, amount in paid.items()},
-            "notes": list(divided.notes),
-        }
-        write(json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
-    if (file / "ledger.sqlite").is_file() and not dry_run:
+    with _option_names():
+        divided = shares(total, rule.value, floor=floor, cap=cap, on_undefined=on_undefined.value)
+    gone = absences(content.rounds, content.clients)
+    divided = replace(divided, notes=tuple(dict.fromkeys((*divided.notes, *gone))))
+    paid, without = payouts(divided, budget), unscored(content.rounds, content.clients)
+    run = (file / "ledger.sqlite").is_file()
+    warning, said = _unfinished(file) if run else "", ""
+    if run and not dry_run:  # first: what is printed stands in the ledger
         terms = {"floor": floor, "cap": cap, "on_undefined": on_undefined.value, "missing": counts}
         said = _record(
             file, str(paid.budget), content.rounds[0].utility, rule=rule.value, score=score.value, **terms
         )
+    if format is Format.table:
+        print_payouts(out, paid, divided, unscored=without, warning=warning)
+    else:
+        write(_payouts_as(format, paid, divided, without))
+        if warning:
+            err.print(f"WARNING: {warning}")
+    if said:
         (out if format is Format.table else err).print(said)
 
 
+def _payouts_as(format: Format, paid: Payouts, divided: Shares, unscored: Sequence[str]) -> str:
+    """Payouts for programs; who never reported is listed with nothing."""
+    none = dict.fromkeys(unscored, 0.0)
+    divided_all = {**divided, **none}
+    amounts = {name: str(paid.by_client.get(name, "0.00")) for name in divided_all}
+    if format is Format.csv:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(("client", "share", "payout"))
+        writer.writerows((name, repr(share), amounts[name]) for name, share in divided_all.items())
+        return text.getvalue()
+    plain = {
+        "budget": str(paid.budget),
+        "rule": divided.rule,
+        "status": divided.status,
+        "unpaid": str(paid.unpaid),
+        "shares": divided_all,
+        "payouts": amounts,
+        "notes": list(divided.notes),
+    }
+    return json.dumps(plain, indent=1, ensure_ascii=False) + "\n"
+
+
+def _unfinished(folder: Path) -> str:
+    """What to know before paying from a run that is not over; nothing where it is."""
+    from fedmerit.federation.verify import config_of
+    from fedmerit.ledger import Ledger
+
+    with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
+        closed, planned = sum(1 for _ in ledger.records("round")), config_of(ledger).training.rounds
+    if closed >= planned:
+        return ""
+    return f"the run is not over: this pays for {closed} of {planned} rounds; a later decision can replace it"
+
+
 def _record(folder: Path, budget: str, utility: str | None, **terms: Any) -> str:
-    """The decision into the ledger, a statement to everybody; what was done, in words."""
+    """The decision into the ledger, a statement to everybody, the page anew; what was done, in words."""
     from fedmerit.config import load
     from fedmerit.federation.decisions import Terms
     from fedmerit.federation.paying import read_run, record_decision
+    from fedmerit.page.writing import refreshed
     from fedmerit.statements import write_statements
 
     config = load(folder / "config.toml")
@@ -167,7 +199,21 @@ def _record(folder: Path, budget: str, utility: str | None, **terms: Any) -> str
         recorded += f", in place of decision {decision.replaces}"
     if not new:
         recorded = f"decision {decision.number}, record {decision.record} of the ledger, stands as it is"
-    return f"{recorded}; {count} statements in {folder / 'statements'}\nhead: {head}"
+    shown = refreshed(folder)
+    lines = [f"{recorded}; {count} statements in {folder / 'statements'}", *([shown] if shown else [])]
+    return "\n".join([*lines, f"head: {head}"])
+
+
+@contextmanager
+def _option_names() -> Iterator[None]:
+    """Advice of the library in the words of the command line."""
+    from fedmerit.errors import UndefinedShares
+
+    try:
+        yield
+    except UndefinedShares as error:
+        said = str(error).replace("on_undefined='equal' or 'zero'", "--on-undefined equal or zero")
+        raise UndefinedShares(said) from error
 
 
 def _read(file: Path, utility: str | None) -> Content:

@@ -142,16 +142,26 @@ class _Checked:
 
     def about_money(self) -> Iterator[str]:
         """Payout decisions, computed anew."""
+        planned = self.config.training.rounds
         for one in self.decisions:
+            after = f", after round {one.rounds} of {planned}" if one.rounds < planned else ""
             instead = f", in place of decision {one.replaces}" if one.replaces else ""
             mine = ""
             if self.member is not None:
                 mine = f"; {one.paid.by_client.get(self.member, 0):,.2f} for {self.member}"
             yield (
-                f"payouts: decision {one.number} (record {one.record}){instead}: {one.paid.budget:,.2f} "
-                f"by the rule {one.terms.rule} follows from the scores, to the cent{mine}"
+                f"payouts: decision {one.number} (record {one.record}){instead}{after}: "
+                f"{one.paid.budget:,.2f} by the rule {one.terms.rule} follows from the scores, "
+                f"to the cent{mine}"
             )
+        covered = {
+            record.body["decision"]: record.body["rounds"]
+            for record in self.records
+            if record.kind == "decision"
+        }
         for part in self.own:
+            until = covered[part.number]
+            after = f", after round {until} of {planned}" if until < planned else ""
             what = "share and cents follow" if part.recomputed else "cents follow from the stated share"
             rest = (
                 "from its scores and the totals"
@@ -159,7 +169,7 @@ class _Checked:
                 else "the share needs more than the totals"
             )
             yield (
-                f"payouts: decision {part.number}: {money(part.cents)} for {self.reader}: {what}"
+                f"payouts: decision {part.number}{after}: {money(part.cents)} for {self.reader}: {what}"
                 f"{' ' if part.recomputed else '; '}{rest}; nobody else's were computed"
             )
 

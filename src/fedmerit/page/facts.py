@@ -12,10 +12,11 @@ from fedmerit.accumulate import accumulate
 from fedmerit.agreement import agreement
 from fedmerit.document import scores_of, totals_of
 from fedmerit.errors import InputError, UndefinedScore, UndefinedShares
+from fedmerit.page.decided import Decided, decided
 from fedmerit.page.source import Source
 from fedmerit.rewards import Rule, shares
 from fedmerit.scores import alpha, influence
-from fedmerit.summary import Summary, summarise
+from fedmerit.summary import Summary, summarise, unscored
 from fedmerit.types import Reports, Scores
 from fedmerit.uncertainty import compare_pairs
 
@@ -43,7 +44,7 @@ class Absence:
     client: str
     rounds: Mapping[int, str]
     gain: float
-    at_own_mean: float  # what the missed rounds would count at the member's own mean
+    at_own_mean: float | None  # what the missed rounds would count at the member's own mean, if it has one
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,7 @@ class Companion:
     spearman: float | None
     sure: int  # pairs that the paid utility tells apart
     confirms: int  # how many of them this one tells apart the same way round
-    contradicts: tuple[
-        tuple[str, str], ...
-    ]  # (better, worse) by the paid utility, surely the reverse by this
+    contradicts: tuple[tuple[str, str], ...]  # (better, worse) by the paid one, surely the reverse by this
     turned: Mapping[str, bool]  # surely above zero by this and below by the paid (True), or the reverse
 
 
@@ -91,12 +90,12 @@ class Facts:
 
     source: Source
     summary: Summary
-    letters: Mapping[
-        str, str
-    ]  # groups of members that cannot be told apart; "" where there is nothing to say
+    letters: Mapping[str, str]  # groups of members that cannot be told apart; none where all can
     shown: tuple[int, ...]  # rounds shown
     courses: tuple[Course, ...]  # best first
     absences: tuple[Absence, ...]
+    unscored: tuple[str, ...]  # without a report in any round
+    decided: Decided | None
     rounds: tuple[RoundFacts, ...]
     companions: tuple[Companion, ...]
     rules: tuple[RuleFacts, ...]
@@ -130,6 +129,7 @@ def gather(source: Source, original: Source) -> Facts:
     rounds = source.rounds
     summary = summarise(rounds, missing=source.missing, clients=source.clients)
     shown = _shown(len(rounds))
+    without = unscored(rounds, source.clients)
     return Facts(
         source=source,
         summary=summary,
@@ -137,6 +137,8 @@ def gather(source: Source, original: Source) -> Facts:
         shown=tuple(_number(rounds[k - 1], k) for k in shown),
         courses=_courses(source, summary, shown),
         absences=_absences(source),
+        unscored=without,
+        decided=decided(source, without),
         rounds=_rounds(source),
         companions=tuple(_companion(source, summary, key) for key in source.companions),
         rules=tuple(_rule(original, source, rule) for rule in get_args(Rule)),
@@ -207,9 +209,13 @@ def _absences(source: Source) -> tuple[Absence, ...]:
     zero = accumulate(source.rounds, missing="zero").as_dict()
     gains = {_number(reports, place): reports.gain for place, reports in enumerate(source.rounds, start=1)}
     return tuple(
-        Absence(name, rounds, math.fsum(gains[k] for k in rounds), mean[name] - zero[name])
+        Absence(
+            name,
+            rounds,
+            math.fsum(gains[k] for k in rounds),
+            mean[name] - zero[name] if name in mean else None,
+        )
         for name, rounds in _missed(source).items()
-        if name in mean
     )
 
 

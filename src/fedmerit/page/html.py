@@ -13,7 +13,7 @@ from typing import Any
 from fedmerit import __version__
 from fedmerit.errors import MissingExtra
 from fedmerit.money import payouts
-from fedmerit.page import promises, words
+from fedmerit.page import doubts, promises, words
 from fedmerit.page.facts import MOST_CELLS, Facts, gather
 from fedmerit.page.source import pseudonymised, read_source
 from fedmerit.tables import rank_text, signed, total_text
@@ -21,7 +21,7 @@ from fedmerit.toml import written
 
 INSTALL = "pip install 'fedmerit[page]'"
 BUDGET = "10000.00"
-"""What the page divides until somebody types another budget."""
+"""What the page divides until somebody types another budget; that of the decision where there is one."""
 
 
 def page(path: str | Path, *, pseudonyms: bool = False) -> str:
@@ -79,8 +79,9 @@ def render(facts: Facts) -> str:
         facts=facts,
         words=words,
         promises=promises,
+        doubts=doubts,
         version=__version__,
-        budget=BUDGET,
+        budget=_budget(facts),
         paid=_paid(facts),
         checks=[line for line in facts.source.checks if not line.startswith("head:")],  # has its own line
         small=[one.client for one in facts.courses[: charts.MOST_SMALL]],
@@ -92,7 +93,7 @@ def render(facts: Facts) -> str:
         script=script,
         style_hash=_hash(style),
         script_hash=_hash(script),
-        data=_json({"charts": specs, "rules": _rules(facts)}),
+        data=_json({"charts": specs, "rules": _rules(facts), "unscored": facts.unscored}),
     )
 
 
@@ -100,7 +101,7 @@ def _rules(facts: Facts) -> dict[str, Any]:
     """What the payouts are computed from: integers as text, names in the order in which equals get a cent."""
     return {
         one.name: {
-            "problem": one.problem,
+            "problem": words.note(one.problem),
             "one": str(one.one),
             "parts": [[name, str(one.parts[name]), f"{one.shares[name]:.2%}"] for name in sorted(one.parts)],
             "notes": [words.note(note) for note in one.notes],
@@ -115,10 +116,14 @@ def _paid(facts: Facts) -> tuple[list[tuple[str, str, str]], list[tuple[str, str
     first = facts.rules[0]
     if first.problem:
         return [], []
-    paid = payouts({name: Fraction(part, first.one) for name, part in first.parts.items()}, BUDGET)
+    paid = payouts({name: Fraction(part, first.one) for name, part in first.parts.items()}, _budget(facts))
     best_first = sorted(paid.items(), key=lambda item: (-item[1], item[0]))
     lines = [(name, f"{first.shares[name]:.2%}", f"{amount:,.2f}") for name, amount in best_first]
     return lines, [("unpaid", f"{paid.unpaid:,.2f}"), ("budget", f"{paid.budget:,.2f}")]
+
+
+def _budget(facts: Facts) -> str:
+    return facts.decided.budget if facts.decided else BUDGET
 
 
 def _asset(name: str) -> str:

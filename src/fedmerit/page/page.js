@@ -66,6 +66,7 @@ function pay() {
       fill.style.inlineSize = `${Number((amount * 1000n) / most) / 10}%`;
       return line;
     }),
+    ...data.unscored.map((who) => row([who, "0.00%", money(0n), ""])),
   );
   foot.replaceChildren(row(["unpaid", "", money(paid.unpaid), ""]), row(["budget", "", money(budget), ""]));
 }

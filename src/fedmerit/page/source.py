@@ -15,8 +15,9 @@ import numpy as np
 from fedmerit.accumulate import Missing, accumulate
 from fedmerit.config import load
 from fedmerit.errors import FedmeritError, FileFormatError
+from fedmerit.federation.decisions import Decision, decisions_of
 from fedmerit.federation.journal import Round, first_body, rounds_of
-from fedmerit.federation.verify import verify_folder
+from fedmerit.federation.verify import config_of, verify_folder
 from fedmerit.layout import VECTORS
 from fedmerit.ledger import Ledger
 from fedmerit.page.costs import Costs, read_costs
@@ -31,6 +32,7 @@ class Book:
     run: Mapping[str, Any]
     pool: Mapping[str, Any]
     rounds: tuple[Round, ...]
+    decisions: tuple[Decision, ...]  # with the real names
     head: str
     records: int
 
@@ -98,7 +100,9 @@ def _with_folder(source: Source, folder: Path) -> Source:
         lines.extend(verify_folder(folder))
         with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
             run, pool = first_body(ledger, "run"), first_body(ledger, "pool")
-            book = Book(run, pool, tuple(rounds_of(ledger)), ledger.head, len(ledger))
+            rounds, scoring = rounds_of(ledger), config_of(ledger).scoring
+            decisions = tuple(decisions_of(ledger, rounds, scoring))
+            book = Book(run, pool, tuple(rounds), decisions, ledger.head, len(ledger))
     except FedmeritError as error:  # the page says so: a reader must learn of it, not of an exit code
         return replace(source, checks=tuple(lines), broken=str(error))
     unscored = dict(source.unscored)

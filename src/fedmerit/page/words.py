@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import string
 from collections.abc import Sequence
+from decimal import Decimal
 
+from fedmerit.accumulate import NO_SCORE
+from fedmerit.page.decided import Decided
 from fedmerit.page.facts import Facts
 from fedmerit.rewards import null_share
 from fedmerit.summary import Standing
@@ -26,7 +29,7 @@ RULES = {
     "fair": "In proportion to the summed contribution. A contribution below zero earns nothing.",
     "fenced": "As fair, but nobody is paid for more than the others' scores make plausible.",
     "impartial": "Nobody's own report touches its own share. Shares are nearly equal; a part stays unpaid.",
-    "equal": "The same for everybody, whatever the scores.",
+    "equal": "The same for everybody who ever reported, whatever the scores.",
 }
 
 STATUS = {
@@ -63,52 +66,75 @@ def headline(facts: Facts) -> str:
     """Who contributed what, in one sentence."""
     standings, n = facts.summary.standings, facts.total.n
     if facts.total.stderr is None:
-        return f"{standings[0].client} contributed most; how sure that is cannot be said"
+        return f"{_without_errors(facts)}; how sure that is cannot be said"
     harmful = [one.client for one in standings if one.interval and one.interval[1] < 0]
     helpful = [one.client for one in standings if one.interval and one.interval[0] > 0]
     worse = f"; {listed(harmful, 3)} made the model worse" if harmful else ""
     leaders = list(facts.summary.groups[0]) if facts.summary.groups else [standings[0].client]
+    roster = n + len(facts.unscored)
     if not helpful:
         return "No member is sure to have improved the model" + worse
     if len(leaders) == 1:
         return f"{leaders[0]} contributed most" + worse
     if not set(leaders) <= set(helpful):  # the first is known to have improved the model, not all of these
-        if len(leaders) == n:
+        if len(leaders) == roster:
             return f"The {count(n)} members cannot be told apart"
+        if len(leaders) == n:
+            return f"{_of(n, roster)} reported, and cannot be told apart"
         others = "one other" if len(leaders) == 2 else f"{count(len(leaders) - 1)} others"
         return f"{leaders[0]} stands first, but cannot be told apart from {others}{worse}"
-    if len(leaders) == n:
+    if len(leaders) == roster:
         return f"All {count(n)} members contributed, and cannot be told apart"
+    if len(leaders) == n:
+        return f"{_of(n, roster)} contributed, and cannot be told apart"
     if len(leaders) <= 3:
         return f"{listed(leaders)} contributed most, and cannot be told apart{worse}"
-    who = f"{count(len(leaders)).capitalize()} of {count(n)} members"
     most = " most" if len(helpful) > len(leaders) else ""
-    return f"{who} contributed{most} and cannot be told apart{worse}"
+    return f"{_of(len(leaders), roster)} contributed{most} and cannot be told apart{worse}"
+
+
+def _without_errors(facts: Facts) -> str:
+    """The headline where nothing is known about errors: no winner where there is none."""
+    standings = facts.summary.standings
+    leaders = [one.client for one in standings if one.rank == 1]
+    if standings[0].total <= 0:
+        return "No member improved the model"
+    if len(leaders) == 1:
+        return f"{leaders[0]} contributed most"
+    roster = len(standings) + len(facts.unscored)
+    if len(leaders) == roster:
+        return f"All {count(roster)} members contributed alike"
+    if len(leaders) == len(standings) or len(leaders) > 3:
+        most = "" if len(leaders) == len(standings) else " most, and"
+        return f"{_of(len(leaders), roster)} contributed{most} alike"
+    return f"{listed(leaders)} contributed most, and alike"
+
+
+def _of(some: int, all_: int) -> str:
+    return f"{count(some).capitalize()} of {count(all_)} members"
 
 
 def lede(facts: Facts) -> list[str]:
     """The finding in a few sentences, numbers included."""
-    total, reports = facts.total, facts.source.rounds
-    span = "In one round" if total.rounds == 1 else f"Over {rounds(total.rounds)}"
-    measure = (
-        f"the {spoken(facts.utility)} of the shared model"
-        if facts.utility
-        else "the utility of the shared model"
-    )
-    moved = "rose" if total.gain > 0 else "fell" if total.gain < 0 else "stayed the same"
-    change = "" if total.gain == 0 else f" by {abs(total.gain):.4f}"
-    if facts.one_slice:
-        change += f", from {reports[0].empty:.4f} to {reports[-1].grand:.4f}"
-    said = [f"{span} {measure} {moved}{change}."]
-    best, worst = facts.summary.standings[0], facts.summary.standings[-1]
-    said.append(_place(best, "first", total.n))
-    if worst.client in facts.summary.suspects:
-        said.append(
-            f"{worst.client} stands last with {total_text(worst)}, significantly below everybody else: "
-            "worth a conversation."
-        )
-    elif worst is not best:
-        said.append(_place(worst, "last", total.n))
+    total = facts.total
+    said = [_change(facts)]
+    standings = facts.summary.standings
+    best, worst = standings[0], standings[-1]
+    first = [one for one in standings if one.rank == best.rank]
+    if len(first) == len(standings) > 1:
+        said.append(f"All {count(total.n)} stand alike with {total_text(best)}.")
+    else:
+        said.append(_place(first, "first", total.n))
+        if worst.client in facts.summary.suspects:
+            said.append(
+                f"{worst.client} stands last with {total_text(worst)}, significantly below everybody else: "
+                "worth a conversation."
+            )
+        elif worst is not best:
+            said.append(_place([one for one in standings if one.rank == worst.rank], "last", total.n))
+    if facts.unscored:
+        have = "has" if len(facts.unscored) == 1 else "have"
+        said.append(f"{listed(facts.unscored)} never reported and {have} no score.")
     turned = {client: one for one in facts.companions for client in one.turned}
     if turned:
         which = dict.fromkeys(spoken(one.utility) for one in turned.values())
@@ -118,7 +144,28 @@ def lede(facts: Facts) -> list[str]:
     return said
 
 
-def _place(one: Standing, where: str, n: int) -> str:
+def _change(facts: Facts) -> str:
+    """How the shared model changed, in numbers that agree with each other."""
+    total, reports = facts.total, facts.source.rounds
+    span = "In one round" if total.rounds == 1 else f"Over {rounds(total.rounds)}"
+    measure = f"the {spoken(facts.utility)} of the shared model"
+    moved = "rose" if total.gain > 0 else "fell" if total.gain < 0 else "stayed the same"
+    change = "" if total.gain == 0 else f" by {abs(total.gain):.4f}"
+    if facts.one_slice:
+        low, high = reports[0].empty, reports[-1].grand
+        if abs((high - low) - total.gain) > 1e-6 * max(abs(low), abs(high), abs(total.gain)):
+            return (
+                f"{span} {measure} went from {low:.4f} to {high:.4f}, but the gains of the rounds add up to "
+                f"{signed(total.gain)}: the rounds do not join up."
+            )
+        change += f", from {low:.4f} to {high:.4f}"
+    return f"{span} {measure} {moved}{change}."
+
+
+def _place(equals: Sequence[Standing], where: str, n: int) -> str:
+    one = equals[0]
+    if len(equals) > 1:
+        return f"{listed([each.client for each in equals])} share the {where} place with {total_text(one)}."
     sentence = f"{one.client} stands {where} with {total_text(one)}"
     if one.rank_interval is None or one.rank_interval[0] == one.rank_interval[1]:
         return sentence + "."
@@ -170,11 +217,34 @@ def away(facts: Facts) -> list[str]:
     for one in facts.absences:
         which = listed([str(number) for number in one.rounds], 12)
         missed = f"{one.client} has no report in round{'s' if len(one.rounds) > 1 else ''} {which}"
-        if facts.source.missing == "zero":
+        if one.at_own_mean is None:
+            said.append(f"{missed}, that is none at all: {NO_SCORE}.")
+        elif facts.source.missing == "zero":
             own = signed(one.at_own_mean)
             said.append(f"{missed}. That counts as zero; at its own mean it would have counted {own}.")
         else:
             said.append(f"{missed}. That counts at its own mean, {signed(one.at_own_mean)} in all.")
+    return said
+
+
+def decision(one: Decided) -> list[str]:
+    """What was decided: in one sentence, then on which terms."""
+    terms = one.terms
+    covers = f"{one.rounds} of {one.planned} rounds" if one.rounds < one.planned else rounds(one.rounds)
+    said = [
+        f"Decision {one.number} stands: {Decimal(one.budget):,.2f} by the rule {terms.rule}, after {covers}."
+    ]
+    if one.rounds < one.planned:
+        said.append("What later rounds bring is in no decision yet.")
+    instead = f", in place of decision {one.replaces}" if one.replaces else ""
+    counts = "as zero" if terms.missing == "zero" else "at the member’s own mean"
+    said.append(f"Record {one.record} of the ledger{instead}.")
+    said.append(f"Paid by {spoken(terms.utility)} ({terms.score}); missed rounds count {counts}.")
+    if (terms.floor, terms.cap) != (0.0, 1.0):
+        said.append(f"Shares lie between {terms.floor:.2%} and {terms.cap:.2%}.")
+    if not one.defined:
+        said.append("The scores allowed no shares, so that the agreed way out was taken.")
+    said.append(RULES[terms.rule])
     return said
 
 
@@ -188,81 +258,12 @@ def noise_share(facts: Facts) -> str:
     )
 
 
-def adds_up(facts: Facts) -> str:
-    """The sum of the contributions against the gain."""
-    said = float(facts.total.raw.sum())
-    gain = signed(facts.total.gain)
-    if facts.total.gain <= 0:
-        return f"The contributions add up to {signed(said)}, and there is no gain to attribute ({gain})."
-    ratio = said / facts.total.gain
-    sentence = f"The contributions add up to {signed(said)}, {ratio:.0%} of the {gain} that the model gained."
-    if abs(ratio - 1) > 0.2:
-        sentence += " That strays far from the gain: think twice before paying from this measure."
-    return sentence
-
-
-def statuses(facts: Facts) -> list[str]:
-    """In which rounds the paper's normalised scores are not in order."""
-    scored = [one for one in facts.rounds if one.gain is not None]
-    said = []
-    good = [key for key in ("FP", "EE") if all(one.status[key] == "ok" for one in scored)]
-    if good:
-        every = "the one round" if len(scored) == 1 else f"all {rounds(len(scored))}"
-        said.append(f"{listed(good)} {'is' if len(good) == 1 else 'are'} in order in {every}.")
-    for key in ("FP", "EE"):
-        odd = [one for one in scored if one.status[key] != "ok"]
-        for kind in dict.fromkeys(one.status[key] for one in odd):
-            which = [str(one.number) for one in odd if one.status[key] == kind]
-            said.append(f"{key} in round{_s(which)} {listed(which, 20)}: {STATUS[kind]}.")
-    gone = [str(one.number) for one in facts.rounds if one.gain is None]
-    if gone:
-        said.append(f"Round{_s(gone)} {listed(gone, 20)} {'has' if len(gone) == 1 else 'have'} no scores.")
-    return said
-
-
-def _s(items: Sequence[object]) -> str:
-    return "" if len(items) == 1 else "s"
-
-
-def _turned(client: str, helped: bool, measure: str) -> str:
-    here, paid = (
-        ("improved the model", "made it worse") if helped else ("made the model worse", "improved it")
-    )
-    return f"Measured by {measure}, {client} surely {here}; by the paid measure it surely {paid}"
-
-
-def companions(facts: Facts) -> list[str]:
-    """Whether other measures of quality tell another story."""
-    said = []
-    for one in facts.companions:
-        name = spoken(one.utility)
-        name = name[0].upper() + name[1:]
-        close = "" if one.spearman is None else f" (rank correlation {one.spearman:.2f})"
-        for better, worse in one.contradicts[:4]:
-            said.append(
-                f"{name} says the opposite, and is sure of it: {worse} contributed more than {better}."
-            )
-        if len(one.contradicts) > 4:
-            said.append(f"{name} contradicts {len(one.contradicts) - 4} more differences.")
-        for client, helped in one.turned.items():
-            said.append(_turned(client, helped, spoken(one.utility)) + ".")
-        if not one.sure:
-            said.append(f"{name}{close} contradicts nothing: the paid measure is sure of no difference.")
-        elif not one.contradicts:
-            pairs = "the one difference" if one.sure == 1 else f"any of the {one.sure} differences"
-            confirmed = "all" if one.confirms == one.sure else count(one.confirms) if one.confirms else "none"
-            said.append(
-                f"{name}{close} does not contradict {pairs} that the paid measure is sure of, "
-                f"and confirms {confirmed} of them."
-            )
-    return said
-
-
 def spoken(utility: str | None) -> str:
     """A utility's name in a sentence."""
     return {"brier": "Brier score", None: "utility"}.get(utility) or str(utility).replace("-", " ")
 
 
 def note(text: str) -> str:
-    """A note of the library in the page's word for the score."""
-    return text.replace("ALPHA", "contribution")
+    """A note of the library in the words of the page and the command line."""
+    asked = "on_undefined='equal' or 'zero' would say"
+    return text.replace("ALPHA", "contribution").replace(asked, "--on-undefined equal or zero would say")

@@ -1,20 +1,48 @@
-"""The page at the end of a run, where what it needs is installed."""
+"""The page beside a run's scores, where what it needs is installed: after the run, and after a decision."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
 
+from fedmerit.errors import FedmeritError
 from fedmerit.store import write
 
 NAME = "page.html"
+OURS = "<p>Made by fedmerit "
+"""Every page has it."""
+HIDDEN = '<p class="quiet">Members are shown under pseudonyms'
+"""A page without names has it; no name can hold it, because names are escaped."""
 
 
 def page_of_run(folder: Path) -> str:
     """Write a finished run's page beside its scores; says where it is, or how to get one."""
-    if any(find_spec(name) is None for name in ("altair", "jinja2", "vl_convert")):
+    if not _installed():
         return f"for a page that anybody can open: pip install 'fedmerit[page]', then fedmerit page {folder}"
     from fedmerit.page.html import page
 
     write(folder / NAME, page(folder).encode())
     return f"for everybody else: open {folder / NAME} in a browser"
+
+
+def refreshed(folder: Path) -> str:
+    """Write the page beside a run's scores anew, where there is one; says what was done, if anything."""
+    path = folder / NAME
+    if not path.is_file():
+        return ""
+    there = path.read_text(encoding="utf-8", errors="replace")
+    if OURS not in there:
+        return f"{path} is no page of fedmerit and was left as it is"
+    if not _installed():
+        return f"{path} is from before this: pip install 'fedmerit[page]', then fedmerit page {folder}"
+    from fedmerit.page.html import page
+
+    try:
+        write(path, page(folder, pseudonyms=HIDDEN in there).encode())
+    except (FedmeritError, OSError) as error:
+        return f"{path} is from before this, and could not be written anew: {error}"
+    return f"{path} shows it"
+
+
+def _installed() -> bool:
+    return all(find_spec(name) is not None for name in ("altair", "jinja2", "vl_convert"))

@@ -1,0 +1,79 @@
+"""What the page says about whether to believe it: sums against gains, statuses, other measures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedmerit.page.facts import Facts
+from fedmerit.page.words import STATUS, count, listed, rounds, spoken
+from fedmerit.tables import signed
+
+
+def adds_up(facts: Facts) -> str:
+    """The sum of the contributions against the gain."""
+    said = float(facts.total.raw.sum())
+    gain = signed(facts.total.gain)
+    if facts.total.gain <= 0:
+        return f"The contributions add up to {signed(said)}, and there is no gain to attribute ({gain})."
+    ratio = said / facts.total.gain
+    sentence = f"The contributions add up to {signed(said)}, {ratio:.0%} of the {gain} that the model gained."
+    if abs(ratio - 1) > 0.2:
+        sentence += " That strays far from the gain: think twice before paying from this measure."
+    return sentence
+
+
+def statuses(facts: Facts) -> list[str]:
+    """In which rounds the paper's normalised scores are not in order."""
+    scored = [one for one in facts.rounds if one.gain is not None]
+    said = []
+    good = [key for key in ("FP", "EE") if all(one.status[key] == "ok" for one in scored)]
+    if good:
+        every = "the one round" if len(scored) == 1 else f"all {rounds(len(scored))}"
+        said.append(f"{listed(good)} {'is' if len(good) == 1 else 'are'} in order in {every}.")
+    for key in ("FP", "EE"):
+        odd = [one for one in scored if one.status[key] != "ok"]
+        for kind in dict.fromkeys(one.status[key] for one in odd):
+            which = [str(one.number) for one in odd if one.status[key] == kind]
+            said.append(f"{key} in round{_s(which)} {listed(which, 20)}: {STATUS[kind]}.")
+    gone = [str(one.number) for one in facts.rounds if one.gain is None]
+    if gone:
+        said.append(f"Round{_s(gone)} {listed(gone, 20)} {'has' if len(gone) == 1 else 'have'} no scores.")
+    return said
+
+
+def _s(items: Sequence[object]) -> str:
+    return "" if len(items) == 1 else "s"
+
+
+def _turned(client: str, helped: bool, measure: str) -> str:
+    here, paid = (
+        ("improved the model", "made it worse") if helped else ("made the model worse", "improved it")
+    )
+    return f"Measured by {measure}, {client} surely {here}; by the paid measure it surely {paid}"
+
+
+def companions(facts: Facts) -> list[str]:
+    """Whether other measures of quality tell another story."""
+    said = []
+    for one in facts.companions:
+        name = spoken(one.utility)
+        name = name[0].upper() + name[1:]
+        close = "" if one.spearman is None else f" (rank correlation {one.spearman:.2f})"
+        for better, worse in one.contradicts[:4]:
+            said.append(
+                f"{name} says the opposite, and is sure of it: {worse} contributed more than {better}."
+            )
+        if len(one.contradicts) > 4:
+            said.append(f"{name} contradicts {len(one.contradicts) - 4} more differences.")
+        for client, helped in one.turned.items():
+            said.append(_turned(client, helped, spoken(one.utility)) + ".")
+        if not one.sure:
+            said.append(f"{name}{close} contradicts nothing: the paid measure is sure of no difference.")
+        elif not one.contradicts:
+            pairs = "the one difference" if one.sure == 1 else f"any of the {one.sure} differences"
+            confirmed = "all" if one.confirms == one.sure else count(one.confirms) if one.confirms else "none"
+            said.append(
+                f"{name}{close} does not contradict {pairs} that the paid measure is sure of, "
+                f"and confirms {confirmed} of them."
+            )
+    return said

@@ -1,0 +1,141 @@
+"""What the page says first: no winner where there is none, everybody on the roster, what was decided."""
+
+import re
+import shutil
+from decimal import Decimal
+
+import pytest
+from sample import changed, write_scores
+from typer.testing import CliRunner
+
+from fedmerit.cli import app
+from fedmerit.document import as_csv, document
+from fedmerit.federation.decisions import Terms
+from fedmerit.federation.paying import record_decision
+from fedmerit.page import words
+from fedmerit.page.html import facts_of, page
+from fedmerit.types import Reports
+
+
+def said_of(path, **how):
+    text = re.sub(r"<(script|style)\b.*?</\1>", "", page(path, **how), flags=re.S)
+    return " ".join(re.sub(r"<[^>]*>", " ", text).split())
+
+
+def file_of(folder, alpha, *, names=("A", "B", "C"), se=None, silent=(), slices=("s",), starts=(0.1,)):
+    """Rounds with these contributions each, on these slices, beginning at these utilities; gain 0.2 each."""
+    rounds = [
+        Reports(
+            empty=start,
+            grand=start + 0.2,
+            alone=[start + a for a in alpha],
+            without=[start + 0.2 - a for a in alpha],
+            clients=names,
+            silent=silent,
+            se_alpha=None if se is None else [se] * len(alpha),
+            slice=slice_,
+            round=k,
+        )
+        for k, (slice_, start) in enumerate(zip(slices, starts, strict=True), start=1)
+    ]
+    path = folder / "reports.csv"
+    path.write_text(as_csv(document(rounds)))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("alpha", "expected", "place"),
+    [
+        ([0.1, 0.1, 0.1], "All three members contributed alike", "All three stand alike with +0.1000."),
+        ([-0.1, -0.2, -0.3], "No member improved the model", "A stands first with -0.1000."),
+        ([0, 0, 0], "No member improved the model", "All three stand alike with +0.0000."),
+        ([0.1, 0.1, 0], "A and B contributed most, and alike", "A and B share the first place with +0.1000."),
+        ([0.1, 0, 0], "A contributed most", "B and C share the last place with +0.0000."),
+    ],
+)
+def test_there_is_no_winner_where_there_is_none(tmp_path, alpha, expected, place):
+    facts = facts_of(file_of(tmp_path, alpha))
+    assert words.headline(facts) == f"{expected}; how sure that is cannot be said"
+    assert place in words.lede(facts)
+
+
+@pytest.mark.parametrize("se", [None, 0.001])
+def test_who_never_reported_is_on_the_page(tmp_path, se):
+    path = file_of(tmp_path, [0.1, 0.1, 0.1], silent=("Eve",), se=se)
+    facts, said = facts_of(path), said_of(path)
+    assert words.headline(facts).startswith("Three of four members contributed")
+    assert "Eve never reported and has no score." in words.lede(facts)
+    assert "Nobody missed a round" not in said
+    nothing = "it has no score and is paid nothing under any rule"
+    assert f"Eve has no report in round 1, that is none at all: {nothing}." in said
+    assert "Eve no report - -" in said
+    assert "Eve 0.00% 0.00" in said
+    assert not re.search(r"\bEve\b", page(path, pseudonyms=True))
+    assert "Member D 0.00% 0.00" in said_of(path, pseudonyms=True)
+
+
+def test_who_is_away_in_every_round_is_on_the_page(tmp_path):
+    path = write_scores(tmp_path)
+    changed(path, lambda content: content["clients"].append("Eve"))
+    assert "Eve has no report in rounds 1, 2 and 3, that is none at all" in said_of(path)
+
+
+def test_the_lede_states_no_sum_that_contradicts_its_ends(tmp_path):
+    joined = file_of(tmp_path, [0.1, 0.1, 0.0], slices="ss", starts=(0.1, 0.3))
+    assert "rose by 0.4000, from 0.1000 to 0.5000." in words.lede(facts_of(joined))[0]
+    apart = file_of(tmp_path, [0.1, 0.1, 0.0], slices="ss", starts=(0.1, 0.15))
+    expected = "went from 0.1000 to 0.3500, but the gains of the rounds add up to +0.4000"
+    assert expected in words.lede(facts_of(apart))[0]
+    assert "round 1 ends at 0.3 and round 2 begins at 0.15" in said_of(apart)
+
+
+@pytest.fixture
+def folder(run_folder, tmp_path):
+    return shutil.copytree(run_folder, tmp_path / "run")
+
+
+def test_a_decision_is_shown_before_what_another_would_pay(folder):
+    record_decision(folder, Terms("1000.00", "accuracy", on_undefined="equal"))
+    made, _ = record_decision(folder, Terms("25000.00", "expected-accuracy", rule="fenced", cap=0.5))
+    said = said_of(folder)
+    start = said.index("3 What is each paid?")
+    decided, other = said[start:].split("What would another budget or rule pay?")
+    assert "Decision 2 stands: 25,000.00 by the rule fenced, after three rounds." in decided
+    assert f"Record {made.record} of the ledger, in place of decision 1." in decided
+    assert "Paid by expected accuracy (ALPHA)" in decided
+    assert "Shares lie between 0.00% and 50.00%." in decided
+    for name, amount in made.paid.items():
+        assert f"{name} {made.shares[name]:.2%} {amount:,.2f}" in decided
+    assert "budget 25,000.00" in decided
+    assert "Nothing here changes the decision." in other
+    hidden = said_of(folder, pseudonyms=True)
+    assert "Decision 2 stands: 25,000.00" in hidden
+    amounts = re.findall(r"Member [A-E] [\d.]+% ([\d,.]+)", hidden.split("What is each paid?")[2])[:5]
+    assert sorted(Decimal(one.replace(",", "")) for one in amounts) == sorted(made.paid.values())
+
+
+def test_rewards_write_the_page_anew_where_there_is_one_of_ours(folder):
+    def pay(budget):
+        return CliRunner().invoke(app, ["rewards", str(folder), "--budget", budget], catch_exceptions=False)
+
+    path = folder / "page.html"
+    assert "page.html" not in pay("1000.00").output
+    assert not path.exists()
+    path.write_text(page(folder, pseudonyms=True), encoding="utf-8")
+    assert f"{path} shows it" in pay("2000.00").output
+    text = path.read_text(encoding="utf-8")
+    assert text == page(folder, pseudonyms=True)
+    assert "Decision 2 stands: 2,000.00" in text
+    path.write_text("<p>mine</p>")
+    assert f"{path} is no page of fedmerit and was left as it is" in pay("3000.00").output
+    assert path.read_text() == "<p>mine</p>"
+
+
+def test_without_altair_a_decision_says_that_the_page_is_old(folder, monkeypatch):
+    import sys
+
+    path = folder / "page.html"
+    path.write_text(page(folder), encoding="utf-8")
+    monkeypatch.setitem(sys.modules, "altair", None)
+    said = CliRunner().invoke(app, ["rewards", str(folder), "--budget", "1000"]).output
+    assert f"{path} is from before this: pip install 'fedmerit[page]', then fedmerit page {folder}" in said

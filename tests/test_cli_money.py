@@ -1,0 +1,92 @@
+"""Payouts on the command line: a row for everybody on the roster, and only what is recorded is printed."""
+
+import csv
+import io
+import json
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from fedmerit.cli import app
+from fedmerit.cli.base import errors_as_messages
+
+SILENT = """round,client,silent,empty,grand,alone,without
+1,A,,0.1,0.4,0.2,0.3
+1,B,,0.1,0.4,0.2,0.3
+1,Eve,yes,0.1,0.4,,
+2,A,,0.4,0.6,0.5,0.5
+2,B,,0.4,0.6,0.5,0.5
+2,Eve,yes,0.4,0.6,,
+"""
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, [str(one) for one in arguments])
+
+
+def failure(*arguments):
+    """The message with which a command fails."""
+    result = call(*arguments)
+    assert result.exception is not None
+    with pytest.raises(SystemExit), errors_as_messages():
+        raise result.exception
+    return str(result.exception)
+
+
+@pytest.fixture
+def silent(tmp_path):
+    path = tmp_path / "silent.csv"
+    path.write_text(SILENT)
+    return path
+
+
+@pytest.mark.parametrize("rule", ["fair", "equal", "impartial"])
+def test_who_never_reported_has_a_row_with_nothing_and_a_reason(silent, rule):
+    reason = (
+        "client 'Eve' was in the sum but never reported: it has no score and is paid nothing under any rule"
+    )
+    when = "client 'Eve' was summed but sent no report: round 1, 2"
+    text = call("rewards", silent, "--budget", "1000", "--rule", rule).output
+    assert ["Eve", "0.00%", "0.00"] in [line.split() for line in text.splitlines()]
+    assert f"note: {reason}" in text
+    assert f"note: {when}" in text
+    plain = json.loads(call("rewards", silent, "--budget", "1000", "--rule", rule, "--format", "json").output)
+    assert (plain["shares"]["Eve"], plain["payouts"]["Eve"]) == (0.0, "0.00")
+    assert {reason, when} <= set(plain["notes"])
+    rows = csv.DictReader(
+        io.StringIO(call("rewards", silent, "--budget", "9", "--rule", rule, "--format", "csv").output)
+    )
+    assert [(row["client"], row["payout"]) for row in rows][-1] == ("Eve", "0.00")
+
+
+def test_rounds_that_do_not_join_up_are_told_with_scores_and_payouts(tmp_path):
+    path = tmp_path / "r.csv"
+    gap = [line for line in SILENT.splitlines() if "yes" not in line]
+    path.write_text("\n".join(gap).replace("\n2,", "\n3,"))
+    for command in (["score", path], ["rewards", path, "--budget", "1"]):
+        assert "note: there are no reports between rounds 1 and 3" in call(*command).output
+
+
+def test_advice_names_the_option_of_the_command_line(tmp_path):
+    path = tmp_path / "r.csv"
+    path.write_text("round,client,empty,grand,alone,without\n1,A,0.5,0.4,0.3,0.5\n1,B,0.5,0.4,0.3,0.5\n")
+    said = failure("rewards", path, "--budget", "1")
+    assert "--on-undefined equal or zero would say what to do then" in said
+    assert "on_undefined" not in said
+
+
+def test_nothing_is_printed_that_could_not_be_recorded(tmp_path):
+    from fedmerit.config import from_dict
+    from fedmerit.federation.embedded import run
+
+    folder = tmp_path / "run"
+    tiny = {
+        "data": {"test_size": 50}, "partition": {"clients": 3}, "model": {"name": "mlp"},
+        "training": {"rounds": 1, "local_epochs": 1},
+    }  # fmt: skip
+    run(from_dict(tiny), folder)
+    shutil.rmtree(folder / "keys")
+    result = call("rewards", folder, "--budget", "10", "--rule", "equal")
+    assert result.output == ""
+    assert "only who holds the server's key can record a decision" in str(result.exception)
