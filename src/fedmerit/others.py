@@ -40,9 +40,16 @@ def median_of_others(said: Vector) -> Vector:
 
 
 def trimmed_mean_of_others(said: Vector) -> Vector:
-    """Mean over j != i without the lowest and the highest of them."""
-    ordered = np.sort(said)
-    lowest = np.where(said == ordered[0], ordered[1], ordered[0])
-    highest = np.where(said == ordered[-1], ordered[-2], ordered[-1])
-    mean: Vector = (sum_of_others(said) - lowest - highest) / (said.size - 3)
+    """Mean over j != i without the lowest and the highest of them, neither of which enters any sum.
+
+    In order x_1 <= ... <= x_N the lowest and the highest of all are kept for nobody. Of the N - 2 between
+    them each client loses one more: its own, or the one beside it where its own is at an end.
+
+    >>> trimmed_mean_of_others(np.array([1.0, 2.0, 3.0, 4.0, 1e20]))
+    array([3.5, 3.5, 3. , 2.5, 2.5])
+    """
+    order = np.argsort(said, kind="stable")
+    lost = np.empty_like(order)
+    lost[order] = np.clip(np.arange(said.size) - 1, 0, said.size - 3)
+    mean: Vector = mean_of_others(said[order][1:-1])[lost]
     return mean
