@@ -104,6 +104,18 @@ def test_values_that_differ_by_rounding_are_ties():
     assert agreement(noisy, [1, 2, 3]).kendall == pytest.approx(2 / math.sqrt(6))
 
 
+def test_one_huge_value_ties_nobody_else():
+    a = agreement([0.35, 0.1, 0.2, -5e12], [4, 2, 3, 1])
+    assert (a.spearman, a.kendall) == (1.0, 1.0)
+    assert agreement([-1e308, 1e308, 0], [1, 3, 2]).kendall == 1.0  # differences beyond the largest float
+
+
+def test_a_vector_in_which_all_tie_is_constant():
+    x = 1 + np.arange(50) * 1.5e-10  # each beside the next
+    assert agreement(x, np.arange(50)).kendall is None
+    assert normalise(x).tolist() == [1.0] * 50
+
+
 # --- matching ------------------------------------------------------------------------------------------
 
 

@@ -146,6 +146,27 @@ def test_ranks_share_ties_that_differ_by_rounding_only():
     assert settle(np.array([1.0, 1 / 8192, np.nextafter(1 / 8192, 1)])).tolist() == [1, 0, 0]
 
 
+def test_one_huge_score_ties_nobody_else():
+    r = Reports(empty=-2.3, grand=-1.5, alone=[-2.0, -2.2, -2.1, -1e13], without=[-1.9, -1.6, -1.7, -1.5])
+    assert fm.alpha(r).ranks().tolist() == [1, 3, 2, 4]
+    assert fm.alpha(r).ranking() == ("client-0", "client-2", "client-1", "client-3")
+
+
+def test_what_counts_as_rounding():
+    # accuracies of 100,000 samples: one more that is right is no rounding, however it was added up
+    m, rng = 100_000, np.random.default_rng(0)
+    alone, without = rng.integers(-3, 4, size=(2, 20))
+    r = Reports(empty=0.7, grand=70_003 / m, alone=(70_000 + alone) / m, without=(70_003 - without) / m)
+    paper = alone + without
+    assert fm.alpha(r).ranks().tolist() == [1 + (paper > own).sum() for own in paper]
+    assert len(set(fm.alpha(r).raw)) > len(set(paper))  # rounding alone would have told them apart
+    assert settle(np.array([1.0, 1 + 1e-8])).tolist() == [0, 1]
+    assert settle(np.array([1e-30, 2e-30, 3e-30])).tolist() == [0, 1, 2]  # all small: nothing to compare with
+    assert settle(np.array([0.0, 3e-17, -2e-17, 5.0])).tolist() == [0, 0, 0, 1]
+    assert settle(np.array([1e6, 1e6 + 1e-6, 2e6])).tolist() == [0, 0, 1]
+    assert settle(np.array([])).tolist() == []
+
+
 def test_the_ranking_follows_raw_and_never_the_values():
     raw = np.array([1.0, 2.0])
     assert Scores(score="X", clients=("A", "B"), values=-raw, raw=raw, gain=0).ranking() == ("B", "A")

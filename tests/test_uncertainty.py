@@ -138,6 +138,13 @@ def test_without_error_every_difference_counts_but_rounding():
     assert compare_pairs(s, covariance=np.zeros((3, 3))).better.sum() == 2
 
 
+def test_one_huge_score_ties_nobody_else():
+    # alpha = (.35, .1, .2, -5e12)
+    s = scored([0.35, 0.1, 0.2, -5e12], [0.001, 0.001, 0.001, 1e11])
+    expected = [[1, 1], [3, 3], [2, 2], [4, 4]]
+    assert rank_intervals(s).tolist() == rank_intervals(s, compare_pairs(s)).tolist() == expected
+
+
 # --- max-T ---------------------------------------------------------------------------------------------
 
 
@@ -190,21 +197,25 @@ def test_rank_intervals_hold_the_observed_ranks(s):
     assert (ranks <= high).all()
 
 
-@given(noisy_scores())
-def test_groups_are_the_longest_stretches(s):
-    apart = compare_pairs(s).better
-    apart = apart | apart.T
-    ranking = s.ranking()
-    place = {client: i for i, client in enumerate(s.clients)}
-    groups = indistinguishable(s)
+@given(noisy_scores(), st.sampled_from(["conservative", "independent"]))
+def test_two_are_in_a_group_together_just_if_they_are_not_apart(s, errors):
+    pairs = compare_pairs(s, errors=errors)
+    groups = indistinguishable(s, pairs)
+    apart = pairs.better | pairs.better.T
+    for i, one in enumerate(s.clients):
+        for j, other in enumerate(s.clients):
+            assert any({one, other} <= set(group) for group in groups) == (not apart[i, j])
+    best = {name for name, low in zip(s.clients, rank_intervals(s, pairs)[:, 0], strict=True) if low == 1}
+    assert set(groups[0]) == best
+    for group in groups:
+        assert list(group) == [name for name in s.ranking() if name in group]
 
-    def clean(names):
-        return not any(apart[place[a], place[b]] for a in names for b in names)
 
-    every = [ranking[i:j] for i in range(s.n) for j in range(i + 1, s.n + 1) if clean(ranking[i:j])]
-    longest = [g for g in every if not any(set(g) < set(other) for other in every)]
-    assert list(groups) == longest
-    assert {name for g in groups for name in g} == set(s.clients)
+def test_a_large_error_reaches_past_a_small_one():
+    # .300 and .250 are apart by .05 > 2.394 (.005 + .005); .245 +- .05 is apart from neither
+    s = scored([0.30, 0.25, 0.245], [0.005, 0.005, 0.05])
+    assert compare_pairs(s).better.tolist() == [[False, True, False], [False] * 3, [False] * 3]
+    assert indistinguishable(s) == (("A", "C"), ("B", "C"))
 
 
 def test_groups_may_overlap():

@@ -20,8 +20,6 @@ EXACT_CLIENTS = 7
 MAX_P_CLIENTS = 30
 """Above this many clients no permutation p-values are computed."""
 
-_EQUAL = 1e-12  # spread, relative to the largest value, below which a vector counts as constant
-
 
 @dataclass(frozen=True)
 class Agreement:
@@ -192,8 +190,8 @@ def _kendall(x: Vector, y: Vector) -> float:
 
 
 def _is_constant(x: Vector) -> bool:
-    largest = float(np.max(np.abs(x)))
-    return largest == 0.0 or float(x.max() / largest - x.min() / largest) <= _EQUAL
+    """Whether all values are equal, or differ by rounding alone."""
+    return not settle(x).any()
 
 
 def _matched(scores: Scores | npt.ArrayLike, truth: Scores | npt.ArrayLike) -> tuple[Vector, Vector]:

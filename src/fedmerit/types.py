@@ -245,8 +245,24 @@ class Scores:
         return as_html(self)
 
 
+def rounding(values: Vector) -> Vector:
+    r"""What rounding may have done to each value, generously; two tie where that can explain the difference.
+
+    .. math:: \rho_i = 10^{-10} \max(|x_i|, \min(1, \max_j |x_j|))
+
+    Scores are differences of utilities, which are of the order of 1 and good to 10^-16: also a score near
+    zero carries that. No other client's score counts for more than 1 here, so that a huge one, say a lie,
+    ties nobody else.
+
+    >>> rounding(np.array([0.5, 0.0, -2.0, 1e13])).tolist()
+    [1e-10, 1e-10, 2e-10, 1000.0]
+    """
+    size = np.abs(values)
+    return np.asarray(1e-10 * np.maximum(size, min(1.0, size.max(initial=0.0))), dtype=np.float64)
+
+
 def settle(values: Vector) -> Vector:
-    """Places in ascending order, 0, 1, ...: neighbours closer than 1e-12 of the largest value share a place.
+    """Places in ascending order, 0, 1, ...: neighbours share one where rounding can part them.
 
     Scores that are equal on paper can differ by rounding; they must not be ranked by that.
 
@@ -256,7 +272,9 @@ def settle(values: Vector) -> Vector:
     if not values.size:
         return values
     order = np.argsort(values, kind="stable")
-    apart = np.diff(values[order]) > 1e-12 * np.max(np.abs(values))
+    noise = rounding(values)[order]
+    with np.errstate(over="ignore"):  # further apart than the largest float is apart
+        apart = np.diff(values[order]) > noise[1:] + noise[:-1]
     places = np.empty(values.size)
     places[order] = np.concatenate([[0], np.cumsum(apart)])
     return places

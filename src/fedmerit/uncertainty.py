@@ -14,12 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.errors import InputError, ReportError
+from fedmerit.groups import largest_groups
 from fedmerit.simultaneous import Matrix, checked_covariance, holm, max_t, normal_quantile
-from fedmerit.types import Scores, Vector
+from fedmerit.types import Scores, Vector, rounding
 
 Errors = Literal["conservative", "independent"]
-
-_TIE = 1e-12  # differences below this part of the largest score are rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +126,8 @@ def compare_pairs(
     stderr = pair_errors(scores, errors=errors, covariance=covariance)
     level = _level(level)
     difference = scores.raw[:, None] - scores.raw[None, :]
-    tie = _tie(scores.raw)
+    noise = rounding(scores.raw)
+    tie = noise[:, None] + noise[None, :]
 
     def better(critical: float) -> npt.NDArray[np.bool_]:
         return np.asarray(difference > critical * stderr + tie)
@@ -171,34 +171,26 @@ def rank_intervals(
 
 
 def indistinguishable(scores: Scores, pairs: Pairs | None = None) -> tuple[tuple[str, ...], ...]:
-    """Groups whose members cannot be told apart, best first: the longest such stretches of the ranking.
+    """Groups whose members cannot be told apart, best first: all that nobody else could join.
 
-    Every client is in at least one group; groups may overlap, because "cannot be told apart" does not carry
-    over (A from B, B from C, and yet A from C can be).
+    Two clients are in a group together just if they cannot be told apart, so everyone is in at least one.
+    Groups may overlap, because "cannot be told apart" does not carry over (A from B, B from C, and yet A from
+    C can be), and skip a client, because a large standard error reaches past a small one. The first group is
+    those who may be the best: their rank interval begins at 1.
 
     Args:
         scores: with ``stderr``, unless ``pairs`` are given.
         pairs: from :func:`compare_pairs`, with its defaults unless given.
 
-    >>> s = Scores(score="ALPHA", clients=("A", "B", "C"), values=[1, 3, 3.1], raw=[1, 3, 3.1], gain=7,
-    ...            stderr=[.1, .1, .1])
+    >>> s = Scores(score="ALPHA", clients=("A", "B", "C"), values=[1, 3, 2], raw=[1, 3, 2], gain=6,
+    ...            stderr=[.5, .01, .01])
     >>> indistinguishable(s)
-    (('C', 'B'), ('A',))
+    (('B',), ('C', 'A'))
     """
     better = (compare_pairs(scores) if pairs is None else _same_clients(pairs, scores)).better
     place = {client: i for i, client in enumerate(scores.clients)}
-    ranking = scores.ranking()
-    order = [place[client] for client in ranking]
-    apart = (better | better.T)[np.ix_(order, order)]
-    groups, end = [], 0
-    for start in range(scores.n):
-        stop = max(end, start + 1)
-        while stop < scores.n and not apart[start:stop, stop].any():
-            stop += 1
-        if stop > end:
-            groups.append(ranking[start:stop])
-            end = stop
-    return tuple(groups)
+    found = largest_groups(better, [place[client] for client in scores.ranking()])
+    return tuple(tuple(scores.clients[i] for i in group) for group in found)
 
 
 def samples_needed(
@@ -252,19 +244,15 @@ def _reach(level: float, power: float, comparisons: int) -> float:
 
 def _counts_by_sorting(scores: Scores, level: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """How many are better and worse than each: raw_i - raw_j > c (s_i + s_j) iff two intervals lie apart."""
-    s, raw, tie = _stderr(scores), scores.raw, _tie(scores.raw)
+    s, raw, noise = _stderr(scores), scores.raw, rounding(scores.raw)
 
     def counts(c: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        low, high = raw - c * s - tie, raw + c * s
+        low, high = raw - c * s - noise, raw + c * s + noise
         above = scores.n - np.searchsorted(np.sort(low), high, side="right")
         below = np.searchsorted(np.sort(high), low, side="left")
         return above, below
 
     return counts(holm(lambda c: int(counts(c)[0].sum()), scores.n, _level(level)))
-
-
-def _tie(raw: Vector) -> float:
-    return _TIE * float(np.max(np.abs(raw))) if raw.size else 0.0
 
 
 def _level(level: float) -> float:
