@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+import json
 
 import numpy as np
+from cells import RESULTS
 from evidence import (
     BOTH,
-    LAST,
     PAIR,
     TITLES,
     Claims,
@@ -20,11 +19,13 @@ from evidence import (
     mean,
     spearman,
 )
-from measures import HIDDEN, SCORES, Vector, compare, reports, scores, signs, spread
+from measures import compare, curve, reports, signs, spread
 from sections import done
 
 from fedmerit import accumulate, alpha, ee, fp, normalise, surplus
 
+ALONE = RESULTS / "other" / "isic-alone.json"
+SMALL = {"isic2019_ham": "ISIC 2019 (HAM10000 part)", "lung_histology": "LC25000 lung"}
 AIMS = {"accuracy": 0.93, "expected-accuracy": 0.96, "brier": 0.96}
 """The mean Spearman of summed alpha with MR-SV that we hoped for."""
 
@@ -126,112 +127,39 @@ def _ablations(evidence: Evidence) -> tuple[str, bool, str]:
     return table_, ahead, f"{lowest[0]:.2f} ({lowest[1]})"
 
 
-# -------------------------------------------------------------------------------------- the retraining game
-
-
-def game(evidence: Evidence, facts: Facts, claims: Claims) -> None:
-    """Which score that secure aggregation allows tracks the retrained Shapley value best."""
-    groups = {dataset: evidence.cells("tab-error-game", dataset) for dataset in BOTH}
-    cells = [cell for each in groups.values() for cell in each]
-    facts["game seeds"] = " and ".join(str(len(each)) for each in groups.values())
-    known: dict[str, dict[str, list[float]]] = {}
-    for utility in TITLES:
-        for score, metrics in compare(cells, utility, LAST, "SV").items():
-            known.setdefault(score, {})[utility] = metrics["spearman"]
-    pooled = {score: mean([v for u in PAIR for v in each[u]]) for score, each in known.items()}
+def elsewhere(evidence: Evidence, facts: Facts, claims: Claims) -> None:
+    """ISIC and lung tissue: the same table, and how much there was to score at all."""
     body = []
-    for score in sorted(known, key=lambda name: -pooled[name]):
-        apart = [spearman(groups[dataset], score, "expected-accuracy", "SV") for dataset in BOTH]
-        cut = [spread(values) for values in (*(known[score].get(u, []) for u in TITLES), *apart)]
-        body.append([f"{score} †" if score in HIDDEN else score, *cut])
-    head = ["score", *TITLES.values(), *(f"expected accuracy, {name}" for name in BOTH.values())]
-    facts["game table"] = lines(head, body)
-    for score in ("MR-SV", "FP", "ALPHA sum", "ALPHA sum, renormalised", "SOLO", "MERIT", "IOI sum"):
-        facts[f"game {score}"] = " / ".join(spread(known[score][u]) for u in PAIR)
-    for score in ("MR-SV", "FP"):
-        each = [evidence.said("tab:error_game", "spearman", name, score) for name in ("CIFAR10", "Brain")]
-        facts[f"paper game {score}"] = " and ".join(f"{value:.2f}" for value in each)
-    allowed = [name for name in SCORES if name in known and name not in HIDDEN]
-    for utility in PAIR:
-        best = max(allowed, key=lambda name: mean(known[name][utility]))
-        facts[f"game best {utility}"] = f"{best} ({spread(known[best][utility])})"
-    new, old = "ALPHA sum, renormalised", "ALPHA sum"
-    steps = [a - b for u in PAIR for a, b in zip(known[new][u], known[old][u], strict=True)]
-    won, lost = sum(step > 1e-9 for step in steps), sum(step < -1e-9 for step in steps)
-    facts["game wins"] = f"better in {won}, worse in {lost}, equal in {len(steps) - won - lost}"
-    tried = (new, "SOLO", "MERIT")
-    fresh = [i for i, cell in enumerate(cells) if cell["seed"] > 0]
-    p_values = {}
-    for name in (*tried, "MR-SV"):
-        facts[f"ahead {name}"] = "{:+.2f} ± {:.2f}".format(*_ahead(known[name], known[old])[:2])
-        by, error, p_values[name] = _ahead(known[name], known[old], fresh)
-        facts[f"fresh {name}"] = f"{by:+.2f} ± {error:.2f}, p = {p_values[name]:.2f}"
-    by, error, _ = _ahead(known[new], known[old], fresh)
-    facts["fresh runs"] = str(len(fresh))
-    facts["runs for three errors"] = str(math.ceil(len(fresh) * (3 * error / by) ** 2))
-    between, error_between, _ = _ahead(known["SOLO"], known[new])
-    facts["SOLO ahead of renormalised"] = f"{between:+.2f} ± {error_between:.2f}"
-    mixed: dict[str, list[float]] = {}
-    for u in PAIR:
-        for cell in cells:
-            own = scores(cell, u, LAST)
-            both = standardised(own["SOLO"]) + standardised(own[new])
-            mixed.setdefault(u, []).append(close(both, own["SV"]) or 0.0)
-    ahead_of_solo, error_of_mix, _ = _ahead(mixed, known["SOLO"])
-    facts["game mix"] = " / ".join(spread(mixed[u]) for u in PAIR)
-    facts["mix ahead of SOLO"] = f"{ahead_of_solo:+.2f} ± {error_of_mix:.2f}"
-    claims["mixing SOLO and the renormalised alpha gains little"] = abs(ahead_of_solo) < 0.1
-    ceiling = mean([v for u in PAIR for v in known["ALPHA, retrained"][u]])
-    claims["at least 5 seeds on two datasets"] = all(len(each) >= 5 for each in groups.values())
-    claims["all three are ahead of alpha, none beyond chance after three tries"] = (
-        all(mean(known[name][u]) > mean(known[old][u]) for name in tried for u in PAIR)
-        and min(3 * p_values[name] for name in tried) > 0.05
+    for dataset, short in SMALL.items():
+        cells = evidence.cells("tab-error", dataset)
+        for utility, title in TITLES.items():
+            row = [spearman(cells, name, utility, "MR-SV") for name in ("LOO", "FP", "COS sum", "ALPHA sum")]
+            body.append([short, str(len(cells)), title, *(spread(values) for values in row)])
+    head = ["data", "seeds", "utility", "LOO", "FP", "COS summed", "alpha summed"]
+    facts["elsewhere table"] = lines(head, body)
+    of_isic = [cell for cell in evidence.results.values() if cell["dataset"] == "isic2019_ham"]
+    balanced = [cell for cell in of_isic if cell["settings"]["data"]["test_size"]]
+    last = [curve(cell, "accuracy")[-1] for cell in balanced]
+    facts["ISIC accuracy"] = f"{min(last):.2f} to {max(last):.2f}"
+    facts["ISIC runs"] = str(len(balanced))
+    theirs = [-value for value in evidence.paper["performance"]["values"]["ISIC"].values()]
+    facts["paper ISIC loss"] = f"{min(theirs):.2f} to {max(theirs):.2f}"
+    claims["on ISIC the models hardly learn"] = max(last) < 2 / 8
+    facts["lung accuracy"] = spread(
+        [curve(c, "accuracy")[-1] for c in evidence.cells("tab-error", "lung_histology")]
     )
-    claims["SOLO and the renormalised alpha are too close to call"] = abs(between) < 2 * error_between
-    claims["MR-SV is not the retrained Shapley value"] = all(mean(known["MR-SV"][u]) < 0.9 for u in PAIR)
-    claims["nothing allowed reaches .95, nor does the ceiling"] = (
-        max(pooled[name] for name in allowed) < 0.95 and ceiling < 0.95
+    alone = json.loads(ALONE.read_text(encoding="utf-8"))
+    facts["ISIC entropy"] = f"{alone['entropy of the labels']:.2f}"
+    courses = alone["cross-entropy"]
+    facts["ISIC alone"] = "; ".join(
+        f"{way}: {', '.join(f'{value:.2f}' for value in course)}" for way, course in courses.items()
     )
-    close_ = [
-        close(scores(cell, u, LAST)[new], scores(cell, u, LAST)["MR-SV, renormalised"])
-        for cell in cells
-        for u in PAIR
-        if "MR-SV, renormalised" in scores(cell, u, LAST)
-    ]
-    facts["renormalised alpha against its MR-SV"] = f"{mean(close_):.2f}"
-    truths = [[scores(cell, u, LAST)["SV"] for u in PAIR] for cell in cells]
-    facts["truths agree"] = spread([close(*pair) or 0.0 for pair in truths])
-    sums, above, members = [], 0, 0
-    for dataset in BOTH:
-        for cell in evidence.cells("tab-error", dataset):
-            rounds = reports(cell, "expected-accuracy", game="renormalised")
-            total = accumulate(rounds)
-            sums.append(float(total.values.sum()) / float(total.gain))
-            above, members = above + int((total.values > 0).sum()), members + len(total.values)
-    facts["renormalised sum"] = spread(sums)
-    facts["renormalised above 0"] = f"{above} of {members}"
-    claims["the renormalised alpha does not add up and is often negative"] = (
-        abs(float(np.mean(sums)) - 1) > 1 and above < members / 2
+    claims["alone, ResNet-50 with group normalisation learns no more than how frequent classes are"] = all(
+        min(course) > alone["entropy of the labels"] for way, course in courses.items() if "group" in way
     )
 
 
-def standardised(values: Vector) -> Vector:
-    """Mean 0, standard deviation 1."""
-    return (values - values.mean()) / values.std()
-
-
-def _ahead(
-    one: Mapping[str, Sequence[float]],
-    other: Mapping[str, Sequence[float]],
-    runs: Sequence[int] | None = None,
-) -> tuple[float, float, float]:
-    """Mean difference a run (of both utilities), its standard error, and Student's two-sided p-value."""
-    from scipy.stats import ttest_1samp
-
-    steps = np.mean([np.subtract(one[u], other[u]) for u in PAIR], axis=0)
-    steps = steps if runs is None else steps[list(runs)]
-    error = float(steps.std(ddof=1) / np.sqrt(len(steps)))
-    return float(steps.mean()), error, float(ttest_1samp(steps, 0.0).pvalue)
+# ------------------------------------------------------------------------------------------- the utility
 
 
 def utilities(evidence: Evidence, facts: Facts, claims: Claims) -> None:

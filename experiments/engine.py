@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from beyond import Paths, ensembles, measured
 
 from fedmerit import config
 from fedmerit.coalitions import Evaluator, retrain_tables
+from fedmerit.encoding import seed_from
 from fedmerit.errors import ReportError
-from fedmerit.federation import embedded, truth
+from fedmerit.federation import embedded, local, setup, truth
 from fedmerit.federation.aggregation import Aggregation
 from fedmerit.federation.embedded import Engine, Progress
 from fedmerit.federation.local import LocalTraining
@@ -131,6 +133,8 @@ class BothGames(Engine):
         self.games = games
         self.renormalised: list[dict[str, dict[str, list[float]]]] = []
         self.other_truth: dict[str, list[list[float]]] = {}
+        self.paths = Paths(self.federation.first)
+        self.whole_run: dict[str, Any] = {}
         if self.truth:
             shown = self.federation.pool.slice(1)
             self.truth._evaluators[shown.id] = evaluator(self.federation)
@@ -149,11 +153,23 @@ class BothGames(Engine):
             weight = 1.0 if offered[name].weight is None else float(offered[name].weight)
             given = offered[name].contribution(encoding)
             models = coalition_models("renormalised", before_model, outcome, given, weight)
+            update = (given / outcome.total_weight).astype(np.float32)
+            self.paths.add(name, update, models[1] - before_model)
             for which, model in zip(("alone", "without"), models, strict=True):
                 for utility, each in self.federation.evaluate(model, outcome.slice).items():
                     values.setdefault(utility, {"alone": [], "without": []})[which].append(mean(each))
         self.renormalised.append(values)
+        if number == self.config.training.rounds:
+            self._whole_run(outcome)
         return found
+
+    def _whole_run(self, outcome: Any) -> None:
+        """After the last round: what the path without a member and the solo models together are worth."""
+        for kind, models in self.paths.models(outcome.model).items():
+            each = [self.federation.evaluate(models[name], outcome.slice) for name in self.federation.names]
+            self.whole_run[kind] = measured(each)
+        if self.local.solo:
+            self.whole_run["solo together"] = ensembles(self.federation, self.local.solo)
 
     def _other_truth(self, before: Any, outcome: Any, included: Sequence[Offer], encoding: Any) -> None:
         """The round's exact Shapley values in the renormalised game."""
@@ -199,16 +215,28 @@ def analysed(given: Mapping[str, Any]) -> Iterator[None]:
 
     ``weights = "MR-SV"``: current-round weights from exact Shapley values. ``sampled = n``: the Shapley value
     of a round from n coalitions. ``loop``: coalitions are retrained one after another, which suits large
-    networks.
+    networks. ``again = k``: the same data in the same hands, but the k-th other first model and batch order.
     """
     before = embedded.from_this_round, truth.MOST_EXACT, truth.BUDGET, truth.retrain_tables
+    places = [(module, module.seed_for) for module in (setup, local, truth)]
     if given.get("weights") == "MR-SV":
         embedded.from_this_round = ShapleyWeights()
     if "sampled" in given:
         truth.MOST_EXACT, truth.BUDGET = 0, given["sampled"]
     if given.get("loop"):
         truth.retrain_tables = functools.partial(retrain_tables, stacked=False)
+    if "again" in given:
+        for module, _ in places:
+            module.seed_for = functools.partial(_other_seed, given["again"])  # type: ignore[attr-defined]
     try:
         yield
     finally:
         embedded.from_this_round, truth.MOST_EXACT, truth.BUDGET, truth.retrain_tables = before
+        for module, seed_for in places:
+            module.seed_for = seed_for  # type: ignore[attr-defined]
+
+
+def _other_seed(again: int, settings: config.Config, *what: str | int) -> int:
+    """As ``setup.seed_for``, with other training and another first model, but the same data."""
+    other = ("again", again) if what[0] in ("train", "model") else ()
+    return seed_from(settings.run.seed, *other, *what)

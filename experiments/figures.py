@@ -58,6 +58,14 @@ TITLES = {
 SETS = ["#1f5c99", "#c2410c", "#4d9221", "#8e6bb0"]
 
 
+def _scale(rows: Rows) -> alt.Scale:
+    """Of a curve: as far as its values, and a little way around a curve that is flat."""
+    values = [row["value"] for row in rows]
+    if max(values) - min(values) > 1e-9:
+        return alt.Scale(zero=False)
+    return alt.Scale(domain=[values[0] - 0.05, values[0] + 0.05])
+
+
 def illustrate(rows: Rows) -> alt.TopLevelMixin:
     """Grouped bars, a panel per run."""
     order = ["MR-SV", "ALPHA sum", "LOO", "FP", "EE", "COS sum"]
@@ -88,7 +96,7 @@ def perf(rows: Rows) -> alt.TopLevelMixin:
                 x=alt.X("round:Q", title="round", axis=alt.Axis(format="d"))
             )
             band = base.mark_area(opacity=0.13).encode(
-                y=alt.Y("min(value):Q", title=f"{title} of the global model", scale=alt.Scale(zero=False)),
+                y=alt.Y("min(value):Q", title=f"{title} of the global model", scale=_scale(some)),
                 y2="max(value):Q",
                 color=colour,
             )
@@ -207,10 +215,15 @@ def retrained(rows: Rows) -> alt.TopLevelMixin:
         panels.append((dots + bar).properties(width=170, height=alt.Step(19), title=title))
     counts = [len({row["seed"] for row in used if row["dataset"] == one}) for one in sets]
     about = f"6 members, Dirichlet 0.5, 10 rounds, {' and '.join(map(str, counts))} seeds"
+    runs = {
+        name: len({(row["dataset"], row["seed"]) for row in used if row["score"] == name}) for name in names
+    }
+    fewer = [f"{name} ({runs[name]})" for name in names if runs[name] < sum(counts)]
+    about += f"; fewer runs: {', '.join(fewer)}" if fewer else ""
     return alt.hconcat(*panels).properties(
         title=alt.Title(
             "Which score tracks the retrained Shapley value of its utility?",
-            subtitle=f"{about}; tick: mean; † needs what secure aggregation hides",
+            subtitle=[about, "tick: mean; † needs what secure aggregation hides"],
         )
     )
 

@@ -8,16 +8,19 @@ nothing is written.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cells import Result, Row
-from claims import game, ranking, single_round, utilities
+from claims import elsewhere, ranking, single_round, utilities
 from evidence import Evidence, Facts
+from retrained import game
 from uses import downstream, flipper, lies, rules
 
-PARTS = (ranking, single_round, game, utilities, flipper, downstream, rules, lies)
+PARTS = (ranking, single_round, elsewhere, game, utilities, flipper, downstream, rules, lies)
+FORM: dict[str, Any] = {"width": 118, "break_long_words": False, "break_on_hyphens": False}
 TEMPLATE = Path(__file__).resolve().parent / "findings.md.in"
 
 
@@ -32,6 +35,18 @@ def findings(rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[
     if wrong:
         raise SystemExit("FINDINGS.md is not written, these no longer hold: " + "; ".join(wrong))
     return fill(TEMPLATE.read_text(encoding="utf-8"), facts, claims)
+
+
+def reflowed(text: str) -> str:
+    """Paragraphs with lines of one length; headings, lists, tables and commands as they are.
+
+    >>> reflowed("a\\nb\\n\\n| a\\n| b")
+    'a b\\n\\n| a\\n| b'
+    """
+    blocks = text.split("\n\n")
+    return "\n\n".join(
+        block if re.match(r"[|#\-]|    |\d+\. ", block) else textwrap.fill(block, **FORM) for block in blocks
+    )
 
 
 def fill(template: str, facts: Mapping[str, Any], claims: Mapping[str, bool]) -> str:
@@ -55,7 +70,7 @@ def fill(template: str, facts: Mapping[str, Any], claims: Mapping[str, bool]) ->
             raise SystemExit(f"{TEMPLATE.name}: no fact {name!r}")
         return str(facts[name])
 
-    text = re.sub(r"\{\{(.*?)\}\}", put, template)
+    text = reflowed(re.sub(r"\{\{(.*?)\}\}", put, template))
     unused = (set(facts) | {f"? {claim}" for claim in claims}) - used
     if unused:
         raise SystemExit(f"{TEMPLATE.name}: never said: {', '.join(sorted(unused))}")

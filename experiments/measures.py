@@ -13,6 +13,7 @@ from fedmerit import Reports, Scores, Table, accumulate, agreement, alpha, ee, f
 from fedmerit.agreement import Agreement
 from fedmerit.errors import UndefinedScore
 from fedmerit.scores import influence
+from fedmerit.values import shapley
 
 Vector = np.ndarray
 SINGLE = ("LOO", "EE", "FP", "ALPHA", "SHAPLEY")
@@ -21,11 +22,11 @@ SUMMED = (
     "LOO sum, renormalised", "IOI sum, renormalised", "ALPHA sum, renormalised",
 )  # fmt: skip
 OTHER = (
-    "SOLO", "MERIT", "MERIT, renormalised", "samples",
-    "MR-SV", "MR-SV, renormalised", "ALPHA, retrained",
+    "SOLO", "MERIT", "MERIT, renormalised", "ENSEMBLE", "PATH", "samples",
+    "MR-SV", "MR-SV, renormalised", "ENSEMBLE, Shapley", "ALPHA, retrained",
 )  # fmt: skip
 SCORES = SINGLE + SUMMED + OTHER
-HIDDEN = ("SHAPLEY", "MR-SV", "MR-SV, renormalised", "ALPHA, retrained")
+HIDDEN = ("SHAPLEY", "MR-SV", "MR-SV, renormalised", "ENSEMBLE, Shapley", "ALPHA, retrained")
 """Scores that need what secure aggregation hides, or federations trained again."""
 
 EXPLAINED = {
@@ -44,9 +45,12 @@ EXPLAINED = {
     "SOLO": "utility of the model that a member trained alone",
     "MERIT": "SOLO + IOI summed",
     "MERIT, renormalised": "SOLO + IOI summed of the renormalised game",
+    "ENSEMBLE": "alpha of the game in which a coalition is the mean prediction of its members' solo models",
+    "PATH": "as alpha: SOLO, and what the run loses when a member takes its own updates of all rounds away",
     "samples": "number of training images",
     "MR-SV": "multi-round Shapley value: mean of the rounds' exact ones",
     "MR-SV, renormalised": "MR-SV of the renormalised game (Song et al. 2019); where members were retrained",
+    "ENSEMBLE, Shapley": "Shapley value of the ensemble game",
     "ALPHA, retrained": "alpha of the retraining game itself, the ceiling of scores of its kind",
 }
 
@@ -117,10 +121,30 @@ def _scores(cell: Result, utility: str, at: int) -> dict[str, Vector]:
     if truth.get("rounds renormalised"):
         rounds = np.array(truth["rounds renormalised"][: len(plain)], dtype=np.float64)
         found["MR-SV, renormalised"] = rounds.mean(0)
+    if at >= plain[-1].round == cell["settings"]["training"]["rounds"]:
+        found |= _whole_run(cell, utility, plain[-1])
     if truth.get("SV") and at >= len(reports(cell, utility)):
         table = Table(cell["retrained"][utility], tuple(cell["clients"]))
         found["ALPHA, retrained"] = alpha(Reports.from_table(table)).raw
         found["SV"] = np.array(truth["SV"])
+    return found
+
+
+def _whole_run(cell: Result, utility: str, last: Reports) -> dict[str, Vector]:
+    """Scores of beyond.py, which look at a run when it is over."""
+    measured = cell.get("whole_run", {})
+    if "solo together" not in measured or last.solo_empty is None:
+        return {}
+    together, first = measured["solo together"][utility], float(last.solo_empty)
+    own = np.array(together["alone"]) - first
+    path = last.grand - np.array(measured["path without, renormalised"][utility])
+    found = {
+        "ENSEMBLE": (own + together["grand"] - np.array(together["without"])) / 2,
+        "PATH": (own + path) / 2,
+    }
+    if together["table"]:
+        table = Table([first, *together["table"]], tuple(cell["clients"]))
+        found["ENSEMBLE, Shapley"] = shapley(table).values
     return found
 
 

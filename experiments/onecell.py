@@ -131,6 +131,7 @@ def run_cell(
                 "test_images": len(engine.federation.pool),
                 "clients": document["clients"],
                 "utilities": _utilities(document, engine.renormalised, engine.other_truth),
+                "whole_run": _short(engine.whole_run),
                 "retrained": _retrained(folder / "run" / "tables" / "retrained.npz"),
                 "sampling_error": _sampling_error(folder / "run" / "tables"),
             }

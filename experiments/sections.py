@@ -141,7 +141,8 @@ def detection_section(
                 body.append(
                     [score, said, *(f"{count[0]} of {count[1]}" if count else "" for count in counts)]
                 )
-        yield f"**{datasets()[row.dataset]['short']}**, round {row.at}"
+        of = f", {row.row}" if row.row else ""
+        yield f"**{datasets()[row.dataset]['short']}**{of}, round {row.at}"
         yield ""
         yield from table(["score", "the paper, median", *utilities], body)
 

@@ -70,6 +70,7 @@ def misbeh(rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[st
         if row.experiment != "fig-misbeh":
             continue
         cells, about = done(row, results), datasets()[row.dataset]
+        name_of = about["short"] + (f", {row.row}" if row.row else "")
         for cell in cells:
             flipper = cell["clients"].index(cell["settings"]["corruption"]["label_flip"][0])
             for utility in cell["utilities"]:
@@ -77,10 +78,10 @@ def misbeh(rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[st
                     if name in SCORES and name != "samples":
                         others = [value for i, value in enumerate(values) if i != flipper]
                         last = int(all(other > values[flipper] for other in others))
-                        out.append(_hit(about["short"], utility, name, cell["seed"], last))
+                        out.append(_hit(name_of, utility, name, cell["seed"], last))
         if cells:
             for name, value in paper["detection"]["values"][about["paper"]].items():
-                out.append(_hit(about["short"], "the paper's", name, "paper", value))
+                out.append(_hit(name_of, "the paper's", name, "paper", value))
     return out
 
 

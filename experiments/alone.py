@@ -1,0 +1,65 @@
+"""Why the ISIC rows say little: what one member's ResNet-50 learns from its ninth of the images, alone.
+
+::
+
+    python experiments/alone.py --data FOLDER      # 8 minutes on a CPU; writes results/other/isic-alone.json
+
+A model that has learned nothing but how frequent the classes are has the entropy of the labels as its
+cross-entropy on the training images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
+
+import numpy as np  # noqa: E402
+from compact import load  # noqa: E402
+from onecell import machine  # noqa: E402
+
+from fedmerit.models import build  # noqa: E402
+from fedmerit.training import TrainingSettings, train  # noqa: E402
+from fedmerit.utilities import evaluate, resolve_all  # noqa: E402
+
+IMAGES = 333
+ROUNDS = 3
+WAYS = (("group", 64), ("group", 16), ("batch", 16))
+OUT = HERE / "results" / "other" / "isic-alone.json"
+
+
+def main() -> None:
+    """Train the same images in every way, and keep the cross-entropy after each round."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the compact datasets")
+    found, _ = load(parser.parse_args().data, "isic2019_ham", None)
+    chosen = np.random.default_rng(0).permutation(len(found.y_train))[:IMAGES]
+    x, y = found.x_train[chosen], found.y_train[chosen]
+    frequency = np.bincount(y, minlength=len(found.classes)) / len(y)
+    frequency = frequency[frequency > 0]
+    result = {
+        "images": IMAGES,
+        "rounds of 3 epochs": ROUNDS,
+        "entropy of the labels": float(-(frequency * np.log(frequency)).sum()),
+        "cross-entropy": {},
+        "machine": machine(),
+    }
+    loss = resolve_all(["neg-loss"])
+    for norm, batch in WAYS:
+        began, network = time.perf_counter(), build("resnet50", x.shape[1:], len(found.classes), norm, seed=0)
+        course = []
+        for number in range(ROUNDS):
+            train(network, x, y, TrainingSettings(local_epochs=3, batch_size=batch), seed=number)
+            course.append(-float(np.mean(evaluate(network, x, y, loss)["neg-loss"])))
+        result["cross-entropy"][f"{norm} normalisation, batches of {batch}"] = course
+        print(f"{norm}, {batch}: {course[-1]:.3f} after {ROUNDS} rounds, {time.perf_counter() - began:.0f} s")
+    OUT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
