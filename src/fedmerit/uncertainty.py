@@ -40,7 +40,10 @@ def intervals(scores: Scores, *, level: float = 0.95) -> Matrix:
 
     .. math:: \mathrm{raw}_i \pm z_{(1 + \mathrm{level})/2} \, s_i
 
-    Each interval covers with probability ``level`` on its own, not all of them at once.
+    Each interval covers with probability ``level`` on its own, not all of them at once, and as well as the
+    normal distribution fits a mean over the test samples. Where a utility is 0 or 1 a sample and few change,
+    that is badly; standard errors measured by fedmerit allow for it, see
+    :func:`fedmerit.federation.measuring.standard_error`. Those of your own should too.
 
     Args:
         scores: with ``stderr``.
