@@ -90,3 +90,20 @@ def test_nothing_is_printed_that_could_not_be_recorded(tmp_path):
     result = call("rewards", folder, "--budget", "10", "--rule", "equal")
     assert result.output == ""
     assert "only who holds the server's key can record a decision" in str(result.exception)
+
+
+@pytest.mark.parametrize("options", [["--score", "LOO"], ["--missing", "own-mean"]])
+def test_what_a_csv_of_scores_cannot_hold_is_refused(silent, options):
+    said = failure("score", silent, "--format", "csv", *options)
+    assert said.startswith(
+        f"{options[0]}: expected --format table or json, got csv, which holds the scores of"
+    )
+    assert call("score", silent, "--format", "json", *options).exit_code == 0
+
+
+@pytest.mark.parametrize("option", ["--floor", "--cap"])
+def test_a_floor_is_a_number_as_one_writes_it(silent, option):
+    result = call("rewards", silent, "--budget", "1", option, "0_5")
+    assert result.exit_code == 2
+    assert "0_5" in result.output
+    assert call("rewards", silent, "--budget", "1", option, ".5").exit_code == 0

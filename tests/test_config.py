@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedmerit.checks import two_spellings
 from fedmerit.config import Config, Partition, Training, difference, from_dict, load
 from fedmerit.errors import ConfigError
 from fedmerit.examples import DEMO, commented_config
@@ -34,7 +35,10 @@ POSITIVE = st.floats(1e-9, 1e9)
 @st.composite
 def configs(draw):
     """Settings with every key away from its default."""
-    names = draw(NAMES)
+    names = draw(NAMES.filter(lambda names: two_spellings(names) is None))
+    scheme = draw(st.sampled_from(["iid", "dirichlet", "group", "sizes", "file"]))
+    each = {"min_size": len(names), "max_size": len(names)}
+    sizes = draw(st.lists(st.integers(1, 99), **each) | st.lists(POSITIVE, **each))
     some = st.lists(st.sampled_from(names), unique=True)
 
     def by_name(values):
@@ -53,10 +57,10 @@ def configs(draw):
             },
             "partition": {
                 "names": names,
-                "scheme": draw(st.sampled_from(["iid", "dirichlet", "group", "sizes", "file"])),
+                "scheme": scheme,
                 "mu": draw(POSITIVE | st.integers(1, 9)),
                 "minimum": draw(st.integers(1, 100)),
-                "sizes": draw(st.lists(st.integers(1, 99)) | st.lists(POSITIVE)),
+                "sizes": sizes if scheme == "sizes" else [],
                 "file": draw(TEXT),
             },
             "corruption": {
@@ -68,7 +72,7 @@ def configs(draw):
             },
             "model": {"name": draw(TEXT), "norm": draw(st.sampled_from(["group", "batch"]))},
             "training": {
-                "rounds": draw(st.integers(1, 10**6)),
+                "rounds": draw(st.integers(99, 10**6)),
                 "local_epochs": draw(st.integers(1, 50)),
                 "batch_size": draw(st.integers(1, 4096)),
                 "lr": draw(POSITIVE),
@@ -132,7 +136,7 @@ def test_the_commented_file_explains_every_choice():
 def _variants():
     """For every setting a value that differs from its default and is allowed on its own."""
     other = {
-        "path": "x", "options": {"size": 64}, "sizes": [1], "file": "x", "name": "x", "device": "cpu",
+        "path": "x", "options": {"size": 64}, "file": "x", "name": "x", "device": "cpu",
         "label_noise": {"client-1": 0.5}, "label_flip": ["client-1"], "free_rider": {"client-1": "zero"},
         "duplicate": {"client-1": "client-0"}, "test_set": ["client-1"], "away": {"client-1": [1]},
         "lost": {"client-1": "1:masked"}, "utilities": ["accuracy"], "truth": ["shapley"],
@@ -142,8 +146,8 @@ def _variants():
         part = getattr(Config(), section.name)
         for key, hint in typing.get_type_hints(type(part)).items():
             value = getattr(part, key)
-            if key == "roster_weights":
-                continue  # stands with weights = "roster" only, see below
+            if key in ("roster_weights", "sizes"):
+                continue  # stand with weights = "roster" and scheme = "sizes" only, see below
             if typing.get_origin(hint) is typing.Literal:
                 changed = typing.get_args(hint)[-2 if key == "weights" else -1]
             elif isinstance(value, bool):
@@ -174,6 +178,14 @@ def test_the_hash_moves_with_roster_weights_but_not_with_the_order_of_names():
     assert difference(even, heavier).startswith("training.roster_weights is {'client-0': 1.0")
 
 
+def test_the_hash_moves_with_sizes():
+    even, other = (
+        from_dict({"partition": {"clients": 3, "scheme": "sizes", "sizes": sizes}})
+        for sizes in ([1, 1, 1], [1, 1, 2])
+    )
+    assert even.hash() != other.hash()
+
+
 def test_one_and_one_point_zero_are_the_same_setting():
     whole, broken = (from_dict({"partition": {"mu": mu}}) for mu in (1, 1.0))
     assert whole.hash() == broken.hash()
@@ -182,9 +194,10 @@ def test_one_and_one_point_zero_are_the_same_setting():
 
 
 def test_counts_stay_counts_and_fractions_fractions():
-    assert from_dict({"partition": {"sizes": [3, 4]}}).partition.sizes == (3, 4)
-    sizes = from_dict({"partition": {"sizes": [1, 0.5]}}).partition.sizes
-    assert [type(size) for size in sizes] == [float, float]
+    three = {"clients": 3, "scheme": "sizes"}
+    assert from_dict({"partition": {**three, "sizes": [3, 4, 5]}}).partition.sizes == (3, 4, 5)
+    sizes = from_dict({"partition": {**three, "sizes": [1, 0.5, 1]}}).partition.sizes
+    assert [type(size) for size in sizes] == [float, float, float]
 
 
 @pytest.mark.parametrize(
@@ -242,7 +255,21 @@ def test_counts_stay_counts_and_fractions_fractions():
         ({"participation": {"fraction": 0}}, r"^participation\.fraction: expected a number above 0, at most"),
         ({"participation": {"fraction": 1.5}}, r"^participation\.fraction: expected a number above 0"),
         ({"participation": {"away": {"client-0": [0]}}},
-         r"^participation\.away\.client-0: expected numbers of rounds from 1 on, got \[0\]"),
+         r"^participation\.away\.client-0: expected numbers of rounds, 1 to 10, got \[0\]"),
+        ({"participation": {"away": {"client-0": [2, 11]}}},
+         r"^participation\.away\.client-0: expected numbers of rounds, 1 to 10, got \[2, 11\]"),
+        ({"participation": {"lost": {"client-0": "11:masked"}}},
+         r"^participation\.lost\.client-0: expected a round from 1 to 10, got '11:masked'"),
+        ({"partition": {"sizes": [1] * 6}},
+         r'^partition\.sizes: only with partition\.scheme = "sizes", got \'dirichlet\''),
+        ({"partition": {"scheme": "sizes", "sizes": [1, 2]}},
+         r"^partition\.sizes: expected 6 sizes, one per client, got 2"),
+        ({"partition": {"names": ["a", "b", "A"]}},
+         r"^partition\.names: expected names .*, got 'a' and 'A', which differ only in case"),
+        ({"partition": {"names": ["../a", "b", "c"]}},
+         r"^partition\.names: '\.\./a' cannot be a member's name, because it is part of file names: expected"),
+        ({"corruption": {"label_noise": {"client-0": 1.5}}},
+         r"^corruption\.label_noise\.client-0: expected a rate from 0 to 1, got 1\.5"),
         ({"participation": {"away": {"client-0": 3}}},
          r"^participation\.away: expected a table of a list of whole numbers by name"),
         ({"participation": {"lost": {"client-0": "3"}}},
@@ -251,15 +278,16 @@ def test_counts_stay_counts_and_fractions_fractions():
         ({"participation": {"lost": {"client-0": "0:masked"}}}, r"^participation\.lost\.client-0: expected"),
         ({"participation": {"lost": {"client-0": "1:lunch"}}}, r"^participation\.lost\.client-0: expected"),
         ({"scoring": {"utilities": []}}, r"^scoring\.utilities: expected at least one utility, each once"),
-        ({"scoring": {"utilities": ["a", "a"]}}, r"^scoring\.utilities: expected at least one utility"),
+        ({"scoring": {"utilities": ["a", "a"]}},
+         r"^scoring\.utilities: expected at least one utility, each once, got \['a', 'a'\]"),
         ({"scoring": {"truth": ["banzhaf"]}},
          r"^scoring\.truth: expected mr-shapley or shapley, got 'banzhaf'"),
         ({"scoring": {"solo": 1}}, r"^scoring\.solo: expected true or false, got 1"),
         ({"secure_aggregation": {"bound": 0}}, r"^secure_aggregation\.bound: expected a number above 0"),
         ({"secure_aggregation": {"threshold": 3}},
-         r"^secure_aggregation\.threshold: expected more than half of the 6 members, got 3"),
+         r"^secure_aggregation\.threshold: expected 4 to 6, more than half of the 6 members, got 3"),
         ({"secure_aggregation": {"threshold": 7}},
-         r"^secure_aggregation\.threshold: expected more than half of the 6 members, got 7"),
+         r"^secure_aggregation\.threshold: expected 4 to 6, more than half of the 6 members, got 7"),
         ({"run": {"seed": -1}}, r"^run\.seed: expected 0 or more, got -1"),
         ({"run": {"seed": 2**63}}, r"^run\.seed: expected 0 or more"),
         ({"run": {"device": 0}}, r"^run\.device: expected text, got 0"),

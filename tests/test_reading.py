@@ -228,3 +228,80 @@ def test_companions_that_are_none(tmp_path, companions):
     path = write(tmp_path, json.dumps(COMPANY | {"companions": companions}), "scores.json")
     with pytest.raises(FileFormatError, match=r"companions.*: expected an object"):
         read(path, utility="brier")
+
+
+HEADER = "round,client,empty,grand,alone,without"
+
+
+@pytest.mark.parametrize("number", ["0_5", "٣", "０.5", "1,5", "0x1", "1 0", "++1"])
+def test_only_numbers_as_one_writes_them_are_numbers(tmp_path, number):
+    path = tmp_path / "r.csv"
+    path.write_text(f'{HEADER}\n1,A,0,1,"{number}",1\n1,B,0,1,0,1\n', encoding="utf-8")
+    with pytest.raises(FileFormatError, match="line 2: alone of client 'A' in round 1 must be a number, got"):
+        read(path)
+
+
+@pytest.mark.parametrize("number", ["+.5e0", "5.e-1", "0.5", "005E-1"])
+def test_numbers_as_programs_write_them_are_read(tmp_path, number):
+    path = tmp_path / "r.csv"
+    path.write_text(f"{HEADER}\n1,A,0,1,{number},1\n1,B,0,1,0,1\n")
+    assert read(path)[0].alone[0] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "shown"),
+    [
+        ("K\u00f6ln", "Ko\u0308ln", r"'K\xf6ln' (round 1) and 'Ko\u0308ln' (round 2)"),
+        ("North", "north", "'North' (round 1) and 'north' (round 2)"),
+        ("North Sea", "North  Sea", "'North Sea' (round 1) and 'North  Sea' (round 2)"),
+    ],
+)
+def test_two_spellings_of_one_name_are_refused_with_their_rounds(tmp_path, one, other, shown):
+    path = tmp_path / "r.csv"
+    lines = [f"{k},{name},0,1,0,1" for k, who in ((1, one), (2, other)) for name in (who, "B")]
+    path.write_text("\n".join([HEADER, *lines]), encoding="utf-8")
+    with pytest.raises(FileFormatError) as refused:
+        read(path)
+    assert f"{shown} differ only in case, blanks or how letters are composed" in str(refused.value)
+
+
+def test_a_listed_name_in_another_spelling_is_refused(tmp_path):
+    path = tmp_path / "r.json"
+    one = {"empty": 0, "grand": 1, "alone": [0, 0], "without": [1, 1], "clients": ["A", "B"]}
+    path.write_text(json.dumps({"clients": ["A", "B", " A"], "rounds": [one]}))
+    with pytest.raises(
+        FileFormatError, match=r"'A' \(round 1\) and ' A' \(listed, in no round\) differ only"
+    ):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (HEADER.replace(",", ";"), "cells are separated by semicolons; write them with commas"),
+        (HEADER.replace(",", "\t"), "cells are separated by tabs; write them with commas"),
+        (
+            HEADER.title(),
+            "got 'Round, Client, Empty, Grand, Alone, Without': write 'round' in place of 'Round'",
+        ),
+        ("name,value", "got 'name, value'"),
+    ],
+)
+def test_a_header_that_is_none_says_what_came_and_what_to_do(tmp_path, header, message):
+    path = tmp_path / "r.csv"
+    path.write_text(f"{header}\n1,A,0,1,0,1\n")
+    with pytest.raises(FileFormatError) as refused:
+        read(path)
+    assert message in str(refused.value)
+
+
+def test_two_utilities_in_one_csv_are_called_that(tmp_path):
+    path = tmp_path / "r.csv"
+    path.write_text(
+        f"{HEADER},utility\n1,A,0.1,0.5,0.2,0.4,accuracy\n1,B,0.1,0.5,0.2,0.4,accuracy\n"
+        "1,A,-0.9,-0.5,-0.8,-0.6,neg-loss\n1,B,-0.9,-0.5,-0.8,-0.6,neg-loss\n"
+    )
+    with pytest.raises(FileFormatError) as refused:
+        read(path)
+    assert "line 4: round 1: utility is 'neg-loss', but 'accuracy' on line 2" in str(refused.value)
+    assert "several utilities go into JSON, under companions" in str(refused.value)

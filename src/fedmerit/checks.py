@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +16,44 @@ UNIT = (-1e-9, 1.0 + 1e-9)
 """[0, 1], with room for the rounding of a mean."""
 LARGEST = 1e100
 """Beyond this sums of a few numbers could overflow; no utility is anywhere near."""
+
+
+_WRITTEN = re.compile(
+    r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?(nan|inf|infinity)", re.ASCII | re.IGNORECASE
+)
+
+
+def written_number(text: str) -> float:
+    """A number as one writes it; ValueError for what else float() reads, such as 0_5 or digits of any script.
+
+    >>> written_number("-.5e3")
+    -500.0
+    """
+    if not _WRITTEN.fullmatch(text):
+        raise ValueError(f"expected a number such as 0.25, got {text!r:.60}")
+    return float(text)
+
+
+def two_spellings(names: Iterable[str]) -> tuple[str, str] | None:
+    """The first two different names that differ only in case, blanks, or how their letters are composed.
+
+    >>> two_spellings(["Ulm", "Bonn", "BONN "])
+    ('Bonn', 'BONN ')
+    """
+    known: dict[str, str] = {}
+    for name in names:
+        folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+        first = known.setdefault(" ".join(folded.split()), name)
+        if first != name:
+            return first, name
+    return None
+
+
+def spelled(one: str, other: str) -> tuple[str, str]:
+    """Two names as a message shows them: letter by letter where they would look the same."""
+    if unicodedata.normalize("NFC", one) == unicodedata.normalize("NFC", other):
+        return ascii(one), ascii(other)
+    return repr(one), repr(other)
 
 
 def names_of(clients: Iterable[str], n: int | None, where: str, *, counted: str = "") -> tuple[str, ...]:

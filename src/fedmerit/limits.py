@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from fedmerit.checks import spelled, two_spellings
 from fedmerit.errors import ConfigError, KeyFileError
 from fedmerit.keys import Member
 
@@ -47,6 +48,14 @@ def check(config: Config) -> None:
         )
     for name in names:
         _check_name(name)
+    twice = two_spellings(names)
+    if twice:
+        one, other = spelled(*twice)
+        alike = "differ only in case, blanks or how letters are composed"
+        raise ConfigError(
+            f"partition.names: expected names that nobody mixes up, got {one} and {other}, which {alike}"
+        )
+    _check_sizes(config)
     for section, key in (
         ("corruption", "label_noise"), ("corruption", "label_flip"), ("corruption", "free_rider"),
         ("corruption", "duplicate"), ("corruption", "test_set"), ("participation", "away"),
@@ -56,27 +65,34 @@ def check(config: Config) -> None:
         for name in () if isinstance(given, str) else given:
             if name not in names:
                 raise ConfigError(f"{section}.{key}: unknown member {name!r}; members are {', '.join(names)}")
-    if isinstance(config.corruption.label_noise, str) and config.corruption.label_noise != "ramp":
-        got = config.corruption.label_noise
-        raise ConfigError(f'corruption.label_noise: expected a table of rates or "ramp", got {got!r}')
+    noise = config.corruption.label_noise
+    if isinstance(noise, str) and noise != "ramp":
+        raise ConfigError(f'corruption.label_noise: expected a table of rates or "ramp", got {noise!r}')
+    for name, rate in () if isinstance(noise, str) else noise.items():
+        if not 0 <= rate <= 1:
+            raise ConfigError(f"corruption.label_noise.{name}: expected a rate from 0 to 1, got {rate}")
+    rounds = config.training.rounds
     for name, away in config.participation.away.items():
-        if any(number < 1 for number in away):
+        if any(not 1 <= number <= rounds for number in away):
             raise ConfigError(
-                f"participation.away.{name}: expected numbers of rounds from 1 on, got {list(away)}"
+                f"participation.away.{name}: expected numbers of rounds, 1 to {rounds}, got {list(away)}"
             )
     for name, when in config.participation.lost.items():
         number, _, stage = when.partition(":")
         if not (number.isascii() and number.isdigit() and int(number[:9]) > 0) or stage not in STAGES:
             form = f'"ROUND:STAGE" with a stage of {", ".join(STAGES)}'
             raise ConfigError(f"participation.lost.{name}: expected {form}, got {when!r}")
-    if not config.scoring.utilities or len(set(config.scoring.utilities)) != len(config.scoring.utilities):
-        raise ConfigError("scoring.utilities: expected at least one utility, each once")
+        if int(number[:9]) > rounds:
+            raise ConfigError(f"participation.lost.{name}: expected a round from 1 to {rounds}, got {when!r}")
+    utilities = list(config.scoring.utilities)
+    if not utilities or len(set(utilities)) != len(utilities):
+        raise ConfigError(f"scoring.utilities: expected at least one utility, each once, got {utilities}")
     for name in config.scoring.truth:
         if name not in TRUTHS:
             raise ConfigError(f"scoring.truth: expected {' or '.join(TRUTHS)}, got {name!r}")
     threshold = config.secure_aggregation.threshold
     if threshold and not len(names) / 2 < threshold <= len(names):
-        half = f"more than half of the {len(names)} members"
+        half = f"{len(names) // 2 + 1} to {len(names)}, more than half of the {len(names)} members"
         raise ConfigError(f"secure_aggregation.threshold: expected {half}, got {threshold}")
     if config.scoring.visibility == "coordinator":
         for path, tells in (
@@ -100,6 +116,15 @@ def check(config: Config) -> None:
         raise ConfigError('training.roster_weights: only with training.weights = "roster"')
 
 
+def _check_sizes(config: Config) -> None:
+    part = config.partition
+    if part.sizes and part.scheme != "sizes":
+        raise ConfigError(f'partition.sizes: only with partition.scheme = "sizes", got {part.scheme!r}')
+    if part.scheme == "sizes" and len(part.sizes) != part.clients:
+        got = len(part.sizes)
+        raise ConfigError(f"partition.sizes: expected {part.clients} sizes, one per client, got {got}")
+
+
 def _check_name(name: str) -> None:
     """A name is on the roster, in a file name of a key, and in the keys of a checkpoint."""
     try:
@@ -107,6 +132,7 @@ def _check_name(name: str) -> None:
     except KeyFileError as error:
         raise ConfigError(f"partition.names: {error}") from error
     if any(character in name for character in "/\\") or name in (".", "..", "server"):
-        raise ConfigError(f"partition.names: {name!r} cannot be a member's name")
+        why = "it is part of file names: expected no / and no \\, and neither '.', '..' nor 'server'"
+        raise ConfigError(f"partition.names: {name!r} cannot be a member's name, because {why}")
     if len(name.encode()) > LONGEST_NAME:
         raise ConfigError(f"partition.names: {name!r} is longer than {LONGEST_NAME} bytes")

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from fedmerit.checks import spelled, two_spellings
 from fedmerit.errors import FileFormatError, InputError, ValueRefused
 from fedmerit.layout import Found, fail
 from fedmerit.reading_csv import rounds_of_csv
@@ -68,6 +69,7 @@ def read_content(path: str | Path, *, utility: str | None = None) -> Content:
     rounds.sort(key=lambda one: int(one.given["round"]))
     found = [_reports(path, one, utility) for one in rounds]
     _check_order(path, found)
+    _check_spellings(path, found, clients)
     return Content(found, clients)
 
 
@@ -78,6 +80,23 @@ def _check_order(path: Path, rounds: Sequence[Reports]) -> None:
         if earlier.utility != later.utility:
             said = f"utility {later.utility!r}, but {earlier.utility!r} in round {earlier.round}"
             raise FileFormatError(f"{path}: round {later.round}: {said}; they cannot be added")
+
+
+def _check_spellings(path: Path, rounds: Sequence[Reports], clients: Sequence[str]) -> None:
+    """Two spellings of one name would be two members, each with a part of the rounds."""
+    where: dict[str, list[str]] = {name: [] for name in clients}
+    for reports in rounds:
+        for name in (*reports.clients, *reports.silent):
+            where.setdefault(name, []).append(str(reports.round))
+    found = two_spellings(where)
+    if found is None:
+        return
+    at = [f"round {', '.join(where[name])}" if where[name] else "listed, in no round" for name in found]
+    one, other = (f"{name} ({place})" for name, place in zip(spelled(*found), at, strict=True))
+    raise FileFormatError(
+        f"{path}: {one} and {other} differ only in case, blanks or how letters are composed: expected one "
+        "spelling of one member"
+    )
 
 
 def _reports(path: Path, found: Found, utility: str | None) -> Reports:

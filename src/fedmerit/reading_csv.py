@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedmerit.checks import LARGEST
+from fedmerit.checks import LARGEST, written_number
 from fedmerit.errors import FileFormatError
 from fedmerit.layout import PER_CLIENT, PER_ROUND, REQUIRED, TEXT, VECTORS, Found, fail
 from fedmerit.scores import SCORES
@@ -46,16 +46,28 @@ def _check_columns(path: Path, line: int, columns: Sequence[str]) -> None:
     if missing or unknown:
         problem = f"missing column {missing[0]!r}" if missing else f"unknown column {unknown[0]!r}"
         fail(path, f"line {line}", f"{problem}; expected {', '.join(REQUIRED)} and optionally "
-              f"{', '.join(sorted(known - {*REQUIRED, *SCORES}))}")  # fmt: skip
+              f"{', '.join(sorted(known - {*REQUIRED, *SCORES}))}; got {', '.join(columns)!r:.120}"
+              f"{_advice(columns, known)}")  # fmt: skip
     if len(set(columns)) != len(columns):
         twice = next(name for name in columns if columns.count(name) > 1)
         fail(path, f"line {line}", f"column {twice!r} appears twice")
 
 
+def _advice(columns: Sequence[str], known: Collection[str]) -> str:
+    """What to do about a header that nearly is one."""
+    for mark, called in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
+        if len(columns) == 1 and mark in columns[0]:
+            return f": cells are separated by {called}; write them with commas, and numbers with a point"
+    for name in columns:
+        if name not in known and name.casefold() in known:
+            return f": write {name.casefold()!r} in place of {name!r}"
+    return ""
+
+
 def _round_of(path: Path, number: int, lines: list[tuple[int, dict[str, str]]]) -> Found:
     first_line, first = lines[0]
     given: dict[str, Any] = {"round": number}
-    for name in PER_ROUND:
+    for name in sorted(PER_ROUND, key=lambda one: one != "utility"):  # of two utilities all else differs too
         if name not in first:
             continue
         if first[name] == "" and name in REQUIRED:
@@ -68,6 +80,8 @@ def _round_of(path: Path, number: int, lines: list[tuple[int, dict[str, str]]]) 
                 numbers and _number(path, line, cells, name) == given[name]
             ):
                 other = f"but {first[name]!r} on line {first_line}; it is one for the whole round"
+                if name == "utility":
+                    other += "; several utilities go into JSON, under companions"
                 fail(path, f"line {line}", f"round {number}: {name} is {cells[name]!r}, {other}")
     seen: dict[str, int] = {}
     for line, cells in lines:
@@ -113,7 +127,7 @@ def _number(path: Path, line: int, cells: Mapping[str, str], name: str) -> float
     if cells.get(name, "") == "":
         fail(path, f"line {line}", f"{name}{whose}{at} is missing")
     try:
-        number = float(cells[name])
+        number = written_number(cells[name])
     except ValueError:
         fail(path, f"line {line}", f"{name}{whose}{at} must be a number, got {cells[name]!r}")
     if name != "round" and not abs(number) <= LARGEST:

@@ -152,7 +152,7 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise MissingExtra("tracking with TensorBoard needs: pip install tensorboard torch") from error
+            raise MissingExtra("tracking with TensorBoard needs: pip install 'fedmerit[engine,tracking]'") from error
         self._writer = SummaryWriter(folder)
 
     def start(self, config: Mapping[str, Mapping[str, Any]]) -> None:
@@ -191,7 +191,7 @@ class MLflow:
             from mlflow import MlflowClient
             from mlflow.entities import Metric
         except ImportError as error:
-            raise MissingExtra("tracking with MLflow needs: pip install mlflow-skinny, or mlflow") from error
+            raise MissingExtra("tracking with MLflow needs: pip install 'fedmerit[tracking]'") from error
         self._metric, self._uri, self._run = Metric, uri, ""
         with self._ours():
             self._client = MlflowClient(tracking_uri=uri)

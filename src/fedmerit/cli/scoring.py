@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedmerit.cli.base import app, err, out, write
+from fedmerit.cli.base import app, err, fail, out, write
 
 if TYPE_CHECKING:
     from fedmerit.money import Payouts
@@ -64,6 +64,12 @@ class OnUndefined(StrEnum):
     zero = "zero"
 
 
+def _number(text: str) -> float:
+    from fedmerit.checks import written_number
+
+    return written_number(str(text))
+
+
 Reports_ = Annotated[Path, typer.Argument(help="Reports (.json or .csv), or a run folder.", metavar="FILE")]
 Utility_ = Annotated[
     str | None,
@@ -81,7 +87,9 @@ def score(
     file: Reports_,
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.table,
     utility: Utility_ = None,
-    score: Score_ = Summed.alpha,
+    score: Annotated[
+        Summed | None, typer.Option(help="Which score is summed; ALPHA unless given.", case_sensitive=False)
+    ] = None,
     missing: Missing_ = None,
 ) -> None:
     """Scores, ranks and intervals from reports: who contributed what, and how sure that is."""
@@ -89,10 +97,16 @@ def score(
     from fedmerit.summary import summarise
     from fedmerit.tables import print_summary
 
+    if format is Format.csv and (score or missing):
+        fail(
+            f"--{'score' if score else 'missing'}: expected --format table or json, got csv, which holds the "
+            "scores of single rounds and no sums"
+        )
     content, counts = _read(file, utility), _missing(file, missing)
     rounds, clients = content.rounds, content.clients
     if format is Format.table:
-        summary = summarise(rounds, score=score.value, missing=counts, clients=clients)
+        chosen = score or Summed.alpha
+        summary = summarise(rounds, score=chosen.value, missing=counts, clients=clients)
         print_summary(out, summary, utility=rounds[0].utility)
         return
     written = document(rounds, clients=clients, missing=counts)
@@ -107,8 +121,10 @@ def rewards(
     utility: Utility_ = None,
     score: Score_ = Summed.alpha,
     missing: Missing_ = None,
-    floor: Annotated[float, typer.Option(help="Smallest share of anybody.")] = 0.0,
-    cap: Annotated[float, typer.Option(help="Largest share of anybody.")] = 1.0,
+    floor: Annotated[
+        float, typer.Option(help="Smallest share of anybody who has a score.", parser=_number)
+    ] = 0.0,
+    cap: Annotated[float, typer.Option(help="Largest share of anybody.", parser=_number)] = 1.0,
     on_undefined: Annotated[
         OnUndefined, typer.Option(help="Where scores allow no shares.")
     ] = OnUndefined.refuse,

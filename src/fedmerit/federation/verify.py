@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedmerit.checks import written_number
 from fedmerit.config import Config, difference, from_dict, load
 from fedmerit.copies import Copy
 from fedmerit.errors import ConfigError, FedmeritError, LedgerError
@@ -291,6 +292,6 @@ def _rows(text: str) -> dict[str, dict[str, Any]]:
 
 def _cell(text: str) -> Any:
     try:
-        return float(text)
+        return written_number(text)
     except ValueError:
         return text
