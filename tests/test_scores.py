@@ -243,6 +243,21 @@ def test_rounding_noise_is_not_a_denominator():
     assert fp(r).status == "fallback"
 
 
+@pytest.mark.parametrize("score", [fp, ee])
+def test_a_gain_that_is_only_rounding_is_nothing_to_distribute(score):
+    # .3 and .1 + .2 differ by 5.6e-17, either way round
+    for empty, grand in ((0.3, 0.1 + 0.2), (0.1 + 0.2, 0.3)):
+        r = Reports(empty=empty, grand=grand, alone=[0.2, 0.3], without=[0.25, 0.1], round=3)
+        assert r.gain != 0
+        found = score(r, pot="gain")
+        assert found.status == "undefined"
+        assert found.values[0] == found.values[1]
+        assert found.notes[0].endswith("nothing to distribute, the pot is 0 up to rounding")
+        assert score(r).status in ("ok", "reversed")  # there is something in v(M)
+    tiny = Reports(empty=0.3, grand=0.3 + 1e-14, alone=[0.2, 0.3], without=[0.25, 0.1])
+    assert score(tiny, pot="gain").status in ("ok", "reversed")
+
+
 # --- combining the others' words ----------------------------------------------------------------------------
 
 
@@ -262,6 +277,23 @@ def test_combining_equals_the_slow_way(r, combine):
 @given(reports(min_clients=5, max_clients=12))
 def test_a_median_tells_at_most_three_groups_apart(r):
     assert len(np.unique(ee(r, combine="median").raw)) <= 3
+
+
+@pytest.mark.parametrize("lie", [1e17, -1e17, 1e40])
+def test_a_lie_that_is_not_counted_costs_no_precision(lie):
+    # the liar is client 4; r of the honest = (6, 4, 2, 4), of the liar about -lie
+    r = Reports(empty=0, grand=3, alone=[0, 1, 2, 1, lie], without=[3, 2, 1, 2, 2.5])
+    outside = -1 if lie > 0 else 1  # the lie counts as the lowest or the highest of the words
+    for combine in ("median", "trimmed"):
+        found = ee(r, combine=combine)
+        assert found.status == "ok"
+        assert found.values.sum() == pytest.approx(3)
+    # about the liar 2, 4, 4, 6 are left; about client 0 the lie, 2, 4, 4
+    about_0 = {-1: (2 + 4) / 2, 1: (4 + 4) / 2}[outside]
+    assert ee(r, combine="median").raw[[0, 4]].tolist() == [about_0 / 8, 4 / 8]
+    assert ee(r, combine="trimmed").raw[[0, 4]].tolist() == [about_0 / 8, 4 / 8]
+    # nor are the others' words about the liar lost in its own: 6, 4, 2, 4 of 16
+    assert influence(r)[:, 4].tolist() == [6 / 16, 4 / 16, 2 / 16, 4 / 16, 0]
 
 
 # --- influence ----------------------------------------------------------------------------------------------
@@ -286,6 +318,15 @@ def test_influence_says_whose_score_nobody_speaks_for():
 
 
 # --- cosine, solo, silent, catalogue, bad input -------------------------------------------------------------
+
+
+def test_each_score_carries_the_standard_error_of_its_own_raw_vector():
+    errors = {"se_loo": [0.1, 0.2], "se_ioi": [0.3, 0.4], "se_alpha": [0.5, 0.6]}
+    r = Reports(empty=0, grand=2, alone=[0, 1], without=[1, 0], **errors, se_alpha_total=[0.7, 0.8])
+    assert loo(r).stderr.tolist() == [0.1, 0.2]
+    assert ioi(r).stderr.tolist() == [0.3, 0.4]
+    assert alpha(r).stderr.tolist() == fp(r).stderr.tolist() == [0.5, 0.6]
+    assert ee(r).stderr is surplus(r).stderr is None  # mixtures of several clients' errors
 
 
 def test_a_null_cosine_counts_as_zero_and_is_reported():

@@ -130,6 +130,14 @@ def test_tables_refuse_bad_input(values, message):
         Table(values)
 
 
+def test_reports_of_a_table_hold_its_single_clients_and_all_but_one():
+    #          {}  A  B  AB  C  AC  BC  ABC
+    r = Reports.from_table(Table([0, 1, 2, 12, 3, 13, 23, 123], ["A", "B", "C"]), round=5)
+    assert (r.empty, r.grand, r.round, r.clients) == (0, 123, 5, ("A", "B", "C"))
+    assert r.alone.tolist() == [1, 2, 3]
+    assert r.without.tolist() == [23, 13, 12]
+
+
 def test_a_table_of_reports_is_refused_with_the_reason():
     with pytest.raises(NeedsTable, match="all 2\\^N coalitions"):
         Table(Reports(**GOOD))

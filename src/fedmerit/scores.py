@@ -20,7 +20,7 @@ undefined   every denominator is zero, or there is nothing to distribute: equal 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,9 +28,9 @@ import numpy as np
 
 from fedmerit.errors import InputError, NeedsTable, ReportError, UndefinedScore
 from fedmerit.others import mean_of_others, median_of_others, sum_of_others, trimmed_mean_of_others
-from fedmerit.types import Reports, Scores, Status, Table, Vector
+from fedmerit.pots import Pot, noise, share_out
+from fedmerit.types import Reports, Scores, Table, Vector
 
-Pot = Literal["grand", "gain"]
 Combine = Literal["mean", "median", "trimmed"]
 
 
@@ -88,12 +88,13 @@ def fp(reports: Reports, *, pot: Pot = "grand") -> Scores:
     array([0., 1., 2.])
     """
     _check(reports, "FP", everyone=True)
+    lost = noise(reports)
     candidates = (
-        ("alpha", _alpha(reports)),
-        ("LOO", reports.grand - reports.without),
-        ("IOI", reports.alone - reports.empty),
+        ("alpha", _alpha(reports), lost),
+        ("LOO", reports.grand - reports.without, lost),
+        ("IOI", reports.alone - reports.empty, lost),
     )
-    return _share_out("FP", candidates, reports, pot, stderr=reports.se_alpha)
+    return share_out("FP", candidates, reports, pot, stderr=reports.se_alpha)
 
 
 def ee(reports: Reports, *, pot: Pot = "grand", combine: Combine = "mean") -> Scores:
@@ -124,11 +125,13 @@ def ee(reports: Reports, *, pot: Pot = "grand", combine: Combine = "mean") -> Sc
         raise UndefinedScore(f'{reports.where}combine="trimmed" needs at least 4 clients, got {reports.n}')
     beta = reports.grand - reports.alone
     gamma = reports.without - reports.empty
+    coalition = 2 * (reports.n - 1)  # a mean over N-1 others, of a coalition of N-1
+    lost = others(noise(reports)) / coalition  # a lie that is not counted costs no precision
     candidates = tuple(
-        (name, others(said) / (2 * (reports.n - 1)))  # a mean over N-1 others, of a coalition of N-1
+        (name, others(said) / coalition, lost)
         for name, said in (("beta + gamma", beta + gamma), ("gamma", 2 * gamma), ("beta", 2 * beta))
     )
-    return _share_out("EE", candidates, reports, pot, stderr=None)
+    return share_out("EE", candidates, reports, pot, stderr=None)
 
 
 def surplus(reports: Reports) -> Scores:
@@ -201,7 +204,7 @@ def influence(reports: Reports) -> np.ndarray[tuple[int, int], np.dtype[np.float
     _check(reports, "influence", everyone=True)
     said = (reports.grand - reports.alone) + (reports.without - reports.empty)
     about = sum_of_others(said)
-    zero = np.flatnonzero(np.abs(about) <= 1e-12 * sum_of_others(np.abs(said)) + _noise(reports))
+    zero = np.flatnonzero(np.abs(about) <= sum_of_others(1e-12 * np.abs(said) + noise(reports)))
     if zero.size:
         name = reports.clients[zero[0]]
         raise UndefinedScore(f"{reports.where}the others' words about client {name!r} add up to zero")
@@ -244,19 +247,6 @@ def _alpha(reports: Reports) -> Vector:
     return ((reports.grand - reports.without) + (reports.alone - reports.empty)) / 2
 
 
-def _noise(reports: Reports) -> float:
-    """What rounding alone can leave of a sum over clients that is zero on paper."""
-    largest = max(
-        abs(reports.empty), abs(reports.grand), np.abs(reports.alone).max(), np.abs(reports.without).max()
-    )
-    return float(4 * np.finfo(np.float64).eps * reports.n * largest)
-
-
-def _is_zero(terms: Vector, total: float, reports: Reports) -> bool:
-    """Whether a sum is zero: |sum| <= 1e-12 * sum of |terms|, or no more than rounding leaves."""
-    return abs(total) <= max(1e-12 * float(np.abs(terms).sum()), _noise(reports))
-
-
 def _check(reports: Reports, score: str, *, everyone: bool = False) -> None:
     if isinstance(reports, Table):
         raise NeedsTable(f"{score} takes Reports; from a full table use Reports.from_table(table)")
@@ -281,47 +271,3 @@ def _linear(
         stderr=stderr,
         notes=notes,
     )
-
-
-def _share_out(
-    score: str,
-    candidates: Iterable[tuple[str, Vector]],
-    reports: Reports,
-    pot: Pot,
-    stderr: Vector | None,
-) -> Scores:
-    """Rescale the first candidate whose sum is not zero, so that it adds up to the pot."""
-    if pot not in ("grand", "gain"):
-        raise InputError(f"pot must be 'grand' (v(M)) or 'gain' (v(M) - v(M0)), got {pot!r}")
-    amount = reports.grand if pot == "grand" else reports.gain
-    ranked_by: Vector | None = None
-    status: Status = "ok"
-    zero: list[str] = []  # candidates that add up to nothing
-    note = ""
-    values = np.full(reports.n, amount / reports.n)
-    for name, raw in candidates:
-        ranked_by = raw if ranked_by is None else ranked_by
-        total = math.fsum(raw)
-        if _is_zero(raw, total, reports):
-            zero.append(name)
-            continue
-        values = raw / total * amount
-        if zero:
-            status, note = "fallback", f"{_zero_sums(zero)}; computed from {name} alone"
-        elif amount * total < 0:
-            status, note = "reversed", f"pot {amount:.6g} and sum {total:.6g} have opposite signs"
-        break
-    else:
-        status, note = "undefined", f"{_zero_sums(zero)}; split equally"
-    if amount == 0.0:
-        status, note = "undefined", "nothing to distribute, the pot is 0"
-    assert ranked_by is not None
-    return Scores(
-        score=score, clients=reports.clients, values=values, raw=ranked_by, gain=reports.gain, status=status,
-        stderr=stderr, notes=(f"{reports.where}{score}: {note}",) if note else (),
-    )  # fmt: skip
-
-
-def _zero_sums(names: list[str]) -> str:
-    said = "sum of" if len(names) == 1 else "sums of"
-    return f"the {said} {', '.join(names)} over clients {'is' if len(names) == 1 else 'are'} zero"
