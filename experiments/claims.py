@@ -108,18 +108,18 @@ def single_round(evidence: Evidence, facts: Facts, claims: Claims) -> None:
 
 def _ablations(evidence: Evidence) -> tuple[str, bool, str]:
     """The rows of tab:round, tab:client and tab:alpha that were run: FP and summed alpha."""
-    body, ahead, lowest = [], True, (2.0, "")
+    body, ahead, lowest, names = [], True, (2.0, ""), BOTH | SMALL
     for row in evidence.rows:
         cells = done(row, evidence.results)
-        if row.label not in ("tab:round", "tab:client", "tab:alpha") or not cells or row.dataset not in BOTH:
+        if row.label not in ("tab:round", "tab:client", "tab:alpha") or not cells:
             continue
         found = {u: compare(cells, u, row.at, "MR-SV") for u in PAIR}
-        line = [f"`{row.label}`", BOTH[row.dataset], row.row, str(len(cells))]
+        line = [f"`{row.label}`", names[row.dataset], row.row, str(len(cells))]
         for utility in PAIR:
             pair = [found[utility].get(s, {}).get("spearman", []) for s in ("FP", "ALPHA sum")]
             line += [spread(values) for values in pair]
             ahead &= mean(pair[1]) > mean(pair[0])
-            where = f"{row.label} {row.row}, {BOTH[row.dataset]}, {TITLES[utility]}, {len(cells)} seed(s)"
+            where = f"{row.label} {row.row}, {names[row.dataset]}, {TITLES[utility]}, {len(cells)} seed(s)"
             lowest = min(lowest, (mean(pair[1]), where))
         body.append(line)
     head = ["paper", "data", "row", "seeds", "FP, expected accuracy", "alpha summed, expected accuracy"]
