@@ -39,15 +39,65 @@ def test_it_agrees_with_the_exact_value_within_its_error():
 
 
 def test_its_intervals_cover():
-    exact = Random(7).exact()
+    game = Random(10)
+    values = [game(mask) for mask in range(1 << 10)]
+    exact = shapley(Table(values)).raw
     hits = []
-    for seed in range(120):
-        got = sampled_shapley(Random(7), 7, budget=60, seed=seed)
+    for seed in range(200):
+        got = sampled_shapley(values.__getitem__, 10, budget=190, seed=seed)
         assert got.stopped == "budget"
+        assert 20 <= got.orders <= 28
         low, high = got.interval(0.9)
         hits.append((low <= exact) & (exact <= high))
-    # 840 intervals, correlated within a run; 90 % is asked for
-    assert 0.85 < np.mean(hits) < 0.97
+    # 2,000 intervals, correlated within a run; 90 % is asked for
+    assert 0.86 < np.mean(hits) < 0.95
+
+
+def pairs_by_hand(game, n, pairs, seed):
+    """What each client adds on arrival, one row a pair, from the same random orders."""
+    rng, rows = np.random.default_rng(seed), []
+    for _ in range(pairs):
+        order = rng.permutation(n).tolist()
+        row = np.zeros(n)
+        for one in (order, order[::-1]):
+            for place, i in enumerate(one):
+                before = sum(1 << k for k in one[:place])
+                row[i] += (game(before | 1 << i) - game(before)) / 2
+        rows.append(row)
+    return np.array(rows)
+
+
+def test_the_standard_error_is_that_of_the_mean_over_pairs():
+    from scipy.stats import t
+
+    got = sampled_shapley(Random(12), 12, budget=270, seed=5)
+    pairs = got.orders // 2
+    assert 10 <= pairs < 20
+    rows = pairs_by_hand(Random(12), 12, pairs, seed=5)
+    np.testing.assert_allclose(got.scores.raw, rows.mean(axis=0))
+    np.testing.assert_allclose(got.scores.stderr, rows.std(axis=0, ddof=1) / np.sqrt(pairs))
+    low, high = got.interval(0.9)
+    np.testing.assert_allclose(high - low, 2 * t.ppf(0.95, pairs - 1) * got.scores.stderr)
+
+
+def test_below_ten_pairs_there_is_a_value_and_no_standard_error():
+    few, nearly, enough = (sampled_shapley(Random(18), 18, budget=budget) for budget in (70, 305, 330))
+    assert (few.orders, nearly.orders, enough.orders) == (4, 18, 20)
+    assert nearly.scores.stderr is None
+    assert few.scores.stderr is None
+    assert few.scores.notes == ("no standard error from 2 pairs of orders, 10 are needed",)
+    np.testing.assert_allclose(few.scores.raw, pairs_by_hand(Random(18), 18, 2, seed=0).mean(axis=0))
+    with pytest.raises(InputError, match="an interval needs at least 10 pairs of orders, got 2"):
+        few.interval()
+    assert enough.scores.stderr is not None
+    assert enough.scores.notes == ()
+    for level in (0, 1, "x", float("nan")):
+        with pytest.raises(InputError, match="level must lie between 0 and 1"):
+            enough.interval(level)
+
+
+def test_a_tolerance_is_believed_after_twenty_pairs():
+    assert sampled_shapley(Random(18), 18, tolerance=1e9).orders == 40
 
 
 def test_reversed_orders_make_pairwise_games_exact_at_once():
@@ -108,12 +158,29 @@ def test_a_seed_gives_the_same_numbers():
         ({"clients": 1, "budget": 9}, "needs 2 to 62 clients, got 1"),
         ({"tolerance": 0.0}, "tolerance must be positive, got 0.0"),
         ({"budget": 70, "truncation": -1.0}, "truncation must be at least 0, got -1.0"),
-        ({"budget": 69}, "budget must be at least 70, two pairs of orders of 18 clients, got 69"),
+        ({"budget": 69}, "budget must be a whole number of at least 70, two pairs of .* 18 clients, got 69"),
+        ({"budget": float("nan")}, "budget must be a whole number of at least 70, .* got nan"),
+        ({"budget": "x"}, "budget must be a whole number of at least 70, .* got 'x'"),
+        ({"budget": 100.5}, "budget must be a whole number of at least 70, .* got 100.5"),
+        ({"tolerance": "x"}, "tolerance must be positive, got 'x'"),
+        ({"tolerance": 1, "seed": -1}, "seed must be a whole number, 0 or more, got -1"),
+        ({"tolerance": 1, "seed": 0.5}, "seed must be a whole number, 0 or more, got 0.5"),
+        ({"tolerance": 1, "truncation": "x"}, "truncation must be at least 0, got 'x'"),
+        ({"tolerance": 1, "clients": "AB"}, "must be a list of names, got 'AB'"),
+        ({"tolerance": 1, "clients": ["A", "A"]}, "client 'A' appears more than once"),
+        ({"tolerance": 1, "clients": None}, "clients must be a number or a list of names, got None"),
+        ({"tolerance": 1, "clients": 5.0}, "clients must be a number or a list of names, got 5.0"),
     ],
 )
 def test_bad_settings(settings, message):
     with pytest.raises(InputError, match=message):
         sampled_shapley(Random(18), **({"clients": 18} | settings))
+
+
+def test_numbers_of_numpy_are_numbers():
+    game = Random(5)
+    one = sampled_shapley(game, np.int64(5), budget=np.int64(20), seed=np.int64(3))
+    assert one.scores.raw.tolist() == sampled_shapley(game, 5, budget=20, seed=3).scores.raw.tolist()
 
 
 def test_a_utility_that_is_not_a_number_is_named():

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fedmerit.checks import is_number, names_of
 from fedmerit.errors import InputError, ReportError
 from fedmerit.types import Scores, Table, Vector
 from fedmerit.values import shapley
 
+LEAST_PAIRS = 10
+"""Pairs of orders below which no standard error is given: 95 % intervals from 2 pairs cover 85 to 90 % in
+smooth games (93 % from 10 on), and far less in games where a client rarely matters."""
 MIN_PAIRS = 20
 """Pairs of orders before a standard error is trusted enough to stop at a tolerance."""
 
@@ -25,9 +30,10 @@ MIN_PAIRS = 20
 class Sampled:
     """A sampled Shapley value.
 
-    ``scores.stderr`` is the sampling error. ``bias`` bounds what truncation may have cut from a client (0 if
-    none was asked for). ``evaluations`` counts coalitions, each once. ``stopped``: at the "tolerance", at the
-    "budget", or "exact" once every coalition is known, with a sampling error of 0.
+    ``scores.stderr`` is the sampling error; None, with a note, below ``LEAST_PAIRS`` pairs. ``bias`` bounds
+    what truncation may have cut from a client (0 if none was asked for). ``evaluations`` counts coalitions,
+    each once. ``stopped``: at the "tolerance", at the "budget", or "exact" once every coalition is known,
+    with a sampling error of 0.
     """
 
     scores: Scores
@@ -40,15 +46,21 @@ class Sampled:
         """Lower and upper ends of Student's interval per client, widened by ``bias``."""
         from scipy.stats import t
 
-        assert self.scores.stderr is not None
-        quantile = t.ppf((1 + level) / 2, self.orders // 2 - 1) if self.stopped != "exact" else 0.0
+        if self.scores.stderr is None:
+            raise InputError(
+                f"an interval needs at least {LEAST_PAIRS} pairs of orders, got {self.orders // 2}: "
+                "allow a larger budget"
+            )
+        if not (is_number(level) and 0 < level < 1):
+            raise InputError(f"level must lie between 0 and 1, got {level!r:.100}")
+        quantile = t.isf((1 - level) / 2, self.orders // 2 - 1) if self.stopped != "exact" else 0.0
         half = quantile * self.scores.stderr + self.bias
         return self.scores.raw - half, self.scores.raw + half
 
 
 def sampled_shapley(
     value: Callable[[int], float],
-    clients: int | Sequence[str],
+    clients: int | np.integer[Any] | Sequence[str],
     *,
     tolerance: float | None = None,
     budget: int | None = None,
@@ -61,8 +73,9 @@ def sampled_shapley(
               + [v(P_i^{\bar\pi_k} \cup \{i\}) - v(P_i^{\bar\pi_k})]
 
     where :math:`P_i^\pi` are the clients before i in the order :math:`\pi`, and :math:`\bar\pi` is its
-    reverse. The K pairs are independent, so their spread gives the standard error. The values add up to the
-    gain v(everyone) - v(nobody).
+    reverse. The K pairs are independent, so their spread gives the standard error,
+    :math:`s_i = \mathrm{sd}_i / \sqrt K`, from K = 10 on. The values add up to the gain
+    v(everyone) - v(nobody).
 
     Truncation (GTG-Shapley, Liu et al. 2022): once a prefix is within ``truncation`` of v(everyone), the rest
     of the order is taken to add nothing. That saves evaluations and costs at most 2 ``truncation`` a client
@@ -75,15 +88,15 @@ def sampled_shapley(
         budget: stop before more than this many coalitions would have been evaluated; if it covers all of
             them and no tolerance is given, all are.
         truncation: 0 for none.
-        seed: of the orders.
+        seed: of the orders, 0 or more.
 
     >>> game = lambda mask: float(mask.bit_count() ** 2)      # symmetric: everyone is worth N
     >>> sampled_shapley(game, 4, budget=14).scores.values
     array([4., 4., 4., 4.])
     """
-    names = tuple(f"client-{i}" for i in range(clients)) if isinstance(clients, int) else tuple(clients)
+    names = _names(clients)
     n = len(names)
-    _check(n, tolerance, budget, truncation)
+    _check(n, tolerance, budget, truncation, seed)
     cache: dict[int, float] = {}
 
     def v(mask: int) -> float:
@@ -115,7 +128,12 @@ def sampled_shapley(
             stopped = "tolerance"
         elif budget is not None and pairs > 1 and (len(cache) + 2 * (n - 1) > budget or pairs >= budget):
             stopped = "budget"
-    scores = Scores(score="SV", clients=names, values=mean, raw=mean.copy(), gain=gain, stderr=stderr)
+    enough = pairs >= LEAST_PAIRS
+    note = f"no standard error from {pairs} pairs of orders, {LEAST_PAIRS} are needed"
+    scores = Scores(
+        score="SV", clients=names, values=mean, raw=mean.copy(), gain=gain,
+        stderr=stderr if enough else None, notes=() if enough else (note,),
+    )  # fmt: skip
     return Sampled(scores, len(cache), 2 * pairs, 2 * truncation, stopped)
 
 
@@ -140,15 +158,34 @@ def _arrivals(
     return out
 
 
-def _check(n: int, tolerance: float | None, budget: int | None, truncation: float) -> None:
+def _names(clients: int | np.integer[Any] | Sequence[str]) -> tuple[str, ...]:
+    if not (_is_whole(clients) or isinstance(clients, Sequence)):
+        raise InputError(
+            f"sampled_shapley: clients must be a number or a list of names, got {clients!r:.100}"
+        )
+    given = clients if isinstance(clients, Sequence) else ()
+    n = len(clients) if isinstance(clients, Sequence) else int(clients)
     if not 2 <= n <= 62:
         raise InputError(f"sampled_shapley needs 2 to 62 clients, got {n}")
+    return names_of(given, n, "sampled_shapley: ")
+
+
+def _is_whole(number: object) -> bool:
+    return isinstance(number, int | np.integer) and not isinstance(number, bool)
+
+
+def _check(n: int, tolerance: float | None, budget: int | None, truncation: float, seed: int) -> None:
     if tolerance is None and budget is None:
         raise InputError("sampled_shapley needs a tolerance or a budget to know when to stop")
-    if tolerance is not None and not tolerance > 0:
-        raise InputError(f"tolerance must be positive, got {tolerance}")
-    if not 0 <= truncation < float("inf"):
-        raise InputError(f"truncation must be at least 0, got {truncation}")
+    if tolerance is not None and not (is_number(tolerance) and tolerance > 0):
+        raise InputError(f"tolerance must be positive, got {tolerance!r:.100}")
+    if not (is_number(truncation) and 0 <= truncation < float("inf")):
+        raise InputError(f"truncation must be at least 0, got {truncation!r:.100}")
+    if not (_is_whole(seed) and seed >= 0):
+        raise InputError(f"seed must be a whole number, 0 or more, got {seed!r:.100}")
     least = min(1 << n, 2 + 4 * (n - 1))
-    if budget is not None and budget < least:
-        raise InputError(f"budget must be at least {least}, two pairs of orders of {n} clients, got {budget}")
+    if budget is not None and not (_is_whole(budget) and budget >= least):
+        raise InputError(
+            f"budget must be a whole number of at least {least}, two pairs of orders of {n} clients, "
+            f"got {budget!r:.100}"
+        )
