@@ -49,16 +49,24 @@ def main() -> None:
         "cross-entropy": {},
         "machine": machine(),
     }
-    loss = resolve_all(["neg-loss"])
     for norm, batch in WAYS:
-        began, network = time.perf_counter(), build("resnet50", x.shape[1:], len(found.classes), norm, seed=0)
-        course = []
-        for number in range(ROUNDS):
-            train(network, x, y, TrainingSettings(local_epochs=3, batch_size=batch), seed=number)
-            course.append(-float(np.mean(evaluate(network, x, y, loss)["neg-loss"])))
-        result["cross-entropy"][f"{norm} normalisation, batches of {batch}"] = course
-        print(f"{norm}, {batch}: {course[-1]:.3f} after {ROUNDS} rounds, {time.perf_counter() - began:.0f} s")
+        began = time.perf_counter()
+        losses = course(x, y, len(found.classes), norm, batch)
+        result["cross-entropy"][f"{norm} normalisation, batches of {batch}"] = losses
+        print(f"{norm}, {batch}: {losses[-1]:.3f} after {ROUNDS} rounds, {time.perf_counter() - began:.0f} s")
     OUT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def course(
+    x: np.ndarray, y: np.ndarray, classes: int, norm: str, batch: int, rounds: int = ROUNDS
+) -> list[float]:
+    """The cross-entropy on the training images after each round of 3 epochs."""
+    network = build("resnet50", x.shape[1:], classes, norm, seed=0)
+    settings, loss, losses = TrainingSettings(local_epochs=3, batch_size=batch), resolve_all(["neg-loss"]), []
+    for number in range(rounds):
+        train(network, x, y, settings, seed=number)
+        losses.append(-float(np.mean(evaluate(network, x, y, loss)["neg-loss"])))
+    return losses
 
 
 if __name__ == "__main__":

@@ -166,6 +166,91 @@ def test_weights_of_the_current_round_are_its_normalised_shapley_value(small):
     np.testing.assert_allclose([weights[name] for name in names], expected, rtol=1e-3)
 
 
+def test_an_ensemble_is_the_mean_of_its_members_predictions(small):
+    from beyond import ensembles
+
+    federation = prepare(small)
+    rng = np.random.default_rng(1)
+    solo = {
+        name: federation.first + rng.normal(0, 0.1, federation.first.size).astype(np.float32)
+        for name in federation.names
+    }
+    shown = federation.pool.slice(1)
+    right = {name: federation.evaluate(model, shown)["expected-accuracy"] for name, model in solo.items()}
+    found = ensembles(federation, solo)
+    for mask in range(1, 8):  # the right class's mean probability, by the federation's own evaluation
+        members = [name for i, name in enumerate(solo) if mask >> i & 1]
+        mean = np.mean([right[name] for name in members], axis=0)
+        assert found["expected-accuracy"]["table"][mask - 1] == pytest.approx(mean.mean(), rel=1e-5)
+        assert found["neg-loss"]["table"][mask - 1] == pytest.approx(np.log(mean).mean(), rel=1e-5)
+    for one in found.values():
+        assert one["alone"] == [one["table"][m - 1] for m in (1, 2, 4)]
+        assert one["without"] == [one["table"][m - 1] for m in (6, 5, 3)]
+        assert one["grand"] == one["table"][-1]
+    assert found["accuracy"]["table"] != found["expected-accuracy"]["table"]
+
+
+def test_the_path_without_a_member_leaves_its_updates_of_all_rounds_out():
+    from beyond import Paths
+
+    rng = np.random.default_rng(2)
+    first, steps = rng.normal(size=5), rng.normal(size=(2, 3, 5))  # two rounds, three members
+    paths, model = Paths(first), first
+    for one in steps:
+        for i in range(3):
+            paths.add(f"client-{i}", one[i] / 3, (one.sum(0) - one[i]) / 2)
+        model = model + one.mean(0)
+    made = paths.models(model)
+    for i in range(3):
+        others = [j for j in range(3) if j != i]
+        additive = first + steps[:, others].sum((0, 1)) / 3
+        np.testing.assert_allclose(made["path without"][f"client-{i}"], additive)
+        renormalised = first + steps[:, others].mean(1).sum(0)
+        np.testing.assert_allclose(made["path without, renormalised"][f"client-{i}"], renormalised)
+
+
+def test_trained_again_the_data_stays_in_the_same_hands(small):
+    from engine import analysed
+
+    from fedmerit.federation import setup
+
+    plain = prepare(small)
+    with analysed({"again": 1}):
+        other = setup.prepare(small)
+        assert setup.seed_for(small, "train", 1, "client-0") != setup.seed_from(0, "train", 1, "client-0")
+    for one, two in zip(plain.clients, other.clients, strict=True):
+        np.testing.assert_array_equal(one.x, two.x)
+        np.testing.assert_array_equal(one.y, two.y)
+    np.testing.assert_array_equal(plain.pool.slice(1).y, other.pool.slice(1).y)
+    assert not np.array_equal(plain.first, other.first)
+    assert np.array_equal(plain.first, prepare(small).first)
+
+
+def test_p_values_are_adjusted_for_their_number():
+    from retrained import holm
+
+    given = {"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005}
+    assert holm(given) == pytest.approx({"d": 0.02, "a": 0.03, "c": 0.06, "b": 0.06})  # Holm 1979, by hand
+    assert holm({"a": 0.9, "b": 0.8}) == {"b": 1.0, "a": 1.0}
+
+
+def test_paragraphs_are_set_anew_and_nothing_else():
+    from findings import reflowed
+
+    kept = "| a |\n|---|\n\n    command\n\n1. one\n   more\n\n- item\n\n# Title"
+    assert reflowed(f"a\nb\n\n{kept}") == f"a b\n\n{kept}"
+
+
+def test_what_one_member_learns_alone():
+    from alone import course
+
+    rng = np.random.default_rng(3)
+    x, y = rng.integers(0, 255, (12, 32, 32, 3), dtype=np.uint8), np.arange(12) % 2
+    losses = course(x, y, 2, "group", 6, rounds=1)
+    assert len(losses) == 1
+    assert 0 < losses[0] < 20
+
+
 def test_what_a_cell_asks_of_the_engine_ends_with_it():
     from engine import ShapleyWeights, analysed
 
