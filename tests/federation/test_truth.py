@@ -38,6 +38,7 @@ def test_the_run_is_marked_in_scores_ledger_and_verification(analysed):
 
 def test_mr_sv_is_the_mean_of_the_rounds_own_shapley_values(analysed):
     content, folder = analysed
+    assert "se_MR-SV" not in content["truth"]  # nothing was sampled
     for utility, holder in (("expected-accuracy", content), *content["companions"].items()):
         found = []
         for number in (1, 2):
@@ -95,12 +96,32 @@ def test_retraining_goes_on_after_a_kill_and_cuts_off_half_a_line(analysed, tmp_
 
 def test_many_members_are_sampled_with_standard_errors(tmp_path, monkeypatch):
     monkeypatch.setattr(truth_module, "MOST_EXACT", 3)
-    monkeypatch.setattr(truth_module, "BUDGET", 16)
+    monkeypatch.setattr(truth_module, "BUDGET", 110)
+    sizes = ("partition.clients=7", f"partition.sizes={[20] * 7}")
+    content = run(
+        tiny("scoring.truth=['mr-shapley']", "participation.away={client-1=[2]}", *sizes), tmp_path / "run"
+    )
+    truth = content["truth"]
+    gains = [one["reports"]["grand"] - one["reports"]["empty"] for one in content["rounds"]]
+    assert sum(truth["MR-SV"]) == pytest.approx(np.mean(gains), abs=1e-6)
+    # the first round is sampled: 110 of 128 coalitions; the second, of six members, needs but 64
+    found = []
+    for number in (1, 2):
+        with np.load(tmp_path / "run" / "tables" / f"round-000{number}.npz") as arrays:
+            found.append(dict(zip(arrays["clients"], arrays["stderr/expected-accuracy"], strict=True)))
+    assert min(found[0].values()) > 0
+    assert set(found[1].values()) == {0.0}
+    # independent rounds: squares add up, and the mean is over two
+    assert truth["se_MR-SV"] == pytest.approx([found[0][f"client-{i}"] / 2 for i in range(7)])
+    assert "se_MR-SV" in content["companions"]["accuracy"]["truth"]
+    assert verify_folder(tmp_path / "run")
+
+
+def test_a_sample_too_small_for_standard_errors_has_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(truth_module, "MOST_EXACT", 3)
+    monkeypatch.setattr(truth_module, "BUDGET", 14)
     content = run(tiny("scoring.truth=['mr-shapley']", "training.rounds=1"), tmp_path / "run")
-    with np.load(tmp_path / "run" / "tables" / "round-0001.npz") as arrays:
-        assert arrays["stderr/accuracy"].shape == (4,)
-    gain = content["rounds"][0]["reports"]["grand"] - content["rounds"][0]["reports"]["empty"]
-    assert sum(content["truth"]["MR-SV"]) == pytest.approx(gain, abs=1e-6)
+    assert set(content["truth"]) == {"MR-SV", "rounds"}
 
 
 def test_truth_in_the_renormalised_game_and_with_an_absent_member(tmp_path):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -121,8 +122,9 @@ class Truth:
 
             seed = seed_for(self.federation.config, "sampled", outcome.round)
             found = sampled_shapley(value, outcome.included, budget=BUDGET, seed=seed).scores
-            assert found.stderr is not None
-            arrays |= {f"sampled/{utility.name}": found.values, f"stderr/{utility.name}": found.stderr}
+            arrays[f"sampled/{utility.name}"] = found.values
+            if found.stderr is not None:  # there are enough orders
+                arrays[f"stderr/{utility.name}"] = found.stderr
         digest = self._save(f"round-{outcome.round:04d}.npz", outcome.included, arrays)
         return {"method": "sampled", "coalitions": len(seen), "sha256": digest}
 
@@ -175,15 +177,25 @@ class Truth:
     # ------------------------------------------------------------------------------------------ the values
 
     def values(self, scored: Sequence[int]) -> dict[str, dict[str, Any]]:
-        """Per utility: MR-SV over the scored rounds, each round's own value, and the retrained one."""
+        r"""Per utility: MR-SV over the scored rounds, each round's own value, and the retrained one.
+
+        Where rounds were sampled, ``se_MR-SV`` is the sampling error, over R rounds with a seed each:
+
+        .. math:: \frac1R \sqrt{\sum_t s_t(i)^2}
+        """
         names, found = self.federation.names, {}
         for utility in self.federation.utilities:
             one: dict[str, Any] = {}
             if "mr-shapley" in self.federation.config.scoring.truth and scored:
-                rounds = [_value(self.folder / f"round-{number:04d}.npz", utility.name) for number in scored]
+                paths = [self.folder / f"round-{number:04d}.npz" for number in scored]
+                rounds = [_value(path, utility.name) for path in paths]
                 one["MR-SV"] = [
                     float(np.mean([values.get(name, 0.0) for values in rounds])) for name in names
                 ]
+                errors = [_errors(path, utility.name) for path in paths]
+                if any(errors) and None not in errors:
+                    own_errors = [[(each or {}).get(name, 0.0) for each in errors] for name in names]
+                    one["se_MR-SV"] = [math.hypot(*own) / len(paths) for own in own_errors]
                 one["rounds"] = [[values.get(name) for name in names] for values in rounds]
             if (self.folder / "retrained.npz").exists():
                 values = _value(self.folder / "retrained.npz", utility.name)
@@ -204,6 +216,16 @@ def _value(path: Path, utility: str) -> dict[str, float]:
     except (OSError, KeyError, ValueError) as error:
         raise StoreError(f"{path}: not a table of coalitions: {error}") from error
     return dict(zip(clients, values.tolist(), strict=True))
+
+
+def _errors(path: Path, utility: str) -> dict[str, float] | None:
+    """Standard errors of a sampled value by name, empty where it is exact, None where nobody knows."""
+    with np.load(path, allow_pickle=False) as arrays:  # has been read by _value before
+        if f"sampled/{utility}" not in arrays:
+            return {}
+        if f"stderr/{utility}" not in arrays:
+            return None
+        return dict(zip(arrays["clients"].tolist(), arrays[f"stderr/{utility}"].tolist(), strict=True))
 
 
 def _finished(log: Path) -> dict[int, dict[str, float]]:
