@@ -112,6 +112,22 @@ def test_no_bytes_make_a_member_raise_anything_but_an_error_of_ours(tmp_path_fac
         client.app(message, grid.contexts[101])
 
 
+def test_an_answer_without_a_message_of_ours_is_noted(home):
+    def alter(node, message, reply):
+        ask = exchange_of(message)
+        if node == NODES[LIAR] and (ask.exchange, ask.round) == ("report", 1):
+            return Message(RecordDict(), reply_to=message)
+        return reply
+
+    grid = grid_of(home)
+    grid.alter = alter
+    strategy, rounds = run(home, grid)
+    assert LIAR not in rounds[0].reports
+    assert any(
+        note.startswith(f"{LIAR}: report cannot be read: ") for note in checked(strategy, rounds, home)
+    )
+
+
 def test_an_answer_to_an_old_round_is_refused(home):
     grid, old = grid_of(home), {}
 

@@ -6,7 +6,6 @@ to be a member of the roster; whoever stops answering is gone until it answers a
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +22,6 @@ from fedmerit.federation.remote.wire import Exchange
 from fedmerit.flower.arrays import Shape
 from fedmerit.flower.carrying import QUERY, digest, only_arrays, put, take
 
-log = logging.getLogger("fedmerit")
 POLL = 0.25
 """Seconds between two looks for replies; Flower's own send_and_receive waits 3."""
 AGAIN = 15.0
@@ -189,17 +187,17 @@ class SecureGrid(Grid):
 
     def _opened(self, kind: Exchange, name: str, reply: Message) -> bytes | None:
         """The bytes of a reply, or None where there are none to be had."""
+        assert self.coordinator is not None
         if reply.has_error():
             if reply.error.code == UNAVAILABLE:
                 self._gone(name, str(reply.error.reason))
             else:
-                assert self.coordinator is not None
                 self.coordinator.note(f"{name}: {kind} failed: {reply.error.reason}")
             return None
         try:
             data = take(reply.content)
         except FedmeritError as error:
-            log.warning("%s: %s: %s", name, kind, error)
+            self.coordinator.note(f"{name}: {kind} cannot be read: {error}")
             return None
         if kind == "train" and reply.content.metric_records:
             self._metrics[name] = next(iter(reply.content.metric_records.values()))
