@@ -34,13 +34,18 @@ Game = Literal["additive", "renormalised"]
 
 def model_hash(model: Model) -> str:
     """SHA-256 of the float32 numbers, little-endian."""
-    return hashlib.sha256(np.ascontiguousarray(model, dtype="<f4").tobytes()).hexdigest()
+    return hashlib.sha256(np.ascontiguousarray(model, dtype="<f4").data).hexdigest()
 
 
 def moved(m0: Model, weighted_sum: npt.NDArray[np.float64], total_weight: float) -> Model:
     """M = M0 + sum of w_i d_i / W, rounded once: every engine must get the same bits."""
     model: Model = (m0.astype(np.float64) + weighted_sum / total_weight).astype(np.float32)
     return model
+
+
+def _largest(values: npt.NDArray[Any]) -> float:
+    """Of all magnitudes; NaN where there is one."""
+    return float(np.abs(values).max(initial=0.0))
 
 
 def included_hash(included: Sequence[str]) -> str:
@@ -67,6 +72,13 @@ class Outcome:
         change: npt.NDArray[np.float64] = self.__dict__["_change"]
         return change
 
+    def sizes(self, m0: Model) -> tuple[float, float]:
+        """The largest coordinate of M0 and of M - M0, computed once like the change itself."""
+        if "_sizes" not in self.__dict__:
+            self.__dict__["_sizes"] = _largest(m0), _largest(self.change(m0))
+        sizes: tuple[float, float] = self.__dict__["_sizes"]
+        return sizes
+
     @cached_property
     def bound_to(self) -> Mapping[str, str]:
         """Hashes of everything a report depends on."""
@@ -89,7 +101,8 @@ class Outcome:
             least = most = math.fsum((public or {}).get(name, math.nan) for name in self.included)
         elif encoding.weights == "secret":
             least = weight + (n - 1)
-        reach = encoding.bound * (1 + 1e-5) + 1e-6 * float(np.abs(m0).max(initial=0.0))
+        largest, moved_by = self.sizes(m0)
+        reach = encoding.bound * (1 + 1e-5) + 1e-6 * largest
         problem = ""
         if member not in self.included or len(set(self.included)) != n:
             problem = "asked to report on a sum we are not in"
@@ -97,7 +110,7 @@ class Outcome:
             problem = f"a sum of {n} members is no secret"
         elif not least <= total <= most:
             problem = f"{n} members cannot weigh {total:g} together"
-        elif not float(np.abs(self.change(m0)).max(initial=0.0)) <= reach:
+        elif not moved_by <= reach:
             problem = f"M lies further from M0 than members within the bound {encoding.bound:g} can move it"
         if problem:
             raise BindingError(problem, stage="report", member=member)
