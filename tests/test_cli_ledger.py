@@ -171,3 +171,17 @@ def test_a_tracker_that_is_none_is_refused_before_anything_runs(fedmerit, folder
     assert "expected tensorboard:DIR or mlflow:URI" in err
     assert not (tmp_path / "new").exists()
     assert fedmerit("track", folder, "--to", "nothing")[0] == 2
+
+
+def test_an_export_replaces_an_older_copy_of_its_ledger_and_nothing_else(fedmerit, folder, tmp_path):
+    target = tmp_path / "mine.jsonl"
+    assert fedmerit("export", folder, "--out", target)[0] == 0
+    assert fedmerit("rewards", folder, "--budget", "10", "--rule", "equal")[0] == 0
+    assert fedmerit("export", folder, "--out", target)[0] == 0  # it goes on from the first
+    target.write_text('{"seq":1}\n')
+    code, _, err = fedmerit("export", folder, "--out", target)
+    assert code == 2
+    assert f"{target}: exists, and this ledger does not go on from it: --out another file, or --force" in err
+    assert target.read_text() == '{"seq":1}\n'
+    assert fedmerit("export", folder, "--out", target, "--force")[0] == 0
+    assert len(target.read_text().splitlines()) == length(folder)[0]

@@ -194,6 +194,8 @@ def _standard_errors(
             square += error * error
         squares.append(square)
     if bounded:
-        notes.append("standard errors of rounds on the same test samples were added up: an upper bound")
+        unsaid = any(reports.slice is None for reports in rounds)
+        which = "that do not name their slice" if unsaid else "on the same test samples"
+        notes.append(f"standard errors of rounds {which} were added up: an upper bound")
     errors_of_sums: Vector = np.sqrt(np.array(squares))
     return errors_of_sums

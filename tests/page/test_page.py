@@ -340,7 +340,21 @@ def test_the_command_writes_where_it_is_told(tmp_path):
     assert "Member A" in target.read_text(encoding="utf-8")
     assert b"Member A" in (target.parent / "report-contribution.svg").read_bytes()
     assert CliRunner().invoke(app, ["page", str(path)]).exit_code == 0
-    assert "North" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "North" in (tmp_path / "scores.html").read_text(encoding="utf-8")
+
+
+def test_the_command_overwrites_only_pages(tmp_path):
+    path, target = write_scores(tmp_path), tmp_path / "mine.html"
+    target.write_text("<p>mine</p>")
+    refused = CliRunner().invoke(app, ["page", str(path), "--out", str(target)]).exception
+    assert str(refused) == f"{target}: exists, and is no page of fedmerit: --out another file, or --force"
+    assert target.read_text() == "<p>mine</p>"
+    for force in (["--force"], []):  # then it is one
+        assert CliRunner().invoke(app, ["page", str(path), "--out", str(target), *force]).exit_code == 0
+    assert "North" in target.read_text(encoding="utf-8")
+    lost = tmp_path / "gone" / "x.html"
+    refused = CliRunner().invoke(app, ["page", str(path), "--out", str(lost)]).exception
+    assert str(refused) == f"{lost}: could not be written: there is no folder {lost.parent}"
 
 
 def test_rounds_are_timed_and_a_resumed_run_adds_to_it(tmp_path):
@@ -389,4 +403,4 @@ def test_without_altair_the_command_says_what_it_needs(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == "error: the page needs: pip install 'fedmerit[page]'\n"
-    assert not (tmp_path / "page.html").exists()
+    assert not (tmp_path / "scores.html").exists()

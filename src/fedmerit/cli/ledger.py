@@ -13,7 +13,7 @@ from fedmerit.cli.base import app, fail, out
 @app.command()
 def verify(
     source: Annotated[
-        Path, typer.Argument(help="A run folder, or an exported ledger (.jsonl).", metavar="DIR")
+        Path, typer.Argument(help="A run folder, or an exported ledger (.jsonl).", metavar="SOURCE")
     ],
     head: Annotated[
         str | None, typer.Option(help="A head of the ledger that you kept: it must still be on the chain.")
@@ -26,7 +26,10 @@ def verify(
         str | None, typer.Option("--as", help="Who you are: your own part is told too.", metavar="NAME")
     ] = None,
 ) -> None:
-    """Check a run's ledger: chain, signatures, heads, and that scores and payouts follow from the reports."""
+    """Check a run's ledger: chain, signatures, heads, and that scores and payouts follow from the reports.
+
+    SOURCE is a run folder, or an exported ledger (.jsonl).
+    """
     from fedmerit.federation.verify import verify_copy, verify_folder
 
     check = verify_folder if source.is_dir() or source.suffix != ".jsonl" else verify_copy
@@ -42,8 +45,12 @@ def export(
         str | None,
         typer.Option("--for", help="The member whose copy it is; it holds what that member may see."),
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite any file that is there.")] = False,
 ) -> None:
-    """The ledger as lines of JSON, to keep, to hand out, and to verify again."""
+    """The ledger of the run folder DIR as lines of JSON, to keep, to hand out, and to verify again.
+
+    A copy that is there is overwritten only by one that goes on from it, or with --force.
+    """
     from fedmerit.copies import exported
     from fedmerit.federation.verify import config_of
     from fedmerit.federation.visibility import sees
@@ -52,6 +59,8 @@ def export(
 
     if out_.suffix != ".jsonl":
         fail(f"{out_}: expected a name that ends in .jsonl")
+    if not out_.parent.is_dir():
+        fail(f"{out_}: could not be written: there is no folder {out_.parent}")
     with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
         config = config_of(ledger)
         if for_ is not None and for_ not in config.clients:
@@ -59,7 +68,10 @@ def export(
         private = for_ is not None and config.scoring.visibility == "coordinator"
         visible = sees(for_) if private and for_ is not None else lambda _: True
         lines = list(exported(ledger, visible))
-    write(out_, b"".join(lines), mode=0o600 if config.scoring.visibility == "coordinator" else 0o644)
+    data = b"".join(lines)
+    if out_.exists() and not force and not data.startswith(out_.read_bytes()):
+        fail(f"{out_}: exists, and this ledger does not go on from it: --out another file, or --force")
+    write(out_, data, mode=0o600 if config.scoring.visibility == "coordinator" else 0o644)
     held = sum(b'"withheld":' in line for line in lines)
     out.print(f"wrote {out_}: {len(lines)} records" + (f", {held} of them withheld" if private else ""))
     if for_ is not None and not private:

@@ -22,11 +22,11 @@ class Figures(StrEnum):
 @app.command()
 def page(
     source: Annotated[
-        Path, typer.Argument(help="A run folder, or a file of reports (.json or .csv).", metavar="DIR")
+        Path, typer.Argument(help="A run folder, or a file of reports (.json or .csv).", metavar="SOURCE")
     ],
     out_: Annotated[
         Path | None,
-        typer.Option("--out", help="Where to write it; page.html beside the scores unless given."),
+        typer.Option("--out", help="Where; unless given DIR/page.html, or for FILE.csv FILE.html beside it."),
     ] = None,
     pseudonyms: Annotated[
         bool, typer.Option("--pseudonyms", help="Show members as Member A, Member B, ...")
@@ -35,14 +35,21 @@ def page(
         list[Figures] | None,
         typer.Option("--figures", help="Also the charts as files beside it; repeatable."),
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite what is there, even if it is no page of fedmerit.")
+    ] = False,
 ) -> None:
-    """One HTML page that anybody can open: who contributed what, how sure that is, who would be paid what."""
+    """One HTML page that anybody can open: who contributed what, how sure that is, who is paid what.
+
+    SOURCE is a run folder, or a file of reports (.json or .csv).
+    """
     from fedmerit.page.figures import figures as make_figures
     from fedmerit.page.html import facts_of, render
-    from fedmerit.page.writing import NAME
+    from fedmerit.page.writing import NAME, check_target
     from fedmerit.store import write
 
-    target = out_ or (source if source.is_dir() else source.parent) / NAME
+    target = out_ or (source / NAME if source.is_dir() else source.with_suffix(".html"))
+    check_target(target, force=force)
     facts = facts_of(source, pseudonyms=pseudonyms)
     write(target, render(facts).encode())
     out.print(f"wrote {target}")

@@ -70,7 +70,7 @@ def _number(text: str) -> float:
     return written_number(str(text))
 
 
-Reports_ = Annotated[Path, typer.Argument(help="Reports (.json or .csv), or a run folder.", metavar="FILE")]
+Reports_ = Annotated[Path, typer.Argument(help="Reports (.json or .csv), or a run folder.", metavar="SOURCE")]
 Utility_ = Annotated[
     str | None,
     typer.Option(help="Name of the utility where the file does not say, or which where it has several."),
@@ -92,7 +92,10 @@ def score(
     ] = None,
     missing: Missing_ = None,
 ) -> None:
-    """Scores, ranks and intervals from reports: who contributed what, and how sure that is."""
+    """Scores, ranks and intervals from reports: who contributed what, and how sure that is.
+
+    SOURCE is a file of reports (.json or .csv), or a run folder.
+    """
     from fedmerit.document import as_csv, as_json, document
     from fedmerit.summary import summarise
     from fedmerit.tables import print_summary
@@ -131,7 +134,10 @@ def rewards(
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.table,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print: record and write nothing.")] = False,
 ) -> None:
-    """Payouts in exact cents. Of a run folder they are recorded in its ledger, with a statement a member."""
+    """Payouts in exact cents. Of a run folder they are recorded in its ledger, with a statement a member.
+
+    SOURCE is a file of reports (.json or .csv), or a run folder. Who never reported is paid nothing.
+    """
     from fedmerit.accumulate import accumulate
     from fedmerit.money import payouts
     from fedmerit.rewards import shares

@@ -11,7 +11,9 @@ from typing import Any
 
 import altair as alt
 
+from fedmerit.page.drawing import PLAIN_ZERO, dressed, on, scale_of, ticks_of, with_room, zero
 from fedmerit.page.facts import Facts
+from fedmerit.page.labels import labels
 from fedmerit.page.words import spoken
 from fedmerit.tables import signed
 from fedmerit.types import UNIT_UTILITIES
@@ -32,7 +34,6 @@ MOST_ROWS = 60
 """Members in a chart; of more, the first."""
 MOST_SMALL = 24
 """Small charts of one member each."""
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif"
 ROW = 30
 MOST_BRACKETS = 3
 """Groups marked in a chart; of more, none."""
@@ -40,20 +41,18 @@ MOST_BARS = 120
 """Rounds in a chart of bars; of more, the last."""
 LABEL, NAME = 62, 88
 """Pixels that a number and a name take."""
-_LOCALE = {"number": {"decimal": ".", "thousands": ",", "grouping": [3], "currency": ["", ""], "minus": "-"}}
-"""A minus as the terminal writes it."""
-_PLAIN_ZERO = "datum.value === 0 ? '0' : datum.label"
 
 
 def contribution(facts: Facts) -> alt.TopLevelMixin:
     """Bars with 95 % intervals, best first."""
     rows: list[dict[str, Any]] = []
+    short = _labels(facts)
     for one in facts.summary.standings[:MOST_ROWS]:
         low, high = one.interval or (one.total, one.total)
         below = one.total < 0
         rows.append(
             {
-                "member": one.client,
+                "member": short[one.client],
                 "total": one.total,
                 "low": low,
                 "high": high,
@@ -65,14 +64,14 @@ def contribution(facts: Facts) -> alt.TopLevelMixin:
     low, high = min(0.0, *(row["low"] for row in rows)), max(0.0, *(row["high"] for row in rows))
     brackets = _brackets(facts, rows)
     right = (LABEL + 5 * len(brackets)) if high > 0 else 0
-    scale = alt.Scale(domain=_with_room(low, high, LABEL if low < 0 else 0, right), nice=False)
-    base = _on(rows)
+    scale = alt.Scale(domain=with_room(low, high, LABEL if low < 0 else 0, right), nice=False)
+    base = on(rows)
     y = _members(rows)
-    axis = alt.Axis(tickCount=5, format="+f", labelExpr=_PLAIN_ZERO, labelBound=True)
+    axis = alt.Axis(tickCount=5, format="+f", labelExpr=PLAIN_ZERO, labelBound=True)
     x = alt.X("total:Q", title=f"contribution to {spoken(facts.utility)}", scale=scale, axis=axis)
     colour = alt.condition("datum.below", alt.value("var(--below)"), alt.value("var(--accent)"))
     bars = base.mark_bar(size=13, opacity=0.72).encode(x=x, y=y, color=colour)
-    layers = [_zero(), bars]
+    layers = [zero(), bars]
     if facts.total.stderr is not None:
         layers.append(
             base.mark_rule(strokeWidth=1.6, color="var(--ink)").encode(x=alt.X("low:Q"), x2="high:Q", y=y)
@@ -84,7 +83,7 @@ def contribution(facts: Facts) -> alt.TopLevelMixin:
     for side, align in (("!datum.below", "left"), ("datum.below", "right")):
         text = base.mark_text(align=align, dx=7 if align == "left" else -7, fontSize=12, color="var(--ink)")
         layers.append(text.encode(x="end:Q", y=y, text="text:N").transform_filter(side))
-    return _dressed(
+    return dressed(
         alt.layer(*layers, *brackets).properties(height=alt.Step(ROW)),
         "Contribution of each member with 95 % intervals",
     )
@@ -94,19 +93,25 @@ def ranks(facts: Facts) -> alt.TopLevelMixin | None:
     """The ranks each member may have, all right at once with 95 %; None without standard errors."""
     if facts.total.stderr is None:
         return None
+    short = _labels(facts)
     rows = [
-        {"member": one.client, "rank": one.rank, "low": one.rank_interval[0], "high": one.rank_interval[1]}
+        {
+            "member": short[one.client],
+            "rank": one.rank,
+            "low": one.rank_interval[0],
+            "high": one.rank_interval[1],
+        }
         for one in facts.summary.standings[:MOST_ROWS]
         if one.rank_interval is not None
     ]
     n = facts.total.n
     axis = alt.Axis(format="d", tickMinStep=1, tickCount=min(n, 10), grid=True)
     x = alt.X("low:Q", title="rank, 1 is best", scale=alt.Scale(domain=[0.7, n + 0.3], nice=False), axis=axis)
-    base, y = _on(rows), _members(rows)
+    base, y = on(rows), _members(rows)
     span = base.mark_rule(strokeWidth=7, strokeCap="round", color="var(--accent)", opacity=0.3)
     point = base.mark_point(shape="diamond", filled=True, size=75, color="var(--accent)", opacity=1)
     chart = alt.layer(span.encode(x=x, x2="high:Q", y=y), point.encode(x="rank:Q", y=y))
-    return _dressed(chart.properties(height=alt.Step(ROW)), "Ranks each member may have")
+    return dressed(chart.properties(height=alt.Step(ROW)), "Ranks each member may have")
 
 
 def course_rows(facts: Facts) -> list[dict[str, Any]]:
@@ -121,18 +126,20 @@ def course_rows(facts: Facts) -> list[dict[str, Any]]:
 def course(facts: Facts, rows: list[dict[str, Any]], who: str, *, param: str = "who") -> alt.TopLevelMixin:
     """One member's sum over the rounds, the others behind it."""
     chosen = alt.param(name=param, value=who)
-    base = _on(rows)
+    base = on(rows)
     x = alt.X(
         "round:Q",
         title=None,
         scale=alt.Scale(domain=[facts.shown[0], max(facts.shown[-1], facts.shown[0] + 1)], nice=False),
-        axis=alt.Axis(format="d", tickMinStep=1, tickCount=4, grid=False, labelFlush=True),
+        axis=alt.Axis(
+            format="d", values=ticks_of(facts.shown[0], facts.shown[-1], most=4), grid=False, labelFlush=True
+        ),
     )
     known = [row["total"] for row in rows if row["total"] is not None]
     y = alt.Y(
         "total:Q",
         title=None,
-        axis=alt.Axis(tickCount=3, format="+f", labelExpr=_PLAIN_ZERO),
+        axis=alt.Axis(tickCount=3, format="+f", labelExpr=PLAIN_ZERO),
         scale=alt.Scale(domain=[min(0.0, *known), max(0.0, *known)], nice=True),
     )
     own = f"datum.member === {param}"
@@ -141,14 +148,14 @@ def course(facts: Facts, rows: list[dict[str, Any]], who: str, *, param: str = "
     away = base.mark_point(shape="cross", angle=45, filled=True, size=70, color="var(--below)", opacity=1)
     last = base.mark_point(filled=True, size=38, color="var(--accent)", opacity=1)
     layers = (
-        _zero(horizontal=True),
+        zero(horizontal=True),
         others,
         line,
         last.encode(x=x, y=y).transform_filter(f"{own} && datum.round === {facts.shown[-1]}"),
         away.encode(x=x, y=y).transform_filter(f"{own} && datum.missed"),
     )
     chart = alt.layer(*layers).add_params(chosen).properties(height=96)
-    return _dressed(chart, "Sum of one member's contributions over the rounds", ticks=10)
+    return dressed(chart, "Sum of one member's contributions over the rounds", ticks=10)
 
 
 def quality(facts: Facts) -> alt.TopLevelMixin:
@@ -175,16 +182,16 @@ def quality(facts: Facts) -> alt.TopLevelMixin:
     x = alt.X(
         "round:Q",
         title="round" + (" (0: before the first)" if facts.one_slice else ""),
-        scale=alt.Scale(domain=_with_room(first, last, 0, NAME), nice=False),
-        axis=alt.Axis(format="d", values=_ticks(first, last), grid=False, domain=False),
+        scale=alt.Scale(domain=with_room(first, last, 0, NAME), nice=False),
+        axis=alt.Axis(format="d", values=ticks_of(first, last), grid=False, domain=False),
     )
     y = alt.Y(
         "value:Q",
         title="utility of the shared model",
-        scale=alt.Scale(zero=False),
+        scale=scale_of([row["value"] for row in rows]),
         axis=alt.Axis(tickCount=5),
     )
-    base = _on(rows)
+    base = on(rows)
     colour = alt.condition("datum.paid", alt.value("var(--accent)"), alt.value("var(--mute)"))
     lines = base.mark_line(point=False).encode(
         x=x,
@@ -195,9 +202,9 @@ def quality(facts: Facts) -> alt.TopLevelMixin:
     )
     points = base.mark_point(filled=True, size=34, opacity=1).encode(x=x, y=y, color=colour)
     ink = alt.condition("datum.paid", alt.value("var(--accent)"), alt.value("var(--soft)"))
-    names = _on(ends).mark_text(align="left", baseline="middle", dx=10, fontSize=12.5)
+    names = on(ends).mark_text(align="left", baseline="middle", dx=10, fontSize=12.5)
     names = names.encode(x="round:Q", y="at:Q", text="label:N", color=ink)
-    return _dressed(
+    return dressed(
         alt.layer(lines, points, names).properties(height=250), "Utility of the shared model after each round"
     )
 
@@ -206,12 +213,12 @@ def sums(facts: Facts) -> alt.TopLevelMixin:
     """Each round's gain as a bar, and what the contributions add up to as a diamond."""
     kept = [one for one in facts.rounds if one.gain is not None][-MOST_BARS:]
     rows = [{"round": one.number, "gain": one.gain, "explained": one.explained} for one in kept]
-    base = _on(rows)
+    base = on(rows)
     x = alt.X(
         "round:O", title="round", axis=alt.Axis(labelAngle=0, labelOverlap=True, grid=False, ticks=False)
     )
     y = alt.Y(
-        "gain:Q", title="change in utility", axis=alt.Axis(tickCount=5, format="+f", labelExpr=_PLAIN_ZERO)
+        "gain:Q", title="change in utility", axis=alt.Axis(tickCount=5, format="+f", labelExpr=PLAIN_ZERO)
     )
     bars = base.mark_bar(
         color="var(--ghost)",
@@ -228,15 +235,8 @@ def sums(facts: Facts) -> alt.TopLevelMixin:
         strokeWidth=1.5,
         opacity=1,
     )
-    chart = alt.layer(_zero(horizontal=True), bars, points.encode(x=x, y="explained:Q"))
-    return _dressed(chart.properties(height=220), "Gain of each round and the sum of the contributions")
-
-
-def _with_room(low: float, high: float, left: int, right: int) -> alt.ExprRef:
-    """A domain that leaves so many pixels free on either side, whatever the width."""
-    span = (high - low) or 1.0
-    pixel = f"{span!r} / max(60, width - {left + right})"
-    return alt.ExprRef(f"[{low!r} - {left} * {pixel}, {high!r} + {right} * {pixel}]")
+    chart = alt.layer(zero(horizontal=True), bars, points.encode(x=x, y="explained:Q"))
+    return dressed(chart.properties(height=220), "Gain of each round and the sum of the contributions")
 
 
 def _apart(ends: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -256,7 +256,9 @@ def _apart(ends: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[dict[
 def _brackets(facts: Facts, rows: list[dict[str, Any]]) -> list[Any]:
     """One at the right edge for every group of members that cannot be told apart, if there are few."""
     drawn = {row["member"] for row in rows}
-    groups = [[name for name in group if name in drawn] for group in facts.summary.groups if len(group) > 1]
+    called = _labels(facts)
+    several = [[called.get(name, "") for name in group] for group in facts.summary.groups if len(group) > 1]
+    groups = [[name for name in group if name in drawn] for group in several]
     found: list[Any] = []
     for place, group in enumerate(groups if len(groups) <= MOST_BRACKETS else ()):
         if len(group) < 2:
@@ -264,12 +266,16 @@ def _brackets(facts: Facts, rows: list[dict[str, Any]]) -> list[Any]:
         ends = [{"first": group[0], "last": group[-1], "member": name} for name in (group[0], group[-1])]
         at = alt.value({"expr": f"width - {7 * place}"})
         colour = "var(--soft)"
-        line = _on(ends[:1]).mark_rule(color=colour, strokeWidth=1.4)
-        tick = _on(ends).mark_rule(color=colour, strokeWidth=1.4)
+        line = on(ends[:1]).mark_rule(color=colour, strokeWidth=1.4)
+        tick = on(ends).mark_rule(color=colour, strokeWidth=1.4)
         found.append(line.encode(x=at, y=alt.Y("first:N", scale=_order(rows)), y2="last:N"))
         short = alt.value({"expr": f"width - {7 * place + 5}"})
         found.append(tick.encode(x=short, x2=at, y=alt.Y("member:N", scale=_order(rows))))
     return found
+
+
+def _labels(facts: Facts) -> dict[str, str]:
+    return labels([one.client for one in facts.summary.standings[:MOST_ROWS]])
 
 
 def _order(rows: list[dict[str, Any]]) -> alt.Scale:
@@ -278,51 +284,6 @@ def _order(rows: list[dict[str, Any]]) -> alt.Scale:
 
 def _members(rows: list[dict[str, Any]]) -> alt.Y:
     axis = alt.Axis(
-        domain=False, ticks=False, labelPadding=8, labelLimit=110, labelFontSize=13, labelColor="var(--ink)"
+        domain=False, ticks=False, labelPadding=8, labelLimit=0, labelFontSize=13, labelColor="var(--ink)"
     )
     return alt.Y("member:N", title=None, scale=_order(rows), axis=axis)
-
-
-def _on(rows: list[dict[str, Any]]) -> Any:
-    """A chart of these rows; altair's own types are too loose to be checked beyond this."""
-    return alt.Chart(alt.Data(values=rows))  # type: ignore[no-untyped-call]
-
-
-def _zero(*, horizontal: bool = False) -> Any:
-    rule = _on([{}]).mark_rule(color="var(--soft)", strokeWidth=1)
-    return rule.encode(y=alt.datum(0)) if horizontal else rule.encode(x=alt.datum(0))
-
-
-def _ticks(first: int, last: int) -> list[int]:
-    step = max(1, -(-(last - first) // 8))
-    return list(range(first, last + 1, step))
-
-
-def _dressed(chart: Any, description: str, *, ticks: int = 12) -> alt.TopLevelMixin:
-    dressed: alt.TopLevelMixin = (
-        chart.properties(
-            width="container",
-            description=description,
-            autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
-        )
-        .configure(
-            locale=_LOCALE,
-            font=FONT,
-            background="transparent",
-            padding={"left": 0, "right": 4, "top": 4, "bottom": 5},
-        )
-        .configure_view(stroke=None)
-        .configure_axis(
-            domainColor="var(--line)",
-            gridColor="var(--line)",
-            tickColor="var(--line)",
-            labelColor="var(--soft)",
-            titleColor="var(--soft)",
-            labelFontSize=ticks,
-            titleFontSize=12,
-            titleFontWeight="normal",
-            titlePadding=8,
-        )
-        .configure_mark(aria=False)
-    )
-    return dressed

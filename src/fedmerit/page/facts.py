@@ -113,6 +113,11 @@ class Facts:
         return self.source.rounds[0].utility
 
     @property
+    def sliced(self) -> bool:
+        """Whether every round names its test samples."""
+        return all(one.slice is not None for one in self.source.rounds)
+
+    @property
     def one_slice(self) -> bool:
         """Whether all rounds are known to be measured on the same test samples."""
         return self.source.rounds[0].slice is not None and len({one.slice for one in self.source.rounds}) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from fedmerit.errors import FedmeritError
+from fedmerit.errors import FedmeritError, StoreError
 from fedmerit.store import write
 
 NAME = "page.html"
@@ -42,6 +42,14 @@ def refreshed(folder: Path) -> str:
     except (FedmeritError, OSError) as error:
         return f"{path} is from before this, and could not be written anew: {error}"
     return f"{path} shows it"
+
+
+def check_target(path: Path, *, force: bool) -> None:
+    """Refuse to write a page where there is no folder, or over something that is none of ours."""
+    if not path.parent.is_dir():
+        raise StoreError(f"{path}: could not be written: there is no folder {path.parent}")
+    if path.exists() and not force and OURS not in path.read_text(encoding="utf-8", errors="replace"):
+        raise StoreError(f"{path}: exists, and is no page of fedmerit: --out another file, or --force")
 
 
 def _installed() -> bool:

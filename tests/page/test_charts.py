@@ -1,0 +1,62 @@
+"""Charts whose labels are right: whole rounds, different names, numbers that are not zero."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sample import write_scores
+
+from fedmerit.document import as_csv, document
+from fedmerit.page import charts
+from fedmerit.page.figures import figures
+from fedmerit.page.html import facts_of
+from fedmerit.page.labels import WIDTH, labels
+from fedmerit.types import Reports
+
+CLINICS = ("Universitätsklinikum Bonn", "Universitätsklinikum Köln", "Universitätsklinikum Ulm", "West")
+
+
+def drawn(path, name):
+    """The texts in a figure."""
+    made = dict(figures(facts_of(path), "svg"))[f"{name}.svg"].decode()
+    return re.findall(r"<text[^>]*>([^<]*)</text>", made)
+
+
+def test_a_small_chart_numbers_each_round_once(tmp_path):
+    texts = drawn(write_scores(tmp_path), "course-01")
+    assert [text for text in texts if text in ("1", "2", "3")] == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("value", [0.4, 0.0, -3.0, 4e-5])
+def test_quality_that_does_not_change_is_labelled_with_its_value(tmp_path, value):
+    rounds = [
+        Reports(empty=value, grand=value, alone=[value] * 2, without=[value] * 2, round=k) for k in (1, 2)
+    ]
+    path = tmp_path / "r.csv"
+    path.write_text(as_csv(document(rounds)))
+    numbers = [float(text) for text in drawn(path, "quality") if re.fullmatch(r"-?[0-9.]+", text)][2:]
+    assert pytest.approx(value) in numbers
+    assert len(set(numbers)) == len(numbers) >= 3
+
+
+def test_long_names_stay_different_in_the_chart(tmp_path):
+    path = write_scores(tmp_path, CLINICS)
+    texts = drawn(path, "contribution")
+    shown = set(labels(CLINICS).values())
+    assert len(shown) == 4
+    assert shown <= set(texts)
+    assert charts.ranks(facts_of(path)) is not None
+
+
+@given(st.lists(st.text(min_size=1, max_size=60), min_size=1, max_size=30, unique=True))
+def test_labels_are_short_and_different(names):
+    found = labels(names)
+    assert list(found) == names
+    assert len(set(found.values())) == len(names)
+    assert all(len(label) <= WIDTH for label in found.values())
+
+
+def test_names_that_differ_in_the_middle_are_numbered():
+    names = [f"{'a' * 30}{k}{'b' * 30}" for k in range(3)]
+    assert list(labels(names).values()) == [f"{'a' * 13}… ({k})" for k in (1, 2, 3)]
