@@ -186,3 +186,6 @@ def test_numbers_of_numpy_are_numbers():
 def test_a_utility_that_is_not_a_number_is_named():
     with pytest.raises(ReportError, match=r"utility of coalition \{\} is nan, expected a number"):
         sampled_shapley(lambda mask: float("nan") if mask == 0 else 1.0, 3, tolerance=0.1)
+    for wrong in (None, "1.5", True, 1j, np.ones(1), 1e101):
+        with pytest.raises(ReportError, match=r"utility of coalition \{A, B\} is .*, expected a number"):
+            sampled_shapley(lambda mask, wrong=wrong: wrong, ["A", "B"], tolerance=0.1)

@@ -5,6 +5,7 @@ from fractions import Fraction
 from inspect import ismodule
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import fedmerit as fm
@@ -35,9 +36,9 @@ def test_the_contract_of_the_design():
         ({"alone": [[0], [1], [2]]}, r"alone: expected 3 values, one per client, got shape \(3, 1\)"),
         (
             {"alone": "abc", "without": "abc"},
-            "alone: expected a sequence of numbers, one per client, got str",
+            "alone: expected a sequence of numbers, got str",
         ),
-        ({"alone": {"A": 1}}, "alone: expected a sequence of numbers, one per client, got dict"),
+        ({"alone": {"A": 1}}, "alone: expected a sequence of numbers, got dict"),
         ({"clients": ["A", "B"]}, "alone has 3 values, clients has 2 names"),
         ({"clients": ["A", "B", "A"]}, "client 'A' appears more than once"),
         ({"clients": ["A", "", "C"]}, "client names must be non-empty strings, got ''"),
@@ -63,11 +64,11 @@ def test_the_contract_of_the_design():
         ({"alone": np.array(["0", "1", "2"])}, "alone: expected numbers, got an array of <U1"),
         ({"alone": np.array([True, False, True])}, "alone: expected numbers, got an array of bool"),
         ({"alone": np.array([0, "1", 2], dtype=object)}, "alone of client 'client-1': expected a number"),
-        ({"alone": None}, "alone: expected a sequence of numbers, one per client, got NoneType"),
-        ({"alone": {0, 1, 2}}, "alone: expected a sequence of numbers, one per client, got set"),
-        ({"alone": iter([0, 1, 2])}, "alone: expected a sequence of numbers, one per client, got list_iter"),
-        ({"without": {3, 2, 1}}, "without: expected a sequence of numbers, one per client, got set"),
-        ({"without": None}, "without: expected a sequence of numbers, one per client, got NoneType"),
+        ({"alone": None}, "alone: expected a sequence of numbers, got NoneType"),
+        ({"alone": {0, 1, 2}}, "alone: expected a sequence of numbers, got set"),
+        ({"alone": iter([0, 1, 2])}, "alone: expected a sequence of numbers, got list_iter"),
+        ({"without": {3, 2, 1}}, "without: expected a sequence of numbers, got set"),
+        ({"without": None}, "without: expected a sequence of numbers, got NoneType"),
         ({"clients": list("ABCD")}, "alone has 3 values, clients has 4 names"),
         ({"round": "1"}, "round must be a whole number, 0 or more, got '1'"),
         ({"round": True}, "round must be a whole number, 0 or more, got True"),
@@ -78,6 +79,24 @@ def test_the_contract_of_the_design():
         ({"samples": [1, 1.5, 2]}, "samples of client 'client-1' must be a whole number, got 1.5"),
         ({"samples": [1, -2, 2]}, r"samples of client 'client-1' must lie in \[0, inf\], got -2"),
         ({"samples": [1, float("inf"), 2]}, "samples of client 'client-1' must be a finite number"),
+        ({"alone": [0, 1j, 2]}, "alone of client 'client-1': expected a number, got 1j"),
+        ({"alone": np.array([0, 1j, 2])}, "alone: expected numbers, got an array of complex128"),
+        (
+            {"alone": np.ma.array([0, 1, 2], mask=[False, True, False])},
+            "alone: expected a number in every place, got an array with masked ones",
+        ),
+        (
+            {"alone": pd.Series([0, 1, 2], index=[2, 1, 0])},
+            r"alone: expected the clients as labels, 'client-0', .* or 0, 1, ... for .*; got 2, 1, 0",
+        ),
+        (
+            {"without": pd.Series([3, 2, 1], index=list("ABD")), "clients": list("ABC")},
+            "without: expected the clients as labels, 'A', 'B', 'C', .* got 'A', 'B', 'D'",
+        ),
+        (
+            {"without": pd.Series([3, 2, 1, 0], index=list("ABCC")), "clients": list("ABC")},
+            "without: expected the clients as labels, 'A', 'B', 'C', .* got 'A', 'B', 'C', 'C'",
+        ),
     ],
 )
 def test_reports_refuse_bad_input_and_say_whose(change, message):
@@ -98,6 +117,23 @@ def test_numbers_of_numpy_and_whole_floats_are_numbers():
     assert r.without.tolist() == [3, 2, 1]
     assert r.samples.tolist() == [10, 20, 30]
     assert Reports(**GOOD, round=0).round == 0
+
+
+def test_a_series_is_matched_by_its_labels():
+    names = ["A", "B", "C"]
+    r = Reports(
+        empty=0, grand=3, clients=names,
+        alone=pd.Series({"C": 2, "A": 0, "B": 1}),  # as after a sort or a groupby
+        without=pd.Series([3, 2, 1]),  # labels that only count
+        cosine=pd.Series({"B": 0.5, "A": None, "C": 1.0}),
+        se_alpha=np.ma.array([0.1, 0.2, 0.3]),  # nothing is masked
+    )  # fmt: skip
+    assert r.alone.tolist() == [0, 1, 2]
+    assert r.without.tolist() == [3, 2, 1]
+    assert np.isnan(r.cosine[0])
+    assert r.cosine[1:].tolist() == [0.5, 1.0]
+    assert r.se_alpha.tolist() == [0.1, 0.2, 0.3]
+    assert Table(pd.Series([0, 1, 2, 5])).values.tolist() == [0, 1, 2, 5]
 
 
 def test_one_client_is_refused():
@@ -123,6 +159,17 @@ def test_a_mean_that_rounds_to_just_above_one_is_not_a_lie():
         ([[0, 1], [2, 3]], "2\\^N utilities"),
         (np.broadcast_to(0.0, 1 << 27), "at most 26 clients"),
         ("abc", "expected a sequence of numbers"),
+        (["0", "1"], r"table\[0\]: expected a number, got '0'"),
+        ([True, False], r"table\[0\]: expected a number, got True"),
+        (np.array([True, False]), "table: expected numbers, got an array of bool"),
+        (np.array([0, 1j]), "table: expected numbers, got an array of complex128"),
+        ([0, 1j], r"table\[1\]: expected a number, got 1j"),
+        ([0, np.complex128(1j)], r"table\[1\]: expected a number"),
+        ([0, None], r"table\[1\]: expected a number, got None"),
+        ([0, 1e101], r"coalition 0b1 is 1e\+101, expected a finite number, at most 1e\+100"),
+        ([[0, 1], [2]], "table: expected numbers, got"),
+        (np.ma.array([0, 1], mask=[False, True]), "table: expected a number in every place, got .* masked"),
+        (pd.Series([0, 1], index=[1, 0]), "table: labels must be the bitmasks 0, 1, 2, ..., got 1 first"),
     ],
 )
 def test_tables_refuse_bad_input(values, message):

@@ -377,7 +377,10 @@ def test_bad_level(level):
         ([[1, math.nan], [0, 1]], "every entry must be a finite number"),
         ([[1, 0.5], [0.2, 1]], "must be symmetric"),
         ([[1, 2], [2, 1]], "positive semi-definite"),
-        ([["a", "b"], ["c", "d"]], "covariance: expected numbers"),
+        ([["a", "b"], ["c", "d"]], "covariance: expected a number, got 'a'"),
+        ([["1", "0"], ["0", "1"]], "covariance: expected a number, got '1'"),
+        (np.eye(2) * 1j, "covariance: expected numbers, got an array of complex128"),
+        (np.eye(2) * 1e101, "every entry must be a finite number"),
     ],
 )
 def test_bad_covariance(covariance, message):
@@ -400,5 +403,24 @@ def test_other_bad_arguments():
                 call(bad)
     with pytest.raises(InputError, match=r"power must lie in \[0.5, 1\), got 1"):
         samples_needed(1, 1, power=1)
-    with pytest.raises(InputError, match="comparisons must be at least 1, got 0"):
-        resolvable_gap(1, 1, comparisons=0)
+    for bad in (0, math.nan, 1.5, "x", True, 10**400):
+        with pytest.raises(InputError, match="comparisons must be at least 1, a whole number, got"):
+            resolvable_gap(1, 1, comparisons=bad)
+    for bad in ("x", None, 1j):
+        with pytest.raises(InputError, match="gap must be a finite number above 0, got"):
+            samples_needed(bad, 1)
+        with pytest.raises(InputError, match="level must lie between 0 and 1, got"):
+            intervals(GOOD, level=bad)
+        with pytest.raises(InputError, match=r"power must lie in \[0.5, 1\), got"):
+            samples_needed(1, 1, power=bad)
+    with pytest.raises(InputError, match="gap 1e-160 is too small beside sd 1: more than 1e30 samples"):
+        samples_needed(1e-160, 1.0)
+
+
+def test_tails_too_thin_for_one_minus_them():
+    # P(Z > 8.2923) = 5.55e-17, half of what is left of the largest level below 1; and 1e-18 of .025
+    level = math.nextafter(1, 0)
+    assert intervals(scored([0.0, 0.0], [1, 1]), level=level)[0, 1] == pytest.approx(8.2924, abs=1e-3)
+    assert compare_pairs(scored([17.0, 0.0], [1, 1]), level=level).better[0, 1]
+    assert resolvable_gap(1, 1, power=0.5, comparisons=10**18) == pytest.approx(9.2, abs=0.1)
+    assert resolvable_gap(1, 1, comparisons=np.int64(36)) == resolvable_gap(1, 1, comparisons=36)

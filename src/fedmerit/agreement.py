@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import permutations
@@ -11,6 +11,7 @@ from itertools import permutations
 import numpy as np
 import numpy.typing as npt
 
+from fedmerit.arrays import floats, labels_of
 from fedmerit.errors import InputError, ReportError
 from fedmerit.types import Scores, Vector, settle
 
@@ -79,9 +80,10 @@ def agreement(
     Spearman is the correlation of average ranks, Kendall is tau-b, and both see values that differ by
     rounding alone as ties. A coefficient is None where one of the vectors is constant.
 
-    Two ``Scores`` are matched by client name, anything else by position. Of ``Scores`` the published
-    ``values`` are compared, as in the paper; a score whose status is "reversed" therefore disagrees with its
-    own raw vector. Pass ``scores.raw`` to compare that.
+    Clients are matched by name where both sides name them, ``Scores`` or a pandas Series whose labels do not
+    just count, and by position otherwise. Of ``Scores`` the published ``values`` are compared, as in the
+    paper; a score whose status is "reversed" therefore disagrees with its own raw vector. Pass
+    ``scores.raw`` to compare that.
 
     Args:
         scores: shape (N,), or ``Scores``.
@@ -195,15 +197,16 @@ def _is_constant(x: Vector) -> bool:
 
 
 def _matched(scores: Scores | npt.ArrayLike, truth: Scores | npt.ArrayLike) -> tuple[Vector, Vector]:
-    if isinstance(scores, Scores) and isinstance(truth, Scores):
-        odd = sorted(set(scores.clients) ^ set(truth.clients))
+    x, y = _vector(scores, "scores"), _vector(truth, "truth")
+    names, other = _names(scores, "scores"), _names(truth, "truth")
+    if names is not None and other is not None:
+        odd = sorted(set(names) ^ set(other), key=str)
         if odd:
-            only = scores if odd[0] in scores.clients else truth
-            raise ReportError(f"client {odd[0]!r} is only in {only.score}; both need the same clients")
-        place = {client: i for i, client in enumerate(truth.clients)}
-        x, y = scores.values, truth.values[[place[client] for client in scores.clients]]
-    else:
-        x, y = _vector(scores, "scores"), _vector(truth, "truth")
+            only, what = (scores, "scores") if odd[0] in names else (truth, "truth")
+            where = only.score if isinstance(only, Scores) else what
+            raise ReportError(f"client {odd[0]!r} is only in {where}; both need the same clients")
+        place = {client: i for i, client in enumerate(other)}
+        y = y[[place[client] for client in names]]
     if x.size != y.size:
         raise ReportError(
             f"expected two vectors of the same length, got {x.size} scores and {y.size} of truth"
@@ -213,15 +216,19 @@ def _matched(scores: Scores | npt.ArrayLike, truth: Scores | npt.ArrayLike) -> t
     return x, y
 
 
+def _names(values: Scores | npt.ArrayLike, what: str) -> tuple[Hashable, ...] | None:
+    """Whose the values are, where that is known."""
+    names = values.clients if isinstance(values, Scores) else labels_of(values)
+    if names is not None and len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ReportError(f"{what}: label {twice!r} appears more than once")
+    return names
+
+
 def _vector(values: Scores | npt.ArrayLike, what: str) -> Vector:
     if isinstance(values, Scores):
         return values.values
-    if isinstance(values, Mapping | str | bytes):
-        raise ReportError(f"{what}: expected Scores or a sequence of numbers, got {type(values).__name__}")
-    try:
-        vector = np.array(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise ReportError(f"{what}: expected numbers, got {values!r}"[:300]) from error
+    vector = floats(values, what)
     if vector.ndim != 1 or vector.size == 0:
         raise ReportError(f"{what}: expected one number per client, got shape {vector.shape}")
     bad = np.flatnonzero(~np.isfinite(vector))

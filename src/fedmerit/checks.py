@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from fedmerit.arrays import floats, frozen, in_order_of, is_number, sequence
 from fedmerit.errors import ReportError, ValueRefused
 
 UNIT = (-1e-9, 1.0 + 1e-9)
@@ -86,41 +86,6 @@ def round_of(number: Any) -> int | None:
     return int(number)
 
 
-def is_number(value: Any) -> bool:
-    """Whether this is one real number, and neither text nor a truth value that would pass for one."""
-    if hasattr(value, "__array__"):  # numpy's own, and tensors without an axis
-        return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf"
-    return not isinstance(value, str | bytes | bytearray | bool | None)
-
-
-def sequence(values: Any, what: str) -> npt.NDArray[Any] | Sequence[Any]:
-    """Values in an order, and how many is known: no mapping, set, iterator or text; a number is one value."""
-    if hasattr(values, "__array__"):
-        try:
-            return np.atleast_1d(np.asarray(values))
-        except (TypeError, ValueError, RuntimeError) as error:  # such as a tensor that is on a GPU
-            raise ReportError(f"{what}: expected a sequence of numbers: {error}"[:300]) from error
-    if isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray):
-        return values
-    if values is not None and np.isscalar(values) and not isinstance(values, str | bytes):
-        return [values]
-    raise ReportError(f"{what}: expected a sequence of numbers, one per client, got {type(values).__name__}")
-
-
-def floats(values: Any, what: str) -> npt.NDArray[np.float64]:
-    if isinstance(values, Mapping | str | bytes):
-        raise ReportError(f"{what}: expected a sequence of numbers, got {type(values).__name__}")
-    try:
-        return np.array(values, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ReportError(f"{what}: expected numbers, got {values!r}"[:300]) from error
-
-
-def frozen(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    values.flags.writeable = False
-    return values
-
-
 class Setter:
     """Checks the fields of a frozen dataclass and stores them as read-only float64."""
 
@@ -156,10 +121,8 @@ class Setter:
         if unit:
             minimum, maximum = UNIT
         what = f"{self.where}{name}"
-        listed = sequence(given, what)
+        listed = sequence(in_order_of(self.clients, given, what), what)
         if isinstance(listed, np.ndarray) and listed.dtype != object:
-            if listed.dtype.kind not in "iuf":
-                raise ReportError(f"{what}: expected numbers, got an array of {listed.dtype}")
             null = np.isnan(listed) if nullable and listed.dtype.kind == "f" else np.zeros(listed.shape, bool)
             values = floats(listed, what)
         else:
@@ -189,7 +152,7 @@ class Setter:
         who = self.clients[k] if k < len(self.clients) else f"number {k}"
         if item is None and not nullable:
             raise ValueRefused(f"{what} of client {who!r} is missing", who)
-        if isinstance(item, str | bytes | bool | np.bool_):
+        if item is not None and not is_number(item):
             raise ValueRefused(f"{what} of client {who!r}: expected a number, got {item!r:.100}", who)
 
     def _check(

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.checks import is_number, names_of
+from fedmerit.arrays import is_number
+from fedmerit.checks import LARGEST, names_of
 from fedmerit.errors import InputError, ReportError
 from fedmerit.types import Scores, Table, Vector
 from fedmerit.values import shapley
@@ -101,10 +102,11 @@ def sampled_shapley(
 
     def v(mask: int) -> float:
         if mask not in cache:
-            cache[mask] = found = float(value(mask))
-            if not np.isfinite(found):
+            found = value(mask)
+            if not (is_number(found) and abs(found) <= LARGEST):
                 members = ", ".join(name for i, name in enumerate(names) if mask >> i & 1)
-                raise ReportError(f"utility of coalition {{{members}}} is {found}, expected a number")
+                raise ReportError(f"utility of coalition {{{members}}} is {found!r:.100}, expected a number")
+            cache[mask] = float(found)
         return cache[mask]
 
     full = (1 << n) - 1

@@ -8,15 +8,17 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
+from fedmerit.arrays import floats
+from fedmerit.checks import LARGEST
 from fedmerit.errors import InputError, ReportError
 
 Matrix = npt.NDArray[np.float64]
 """One number per pair of clients, shape (N, N)."""
 
 
-def normal_quantile(probability: float) -> float:
-    """z with P(Z <= z) = probability, for a standard normal Z."""
-    return NormalDist().inv_cdf(probability)
+def upper_quantile(tail: float) -> float:
+    """z with P(Z > z) = tail, for a standard normal Z; exact also where 1 - tail would round to 1."""
+    return -NormalDist().inv_cdf(tail)
 
 
 def holm(rejected: Callable[[float], int], n: int, level: float) -> float:
@@ -27,7 +29,7 @@ def holm(rejected: Callable[[float], int], n: int, level: float) -> float:
     """
     total, k = n * (n - 1), 0
     while True:
-        critical = max(0.0, normal_quantile(1 - (1 - level) / max(total - k, 1)))
+        critical = max(0.0, upper_quantile((1 - level) / max(total - k, 1)))
         found = rejected(critical)
         if found <= k:
             return critical
@@ -39,7 +41,7 @@ def max_t(covariance: Matrix, stderr: Matrix, level: float, draws: int, seed: in
     if draws < 100:
         raise InputError(f"draws must be at least 100, got {draws}")
     if not stderr.any():
-        return normal_quantile((1 + level) / 2)
+        return upper_quantile((1 - level) / 2)
     values, vectors = np.linalg.eigh(covariance)
     root = vectors * np.sqrt(np.maximum(values, 0.0))
     inverse = np.divide(1.0, stderr, out=np.zeros_like(stderr), where=stderr > 0)
@@ -55,13 +57,10 @@ def max_t(covariance: Matrix, stderr: Matrix, level: float, draws: int, seed: in
 
 def checked_covariance(covariance: npt.ArrayLike, n: int) -> Matrix:
     """As an (n, n) array, if it is a covariance matrix."""
-    try:
-        matrix = np.array(covariance, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise ReportError(f"covariance: expected numbers, got {covariance!r}"[:300]) from error
+    matrix = floats(covariance, "covariance")
     if matrix.shape != (n, n):
         raise ReportError(f"covariance: expected shape ({n}, {n}), got {matrix.shape}")
-    if not np.isfinite(matrix).all():
+    if not (np.abs(matrix) <= LARGEST).all():
         raise ReportError("covariance: every entry must be a finite number")
     scale = float(np.max(np.abs(matrix)))
     if np.max(np.abs(matrix - matrix.T)) > 1e-9 * scale:

@@ -13,7 +13,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.checks import Setter, floats, frozen, names_of, round_of, sequence
+from fedmerit.arrays import floats, frozen, labels_of, sequence
+from fedmerit.checks import LARGEST, Setter, names_of, round_of
 from fedmerit.errors import NeedsTable, ReportError
 
 Vector = npt.NDArray[np.float64]
@@ -30,6 +31,9 @@ MAX_TABLE_CLIENTS = 26
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Reports:
     """What is known after one round: v(M0), v(M), and per client v(M0 + U_i) and v(M - U_i).
+
+    One number per client is a list, an array, or a pandas Series: with labels 0, 1, ... in the order of
+    ``clients``, with the clients' names as labels in any order.
 
     Args:
         empty: v(M0), the utility before the round.
@@ -151,17 +155,20 @@ class Table:
     def __post_init__(self) -> None:
         if isinstance(self.values, Reports):
             raise NeedsTable("expected all 2^N coalitions, got Reports, which hold 2N + 2 of them")
-        if (size := np.size(self.values)) > 1 << MAX_TABLE_CLIENTS:
+        if (size := len(sequence(self.values, "table"))) > 1 << MAX_TABLE_CLIENTS:
             raise ReportError(
                 f"a table holds at most {MAX_TABLE_CLIENTS} clients (2^N utilities), got {size} utilities"
             )
+        if (labels := labels_of(self.values)) is not None:
+            raise ReportError(f"table: labels must be the bitmasks 0, 1, 2, ..., got {labels[0]!r:.50} first")
         values = floats(self.values, "table")
         n = int(values.size).bit_length() - 1
         if values.ndim != 1 or n < 1 or values.size != 1 << n:
             raise ReportError(f"a table needs 2^N utilities with N >= 1, got shape {values.shape}")
-        bad = np.flatnonzero(~np.isfinite(values))
+        bad = np.flatnonzero(~(np.abs(values) <= LARGEST))
         if bad.size:
-            raise ReportError(f"utility of coalition {int(bad[0]):#b} is {values[bad[0]]}, expected a number")
+            said = f"utility of coalition {int(bad[0]):#b} is {values[bad[0]]}"
+            raise ReportError(f"{said}, expected a finite number, at most {LARGEST:g}")
         object.__setattr__(self, "values", frozen(values))
         object.__setattr__(self, "clients", names_of(self.clients, n, "table: "))
 

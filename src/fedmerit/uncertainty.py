@@ -13,9 +13,11 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedmerit.arrays import is_number
+from fedmerit.checks import LARGEST
 from fedmerit.errors import InputError, ReportError
 from fedmerit.groups import largest_groups
-from fedmerit.simultaneous import Matrix, checked_covariance, holm, max_t, normal_quantile
+from fedmerit.simultaneous import Matrix, checked_covariance, holm, max_t, upper_quantile
 from fedmerit.types import Scores, Vector, rounding
 
 Errors = Literal["conservative", "independent"]
@@ -54,7 +56,7 @@ def intervals(scores: Scores, *, level: float = 0.95) -> Matrix:
     array([[0.8 , 1.2 ],
            [2.61, 3.39]])
     """
-    z = normal_quantile((1 + _level(level)) / 2)
+    z = upper_quantile((1 - _level(level)) / 2)
     stderr = _stderr(scores)
     return np.stack([scores.raw - z * stderr, scores.raw + z * stderr], axis=1)
 
@@ -136,7 +138,7 @@ def compare_pairs(
         return np.asarray(difference > critical * stderr + tie)
 
     if not simultaneous:
-        critical = normal_quantile((1 + level) / 2)
+        critical = upper_quantile((1 - level) / 2)
     elif covariance is not None:
         critical = max_t(checked_covariance(covariance, scores.n), stderr, level, draws, seed)
     else:
@@ -217,7 +219,10 @@ def samples_needed(
     >>> samples_needed(gap=0.002, sd=(0.02 - 0.002**2) ** 0.5)
     39237
     """
-    return math.ceil((_reach(level, power, comparisons) * _positive(sd, "sd") / _positive(gap, "gap")) ** 2)
+    sds = _reach(level, power, comparisons) * _positive(sd, "sd") / _positive(gap, "gap")
+    if not sds <= 1e15:
+        raise InputError(f"gap {gap:g} is too small beside sd {sd:g}: more than 1e30 samples are needed")
+    return math.ceil(sds**2)
 
 
 def resolvable_gap(
@@ -238,11 +243,12 @@ def resolvable_gap(
 
 def _reach(level: float, power: float, comparisons: int) -> float:
     """z_{1 - a/2} + z_power, 2.80 by default; its square is the 7.85 of the rule of thumb."""
-    if comparisons < 1:
-        raise InputError(f"comparisons must be at least 1, got {comparisons}")
-    if not 0.5 <= power < 1:
-        raise InputError(f"power must lie in [0.5, 1), got {power}")
-    return normal_quantile(1 - (1 - _level(level)) / comparisons / 2) + normal_quantile(power)
+    whole = isinstance(comparisons, int | np.integer) and not isinstance(comparisons, bool)
+    if not (whole and 1 <= comparisons <= LARGEST):
+        raise InputError(f"comparisons must be at least 1, a whole number, got {comparisons!r:.100}")
+    if not (is_number(power) and 0.5 <= power < 1):
+        raise InputError(f"power must lie in [0.5, 1), got {power!r:.100}")
+    return upper_quantile((1 - _level(level)) / int(comparisons) / 2) + upper_quantile(1 - power)
 
 
 def _counts_by_sorting(scores: Scores, level: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -259,15 +265,15 @@ def _counts_by_sorting(scores: Scores, level: float) -> tuple[npt.NDArray[np.int
 
 
 def _level(level: float) -> float:
-    if not 0 < level < 1:
-        raise InputError(f"level must lie between 0 and 1, got {level}")
-    return level
+    if not (is_number(level) and 0 < level < 1):
+        raise InputError(f"level must lie between 0 and 1, got {level!r:.100}")
+    return float(level)
 
 
 def _positive(value: float, name: str) -> float:
-    if not (math.isfinite(value) and value > 0):
-        raise InputError(f"{name} must be a finite number above 0, got {value}")
-    return value
+    if not (is_number(value) and math.isfinite(value) and value > 0):
+        raise InputError(f"{name} must be a finite number above 0, got {value!r:.100}")
+    return float(value)
 
 
 def _stderr(scores: Scores) -> Vector:

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from fedmerit.arrays import floats
+from fedmerit.checks import LARGEST
 from fedmerit.errors import InputError, NeedsTable, ReportError
 from fedmerit.types import Reports, Scores, Table, Vector
 
@@ -71,13 +73,10 @@ def semivalue(table: Table, weights: Sequence[float] | Vector) -> Scores:
     {'A': 3.0, 'B': 4.0}
     """
     n = _table(table, "semivalue").n
-    try:
-        given = np.array(weights, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"semivalue: weights must be {n} numbers, got {weights!r}"[:300]) from error
+    given = floats(weights, "semivalue: weights")
     if given.shape != (n,):
         raise InputError(f"semivalue: expected {n} weights, one per size 0..{n - 1}, got shape {given.shape}")
-    wrong = np.flatnonzero(~(np.isfinite(given) & (given >= 0)))
+    wrong = np.flatnonzero(~((given >= 0) & (given <= LARGEST)))
     if wrong.size:
         size = int(wrong[0])
         raise InputError(f"semivalue: weights[{size}] must be a finite number >= 0, got {given[size]}")
