@@ -4,7 +4,6 @@ import math
 from itertools import permutations
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -126,20 +125,6 @@ def test_scores_are_matched_by_name():
     assert agreement(x, [3, 1, 2]).spearman == pytest.approx(-0.5)  # an array: by position
 
 
-def test_series_are_matched_by_label_where_both_sides_have_names():
-    truth = pd.Series({"C": 3, "A": 1, "B": 2})
-    assert agreement(scored([1, 2, 3], ("A", "B", "C")), truth).spearman == 1.0
-    assert agreement(truth, scored([1, 2, 3], ("A", "B", "C"))).spearman == 1.0
-    assert agreement(pd.Series({"B": 20, "C": 30, "A": 10}), truth).spearman == 1.0
-    assert (
-        agreement(pd.Series([1, 2, 3], index=[7, 5, 6]), pd.Series([2, 3, 1], index=[5, 6, 7])).kendall == 1
-    )
-    assert agreement([3, 1, 2], truth).spearman == 1.0  # a list has no names: by position
-    assert agreement(pd.Series([3, 1, 2]), truth).spearman == 1.0
-    with pytest.raises(ReportError, match="client 'A' is only in ALPHA"):
-        agreement(scored([1, 2], ("A", "B")), pd.Series([1, 2], index=["B", "C"]))
-
-
 def test_a_client_too_many_is_named():
     x = scored([1, 2, 3], ("A", "B", "C"))
     with pytest.raises(ReportError, match="client 'D' is only in SV; both need the same clients"):
@@ -237,12 +222,6 @@ def test_no_p_values_for_many_clients():
         ([1, True], [1, 2], r"scores\[1\]: expected a number, got True"),
         ([1, 2], np.array([1, 2j]), "truth: expected numbers, got an array of complex128"),
         ([1, 2], np.ma.array([1, 2], mask=[1, 0]), "truth: expected a number in every place, got .* masked"),
-        (pd.Series([1, 2], index=["A", "A"]), [1, 2], "scores: label 'A' appears more than once"),
-        (
-            pd.Series({"A": 1, "B": 2}),
-            pd.Series({"A": 1, "C": 2}),
-            "client 'B' is only in scores; both need the same clients",
-        ),
         ([], [], r"scores: expected one number per client, got shape \(0,\)"),
         ([[1, 2]], [1, 2], r"scores: expected one number per client, got shape \(1, 2\)"),
         ("12", [1, 2], "scores: expected a sequence of numbers, got str"),

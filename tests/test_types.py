@@ -5,7 +5,6 @@ from fractions import Fraction
 from inspect import ismodule
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import fedmerit as fm
@@ -85,18 +84,6 @@ def test_the_contract_of_the_design():
             {"alone": np.ma.array([0, 1, 2], mask=[False, True, False])},
             "alone: expected a number in every place, got an array with masked ones",
         ),
-        (
-            {"alone": pd.Series([0, 1, 2], index=[2, 1, 0])},
-            r"alone: expected the clients as labels, 'client-0', .* or 0, 1, ... for .*; got 2, 1, 0",
-        ),
-        (
-            {"without": pd.Series([3, 2, 1], index=list("ABD")), "clients": list("ABC")},
-            "without: expected the clients as labels, 'A', 'B', 'C', .* got 'A', 'B', 'D'",
-        ),
-        (
-            {"without": pd.Series([3, 2, 1, 0], index=list("ABCC")), "clients": list("ABC")},
-            "without: expected the clients as labels, 'A', 'B', 'C', .* got 'A', 'B', 'C', 'C'",
-        ),
     ],
 )
 def test_reports_refuse_bad_input_and_say_whose(change, message):
@@ -117,23 +104,6 @@ def test_numbers_of_numpy_and_whole_floats_are_numbers():
     assert r.without.tolist() == [3, 2, 1]
     assert r.samples.tolist() == [10, 20, 30]
     assert Reports(**GOOD, round=0).round == 0
-
-
-def test_a_series_is_matched_by_its_labels():
-    names = ["A", "B", "C"]
-    r = Reports(
-        empty=0, grand=3, clients=names,
-        alone=pd.Series({"C": 2, "A": 0, "B": 1}),  # as after a sort or a groupby
-        without=pd.Series([3, 2, 1]),  # labels that only count
-        cosine=pd.Series({"B": 0.5, "A": None, "C": 1.0}),
-        se_alpha=np.ma.array([0.1, 0.2, 0.3]),  # nothing is masked
-    )  # fmt: skip
-    assert r.alone.tolist() == [0, 1, 2]
-    assert r.without.tolist() == [3, 2, 1]
-    assert np.isnan(r.cosine[0])
-    assert r.cosine[1:].tolist() == [0.5, 1.0]
-    assert r.se_alpha.tolist() == [0.1, 0.2, 0.3]
-    assert Table(pd.Series([0, 1, 2, 5])).values.tolist() == [0, 1, 2, 5]
 
 
 def test_one_client_is_refused():
@@ -169,7 +139,6 @@ def test_a_mean_that_rounds_to_just_above_one_is_not_a_lie():
         ([0, 1e101], r"coalition 0b1 is 1e\+101, expected a finite number, at most 1e\+100"),
         ([[0, 1], [2]], "table: expected numbers, got"),
         (np.ma.array([0, 1], mask=[False, True]), "table: expected a number in every place, got .* masked"),
-        (pd.Series([0, 1], index=[1, 0]), "table: labels must be the bitmasks 0, 1, 2, ..., got 1 first"),
     ],
 )
 def test_tables_refuse_bad_input(values, message):
