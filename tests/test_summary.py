@@ -211,3 +211,19 @@ def test_numbers_keep_to_one_line(width):
 def test_what_is_printable_stays_and_the_rest_is_spelled_out():
     assert printable("Zürich 漢 🏥") == "Zürich 漢 🏥"
     assert printable("a\tb\x1b\u2028\u202e") == r"a\tb\x1b\u2028\u202e"
+
+
+@pytest.mark.parametrize(
+    ("scale", "first", "gain"),
+    [(1, "+0.2000 ± 0.0020", "gain +0.4000"), (1e-4, "+0.0000200 ± 0.0000002", "gain +0.0000400"),
+     (1e5, "+20000.00 ± 196.00", "gain +40000.00")],
+)  # fmt: skip
+def test_numbers_have_the_digits_their_size_needs(scale, first, gain):
+    one = reports()
+    big = Reports(
+        empty=one.empty * scale, grand=one.grand * scale, alone=one.alone * scale, clients=one.clients,
+        without=one.without * scale, se_alpha=one.se_alpha * scale, round=1,
+    )  # fmt: skip
+    text = shown(summarise([big]), width=120)
+    assert first in text
+    assert gain in text

@@ -111,11 +111,12 @@ def test_a_tracker_that_is_none(where):
 
 
 @pytest.mark.parametrize(
-    ("where", "package"), [("tensorboard:x", "torch.utils.tensorboard"), ("mlflow:x", "mlflow")]
+    ("where", "package", "extras"),
+    [("tensorboard:x", "torch.utils.tensorboard", "engine,tracking"), ("mlflow:x", "mlflow", "tracking")],
 )
-def test_what_is_not_installed_is_named(monkeypatch, where, package):
+def test_what_is_not_installed_is_named(monkeypatch, where, package, extras):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingExtra, match="pip install"):
+    with pytest.raises(MissingExtra, match=rf"pip install 'fedmerit\[{extras}\]'"):
         tracker(where)
 
 

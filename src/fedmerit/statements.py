@@ -24,7 +24,7 @@ from fedmerit.page.words import RULES, listed, spoken
 from fedmerit.rewards import shares
 from fedmerit.store import write
 from fedmerit.summary import Standing, Summary, summarise
-from fedmerit.tables import signed, total_text
+from fedmerit.tables import bare_text, signed, total_text
 
 STATUSES = ("counted", "silent", "declined", "lost", "away")
 _WORDS = {
@@ -226,8 +226,8 @@ def _earns(one: Statement) -> str:
     measure = spoken(decision.terms.utility)
     text = f"**{money(one.cents)}** of {budget}, that is {one.share:.2%}, by the rule {rule}."
     text += (
-        f" Your contribution, summed over rounds, is {signed(one.standing.total)}; the {measure} of the "
-        f"shared model changed by {signed(decision.total.gain)} in all."
+        f" Your contribution, summed over rounds, is {bare_text(one.standing)}; the {measure} of the "
+        f"shared model changed by {signed(decision.total.gain, one.standing.digits)} in all."
     )
     if decision.shares.status != "ok":
         text += " The scores allowed no shares, so that the agreed way out was taken."
@@ -250,7 +250,8 @@ def _costs(one: Statement) -> str:
     else:
         without += " counted as zero."
         as_other = "Counted as your own average over the rounds you did report"
-    then = f"{as_other}, your contribution would be {signed(cost.other)} where it is {signed(cost.score)}"
+    other, score = (signed(value, one.standing.digits) for value in (cost.other, cost.score))
+    then = f"{as_other}, your contribution would be {other} where it is {score}"
     if cost.other_cents is None:
         then += ", and the scores would allow no shares."
     else:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from fedmerit.accumulate import NO_SCORE, Missing, accumulate
 from fedmerit.document import scores_of
@@ -29,6 +32,7 @@ class Standing:
     last: dict[str, float | None]  # LOO, FP, EE of the last round
     share: float | None
     samples: float | None
+    digits: int = 4  # decimals that numbers of this size need
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,11 @@ class Summary:
     groups: tuple[tuple[str, ...], ...]  # who cannot be told apart
     suspects: tuple[str, ...]  # reported every round and significantly below everybody else
     notes: tuple[str, ...]
+
+    @property
+    def digits(self) -> int:
+        """Decimals that contributions of this size need."""
+        return self.standings[0].digits
 
 
 def summarise(
@@ -88,6 +97,7 @@ def summarise(
     samples = {} if last.samples is None else dict(zip(last.clients, last.samples.tolist(), strict=True))
     standings = []
     places = total.ranks()
+    digits = digits_for(float(np.max(np.abs(total.raw))))
     for name in total.ranking():
         i, k = at[name], of_last.get(name)
         round_scores: dict[str, float | None] = {}
@@ -105,10 +115,23 @@ def summarise(
                 last=round_scores,
                 share=None if divided is None else divided[name],
                 samples=samples.get(name),
+                digits=digits,
             )
         )
     status = {key: one.status for key in ("FP", "EE") if (one := found.get(key)) is not None}
     return Summary(tuple(standings), total, last, status, groups, suspects, tuple(dict.fromkeys(notes)))
+
+
+def digits_for(largest: float) -> int:
+    """Decimals for numbers up to this size: 4 for ordinary ones, more for small, fewer for large ones.
+
+    >>> [digits_for(size) for size in (0.0, 2e-5, 0.03, 1.0, 20_000.0, 1e9)]
+    [4, 7, 4, 4, 2, 0]
+    """
+    if not largest:
+        return 4
+    power = math.floor(math.log10(largest))
+    return min(15, 2 - power) if power < -2 else 4 if power < 3 else max(0, 6 - power)
 
 
 def absences(rounds: Sequence[Reports], clients: Sequence[str]) -> Iterator[str]:

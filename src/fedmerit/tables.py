@@ -34,7 +34,8 @@ def print_summary(console: Console, summary: Summary, *, utility: str | None) ->
     else:
         _print_table(console, first)
         _print_table(console, {"client": first["client"], **last})
-    _say(console, f"{caption}; gain {total.gain:+.4f}, sum of {total.score} {float(total.raw.sum()):+.4f}")
+    gain, summed = (signed(value, summary.digits) for value in (total.gain, float(total.raw.sum())))
+    _say(console, f"{caption}; gain {gain}, sum of {total.score} {summed}")
     _say(console, f"LOO, FP, EE: of round {summary.last.round} alone")
     for name, status in summary.status.items():
         if status != "ok":
@@ -73,13 +74,19 @@ def _standings(summary: Summary) -> Columns:
 
 
 def _last_round(summary: Summary) -> Columns:
-    return {key: [signed(one.last[key]) for one in summary.standings] for key in ("LOO", "FP", "EE")}
+    return {
+        key: [signed(one.last[key], one.digits) for one in summary.standings] for key in ("LOO", "FP", "EE")
+    }
 
 
 def total_text(one: Standing) -> str:
     if one.interval is None:
-        return f"{one.total:+.4f}"
-    return f"{one.total:+.4f} ± {(one.interval[1] - one.interval[0]) / 2:.4f}"
+        return bare_text(one)
+    return f"{bare_text(one)} ± {(one.interval[1] - one.interval[0]) / 2:.{one.digits}f}"
+
+
+def bare_text(one: Standing) -> str:
+    return signed(one.total, one.digits)
 
 
 def rank_text(one: Standing) -> str:
@@ -88,8 +95,8 @@ def rank_text(one: Standing) -> str:
     return f"{one.rank} ({one.rank_interval[0]}-{one.rank_interval[1]})"
 
 
-def signed(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.4f}"
+def signed(value: float | None, digits: int = 4) -> str:
+    return "-" if value is None else f"{value:+.{digits}f}"
 
 
 def _fits(columns: Columns, width: int) -> bool:

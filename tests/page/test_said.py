@@ -139,3 +139,19 @@ def test_without_altair_a_decision_says_that_the_page_is_old(folder, monkeypatch
     monkeypatch.setitem(sys.modules, "altair", None)
     said = CliRunner().invoke(app, ["rewards", str(folder), "--budget", "1000"]).output
     assert f"{path} is from before this: pip install 'fedmerit[page]', then fedmerit page {folder}" in said
+
+
+def test_small_utilities_are_not_all_zero(tmp_path):
+    rounds = [
+        Reports(
+            empty=0.1, grand=0.10003, alone=[0.10002, 0.10001], without=[0.10001, 0.10002],
+            clients=("A", "B"), slice="s", round=1,
+        )
+    ]  # fmt: skip
+    path = tmp_path / "r.csv"
+    path.write_text(as_csv(document(rounds)))
+    said = said_of(path)
+    assert "rose by 0.0000300, from 0.1000000 to 0.1000300." in said
+    assert "A +0.0000200 1 66.7%" in said
+    assert "The contributions add up to +0.0000300, 100% of the +0.0000300 that the model gained." in said
+    assert "+0.0000 " not in said

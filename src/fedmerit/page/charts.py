@@ -15,7 +15,7 @@ from fedmerit.page.drawing import PLAIN_ZERO, dressed, on, scale_of, ticks_of, w
 from fedmerit.page.facts import Facts
 from fedmerit.page.labels import labels
 from fedmerit.page.words import spoken
-from fedmerit.tables import signed
+from fedmerit.tables import bare_text
 from fedmerit.types import UNIT_UTILITIES
 
 LIGHT = {
@@ -56,7 +56,7 @@ def contribution(facts: Facts) -> alt.TopLevelMixin:
                 "total": one.total,
                 "low": low,
                 "high": high,
-                "text": signed(one.total),
+                "text": bare_text(one),
                 "below": below,
                 "end": min(low, one.total) if below else max(high, one.total),
             }

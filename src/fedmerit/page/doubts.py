@@ -12,11 +12,11 @@ from fedmerit.tables import signed
 def adds_up(facts: Facts) -> str:
     """The sum of the contributions against the gain."""
     said = float(facts.total.raw.sum())
-    gain = signed(facts.total.gain)
+    gain, explained = (signed(value, facts.summary.digits) for value in (facts.total.gain, said))
     if facts.total.gain <= 0:
-        return f"The contributions add up to {signed(said)}, and there is no gain to attribute ({gain})."
+        return f"The contributions add up to {explained}, and there is no gain to attribute ({gain})."
     ratio = said / facts.total.gain
-    sentence = f"The contributions add up to {signed(said)}, {ratio:.0%} of the {gain} that the model gained."
+    sentence = f"The contributions add up to {explained}, {ratio:.0%} of the {gain} that the model gained."
     if abs(ratio - 1) > 0.2:
         sentence += " That strays far from the gain: think twice before paying from this measure."
     return sentence

@@ -16,7 +16,7 @@ from fedmerit.page.decided import Decided, decided
 from fedmerit.page.source import Source
 from fedmerit.rewards import Rule, shares
 from fedmerit.scores import alpha, influence
-from fedmerit.summary import Summary, summarise, unscored
+from fedmerit.summary import Summary, digits_for, summarise, unscored
 from fedmerit.types import Reports, Scores
 from fedmerit.uncertainty import compare_pairs
 
@@ -111,6 +111,12 @@ class Facts:
     def utility(self) -> str | None:
         """Name of the paid utility."""
         return self.source.rounds[0].utility
+
+    @property
+    def level_digits(self) -> int:
+        """Decimals that show the utilities of the shared model, and how they changed."""
+        levels = [abs(value) for one in self.source.rounds for value in (one.empty, one.grand)]
+        return max(digits_for(max(levels)), digits_for(abs(self.total.gain)))
 
     @property
     def sliced(self) -> bool:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 from fractions import Fraction
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from fedmerit.money import payouts
 from fedmerit.page import doubts, promises, words
 from fedmerit.page.facts import MOST_CELLS, Facts, gather
 from fedmerit.page.source import pseudonymised, read_source
-from fedmerit.tables import rank_text, signed, total_text
+from fedmerit.tables import bare_text, rank_text, signed, total_text
 from fedmerit.toml import written
 
 INSTALL = "pip install 'fedmerit[page]'"
@@ -70,8 +71,9 @@ def render(facts: Facts) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {
-        "signed": signed, "total": total_text, "rank": rank_text, "listed": words.listed, "toml": written,
-        "note": words.note,
+        "signed": partial(signed, digits=facts.summary.digits), "total": total_text, "bare": bare_text,
+        "level": f"{{:.{facts.level_digits}f}}".format, "rank": rank_text, "listed": words.listed,
+        "toml": written, "note": words.note,
     }  # fmt: skip
     return environment.from_string(
         _asset("page.html")

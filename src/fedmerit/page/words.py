@@ -146,19 +146,20 @@ def lede(facts: Facts) -> list[str]:
 
 def _change(facts: Facts) -> str:
     """How the shared model changed, in numbers that agree with each other."""
-    total, reports = facts.total, facts.source.rounds
+    total, reports, digits = facts.total, facts.source.rounds, facts.level_digits
     span = "In one round" if total.rounds == 1 else f"Over {rounds(total.rounds)}"
     measure = f"the {spoken(facts.utility)} of the shared model"
     moved = "rose" if total.gain > 0 else "fell" if total.gain < 0 else "stayed the same"
-    change = "" if total.gain == 0 else f" by {abs(total.gain):.4f}"
+    change = "" if total.gain == 0 else f" by {abs(total.gain):.{digits}f}"
     if facts.one_slice:
         low, high = reports[0].empty, reports[-1].grand
+        ends = f"from {low:.{digits}f} to {high:.{digits}f}"
         if abs((high - low) - total.gain) > 1e-6 * max(abs(low), abs(high), abs(total.gain)):
             return (
-                f"{span} {measure} went from {low:.4f} to {high:.4f}, but the gains of the rounds add up to "
-                f"{signed(total.gain)}: the rounds do not join up."
+                f"{span} {measure} went {ends}, but the gains of the rounds add up to "
+                f"{signed(total.gain, digits)}: the rounds do not join up."
             )
-        change += f", from {low:.4f} to {high:.4f}"
+        change += f", {ends}"
     return f"{span} {measure} {moved}{change}."
 
 
@@ -201,7 +202,7 @@ def built_up(facts: Facts) -> str:
     """When the gain was made."""
     reports, gain = facts.source.rounds, facts.total.gain
     if gain <= 0 or len(reports) < 3:
-        return f"The shared model changed by {signed(gain)} in all."
+        return f"The shared model changed by {signed(gain, facts.level_digits)} in all."
     sums = list(itertools.accumulate(one.gain for one in reports))
     place = next(k for k, so_far in enumerate(sums, start=1) if so_far >= gain / 2 or k == len(sums))
     first = "The first round" if place == 1 else f"The first {count(place)} rounds"
@@ -220,10 +221,11 @@ def away(facts: Facts) -> list[str]:
         if one.at_own_mean is None:
             said.append(f"{missed}, that is none at all: {NO_SCORE}.")
         elif facts.source.missing == "zero":
-            own = signed(one.at_own_mean)
+            own = signed(one.at_own_mean, facts.summary.digits)
             said.append(f"{missed}. That counts as zero; at its own mean it would have counted {own}.")
         else:
-            said.append(f"{missed}. That counts at its own mean, {signed(one.at_own_mean)} in all.")
+            own = signed(one.at_own_mean, facts.summary.digits)
+            said.append(f"{missed}. That counts at its own mean, {own} in all.")
     return said
 
 
