@@ -464,7 +464,11 @@ def test_batch_norm_statistics_are_aggregated_evaluated_and_their_counters_named
             ConfigError,
             "partition.mu: expected a number above 0",
         ),
-        (("partition.scheme=iid", "partition.clients=500"), DataError, "500 clients with at least 10 each"),
+        (
+            ("partition.scheme=iid", "partition.sizes=[]", "partition.clients=500"),
+            DataError,
+            "500 clients with at least 10 each",
+        ),
         (("data.test_size=5000",), DataError, "test_size|fashion-mini"),
         (("data.name=npz", "data.path=nowhere.npz"), DataError, "nowhere.npz: no such file"),
         (("data.name=npz",), DataError, "needs the path"),
@@ -472,7 +476,7 @@ def test_batch_norm_statistics_are_aggregated_evaluated_and_their_counters_named
         (("model.name=vgg",), ConfigError, "model.name"),
         (("run.device=quantum",), ConfigError, "run.device: expected auto, cpu or cuda"),
         (("corruption.label_noise={client-9=0.5}",), ConfigError, "unknown member 'client-9'"),
-        (("corruption.label_noise={client-1=1.5}",), DataError, "1.5"),
+        (("corruption.label_noise={client-1=1.5}",), ConfigError, "expected a rate from 0 to 1, got 1.5"),
     ],
 )
 def test_bad_settings_are_named_before_anything_runs(tmp_path, overrides, error, message):

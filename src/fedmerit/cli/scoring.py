@@ -161,7 +161,8 @@ def rewards(
     if format is Format.table:
         print_payouts(out, paid, divided, unscored=without, warning=warning)
     else:
-        write(_payouts_as(format, paid, divided, without))
+        noted = replace(divided, notes=(*divided.notes, warning)) if warning else divided
+        write(_payouts_as(format, paid, noted, without))
         if warning:
             err.print(f"WARNING: {warning}")
     if said:

@@ -183,7 +183,7 @@ def quality(facts: Facts) -> alt.TopLevelMixin:
         "round:Q",
         title="round" + (" (0: before the first)" if facts.one_slice else ""),
         scale=alt.Scale(domain=with_room(first, last, 0, NAME), nice=False),
-        axis=alt.Axis(format="d", values=ticks_of(first, last), grid=False, domain=False),
+        axis=alt.Axis(format="d", values=ticks_of(first, facts.shown[-1]), grid=False, domain=False),
     )
     y = alt.Y(
         "value:Q",
