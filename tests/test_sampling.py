@@ -96,6 +96,29 @@ def test_below_ten_pairs_there_is_a_value_and_no_standard_error():
             enough.interval(level)
 
 
+def vote(mask):
+    """Nine votes: passed by five, and not without client 0."""
+    return float(mask & 1 and mask.bit_count() >= 5)
+
+
+@pytest.mark.parametrize(
+    ("game", "n", "shares"),  # the numbers of docs/scores/shapley.md
+    [(Random(9), 9, {2: 0.87, 10: 0.94}), (vote, 9, {10: 0.69, 20: 0.91})],
+    ids=["smooth", "vote"],
+)
+def test_what_student_intervals_of_few_pairs_are_worth(game, n, shares):
+    from scipy.stats import t
+
+    values = [game(mask) for mask in range(1 << n)]
+    exact = shapley(Table(values)).raw
+    rows = pairs_by_hand(values.__getitem__, n, 4000, seed=0)
+    for k, expected in shares.items():
+        groups = rows[: 4000 // k * k].reshape(-1, k, n)
+        half = t.ppf(0.975, k - 1) * groups.std(axis=1, ddof=1) / np.sqrt(k)
+        held = np.abs(groups.mean(axis=1) - exact) <= half + 1e-12
+        assert held.mean() == pytest.approx(expected, abs=0.03)
+
+
 def test_a_tolerance_is_believed_after_twenty_pairs():
     assert sampled_shapley(Random(18), 18, tolerance=1e9).orders == 40
 
