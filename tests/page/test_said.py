@@ -59,6 +59,12 @@ def test_there_is_no_winner_where_there_is_none(tmp_path, alpha, expected, place
     assert place in words.lede(facts)
 
 
+def test_two_are_both(tmp_path):
+    facts = facts_of(file_of(tmp_path, [0.1, 0.1], names=("A", "B")))
+    assert words.headline(facts) == "Both members contributed alike; how sure that is cannot be said"
+    assert "Both stand alike with +0.1000." in words.lede(facts)
+
+
 @pytest.mark.parametrize("se", [None, 0.001])
 def test_who_never_reported_is_on_the_page(tmp_path, se):
     path = file_of(tmp_path, [0.1, 0.1, 0.1], silent=("Eve",), se=se)

@@ -84,7 +84,7 @@ def headline(facts: Facts) -> str:
         others = "one other" if len(leaders) == 2 else f"{count(len(leaders) - 1)} others"
         return f"{leaders[0]} stands first, but cannot be told apart from {others}{worse}"
     if len(leaders) == roster:
-        return f"All {count(n)} members contributed, and cannot be told apart"
+        return f"{_all(n)} members contributed, and cannot be told apart"
     if len(leaders) == n:
         return f"{_of(n, roster)} contributed, and cannot be told apart"
     if len(leaders) <= 3:
@@ -103,11 +103,15 @@ def _without_errors(facts: Facts) -> str:
         return f"{leaders[0]} contributed most"
     roster = len(standings) + len(facts.unscored)
     if len(leaders) == roster:
-        return f"All {count(roster)} members contributed alike"
+        return f"{_all(roster)} members contributed alike"
     if len(leaders) == len(standings) or len(leaders) > 3:
         most = "" if len(leaders) == len(standings) else " most, and"
         return f"{_of(len(leaders), roster)} contributed{most} alike"
     return f"{listed(leaders)} contributed most, and alike"
+
+
+def _all(number: int) -> str:
+    return "Both" if number == 2 else f"All {count(number)}"
 
 
 def _of(some: int, all_: int) -> str:
@@ -122,7 +126,7 @@ def lede(facts: Facts) -> list[str]:
     best, worst = standings[0], standings[-1]
     first = [one for one in standings if one.rank == best.rank]
     if len(first) == len(standings) > 1:
-        said.append(f"All {count(total.n)} stand alike with {total_text(best)}.")
+        said.append(f"{_all(total.n)} stand alike with {total_text(best)}.")
     else:
         said.append(_place(first, "first", total.n))
         if worst.client in facts.summary.suspects:
@@ -202,7 +206,7 @@ def built_up(facts: Facts) -> str:
     """When the gain was made."""
     reports, gain = facts.source.rounds, facts.total.gain
     if gain <= 0 or len(reports) < 3:
-        return f"The shared model changed by {signed(gain, facts.level_digits)} in all."
+        return f"The rounds changed the shared model by {signed(gain, facts.level_digits)} in all."
     sums = list(itertools.accumulate(one.gain for one in reports))
     place = next(k for k, so_far in enumerate(sums, start=1) if so_far >= gain / 2 or k == len(sums))
     first = "The first round" if place == 1 else f"The first {count(place)} rounds"
