@@ -234,6 +234,8 @@ def test_bad_vectors(x, y, message):
         agreement(x, y)
 
 
-def test_negative_resamples():
-    with pytest.raises(InputError, match="resamples must be >= 0, got -1"):
-        agreement([1, 2], [1, 2], resamples=-1)
+@pytest.mark.parametrize("name", ["resamples", "seed"])
+@pytest.mark.parametrize("bad", [-1, math.nan, 0.5, "x", None])
+def test_bad_settings(name, bad):
+    with pytest.raises(InputError, match=f"{name} must be a whole number of at least 0, got {bad!r}"):
+        agreement([1, 2], [1, 2], **{name: bad})

@@ -391,8 +391,10 @@ def test_bad_covariance(covariance, message):
 def test_other_bad_arguments():
     with pytest.raises(InputError, match="errors must be 'conservative' or 'independent', got 'none'"):
         pair_errors(GOOD, errors="none")
-    with pytest.raises(InputError, match="draws must be at least 100, got 5"):
+    with pytest.raises(InputError, match="draws must be a whole number of at least 100, got 5"):
         compare_pairs(GOOD, covariance=np.eye(2), draws=5)
+    with pytest.raises(InputError, match="seed must be a whole number of at least 0, got -1"):
+        compare_pairs(GOOD, covariance=np.eye(2), seed=-1)
     for name, call in {
         "gap": lambda bad: samples_needed(bad, 1),
         "sd": lambda bad: samples_needed(1, bad),
@@ -404,7 +406,7 @@ def test_other_bad_arguments():
     with pytest.raises(InputError, match=r"power must lie in \[0.5, 1\), got 1"):
         samples_needed(1, 1, power=1)
     for bad in (0, math.nan, 1.5, "x", True, 10**400):
-        with pytest.raises(InputError, match="comparisons must be at least 1, a whole number, got"):
+        with pytest.raises(InputError, match="comparisons must be a whole number of at least 1, got"):
             resolvable_gap(1, 1, comparisons=bad)
     for bad in ("x", None, 1j):
         with pytest.raises(InputError, match="gap must be a finite number above 0, got"):

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.arrays import floats, labels_of
-from fedmerit.errors import InputError, ReportError
+from fedmerit.checks import whole
+from fedmerit.errors import ReportError
 from fedmerit.types import Scores, Vector, settle
 
 EXACT_CLIENTS = 7
@@ -99,8 +100,7 @@ def agreement(
     True
     """
     x, y = _matched(scores, truth)
-    if resamples < 0:
-        raise InputError(f"resamples must be >= 0, got {resamples}")
+    resamples, seed = whole(resamples, "resamples"), whole(seed, "seed")
     l2 = float(np.linalg.norm(normalise(x) - normalise(y)))
     if _is_constant(x) or _is_constant(y):
         return Agreement(n=x.size, l2=l2, spearman=None, kendall=None, pearson=None)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedmerit.arrays import floats, frozen, in_order_of, is_number, sequence
-from fedmerit.errors import ReportError, ValueRefused
+from fedmerit.errors import InputError, ReportError, ValueRefused
 
 UNIT = (-1e-9, 1.0 + 1e-9)
 """[0, 1], with room for the rounding of a mean."""
@@ -83,6 +83,14 @@ def round_of(number: Any) -> int | None:
     whole = isinstance(number, int | float | np.integer | np.floating) and not isinstance(number, bool)
     if not whole or not number >= 0 or number != number // 1:
         raise ReportError(f"round must be a whole number, 0 or more, got {number!r:.100}")
+    return int(number)
+
+
+def whole(number: Any, name: str, least: int = 0) -> int:
+    """A setting that counts something, as int."""
+    counts = isinstance(number, int | np.integer) and not isinstance(number, bool)
+    if not (counts and least <= number <= LARGEST):
+        raise InputError(f"{name} must be a whole number of at least {least}, got {number!r:.100}")
     return int(number)
 
 

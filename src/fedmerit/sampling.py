@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.arrays import is_number
-from fedmerit.checks import LARGEST, names_of
+from fedmerit.checks import LARGEST, names_of, whole
 from fedmerit.errors import InputError, ReportError
 from fedmerit.types import Scores, Table, Vector
 from fedmerit.values import shapley
@@ -161,19 +161,11 @@ def _arrivals(
 
 
 def _names(clients: int | np.integer[Any] | Sequence[str]) -> tuple[str, ...]:
-    if not (_is_whole(clients) or isinstance(clients, Sequence)):
-        raise InputError(
-            f"sampled_shapley: clients must be a number or a list of names, got {clients!r:.100}"
-        )
     given = clients if isinstance(clients, Sequence) else ()
-    n = len(clients) if isinstance(clients, Sequence) else int(clients)
+    n = len(given) if isinstance(clients, Sequence) else whole(clients, "clients, unless they are names,", 1)
     if not 2 <= n <= 62:
         raise InputError(f"sampled_shapley needs 2 to 62 clients, got {n}")
     return names_of(given, n, "sampled_shapley: ")
-
-
-def _is_whole(number: object) -> bool:
-    return isinstance(number, int | np.integer) and not isinstance(number, bool)
 
 
 def _check(n: int, tolerance: float | None, budget: int | None, truncation: float, seed: int) -> None:
@@ -183,11 +175,6 @@ def _check(n: int, tolerance: float | None, budget: int | None, truncation: floa
         raise InputError(f"tolerance must be positive, got {tolerance!r:.100}")
     if not (is_number(truncation) and 0 <= truncation < float("inf")):
         raise InputError(f"truncation must be at least 0, got {truncation!r:.100}")
-    if not (_is_whole(seed) and seed >= 0):
-        raise InputError(f"seed must be a whole number, 0 or more, got {seed!r:.100}")
-    least = min(1 << n, 2 + 4 * (n - 1))
-    if budget is not None and not (_is_whole(budget) and budget >= least):
-        raise InputError(
-            f"budget must be a whole number of at least {least}, two pairs of orders of {n} clients, "
-            f"got {budget!r:.100}"
-        )
+    whole(seed, "seed")
+    if budget is not None:
+        whole(budget, f"budget for two pairs of orders of {n} clients", min(1 << n, 2 + 4 * (n - 1)))

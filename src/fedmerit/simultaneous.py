@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.arrays import floats
-from fedmerit.checks import LARGEST
-from fedmerit.errors import InputError, ReportError
+from fedmerit.checks import LARGEST, whole
+from fedmerit.errors import ReportError
 
 Matrix = npt.NDArray[np.float64]
 """One number per pair of clients, shape (N, N)."""
@@ -38,8 +38,7 @@ def holm(rejected: Callable[[float], int], n: int, level: float) -> float:
 
 def max_t(covariance: Matrix, stderr: Matrix, level: float, draws: int, seed: int) -> float:
     """Quantile of the largest |e_i - e_j| / s_ij, where e is Gaussian with the given covariance."""
-    if draws < 100:
-        raise InputError(f"draws must be at least 100, got {draws}")
+    draws, seed = whole(draws, "draws", 100), whole(seed, "seed")
     if not stderr.any():
         return upper_quantile((1 - level) / 2)
     values, vectors = np.linalg.eigh(covariance)

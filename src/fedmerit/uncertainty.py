@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.arrays import is_number
-from fedmerit.checks import LARGEST
+from fedmerit.checks import whole
 from fedmerit.errors import InputError, ReportError
 from fedmerit.groups import largest_groups
 from fedmerit.simultaneous import Matrix, checked_covariance, holm, max_t, upper_quantile
@@ -243,12 +243,10 @@ def resolvable_gap(
 
 def _reach(level: float, power: float, comparisons: int) -> float:
     """z_{1 - a/2} + z_power, 2.80 by default; its square is the 7.85 of the rule of thumb."""
-    whole = isinstance(comparisons, int | np.integer) and not isinstance(comparisons, bool)
-    if not (whole and 1 <= comparisons <= LARGEST):
-        raise InputError(f"comparisons must be at least 1, a whole number, got {comparisons!r:.100}")
+    tests = whole(comparisons, "comparisons", 1)
     if not (is_number(power) and 0.5 <= power < 1):
         raise InputError(f"power must lie in [0.5, 1), got {power!r:.100}")
-    return upper_quantile((1 - _level(level)) / int(comparisons) / 2) + upper_quantile(1 - power)
+    return upper_quantile((1 - _level(level)) / tests / 2) + upper_quantile(1 - power)
 
 
 def _counts_by_sorting(scores: Scores, level: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
