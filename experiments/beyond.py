@@ -16,8 +16,6 @@ from fedmerit.federation.setup import Federation
 from fedmerit.models import as_tensor, load_vector, prepare
 from fedmerit.utilities import balance, evaluation, float32
 
-Measured = dict[str, dict[str, list[float]]]
-"""Per utility: what was measured, in the members' order."""
 WHOLE = 9
 """Ensembles of all coalitions are evaluated up to so many members."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import statistics
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -175,9 +176,15 @@ def read_merged(file: Path) -> Iterator[Result]:
 
 
 def append(folder: Path, result: Result) -> None:
-    """Add a finished cell to the merged file."""
-    with (folder / MERGED).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(result, separators=(",", ":")) + "\n")
+    """Add a finished cell to the merged file, on a line of its own also after one that was cut short."""
+    with (folder / MERGED).open("ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            cut = file.read(1) != b"\n"
+            file.write(b"\n" if cut else b"")
+        file.write(json.dumps(result, separators=(",", ":")).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_one(folder: Path, result: Result) -> Path:

@@ -56,8 +56,16 @@ def spearman(
 
 
 def close(x: Any, y: Any) -> float | None:
-    """Spearman of two vectors."""
+    """Spearman of two vectors; None where one of them is constant."""
     return agreement(x, y, resamples=0).spearman
+
+
+def agree(x: Any, y: Any) -> float:
+    """The same where it must be defined."""
+    found = close(x, y)
+    if found is None:
+        raise SystemExit(f"no Spearman: {x} or {y} is constant")
+    return found
 
 
 def lines(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:

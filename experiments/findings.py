@@ -1,8 +1,8 @@
 """Results -> FINDINGS.md: findings.md.in with every number filled in, and every sentence checked.
 
 A fact is a number or a table computed from the results. A claim is a sentence of the template that is only
-true if the numbers are as they are: claims.py and uses.py hold its condition, and where that no longer holds
-nothing is written.
+true if the numbers are as they are: claims.py, retrained.py and uses.py hold its condition, and where that
+no longer holds nothing is written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""What a member gains that reports alone = 1 and without = 0, from the reports of finished runs."""
+"""What a member gains that lies about its two models, from the reports of finished runs.
+
+Two lies: the boldest, alone = 1 and without = 0; and the plausible one that all of the round was its work,
+alone = v(M) and without = v(M0).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ def share(scores: Scores, i: int) -> float:
 
 def lying(cells: Sequence[Result]) -> dict[str, str]:
     """Rank, EE share and pay of a lone liar, over all members of all cells."""
-    first = tried = 0
+    first = tried = last_of_published = 0
     pay: dict[str, list[float]] = {"honest": [], "fair": [], "fenced": []}
     factors, moved = [], []
     for cell in cells:
@@ -39,6 +43,8 @@ def lying(cells: Sequence[Result]) -> dict[str, str]:
             lie = told(last, i)
             tried += 1
             first += ee(lie).ranking()[0] == alpha(lie).ranking()[0] == name
+            published = ee(lie).values
+            last_of_published += bool(np.all(np.delete(published, i) > published[i]))
             before, after = ee(last), ee(told(last, i, last.grand, last.empty))
             if before.status == after.status == "ok":
                 factors.append(share(after, i) / share(before, i))
@@ -50,6 +56,7 @@ def lying(cells: Sequence[Result]) -> dict[str, str]:
             pay["fenced"].append(shares(total, rule="fenced")[name])
     return {
         "first": f"{first} of {tried}",
+        "last": f"{last_of_published} of {tried}",
         "EE factor": f"{np.mean(factors):.2f}" if factors else "undefined",
         "EE turned": f"{len(moved)} of {tried}",
         **{f"pay {key}": f"{np.mean(values):.1%}" for key, values in pay.items()},

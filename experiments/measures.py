@@ -51,7 +51,7 @@ EXPLAINED = {
     "MR-SV": "multi-round Shapley value: mean of the rounds' exact ones",
     "MR-SV, renormalised": "MR-SV of the renormalised game (Song et al. 2019); where members were retrained",
     "ENSEMBLE, Shapley": "Shapley value of the ensemble game",
-    "ALPHA, retrained": "alpha of the retraining game itself, the ceiling of scores of its kind",
+    "ALPHA, retrained": "alpha of the retraining game itself, for comparison",
 }
 
 

@@ -89,6 +89,59 @@ def other_lines(rows: Sequence[Row], results: Mapping[str, Result], paper: Paper
     yield from table(["paper", "row", "seeds", "minutes", "the paper", "ours"], body)
 
 
+def data_lines(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
+    """What each dataset is and how much of it was used."""
+    body = []
+    for name, about in datasets().items():
+        cells = [cell for row in rows if row.dataset == name for cell in done(row, results)]
+        if not cells:
+            continue
+        used = facts(cells)
+        whole = {cell["test_images"] for cell in cells if not cell["settings"]["data"]["test_size"]}
+        images = " or ".join(f"{n:,}" for n in used["images"])
+        test = "class-balanced " + " or ".join(f"{n:,}" for n in used["test"] if n not in whole)
+        test += "".join(f"; all {n:,}, with balanced accuracy beside accuracy" for n in sorted(whole))
+        epochs = sorted({cell["settings"]["training"]["local_epochs"] for cell in cells})
+        body.append(
+            [
+                about["title"],
+                about["paper"],
+                f"{images} of {about['train']:,}",
+                test,
+                about["model"],
+                " or ".join(map(str, epochs)),
+            ]
+        )
+    head = ["data", "the paper's", "training images", "test images", "model", "local epochs"]
+    yield from table(head, body)
+
+
+def unlisted(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
+    """Finished runs that no table uses: of earlier plans, with more images."""
+    planned = {cell.name for row in rows for cell in row.cells}
+    body = []
+    for name in sorted(set(results) - planned):
+        cell = results[name]
+        if cell["utilities"]["accuracy"]["truth"].get("rounds"):
+            found = {u: compare([cell], u, 10**6, "MR-SV") for u in PAIR}
+            near = [
+                " / ".join(spread(found[u].get(score, {}).get("spearman", [])) for u in PAIR)
+                for score in ("FP", "ALPHA sum")
+            ]
+        else:
+            near = ["", ""]
+        members, images = len(cell["clients"]), sum(cell["samples"].values())
+        short = datasets()[cell["dataset"]]["short"]
+        body.append([f"`{name}`", short, f"{images:,}", str(members), *near])
+    if body:
+        yield "## Runs in no table"
+        yield ""
+        yield "Of earlier plans, with more images; Spearman with MR-SV, accuracy / expected accuracy. They"
+        yield "count only in what FINDINGS.md says of all rounds of all runs."
+        yield ""
+        yield from table(["run", "data", "images", "members", "FP", "alpha summed"], body)
+
+
 def commands(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
     """One line a table or figure: what makes it, what it cost, how far it is."""
     body = []
@@ -110,8 +163,8 @@ def commands(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
                 ", ".join(known["devices"]),
             ]
         )
-    yield "Minutes are those of the whole device: a run's seconds, divided by how many ran at once. Runs are"
-    yield "shared between tables, so minutes do not add up."
+    yield "Commands take `--data FOLDER --out DIR` too. Minutes are those of the whole device: a run's"
+    yield "seconds, divided by how many ran at once. Runs are shared between tables, so they do not add up."
     yield ""
     head = ["paper", "what it shows", "command", "runs", "minutes", "minutes left", "machine"]
     yield from table(head, body)

@@ -11,7 +11,7 @@ from cells import Result, Row, datasets
 from measures import HIDDEN, SCORES, agreements, curve, reports, scores
 from sections import done
 
-from fedmerit import normalise
+from fedmerit import ee, fp, normalise
 
 Rows = list[dict[str, Any]]
 SHOWN = ("MR-SV", "ALPHA sum", "LOO", "FP", "EE", "COS sum")
@@ -25,10 +25,13 @@ def illustrate(rows: Sequence[Row], results: Mapping[str, Result], paper: Mappin
             continue
         for cell in done(row, results)[:1]:
             found = scores(cell, "expected-accuracy", row.at)
+            last = reports(cell, "expected-accuracy")[-1]
+            turned = {one.score for one in (fp(last), ee(last)) if one.status == "reversed"}
             for name in SHOWN:
                 if name in found:
+                    label = f"{name}, reversed" if name in turned else name
                     for member, value in zip("ABCD", normalise(found[name]), strict=False):
-                        out.append(_bar(f"{datasets()[row.dataset]['short']}, ours", name, member, value))
+                        out.append(_bar(f"{datasets()[row.dataset]['short']}, ours", label, member, value))
     if out:
         for name, values in paper["illustrate"]["values"].items():
             for member, value in zip("ABCD", values, strict=True):

@@ -259,3 +259,16 @@ def test_what_a_cell_asks_of_the_engine_ends_with_it():
         assert isinstance(embedded.from_this_round, ShapleyWeights)
         assert (truth.MOST_EXACT, truth.BUDGET) == (0, 7)
     assert (embedded.from_this_round, truth.MOST_EXACT, truth.BUDGET) == before
+
+
+def test_a_line_that_was_cut_short_costs_no_other_run(tmp_path):
+    from cells import append, read_merged
+
+    file = tmp_path / "cells.jsonl"
+    append(tmp_path, {"name": "one"})
+    with file.open("a", encoding="utf-8") as out:
+        out.write('{"name": "tw')  # killed in the middle
+    append(tmp_path, {"name": "three"})
+    append(tmp_path, {"name": "four"})
+    assert [cell["name"] for cell in read_merged(file)] == ["one", "three", "four"]
+    assert file.read_bytes().count(b"\n") == 4
