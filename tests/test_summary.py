@@ -1,15 +1,16 @@
 """Who, how much, how sure: the first thing a person reads must not say more than the reports do."""
 
 import io
+from statistics import NormalDist
 
 import numpy as np
 import pytest
 from rich.console import Console
 
 from fedmerit.rewards import shares
-from fedmerit.summary import MOST_COMPARED, summarise
+from fedmerit.summary import MOST_COMPARED, summarise, sure_signs
 from fedmerit.tables import print_summary, printable
-from fedmerit.types import Reports
+from fedmerit.types import Reports, Scores
 from fedmerit.uncertainty import compare_pairs
 
 
@@ -56,6 +57,47 @@ def test_one_that_is_surely_last_is_a_suspect():
     assert found.groups == (("good",), ("fair",), ("bad",))
     assert "bad is significantly below everybody else: worth a conversation" in shown(found)
     assert "cannot be told apart" not in shown(found)
+
+
+@pytest.mark.parametrize("n", [6, 20])
+def test_of_many_that_contributed_nothing_few_are_ever_accused(n):
+    """One good client and n - 1 without any contribution: how often is one of those below or above zero?"""
+    rng, pages = np.random.default_rng(5), 300
+    single, together = 0, 0
+    for _ in range(pages):
+        alpha = rng.normal(0, 0.01, n)
+        alpha[0] += 0.3
+        one = Reports(empty=0, grand=0.3, alone=alpha, without=0.3 - alpha, se_alpha=[0.01] * n, round=1)
+        found = {standing.client: standing for standing in summarise([one]).standings}
+        assert found.pop("client-0").surely == 1
+        single += any(standing.interval[1] < 0 for standing in found.values())
+        together += any(standing.surely for standing in found.values())
+    assert single > (0.08 if n == 6 else 0.3) * pages
+    assert together <= 0.07 * pages  # at most 5 %, and three standard errors of 300 pages less
+
+
+def test_sure_signs_are_holms():
+    """One-sided p-values in order, the (k+1)-th against a / (2N - k): written down as Holm has it."""
+    rng, normal = np.random.default_rng(6), NormalDist()
+    for _ in range(200):
+        n = int(rng.integers(1, 8))
+        raw, stderr = rng.normal(0, 3, n), rng.uniform(0.5, 1.5, n)
+        tests = sorted((normal.cdf(-s * raw[i] / stderr[i]), i, s) for i in range(n) for s in (1, -1))
+        expected = [0] * n
+        for k, (p, i, sign) in enumerate(tests):
+            if p >= 0.05 / (2 * n - k):
+                break
+            expected[i] = sign
+        given = Scores(
+            score="ALPHA", clients=tuple(map(str, range(n))), values=raw, raw=raw, gain=1, stderr=stderr
+        )
+        assert sure_signs(given) == expected
+
+
+def test_a_zero_without_any_error_is_not_surely_anything():
+    raw = np.array([0.3 - 0.2 - 0.1, 0.1])
+    given = Scores(score="ALPHA", clients=("A", "B"), values=raw, raw=raw, gain=1, stderr=[0, 0])
+    assert sure_signs(given) == [0, 1]
 
 
 def test_nobody_is_suspected_where_the_test_set_is_too_small():

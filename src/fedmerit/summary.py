@@ -12,7 +12,8 @@ from fedmerit.accumulate import NO_SCORE, Missing, accumulate
 from fedmerit.document import scores_of
 from fedmerit.errors import UndefinedShares
 from fedmerit.rewards import shares
-from fedmerit.types import Reports, Scores
+from fedmerit.simultaneous import upper_quantile
+from fedmerit.types import Reports, Scores, rounding
 from fedmerit.uncertainty import indistinguishable, intervals, rank_intervals
 
 MOST_COMPARED = 1000
@@ -33,6 +34,7 @@ class Standing:
     share: float | None
     samples: float | None
     digits: int = 4  # decimals that numbers of this size need
+    surely: int = 0  # 1 if the total is surely above zero, -1 if surely below; holds for all members at once
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,11 @@ def summarise(
         divided = None
         notes.append(f"no shares: {error}")
     spans, ranks = None, None
+    signs = [0] * total.n
     groups: tuple[tuple[str, ...], ...] = ()
     suspects: tuple[str, ...] = ()
     if total.stderr is not None:
-        spans, ranks = intervals(total), rank_intervals(total)
+        spans, ranks, signs = intervals(total), rank_intervals(total), sure_signs(total)
         if total.n <= MOST_COMPARED:
             groups = indistinguishable(total)
         if total.n > 1:
@@ -116,10 +119,41 @@ def summarise(
                 share=None if divided is None else divided[name],
                 samples=samples.get(name),
                 digits=digits,
+                surely=signs[i],
             )
         )
     status = {key: one.status for key in ("FP", "EE") if (one := found.get(key)) is not None}
     return Summary(tuple(standings), total, last, status, groups, suspects, tuple(dict.fromkeys(notes)))
+
+
+def sure_signs(scores: Scores, *, level: float = 0.95) -> list[int]:
+    r"""Whose raw score is surely above zero (1) or below (-1), all claims right at once with the given level.
+
+    Holm's method (1979) over the 2N one-sided hypotheses "at most 0" and "at least 0", two for each client:
+
+    .. math:: |\mathrm{raw}_i| > z_{1 - a/(2N - k)} \, s_i, \qquad a = 1 - \mathrm{level}
+
+    from k = 0, with k the number of clients found so far, until nobody joins. It holds whatever the
+    correlation. Single intervals would not do: of 19 clients that contributed nothing, 38 % of all test sets
+    put one below zero.
+
+    Args:
+        scores: N clients, with ``stderr``.
+        level: in (0, 1).
+
+    >>> s = Scores(score="ALPHA", clients=("A", "B", "C"), values=[1, -2.2, -9], raw=[1, -2.2, -9], gain=4,
+    ...            stderr=[1, 1, 1])
+    >>> sure_signs(s)
+    [0, 0, -1]
+    """
+    assert scores.stderr is not None
+    size, noise, found = np.abs(scores.raw), rounding(scores.raw), 0
+    while True:
+        critical = upper_quantile((1 - level) / (2 * scores.n - found))
+        sure = size > critical * scores.stderr + noise
+        if np.count_nonzero(sure) <= found:
+            return [int(sign) for sign in np.sign(scores.raw) * sure]
+        found = int(np.count_nonzero(sure))
 
 
 def digits_for(largest: float) -> int:

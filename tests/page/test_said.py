@@ -65,6 +65,25 @@ def test_two_are_both(tmp_path):
     assert "Both stand alike with +0.1000." in words.lede(facts)
 
 
+@pytest.mark.parametrize(
+    ("alpha", "expected"),
+    [
+        ([0.2, 0, -0.021], "A contributed most"),  # below zero by its own interval, one of three such
+        ([0.2, 0, -0.025], "A contributed most; C made the model worse"),
+        ([0.021, 0, -0.021], "No member is sure to have improved the model"),
+        ([0, 0, -0.1], "No member is sure to have improved the model; C made the model worse"),
+        ([-0.1, -0.1, -0.1], "No member is sure to have improved the model; A, B and C made the model worse"),
+        ([0.1, 0.09, 0], "A and B contributed most, and cannot be told apart"),
+        ([0.03, 0, 0], "The three members cannot be told apart"),
+        ([0.03, 0, -0.03], "A stands first, but cannot be told apart from one other; C made the model worse"),
+        ([0.0275, 0, 0, 0, 0, -0.0275], "The six members cannot be told apart"),  # so F is not accused
+    ],
+)
+def test_the_headline_is_sure_of_all_that_it_says_at_once(tmp_path, alpha, expected):
+    facts = facts_of(file_of(tmp_path, alpha, names=tuple("ABCDEF"[: len(alpha)]), se=0.01))
+    assert words.headline(facts) == expected
+
+
 @pytest.mark.parametrize("se", [None, 0.001])
 def test_who_never_reported_is_on_the_page(tmp_path, se):
     path = file_of(tmp_path, [0.1, 0.1, 0.1], silent=("Eve",), se=se)
@@ -78,6 +97,19 @@ def test_who_never_reported_is_on_the_page(tmp_path, se):
     assert "Eve 0.00% 0.00" in said
     assert not re.search(r"\bEve\b", page(path, pseudonyms=True))
     assert "Member D 0.00% 0.00" in said_of(path, pseudonyms=True)
+
+
+def test_the_leaders_are_all_that_may_be_first_however_many(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedmerit.summary.MOST_COMPARED", 2)
+    facts = facts_of(file_of(tmp_path, [0.1, 0.09, 0], se=0.01))
+    assert facts.summary.groups == ()
+    assert words.headline(facts) == "A and B contributed most, and cannot be told apart"
+
+
+def test_a_measure_turns_nobody_by_one_of_many_intervals(tmp_path):
+    """West has -0.06 by one measure and 0.24 by the other: 4.5 or 2.15 standard errors below zero."""
+    for se, turned in ((0.006, {"West": True, "North": False}), (0.0125, {"North": False})):
+        assert facts_of(write_scores(tmp_path, companion=True, se=se)).companions[0].turned == turned
 
 
 def test_who_is_away_in_every_round_is_on_the_page(tmp_path):

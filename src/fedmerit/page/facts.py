@@ -261,13 +261,9 @@ def _companion(source: Source, summary: Summary, utility: str) -> Companion:
             sure, confirms = int(mine.sum()), int((mine & theirs).sum())
             names = paid.clients
             contradicts = [(names[i], names[j]) for i, j in zip(*(mine & theirs.T).nonzero(), strict=True)]
-    mine_by = {one.client: one.interval for one in summary.standings}
+    mine_by = {one.client: one.surely for one in summary.standings}
     turned = {
-        one.client: one.interval[0] > 0
-        for one in other.standings
-        if one.interval
-        and (own := mine_by.get(one.client))
-        and ((one.interval[0] > 0 and own[1] < 0) or (one.interval[1] < 0 and own[0] > 0))
+        one.client: one.surely > 0 for one in other.standings if one.surely * mine_by.get(one.client, 0) < 0
     }
     return Companion(utility, other, spearman, sure, confirms, tuple(contradicts), turned)
 

@@ -67,10 +67,12 @@ def headline(facts: Facts) -> str:
     standings, n = facts.summary.standings, facts.total.n
     if facts.total.stderr is None:
         return f"{_without_errors(facts)}; how sure that is cannot be said"
-    harmful = [one.client for one in standings if one.interval and one.interval[1] < 0]
-    helpful = [one.client for one in standings if one.interval and one.interval[0] > 0]
+    helpful = [one.client for one in standings if one.surely > 0]
+    leaders = [one.client for one in standings if one.rank_interval and one.rank_interval[0] == 1]
+    harmful = [one.client for one in standings if one.surely < 0]
+    if helpful:  # who may still be the best is not accused beside somebody who improved the model
+        harmful = [client for client in harmful if client not in leaders]
     worse = f"; {listed(harmful, 3)} made the model worse" if harmful else ""
-    leaders = list(facts.summary.groups[0]) if facts.summary.groups else [standings[0].client]
     roster = n + len(facts.unscored)
     if not helpful:
         return "No member is sure to have improved the model" + worse
@@ -183,7 +185,9 @@ def how_sure(facts: Facts) -> str:
     if facts.total.stderr is None:
         return "No standard errors were reported, so how sure this is cannot be said."
     return (
-        "± and the whiskers are 95 % intervals for the sampling error of the test set in this run. "
+        "± and the whiskers are 95 % intervals for the sampling error of the test set in this run, each for "
+        "one member alone. Ranks, who can be told apart, and who is said to have improved the model or made "
+        "it worse: that holds with 95 % for all members at once. "
         "Training again would move the numbers too, and no single run can say by how much."
     )
 
