@@ -132,7 +132,7 @@ def _isic_weights(evidence: Evidence) -> Iterator[str]:
     for row in evidence.rows:
         if (row.experiment, row.dataset) == ("fig-perf", "isic2019_ham"):
             cells = evidence.cells(row.experiment, row.dataset, row.row)
-            last = (spread([curve(cell, u)[-1] for cell in cells]) for u in ("neg-loss", "accuracy"))
+            last = (f"{mean([curve(cell, u)[-1] for cell in cells]):.3f}" for u in ("neg-loss", "accuracy"))
             yield f"{row.row} {' / '.join(last)}"
 
 
