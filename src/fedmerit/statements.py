@@ -23,8 +23,9 @@ from fedmerit.money import payouts
 from fedmerit.page.words import RULES, listed, spoken
 from fedmerit.rewards import shares
 from fedmerit.store import write
-from fedmerit.summary import Standing, Summary, summarise
+from fedmerit.summary import MOST_COMPARED, Standing, Summary, summarise
 from fedmerit.tables import bare_text, signed, total_text
+from fedmerit.uncertainty import compare_pairs
 
 STATUSES = ("counted", "silent", "declined", "lost", "away")
 _WORDS = {
@@ -78,6 +79,7 @@ def statements(rounds: Sequence[Round], config: Config, decision: Decision, head
     scored = [found for one in counted if (found := one.to_reports(terms.utility)) is not None]
     summary = summarise(scored, score=terms.score, missing=terms.missing, clients=config.clients)
     standing = {one.client: one for one in summary.standings}
+    alike = _alike(summary)
     for name in config.clients:
         yield Statement(
             member=name,
@@ -88,7 +90,7 @@ def statements(rounds: Sequence[Round], config: Config, decision: Decision, head
             cents=cents(decision.paid.by_client.get(name, Decimal(0))),
             share=decision.shares.by_client.get(name, 0.0),
             cost=_cost(name, scored, decision),
-            like=_like(name, summary),
+            like=alike.get(name),
             names=config.scoring.visibility == "all",
             head=head,
             members=len(config.clients),
@@ -160,11 +162,17 @@ def _cost(name: str, scored: Sequence[Any], decision: Decision) -> Cost | None:
     return Cost(float(total.raw[place]), float(raw[place]), paid, other_cents)
 
 
-def _like(name: str, summary: Summary) -> tuple[str, ...] | None:
-    if summary.total.stderr is None or name not in summary.total.clients or not summary.groups:
-        return None
-    alike = dict.fromkeys(other for group in summary.groups if name in group for other in group)
-    return tuple(other for other in alike if other != name)
+def _alike(summary: Summary) -> dict[str, tuple[str, ...]]:
+    """Member -> the others that no test tells it apart from, best first; empty where that cannot be said."""
+    total = summary.total
+    if total.stderr is None or total.n > MOST_COMPARED:
+        return {}
+    better = compare_pairs(total).better
+    alike = ~(better | better.T)
+    np.fill_diagonal(alike, False)
+    rows = dict(zip(total.clients, alike, strict=True))
+    at = {name: i for i, name in enumerate(total.clients)}
+    return {name: tuple(one for one in total.ranking() if row[at[one]]) for name, row in rows.items()}
 
 
 # ------------------------------------------------------------------------------------------------- in words

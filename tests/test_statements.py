@@ -1,0 +1,59 @@
+"""What one member is told, from reports with known answers; real runs are in federation/test_decisions.py."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fedmerit.federation.decisions import Terms, decide
+from fedmerit.statements import _alike, _cost
+from fedmerit.summary import summarise
+from fedmerit.types import Reports
+from fedmerit.uncertainty import compare_pairs
+
+
+def reports(alpha, se, *, clients=(), number=1, silent=()):
+    """One round on a slice of its own."""
+    alpha, gain = np.array(alpha), 0.4
+    return Reports(
+        empty=0, grand=gain, alone=alpha, without=gain - alpha, se_alpha=se, clients=clients, silent=silent,
+        slice=str(number), round=number,
+    )  # fmt: skip
+
+
+def test_a_member_is_like_those_that_no_pair_of_intervals_parts_it_from():
+    """B lies between A and C and is apart from neither; D is far below all, E far above."""
+    given = reports([0.30, 0.27, 0.24, 0.0, 0.9], [0.01] * 5, clients=tuple("ABCDE"))
+    found = _alike(summarise([given]))
+    assert found == {"A": ("B",), "B": ("A", "C"), "C": ("B",), "D": (), "E": ()}
+
+
+def test_whom_a_member_is_like_is_its_row_of_all_pairs():
+    rng = np.random.default_rng(3)
+    for _ in range(30):
+        summary = summarise([reports(rng.normal(0, 0.1, 7), rng.uniform(0, 0.05, 7))])
+        names, better = summary.total.clients, compare_pairs(summary.total).better
+        for i, name in enumerate(names):
+            row = {names[j] for j in range(7) if j != i and not better[i, j] and not better[j, i]}
+            assert set(_alike(summary)[name]) == row
+
+
+def test_whom_a_member_is_like_cannot_be_said_without_errors_or_of_too_many(monkeypatch):
+    assert _alike(summarise([reports([0.1, 0.2], None)])) == {}
+    monkeypatch.setattr("fedmerit.statements.MOST_COMPARED", 1)
+    assert _alike(summarise([reports([0.1, 0.2], [0.01, 0.01])])) == {}
+
+
+def test_what_absence_cost_is_counted_with_the_errors_of_the_other_way():
+    """At its own mean B has 0.2 +- 0.09, as zero 0.1 +- 0.045: 0.12 in all is above two standard errors of
+    0.046, and not above two of 0.091."""
+    rounds = [
+        reports([0.01, 0.1], [0.001, 0.045], clients=("A", "B")),
+        reports([0.01], [0.001], clients=("A",), silent=("B",), number=2),
+    ]
+    ledger = [SimpleNamespace(to_reports=lambda _, one=one: one) for one in rounds]
+    decision = decide(ledger, Terms("120.00", "accuracy", missing="own-mean"))
+    cost = _cost("B", rounds, decision)
+    assert (cost.score, cost.other) == pytest.approx((0.2, 0.1))
+    assert (cost.cents, cost.other_cents) == (10909, 10000)
+    assert _cost("A", rounds, decision) is None
