@@ -93,6 +93,97 @@ def test_a_running_total_of_rounds_that_were_not_given_is_not_used():
     assert accumulate(unnumbered).stderr.tolist() == [0.05, 0.06, 0]
 
 
+SAID = {"se_alpha": [0.03, 0.04, 0], "slice": "s", "se_alpha_total": [0.05, 0.06, 0]}
+"""On one slice; running totals that are smaller than the sums of the rounds' errors."""
+
+
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [
+        ([make(1, **SAID), make(3, **SAID)], [0.06, 0.08, 0]),  # the total may cover round 2 as well
+        ([make(None, **SAID), make(2, **SAID)], [0.06, 0.08, 0]),
+        (
+            [make(1, **SAID), make(2, **SAID), make(4, "AB", se_alpha=[0.01, 0.01], slice="s")],
+            [0.07, 0.09, 0],
+        ),
+    ],
+)
+def test_a_running_total_beyond_a_gap_is_not_used(rounds, expected):
+    total = accumulate(rounds)
+    np.testing.assert_allclose(total.stderr, expected, atol=1e-12)
+    assert any("upper bound" in note for note in total.notes)
+
+
+def test_a_running_total_of_somebody_silent_before_is_not_used():
+    """It measured in round 2 and was not heard; who was not in the sum measured nothing."""
+
+    def two(**extra):
+        return {"se_alpha": [0.03, 0.03], "slice": "s", "se_alpha_total": [0.04, 0.04]} | extra
+
+    silent = [
+        make(1, **SAID),
+        make(2, "AB", silent=["C"], **two()),
+        make(3, **SAID | {"se_alpha": [0.01] * 3}),
+    ]
+    total = accumulate(silent)
+    np.testing.assert_allclose(total.stderr, [0.05, 0.06, 0.01])
+    assert any("upper bound" in note for note in total.notes)
+    away = [make(1, **SAID), make(2, "AB", **two()), make(3, **SAID)]
+    assert accumulate(away).stderr.tolist() == [0.05, 0.06, 0]
+    small = SAID | {"se_alpha": [0.03, 0.04, 0.02], "se_alpha_total": [0.05, 0.06, 0.02]}
+    elsewhere = [make(1, **small), make(2, "AB", silent=["C"], **two(slice="t")), make(3, **small)]
+    np.testing.assert_allclose(accumulate(elsewhere).stderr[2], 0.04)  # its total began anew there
+    later = [make(1, **SAID), make(2, **SAID), make(3, "AB", silent=["C"], **two())]
+    assert accumulate(later).stderr.tolist() == [0.04, 0.04, 0]
+
+
+def test_the_error_of_a_real_sum_is_never_understated():
+    """Alpha per test sample in three rounds that nearly cancel; the client is silent in the second."""
+    rng = np.random.default_rng(1)
+    noise = rng.normal(0, 1, 400)
+    samples = [noise + rng.normal(0, 0.1, 400), -2 * noise, noise + rng.normal(0, 0.1, 400)]
+
+    def error(values):
+        return float(np.std(values, ddof=1) / 20)
+
+    rounds = []
+    for k, own in enumerate(samples, start=1):
+        errors = {"se_alpha": [error(own), 0.01], "se_alpha_total": [error(sum(samples[:k])), 0.01]}
+        if k == 2:
+            rounds.append(make(k, "B", silent=["A"], slice="s", se_alpha=[0.01], se_alpha_total=[0.01]))
+        else:
+            rounds.append(make(k, "AB", slice="s", **errors))
+    true = error(samples[0] + samples[2])
+    assert errors["se_alpha_total"][0] < 0.1 * true
+    assert accumulate(rounds).stderr[0] >= true
+    assert accumulate([rounds[0], rounds[2]]).stderr[0] >= true
+
+
+def test_a_running_total_that_began_anew_on_another_slice_is_not_used():
+    rounds = [make(1, **SAID), make(2, **SAID | {"slice": "t"}), make(3, **SAID)]
+    np.testing.assert_allclose(accumulate(rounds).stderr, [math.hypot(0.06, 0.03), math.hypot(0.08, 0.04), 0])
+
+
+@pytest.mark.parametrize("score", ["LOO", "IOI"])
+def test_a_running_total_of_alpha_says_nothing_about_other_scores(score):
+    said = SAID | {f"se_{score.lower()}": [0.1, 0.2, 0.3]}
+    total = accumulate([make(1, **said), make(2, **said)], score=score)
+    np.testing.assert_allclose(total.stderr, [0.2, 0.4, 0.6])
+    assert "upper bound" in total.notes[-1]
+
+
+def test_a_round_that_nobody_reported_in_is_refused_with_its_number():
+    def nobody(number):
+        return Reports(empty=0, grand=1, alone=[], without=[], silent=["A", "B", "C"], round=number)
+
+    expected = "expected at least 1 report, but all 3 clients are silent; leave the round out"
+    with pytest.raises(ReportError, match=f"round 2: {expected}"):
+        accumulate([make(1), nobody(2)])
+    with pytest.raises(ReportError, match=f"round 1: {expected}"):
+        accumulate([nobody(None), make(None)])
+    assert accumulate([nobody(1), make(2)], warmup=1).as_dict() == {"A": 0.25, "B": 0.25, "C": 0.25}
+
+
 def test_own_mean_scales_the_error_with_the_score():
     rounds = [make(1, "ABC", se_alpha=[0.03] * 3, slice="1"), make(2, "AB", se_alpha=[0.03] * 2, slice="2")]
     total = accumulate(rounds, missing="own-mean")

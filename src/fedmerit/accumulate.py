@@ -39,9 +39,11 @@ def accumulate(
 
     Standard errors (ALPHA, LOO, IOI; only if every counted report carries one): rounds on different test
     slices are independent, so squares add up. Rounds on the same slice share their samples: there the
-    client's own ``se_alpha_total`` is used where it covers just these rounds (the last of them carries it,
-    and the first given is round 1 or has no number), and otherwise the sum of the rounds' standard errors,
-    which is an upper bound and noted as such.
+    client's own ``se_alpha_total`` is used where it covers just these rounds, and otherwise the sum of the
+    rounds' standard errors, which is an upper bound and noted as such. It covers them if the last carries
+    it, if numbers run from 1 without a gap (or there are none), and if the client was never silent before:
+    what it measured in a round that is not here, or without being heard, is in its total all the same. Who
+    is in neither ``clients`` nor ``silent`` was not in that round's sum, and measured nothing.
 
     Args:
         rounds: reports in the order of the rounds.
@@ -53,6 +55,10 @@ def accumulate(
     Returns:
         Scores of every client that ever reported in a counted round; ``coverage`` is R_i / R. Notes name
         who was in a sum and never reported, and rounds that do not join up.
+
+    Raises:
+        ReportError: also for a counted round that nobody reported in, naming it; leave it out, as a ledger
+            does: it counts for nobody.
 
     >>> first = Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1], clients=["A", "B", "C"])
     >>> second = Reports(empty=3, grand=5, alone=[4, 4], without=[4, 4], clients=["A", "B"])
@@ -127,6 +133,13 @@ def _counted(rounds: Sequence[Reports], warmup: int) -> Sequence[Reports]:
     for earlier, later in pairwise(numbers):
         if later <= earlier:
             raise ReportError(f"rounds must come in order, each once: {later} follows {earlier}")
+    for place, reports in enumerate(rounds[warmup:], start=warmup + 1):
+        if not reports.n:
+            number = place if reports.round is None else reports.round
+            raise ReportError(
+                f"round {number}: expected at least 1 report, but all {len(reports.silent)} clients are "
+                "silent; leave the round out, it counts for nobody"
+            )
     return rounds[warmup:]
 
 
@@ -176,12 +189,16 @@ def _standard_errors(
     parts: list[dict[str | None, list[float]]] = [defaultdict(list) for _ in clients]
     totals: list[dict[str | None, float]] = [{} for _ in clients]
     index = {name: i for i, name in enumerate(clients)}
-    for reports in rounds:
+    doubted = set() if whole else set(clients)  # whose running totals may cover other rounds than these
+    for place, reports in enumerate(rounds):
+        if place and not _follows(rounds[place - 1].round, reports.round):
+            doubted.update(clients)
+        doubted.update(reports.silent)
         for k, name in enumerate(reports.clients):
             mine, here = index[name], reports.slice
             parts[mine][here].append(float(getattr(reports, field)[k]))
             totals[mine].pop(here, None)  # it does not cover this round
-            if score == "ALPHA" and whole and reports.se_alpha_total is not None:
+            if score == "ALPHA" and name not in doubted and reports.se_alpha_total is not None:
                 totals[mine][here] = float(reports.se_alpha_total[k])
     bounded = False
     squares = []
@@ -199,3 +216,8 @@ def _standard_errors(
         notes.append(f"standard errors of rounds {which} were added up: an upper bound")
     errors_of_sums: Vector = np.sqrt(np.array(squares))
     return errors_of_sums
+
+
+def _follows(earlier: int | None, later: int | None) -> bool:
+    """Whether no round can lie between two, as far as their numbers tell."""
+    return later is None if earlier is None else later == earlier + 1
