@@ -5,7 +5,7 @@ import statistics
 import time
 from decimal import Decimal
 from fractions import Fraction
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from fedmerit.errors import InputError, UndefinedShares
 from fedmerit.rewards import Payouts, Shares, fence, null_share, payouts, shares
-from fedmerit.types import Scores
+from fedmerit.scores import alpha, fp, ioi, loo
+from fedmerit.types import Reports, Scores
 
 numbers = st.integers(-512, 512).map(lambda k: k / 64)
 amounts = st.integers(0, 10**12).map(lambda cents: Decimal(cents).scaleb(-2))
@@ -119,7 +120,7 @@ def test_notes_of_the_scores_travel_along():
 
 
 @pytest.mark.parametrize("status", ["fallback", "reversed", "undefined"])
-@pytest.mark.parametrize("rule", ["fair", "fenced", "impartial"])
+@pytest.mark.parametrize("rule", ["fair", "fenced"])
 def test_a_status_other_than_ok_is_refused(status, rule):
     s = scored([1, 2, 3], score="FP", status=status)
     with pytest.raises(UndefinedShares, match=f"FP has status '{status}', not 'ok'; on_undefined="):
@@ -273,12 +274,33 @@ def test_impartial_needs_a_gain():
             shares(scored([1, 2], gain=gain), "impartial")
 
 
-@pytest.mark.parametrize("score", ["EE", "SURPLUS", "COS", "SV", "SOLO", "MERIT"])
+@pytest.mark.parametrize("score", ["EE", "SURPLUS", "COS", "SV", "SOLO", "MERIT", "FP"])
 def test_impartial_needs_own_reports(score):
     with pytest.raises(
-        InputError, match=rf"entry i is client i's own report.*\(ALPHA, FP, IOI, LOO\); {score} is not"
+        InputError, match=rf"entry i is client i's own report.*\(ALPHA, IOI, LOO\); {score} is not"
     ):
         shares(scored([1, 2], score=score), "impartial")
+
+
+def fractions_of(own, number=1):
+    """Three reports of one round; that of the first is ``own``."""
+    said = np.array([own, 0.1, -0.05])
+    return Reports(empty=0.2, grand=0.6, alone=0.2 + said, without=0.6 - said, round=number)
+
+
+def test_nobodys_report_decides_whether_impartial_pays():
+    """FP turns where the reports add up to less than nothing, which any client can see to; alpha cannot."""
+    assert [fp(fractions_of(own)).status for own in (0.2, -0.3)] == ["ok", "reversed"]
+    for score in (alpha, loo, ioi):
+        paid = [
+            shares(score(fractions_of(own)), "impartial", on_undefined="equal")["client-0"]
+            for own in (0.2, -0.3, 0.7)
+        ]
+        assert len(set(paid)) == 1
+    with pytest.raises(
+        InputError, match="'impartial' needs negative='zero', got 'refuse': whoever reports a"
+    ):
+        shares(scored([1, 2]), "impartial", negative="refuse")
 
 
 def test_impartial_needs_two():
@@ -381,6 +403,53 @@ def test_payouts_by_hand():
         "B": Decimal("0.01"),
         "C": Decimal("0.01"),
     }
+
+
+def test_cents_go_by_name_where_remainders_are_equal_whatever_the_order():
+    # of 2.04 exactly 25.5, 76.5, 42.5, 34 and 25.5 cents: two cents are left, for the first two names
+    raw = {"m0": 0.3, "m1": 0.9, "m2": 0.5, "m3": 0.4, "m4": 0.3}
+    expected = dict(zip(raw, map(Decimal, ("0.26", "0.77", "0.42", "0.34", "0.25")), strict=True))
+    for order in permutations(raw):
+        found = shares(scored([raw[name] for name in order], clients=order))
+        assert dict(payouts(found, "2.04")) == expected
+
+
+@given(
+    st.lists(st.integers(1, 99), min_size=2, max_size=9),
+    st.integers(1, 10**8),
+    st.randoms(use_true_random=False),
+    st.sampled_from([(0.0, 1.0), (0.05, 1.0), (0.02, 0.6)]),
+    st.sampled_from(["fair", "fenced"]),
+)
+def test_cents_do_not_depend_on_the_order_of_clients(parts, cents, random, limits, rule):
+    """Scores in hundredths, which have no exact binary form."""
+    raw = {f"m{i}": part / 100 for i, part in enumerate(parts)}
+    budget, (floor, cap) = Decimal(cents).scaleb(-2), limits
+    paid = []
+    for _ in range(3):
+        order = random.sample(sorted(raw), len(raw))
+        found = shares(
+            scored([raw[name] for name in order], clients=tuple(order)), rule, floor=floor, cap=cap
+        )
+        paid.append(dict(payouts(found, budget)))
+    assert paid[0] == paid[1] == paid[2]
+
+
+@given(st.lists(st.integers(1, 99), min_size=2, max_size=9), st.integers(1, 10**8))
+def test_fair_cents_are_those_of_exact_arithmetic(parts, cents):
+    """Largest remainders by whole numbers alone, equal ones by name."""
+    left = {f"m{i}": divmod(cents * part, sum(parts)) for i, part in enumerate(parts)}
+    more = sorted(left, key=lambda name: (-left[name][1], name))[: cents - sum(x for x, _ in left.values())]
+    found = payouts(shares(scored([part / 100 for part in parts])), Decimal(cents).scaleb(-2))
+    assert {name: int(100 * x) for name, x in found.items()} == {n: left[n][0] + (n in more) for n in left}
+
+
+def test_remainders_further_apart_than_rounding_go_by_size():
+    """Half a cent each, up to a hundred-thousandth: what is larger by that gets the cent."""
+    a, b = Fraction(1, 2) - Fraction(1, 10**5), Fraction(1, 2) + Fraction(1, 10**5)
+    assert dict(payouts({"A": a, "B": b}, "0.01")) == {"A": 0, "B": Decimal("0.01")}
+    a, b = Fraction(1, 2) - Fraction(1, 10**8), Fraction(1, 2) + Fraction(1, 10**8)
+    assert dict(payouts({"A": a, "B": b}, "0.01")) == {"A": Decimal("0.01"), "B": 0}
 
 
 @given(payable(max_size=30), amounts)

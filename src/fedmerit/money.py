@@ -38,8 +38,9 @@ def payouts(shares: Mapping[str, float | Fraction | Decimal], budget: str | int 
     r"""A budget divided by shares, in whole cents that add up to it exactly.
 
     Each client gets its share of the budget rounded down, and the cents left over go to the largest
-    remainders (equal ones by name). Where shares sum to less than 1, and under the rule "impartial", every
-    amount is rounded down and the rest is ``unpaid``: nobody's cent depends on another's remainder.
+    remainders; equal ones, up to a millionth of a cent, by name, so that neither rounding nor the order of
+    clients decides. Where shares sum to less than 1, and under the rule "impartial", every amount is rounded
+    down and the rest is ``unpaid``: nobody's cent depends on another's remainder.
 
     Args:
         shares: name -> share, from :func:`~fedmerit.shares` or any mapping that sums to at most 1.
@@ -102,16 +103,21 @@ def division(shares: Mapping[str, float | Fraction | Decimal], budget: str | int
     left = 0 if made.down else cents - sum(cents * part // total for part in parts.values())
     if not left:
         return made
-    order = sorted((-(cents * part % total), name) for name, part in parts.items())
-    rests = [-rest for rest, _ in order]
-    least, most = rests[left - 1], rests[left]  # of those with one more cent, of those without
-    if least > most:
-        cut = _between(most, least, total)
+    rest_of = {name: cents * part % total for name, part in parts.items()}
+    rests = sorted(rest_of.values(), reverse=True)
+    dust = total // (_DUST * len(rests))
+    first = end = left  # remainders first ... end - 1 are equal up to dust, each to the next
+    while first and rests[first - 1] - rests[first] <= dust:
+        first -= 1
+    if first == left:
+        cut = _between(rests[left], rests[left - 1], total)
         return replace(made, low=cut, high=cut)
-    below = max((rest for rest in rests if rest < least), default=-1)
-    above = min((rest for rest in rests if rest > least), default=total)
-    low, high = _between(below, least, total), _between(least, above, total)
-    return replace(made, low=low, high=high, last=order[left - 1][1])
+    while end < len(rests) and rests[end - 1] - rests[end] <= dust:
+        end += 1
+    low = _between(rests[end] if end < len(rests) else -1, rests[end - 1], total)
+    high = _between(rests[first], rests[first - 1] if first else total, total)
+    equal = sorted(name for name, rest in rest_of.items() if rests[end - 1] <= rest <= rests[first])
+    return replace(made, low=low, high=high, last=equal[left - first - 1])
 
 
 def _between(low: int, high: int, total: int) -> Fraction:

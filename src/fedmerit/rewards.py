@@ -25,8 +25,9 @@ Rule = Literal["fair", "fenced", "impartial", "equal"]
 Negative = Literal["zero", "refuse"]
 OnUndefined = Literal["refuse", "equal", "zero"]
 
-SELF_REPORTED = frozenset({"ALPHA", "FP", "LOO", "IOI"})
-"""Scores whose raw entry i is what client i itself reported, in units of the gain."""
+SELF_REPORTED = frozenset({"ALPHA", "LOO", "IOI"})
+"""Scores of which entry i is what client i itself reported, in units of the gain, and nothing else depends on
+that report. FP is not one: its raw entries are alpha, but any client can turn its status for all."""
 
 _NOTHING = 1e-12  # of utility: what rounding may leave
 
@@ -72,9 +73,9 @@ def shares(
 
     where x is ``scores.raw``, D is ``scores.gain``, and :math:`h_i` is :func:`fence`. "fair" and "fenced" sum
     to 1; "fenced" limits what an exaggerated report earns. Under "impartial" a client's own report does not
-    touch its own share at all; the price is that it pays nearly equal shares and leaves a part unpaid, and
-    that D must be positive. "equal" ignores the scores. N counts who has a score: a client that never
-    reported gets nothing under any rule, "equal" included.
+    touch its own share at all; the price is that it pays nearly equal shares and leaves a part unpaid, that D
+    must be positive, and that x must be ALPHA, LOO or IOI. "equal" ignores the scores. N counts who has a
+    score: a client that never reported gets nothing under any rule, "equal" included.
 
     All but "equal" need scores with status "ok", and "fair" and "fenced" need something to divide: a positive
     part above 1e-12 and above two standard errors. The standard errors of those with a positive score are
@@ -87,7 +88,8 @@ def shares(
         cap: largest share of anybody, 1/N to 1. What floor and cap take and leave is spread over the others
             in proportion; under "impartial" it changes ``unpaid`` instead, so that the rule stays impartial.
         negative: what a negative score means: "zero", no share beyond the floor (under "impartial": it counts
-            as zero in the others' shares; noted), or "refuse".
+            as zero in the others' shares; noted), or "refuse". Not together with "impartial": anybody could
+            then report a negative score to stop all payment, its own included.
         on_undefined: where there is nothing to divide: "refuse" raises, "equal" gives 1/N to each, "zero"
             gives the floor to each.
 
@@ -207,15 +209,15 @@ def _between(weights: Vector, floor: float, cap: float) -> Vector:
     low, high = 0, corners.size - 1
     while low < high:  # the last corner at which the sum is still at most 1
         middle = (low + high + 1) // 2
-        if rest + np.clip(corners[middle] * positive, floor, cap).sum() <= 1:
+        if rest + math.fsum(np.clip(corners[middle] * positive, floor, cap)) <= 1:
             low = middle
         else:
             high = middle - 1
     t = float(corners[low])
     free = (leave <= t) & (t < meet)
     if free.any():
-        held = np.where(t >= meet, cap, floor)[~free].sum()
-        t = float((1 - rest - held) / positive[free].sum())
+        held = math.fsum(np.where(t >= meet, cap, floor)[~free])
+        t = (1 - rest - held) / math.fsum(positive[free])  # exact sums: the order of clients leaves no trace
     return np.asarray(np.clip(t * w, floor, cap), dtype=np.float64)
 
 
@@ -283,6 +285,11 @@ def _check(
         raise InputError(f"cap must lie between 1/N = {1 / n:.6g} and 1 for {n} clients, got {cap}")
     if rule == "impartial" and scores.score not in SELF_REPORTED:
         raise InputError(
-            f"rule 'impartial' needs scores of which entry i is client i's own report, in units of the gain "
-            f"({', '.join(sorted(SELF_REPORTED))}); {scores.score} is not"
+            f"rule 'impartial' needs scores of which entry i is client i's own report, in units of the gain, "
+            f"and nothing else depends on it ({', '.join(sorted(SELF_REPORTED))}); {scores.score} is not"
+        )
+    if rule == "impartial" and negative == "refuse":
+        raise InputError(
+            "rule 'impartial' needs negative='zero', got 'refuse': whoever reports a negative score would "
+            "stop all payment, its own included"
         )

@@ -8,9 +8,11 @@ import pytest
 from sample import HOSTILE, write_scores
 
 from fedmerit.accumulate import accumulate
+from fedmerit.document import as_csv, document
 from fedmerit.money import payouts
 from fedmerit.page.html import facts_of, page
 from fedmerit.rewards import shares
+from fedmerit.types import Reports
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ARGUMENTS = (
@@ -133,6 +135,20 @@ def test_payouts_are_those_of_fedmerit_to_the_cent(run_folder, written, opened, 
             name for name, _ in sorted(expected.items(), key=lambda one: (-one[1], one[0]))
         ]
         assert tab.evaluate("document.documentElement.scrollWidth") <= 1280
+
+
+def test_equal_remainders_go_by_name_as_in_fedmerit(opened, tmp_path):
+    alpha = [0.3, 0.9, 0.5, 0.4, 0.3]
+    names = ("m2", "m3", "m4", "m0", "m1")
+    rounds = [Reports(empty=0, grand=2, alone=alpha, without=[2 - x for x in alpha], clients=names, round=1)]
+    source, target = tmp_path / "reports.csv", tmp_path / "page.html"
+    source.write_text(as_csv(document(rounds)))
+    target.write_text(page(source), encoding="utf-8")
+    tab = opened(target)
+    for budget in ("2.04", "0.03", "1.01", "24.00", "10000.01"):
+        tab.fill("#budget", budget)
+        expected = payouts(shares(accumulate(rounds)), budget)
+        assert paid(tab)[0] == {name: f"{amount:,.2f}" for name, amount in expected.items()}
 
 
 def test_the_table_of_payouts_is_there_before_any_script_runs(run_folder, written, browser):

@@ -22,8 +22,14 @@ function payouts(rule, name, budget) {
   if (one - total <= one / WHOLE && name !== "impartial") {
     amounts = parts.map(([who, part]) => ({ who, amount: (budget * part) / total, rest: (budget * part) % total }));
     let left = budget - amounts.reduce((sum, { amount }) => sum + amount, 0n);
-    // parts stand in the order of names, and the sort is stable: equal remainders go by name
-    for (const each of [...amounts].sort((a, b) => (a.rest < b.rest ? 1 : a.rest > b.rest ? -1 : 0))) {
+    // equal remainders, up to dust from each to the next, share a place; parts stand in the order of names, and
+    // the sort is stable: equals go by name
+    const dust = total / (DUST * BigInt(parts.length));
+    const order = [...amounts].sort((a, b) => (a.rest < b.rest ? 1 : a.rest > b.rest ? -1 : 0));
+    order.forEach((each, k) => {
+      each.place = k === 0 ? 0 : order[k - 1].place + (order[k - 1].rest - each.rest > dust ? 1 : 0);
+    });
+    for (const each of [...amounts].sort((a, b) => a.place - b.place)) {
       if (left === 0n) break;
       each.amount += 1n;
       left -= 1n;
