@@ -490,6 +490,51 @@ def test_help(fedmerit, command):
 
 
 @pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("run", "CONFIG is a file of settings (TOML)"),
+        ("plan", "CONFIG is a file of settings (TOML)"),
+        ("init", "PATH is the file to write"),
+        ("track", "DIR is the folder of a run that is over"),
+        ("keys new", "PATH is the file for the private key"),
+        ("keys roster", "PATH is the roster file"),
+        ("score", "SOURCE is a file of reports"),
+        ("rewards", "SOURCE is a file of reports"),
+        ("page", "SOURCE is a run folder"),
+        ("verify", "SOURCE is a run folder"),
+        ("export", "the run folder DIR"),
+    ],
+)
+def test_help_says_what_comes_without_a_name(fedmerit, command, said):
+    assert said in " ".join(fedmerit(*command.split(), "--help")[1].split())
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("scoring.utilities", '["acc"]', "scoring.utilities: expected expected-accuracy, "),
+        ("model.name", '"mlpp"', "model.name must be one of mlp, "),
+    ],
+)
+def test_a_setting_that_only_the_engine_knows_to_be_wrong_names_its_file(
+    fedmerit, tmp_path, command, setting, value, message
+):
+    pytest.importorskip("torch", reason="torch is not installed")
+    section, _, key = setting.partition(".")
+    path = tmp_path / "mine.toml"
+    path.write_text(f"[{section}]\n{key} = {value}\n")
+    folder = ["--out", str(tmp_path / "run")] if command == "run" else []
+    code, _, err = fedmerit(command, str(path), *folder)
+    assert code == 2
+    assert err.startswith(f"error: {path}: {message}")
+    path.write_text("")
+    code, _, err = fedmerit(command, str(path), *folder, "--set", f"{setting}={value}")
+    assert code == 2
+    assert err.startswith(f"error: {message}")  # the file is not at fault
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ["scores"],

@@ -8,7 +8,16 @@ import stat
 import pytest
 
 from fedmerit.errors import KeyFileError
-from fedmerit.keys import Member, Roster, load_key, new_key, public_key, read_roster, write_roster
+from fedmerit.keys import (
+    Member,
+    Roster,
+    load_key,
+    new_key,
+    parse_member,
+    public_key,
+    read_roster,
+    write_roster,
+)
 
 KEYS = [bytes([i]) * 32 for i in range(1, 5)]
 
@@ -179,3 +188,9 @@ def test_signatures_verify_against_the_roster_only(tmp_path):
 def test_weights_by_name():
     assert Roster([Member("A", KEYS[0], 0.0), Member("B", KEYS[1], 2.5)]).weights == {"A": 0.0, "B": 2.5}
     assert Roster([Member("A", KEYS[0])]).weights is None
+
+
+@pytest.mark.parametrize("weight", ["0_5", "nan", "inf", "-1", " 1", "1e", "", "\u0661"])
+def test_a_weight_is_a_number_as_one_writes_it(weight):
+    with pytest.raises(KeyFileError, match=r"^A: weight must be a number of at least 0, got"):
+        parse_member(f"A=ed25519:{KEYS[0].hex()},{weight}")

@@ -7,6 +7,8 @@ import html
 import io
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedmerit.errors import MissingExtra
 from fedmerit.uncertainty import intervals, rank_intervals
 
@@ -66,6 +68,9 @@ def as_csv(scores: Scores) -> str:
 
 def as_html(scores: Scores) -> str:
     """The table that a notebook shows: best first, numbers as on the terminal, names escaped."""
+    from fedmerit.summary import digits_for
+
+    digits = digits_for(float(np.max(np.abs(scores.values))))
     found = columns(scores)
     place = {name: k for k, name in enumerate(scores.clients)}
     sure = scores.stderr is not None
@@ -73,14 +78,14 @@ def as_html(scores: Scores) -> str:
     for name in scores.ranking()[:MOST_ROWS]:
         k = place[name]
         rank = str(found["rank"][k])
-        value = f"{scores.values[k]:+.4f}"
+        value = f"{scores.values[k]:+.{digits}f}"
         if sure and found["rank_low"][k] != found["rank_high"][k]:
             rank += f" ({found['rank_low'][k]}-{found['rank_high'][k]})"
         if sure and found["value"] == found["raw"]:  # the interval is that of the raw score
-            value += f" ± {(found['high'][k] - found['low'][k]) / 2:.4f}"
+            value += f" ± {(found['high'][k] - found['low'][k]) / 2:.{digits}f}"
         lines.append(f'<tr><th scope="row">{html.escape(name)}</th><td>{value}</td><td>{rank}</td></tr>')
     rounds = "" if scores.rounds == 1 else f" summed over {scores.rounds} rounds"
-    said = [f"{scores.score}{rounds}, gain {scores.gain:+.4f}"]
+    said = [f"{scores.score}{rounds}, gain {scores.gain:+.{digits}f}"]
     if scores.status != "ok":
         said.append(f"status {scores.status}: do not rank or pay by these values")
     if scores.n > MOST_ROWS:

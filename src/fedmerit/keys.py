@@ -30,6 +30,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedmerit.checks import written_number
 from fedmerit.errors import KeyFileError
 
 if TYPE_CHECKING:  # a machine that only trains has no `cryptography`, and reads rosters all the same
@@ -237,7 +238,7 @@ def parse_member(text: str) -> Member:
         raise KeyFileError(f"expected NAME={PREFIX}PUBLICKEY or NAME={PREFIX}PUBLICKEY,WEIGHT, got {text!r}")
     row: dict[str, Any] = {"name": name, "key": key}
     try:
-        return _member(row | {"weight": float(weight)} if comma else row)
+        return _member(row | {"weight": written_number(weight)} if comma else row)
     except ValueError:
         raise KeyFileError(f"{name}: weight must be a number of at least 0, got {weight!r}") from None
 

@@ -6,13 +6,17 @@ import io
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, NoReturn
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
 from fedmerit import __version__
 from fedmerit.errors import FedmeritError
+
+if TYPE_CHECKING:
+    from fedmerit.summary import Summary
 
 app = typer.Typer(
     help="Who contributed what in a federation, without anyone seeing anyone's model update.",
@@ -56,3 +60,10 @@ def write(text: str) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")
     sys.stdout.write(text)
+
+
+def advised(summary: Summary) -> Summary:
+    """A summary whose notes name options of the command line in place of arguments."""
+    from fedmerit.page.words import advice
+
+    return replace(summary, notes=tuple(advice(note) for note in summary.notes))

@@ -20,7 +20,11 @@ app.add_typer(keys_app, name="keys")
 def keys_new(
     path: Annotated[Path, typer.Argument(help="Where to write the private key (mode 600).")],
 ) -> None:
-    """Make an identity key; prints the public key for the roster."""
+    """Make an identity key; prints the public key for the roster.
+
+    PATH is the file for the private key, which only its owner may read (mode 600). A file that is there is
+    not overwritten.
+    """
     from fedmerit.keys import PREFIX, new_key
 
     out.print(PREFIX + new_key(path).hex())
@@ -33,7 +37,11 @@ def keys_roster(
         list[str] | None, typer.Option(help="NAME=ed25519:PUBLICKEY[,WEIGHT], repeatable.")
     ] = None,
 ) -> None:
-    """Write a roster of names and public keys, or check one; prints its hash, which all members compare."""
+    """Write a roster of names and public keys, or check one; prints its hash, which all members compare.
+
+    PATH is the roster file: a new one, written from --member, or without --member one that is checked. It is
+    JSON where its name ends in .json, and TOML otherwise.
+    """
     from fedmerit.keys import Roster, parse_member, read_roster, write_roster
 
     if member:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedmerit.cli.base import Set_, app, err, fail, out
+from fedmerit.cli.base import Set_, advised, app, err, fail, out
 from fedmerit.config import Config
 
 
@@ -23,10 +23,15 @@ def run(
         list[str] | None, typer.Option(help="Curves to tensorboard:DIR or mlflow:URI, repeatable.")
     ] = None,
 ) -> None:
-    """Train a federation on this machine under secure aggregation, and score every member."""
+    """Train a federation on this machine under secure aggregation, and score every member.
+
+    CONFIG is a file of settings (TOML); an empty one is a valid run. `fedmerit init` writes one.
+    """
     from fedmerit.config import load
 
-    _run(load(config, set_ or ()), out_, resume=resume, track=track or ())
+    settings = load(config, set_ or ())
+    with _settings_of(config, set_ or ()):
+        _run(settings, out_, resume=resume, track=track or ())
 
 
 @app.command()
@@ -52,7 +57,10 @@ def demo(
 
 @app.command()
 def init(path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("fedmerit.toml")) -> None:
-    """Write a commented config with every setting and its default."""
+    """Write a commented config with every setting and its default.
+
+    PATH is the file to write, fedmerit.toml unless given. A file that is there is not overwritten.
+    """
     from fedmerit.examples import commented_config
 
     try:
@@ -70,14 +78,19 @@ def plan(
     config: Annotated[Path, typer.Argument(help="Settings (TOML).")],
     set_: Set_ = None,
 ) -> None:
-    """What a run will cost here: models, trainings, minutes, memory, bytes, and what the pool can resolve."""
+    """What a run will cost here: models, trainings, minutes, memory, bytes, and what the pool can resolve.
+
+    CONFIG is a file of settings (TOML), as for `fedmerit run`.
+    """
     from fedmerit.config import load
     from fedmerit.tables import print_plan
 
     settings = load(config, set_ or ())
     with _engine():
         from fedmerit.federation.planning import plan as make_plan
-    print_plan(out, make_plan(settings))
+    with _settings_of(config, set_ or ()):
+        planned = make_plan(settings)
+    print_plan(out, planned)
 
 
 @app.command()
@@ -85,7 +98,10 @@ def track(
     folder: Annotated[Path, typer.Argument(help="The folder of a run that is over.", metavar="DIR")],
     to: Annotated[str, typer.Option(help="tensorboard:DIR or mlflow:URI.")],
 ) -> None:
-    """Send the scores of a run to TensorBoard or MLflow, as curves."""
+    """Send the scores of a run to TensorBoard or MLflow, as curves.
+
+    DIR is the folder of a run that is over. While it goes on, `fedmerit run --track` does the same.
+    """
     from fedmerit.tracking import replay, tracker
 
     rounds = replay(folder, tracker(to))
@@ -108,11 +124,28 @@ def _run(config: Config, folder: Path, *, resume: bool, track: Sequence[str] = (
         written = run_embedded(config, folder, resume=resume, watch=watched)
     content = read_content(folder / "scores.json")
     summary = summarise(content.rounds, missing=config.scoring.missing, clients=content.clients)
-    print_summary(out, summary, utility=content.rounds[0].utility)
+    print_summary(out, advised(summary), utility=content.rounds[0].utility)
     if config.analysis:
         print_truth(out, written)
     out.print(f"written to {folder}: scores.json, scores.csv, ledger.sqlite")
     write_page(folder)
+
+
+@contextmanager
+def _settings_of(file: Path, overrides: Sequence[str]) -> Iterator[None]:
+    """What the engine finds wrong with a setting names the file that it is from, unless --set gave it."""
+    from dataclasses import fields
+
+    from fedmerit.errors import ConfigError, DataError
+
+    sections = tuple(f"{section.name}." for section in fields(Config))
+    asked = tuple(override.partition("=")[0].strip() for override in overrides)
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        if not str(error).startswith(sections) or str(error).startswith(asked):
+            raise
+        raise type(error)(f"{file}: {error}") from error
 
 
 @contextmanager

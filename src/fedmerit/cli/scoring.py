@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedmerit.cli.base import app, err, fail, out, write
+from fedmerit.cli.base import advised, app, err, fail, out, write
 
 if TYPE_CHECKING:
     from fedmerit.money import Payouts
@@ -110,7 +110,7 @@ def score(
     if format is Format.table:
         chosen = score or Summed.alpha
         summary = summarise(rounds, score=chosen.value, missing=counts, clients=clients)
-        print_summary(out, summary, utility=rounds[0].utility)
+        print_summary(out, advised(summary), utility=rounds[0].utility)
         return
     written = document(rounds, clients=clients, missing=counts)
     write(as_json(written) if format is Format.json else as_csv(written))
@@ -140,6 +140,7 @@ def rewards(
     """
     from fedmerit.accumulate import accumulate
     from fedmerit.money import payouts
+    from fedmerit.page.words import advice
     from fedmerit.rewards import shares
     from fedmerit.summary import absences, unscored
     from fedmerit.tables import print_payouts
@@ -149,7 +150,8 @@ def rewards(
     with _option_names():
         divided = shares(total, rule.value, floor=floor, cap=cap, on_undefined=on_undefined.value)
     gone = absences(content.rounds, content.clients)
-    divided = replace(divided, notes=tuple(dict.fromkeys((*divided.notes, *gone))))
+    notes = (advice(note, "--on-undefined") for note in (*divided.notes, *gone))
+    divided = replace(divided, notes=tuple(dict.fromkeys(notes)))
     paid, without = payouts(divided, budget), unscored(content.rounds, content.clients)
     run = (file / "ledger.sqlite").is_file()
     warning, said = _unfinished(file) if run else "", ""
@@ -231,12 +233,12 @@ def _record(folder: Path, budget: str, utility: str | None, **terms: Any) -> str
 def _option_names() -> Iterator[None]:
     """Advice of the library in the words of the command line."""
     from fedmerit.errors import UndefinedShares
+    from fedmerit.page.words import advice
 
     try:
         yield
     except UndefinedShares as error:
-        said = str(error).replace("on_undefined='equal' or 'zero'", "--on-undefined equal or zero")
-        raise UndefinedShares(said) from error
+        raise UndefinedShares(advice(str(error), "--on-undefined")) from error
 
 
 def _read(file: Path, utility: str | None) -> Content:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import string
 from collections.abc import Sequence
 from decimal import Decimal
@@ -274,6 +275,15 @@ def spoken(utility: str | None) -> str:
 
 
 def note(text: str) -> str:
-    """A note of the library in the words of the page and the command line."""
-    asked = "on_undefined='equal' or 'zero' would say"
-    return text.replace("ALPHA", "contribution").replace(asked, "--on-undefined equal or zero would say")
+    """A note of the library in the words of the page."""
+    return advice(text.replace("ALPHA", "contribution"))
+
+
+def advice(text: str, option: str = "fedmerit rewards --on-undefined") -> str:
+    """A message of the library that names the option in place of the argument.
+
+    >>> advice("nothing; on_undefined='equal' or 'zero' would say what to do then")
+    'nothing; fedmerit rewards --on-undefined equal or zero would say what to do then'
+    """
+    text = text.replace("on_undefined='equal' or 'zero' would", f"{option} equal or zero would")
+    return re.sub(r"on_undefined='(\w+)' decided", rf"{option} \1 decided", text)
