@@ -22,8 +22,7 @@ def keys_new(
 ) -> None:
     """Make an identity key; prints the public key for the roster.
 
-    PATH is the file for the private key, which only its owner may read (mode 600). A file that is there is
-    not overwritten.
+    PATH is the file for the private key: a new one, which only its owner may read (mode 600).
     """
     from fedmerit.keys import PREFIX, new_key
 
@@ -39,8 +38,7 @@ def keys_roster(
 ) -> None:
     """Write a roster of names and public keys, or check one; prints its hash, which all members compare.
 
-    PATH is the roster file: a new one, written from --member, or without --member one that is checked. It is
-    JSON where its name ends in .json, and TOML otherwise.
+    PATH is the roster file (TOML or .json): a new one with --member, otherwise one that is checked.
     """
     from fedmerit.keys import Roster, parse_member, read_roster, write_roster
 
