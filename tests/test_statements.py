@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedmerit.federation.decisions import Terms, decide
-from fedmerit.statements import _alike, _cost
+from fedmerit.statement_facts import _alike, _cost
 from fedmerit.summary import summarise
 from fedmerit.types import Reports
 from fedmerit.uncertainty import compare_pairs
@@ -40,7 +40,7 @@ def test_whom_a_member_is_like_is_its_row_of_all_pairs():
 
 def test_whom_a_member_is_like_cannot_be_said_without_errors_or_of_too_many(monkeypatch):
     assert _alike(summarise([reports([0.1, 0.2], None)])) == {}
-    monkeypatch.setattr("fedmerit.statements.MOST_COMPARED", 1)
+    monkeypatch.setattr("fedmerit.statement_facts.MOST_COMPARED", 1)
     assert _alike(summarise([reports([0.1, 0.2], [0.01, 0.01])])) == {}
 
 
