@@ -616,6 +616,15 @@ def test_results_cannot_be_changed():
             result.unpaid = 1
 
 
+@pytest.mark.parametrize("huge", [1e15, 1e16, 1e17, 1e30, 1e100])
+def test_one_huge_score_takes_nearly_all_and_leaves_no_money_undivided(huge):
+    found = shares(scored([0.1, 0.2, 0.3, huge]))
+    assert sum(found.by_client.values()) == pytest.approx(1)
+    assert found["m3"] == pytest.approx(1)
+    assert found["m0"] <= found["m1"] <= found["m2"]
+    assert sum(payouts(found, "100.00").values()) == 100
+
+
 # --- what noise pays a null client ---------------------------------------------------------------------
 
 

@@ -217,7 +217,8 @@ def _between(weights: Vector, floor: float, cap: float) -> Vector:
     free = (leave <= t) & (t < meet)
     if free.any():
         held = math.fsum(np.where(t >= meet, cap, floor)[~free])
-        t = (1 - rest - held) / math.fsum(positive[free])  # exact sums: the order of clients leaves no trace
+        sum_ = math.fsum(positive[free])  # exact sums: the order of clients leaves no trace
+        t = max(t, (1 - rest - held) / sum_)  # nobody comes back from the cap, however little is left
     return np.asarray(np.clip(t * w, floor, cap), dtype=np.float64)
 
 

@@ -254,7 +254,10 @@ def _apart(ends: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[dict[
 
 
 def _brackets(facts: Facts, rows: list[dict[str, Any]]) -> list[Any]:
-    """One at the right edge for every group of members that cannot be told apart, if there are few."""
+    """One at the right edge for every group of members that cannot be told apart, if there are few.
+
+    A tick a member: a group may skip one in the ranking.
+    """
     drawn = {row["member"] for row in rows}
     called = _labels(facts)
     several = [[called.get(name, "") for name in group] for group in facts.summary.groups if len(group) > 1]
@@ -263,7 +266,7 @@ def _brackets(facts: Facts, rows: list[dict[str, Any]]) -> list[Any]:
     for place, group in enumerate(groups if len(groups) <= MOST_BRACKETS else ()):
         if len(group) < 2:
             continue
-        ends = [{"first": group[0], "last": group[-1], "member": name} for name in (group[0], group[-1])]
+        ends = [{"first": group[0], "last": group[-1], "member": name} for name in group]
         at = alt.value({"expr": f"width - {7 * place}"})
         colour = "var(--soft)"
         line = on(ends[:1]).mark_rule(color=colour, strokeWidth=1.4)
