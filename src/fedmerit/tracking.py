@@ -152,7 +152,9 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise MissingExtra("tracking with TensorBoard needs: pip install 'fedmerit[engine,tracking]'") from error
+            raise MissingExtra(
+                "tracking with TensorBoard needs: pip install 'fedmerit[engine,tracking]'"
+            ) from error
         self._writer = SummaryWriter(folder)
 
     def start(self, config: Mapping[str, Mapping[str, Any]]) -> None:
