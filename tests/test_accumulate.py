@@ -1,6 +1,7 @@
 """Sums over rounds: who was away, what that counts, how sure the sum is."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -112,6 +113,15 @@ def test_a_running_total_beyond_a_gap_is_not_used(rounds, expected):
     total = accumulate(rounds)
     np.testing.assert_allclose(total.stderr, expected, atol=1e-12)
     assert any("upper bound" in note for note in total.notes)
+
+
+def test_an_aborted_round_is_no_gap():
+    """It leaves the model as it is: the next round begins where the one before ended."""
+    first = make(1, **SAID)
+    after = replace(make(3, **SAID), empty=first.grand, grand=first.grand + 1)
+    assert accumulate([first, after]).stderr.tolist() == [0.05, 0.06, 0]
+    moved = replace(after, empty=first.grand + 1e-9)
+    np.testing.assert_allclose(accumulate([first, moved]).stderr, [0.06, 0.08, 0], atol=1e-12)
 
 
 def test_a_running_total_of_somebody_silent_before_is_not_used():

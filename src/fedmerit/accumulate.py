@@ -41,8 +41,9 @@ def accumulate(
     slices are independent, so squares add up. Rounds on the same slice share their samples: there the
     client's own ``se_alpha_total`` is used where it covers just these rounds, and otherwise the sum of the
     rounds' standard errors, which is an upper bound and noted as such. It covers them if the last carries
-    it, if numbers run from 1 without a gap (or there are none), and if the client was never silent before:
-    what it measured in a round that is not here, or without being heard, is in its total all the same. Who
+    it, if numbers run from 1 without a gap (or there are none; an aborted round, over which the utility stays
+    the same, makes none), and if the client was never silent before: what it measured in a round that is not
+    here, or without being heard, is in its total all the same. Who
     is in neither ``clients`` nor ``silent`` was not in that round's sum, and measured nothing.
 
     Args:
@@ -191,7 +192,7 @@ def _standard_errors(
     index = {name: i for i, name in enumerate(clients)}
     doubted = set() if whole else set(clients)  # whose running totals may cover other rounds than these
     for place, reports in enumerate(rounds):
-        if place and not _follows(rounds[place - 1].round, reports.round):
+        if place and not _follows(rounds[place - 1], reports):
             doubted.update(clients)
         doubted.update(reports.silent)
         for k, name in enumerate(reports.clients):
@@ -218,6 +219,13 @@ def _standard_errors(
     return errors_of_sums
 
 
-def _follows(earlier: int | None, later: int | None) -> bool:
-    """Whether no round can lie between two, as far as their numbers tell."""
-    return later is None if earlier is None else later == earlier + 1
+def _follows(earlier: Reports, later: Reports) -> bool:
+    """Whether nothing can have been measured between two rounds.
+
+    Their numbers follow each other, or the rounds between were aborted: the model that one ends with is to
+    the last bit as good on the same samples as the one that the next begins with.
+    """
+    if earlier.round is None or later.round is None:
+        return earlier.round is later.round
+    unchanged = earlier.slice is not None and earlier.slice == later.slice and earlier.grand == later.empty
+    return later.round == earlier.round + 1 or unchanged
