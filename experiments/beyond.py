@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedmerit.federation.measuring import mean
 from fedmerit.federation.protocol import Model
 from fedmerit.federation.setup import Federation
 from fedmerit.models import as_tensor, load_vector, prepare
@@ -101,4 +102,4 @@ def _values(federation: Federation, stacked: torch.Tensor, mask: int, labels: to
 
 def measured(values: Sequence[Mapping[str, np.ndarray]]) -> dict[str, list[float]]:
     """Per utility the means, one a model."""
-    return {name: [float(np.mean(one[name])) for one in values] for name in values[0]}
+    return {name: [mean(one[name]) for one in values] for name in values[0]}

@@ -17,6 +17,8 @@ from typing import Any
 import altair as alt
 import vl_convert
 
+from fedmerit.page.drawing import scale_of
+
 HERE = Path(__file__).resolve().parent
 Rows = list[dict[str, Any]]
 
@@ -59,14 +61,6 @@ DATA = "data: re-encoded, mostly subsets, see experiments/README.md"
 SETS = ["#1f5c99", "#c2410c", "#4d9221", "#8e6bb0"]
 
 
-def _scale(rows: Rows) -> alt.Scale:
-    """Of a curve: as far as its values, and a little way around a curve that is flat."""
-    values = [row["value"] for row in rows]
-    if max(values) - min(values) > 1e-9:
-        return alt.Scale(zero=False)
-    return alt.Scale(domain=[values[0] - 0.05, values[0] + 0.05])
-
-
 def illustrate(rows: Rows) -> alt.TopLevelMixin:
     """Grouped bars, a panel per run."""
     order = ["MR-SV", "ALPHA sum", "LOO", "FP", "FP, reversed", "EE", "EE, reversed", "COS sum"]
@@ -99,14 +93,19 @@ def perf(rows: Rows) -> alt.TopLevelMixin:
         for utility, title in names.items():
             some = [row for row in rows if row["dataset"] == dataset and row["utility"] == utility]
             ways = [way for way in WAYS if any(row["weights"] == way for row in some)]
-            scale = alt.Scale(domain=ways, range=[WAYS[way] for way in ways])
+            colours = alt.Scale(domain=ways, range=[WAYS[way] for way in ways])
             legend = alt.Legend(symbolOpacity=1, symbolType="stroke")
-            colour = alt.Color("weights:N", title="weights from", scale=scale, legend=legend)
+            colour = alt.Color("weights:N", title="weights from", scale=colours, legend=legend)
             base = alt.Chart(alt.Data(values=some)).encode(
                 x=alt.X("round:Q", title="round", axis=alt.Axis(format="d"))
             )
+            scale = scale_of([row["value"] for row in some])
             band = base.mark_area(opacity=0.13).encode(
-                y=alt.Y("min(value):Q", title=f"{title} of the global model", scale=_scale(some)),
+                y=alt.Y(
+                    "min(value):Q",
+                    title=f"{title} of the global model",
+                    scale=scale,
+                ),
                 y2="max(value):Q",
                 color=colour,
             )

@@ -43,8 +43,8 @@ def accumulate(
     rounds' standard errors, which is an upper bound and noted as such. It covers them if the last carries
     it, if numbers run from 1 without a gap (or there are none; an aborted round, over which the utility stays
     the same, makes none), and if the client was never silent before: what it measured in a round that is not
-    here, or without being heard, is in its total all the same. Who
-    is in neither ``clients`` nor ``silent`` was not in that round's sum, and measured nothing.
+    here, or without being heard, is in its total all the same. Who is in neither ``clients`` nor ``silent``
+    was not in that round's sum, and measured nothing.
 
     Args:
         rounds: reports in the order of the rounds.
@@ -150,7 +150,7 @@ def _apart(rounds: Sequence[Reports]) -> Iterator[str]:
     for place, (earlier, later) in enumerate(pairwise(rounds), start=1):
         numbers = [place if earlier.round is None else earlier.round]
         numbers += [place + 1 if later.round is None else later.round]
-        same_slice = earlier.slice is not None and earlier.slice == later.slice
+        same_slice = _on_one_slice(earlier, later)
         largest = max(abs(later.empty), abs(earlier.grand))
         joined = same_slice and abs(later.empty - earlier.grand) <= 1e-6 * largest
         if same_slice and not joined:
@@ -227,5 +227,9 @@ def _follows(earlier: Reports, later: Reports) -> bool:
     """
     if earlier.round is None or later.round is None:
         return earlier.round is later.round
-    unchanged = earlier.slice is not None and earlier.slice == later.slice and earlier.grand == later.empty
+    unchanged = _on_one_slice(earlier, later) and earlier.grand == later.empty
     return later.round == earlier.round + 1 or unchanged
+
+
+def _on_one_slice(earlier: Reports, later: Reports) -> bool:
+    return earlier.slice is not None and earlier.slice == later.slice

@@ -1,4 +1,4 @@
-"""Critical values that hold for all pairs of clients at once, with and without known correlations."""
+"""Critical values that hold for all clients or pairs at once, with and without known correlations."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def upper_quantile(tail: float) -> float:
     return -NormalDist().inv_cdf(tail)
 
 
-def holm(rejected: Callable[[float], int], n: int, level: float) -> float:
-    """Critical value of Holm's method for the N(N-1) one-sided hypotheses "i is not better than j".
+def holm(rejected: Callable[[float], int], total: int, level: float) -> float:
+    """Critical value of Holm's method (1979) for so many one-sided hypotheses, whatever their correlation.
 
     Holm compares the (k+1)-th smallest p-value with a/(M - k): from k = 0, take as k the number of those
-    rejected so far, until nobody joins.
+    rejected so far, until nobody joins. "i is not better than j" are M = N(N-1) hypotheses.
     """
-    total, k = n * (n - 1), 0
+    k = 0
     while True:
         critical = max(0.0, upper_quantile((1 - level) / max(total - k, 1)))
         found = rejected(critical)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -193,3 +194,13 @@ def print_plan(console: Console, plan: Plan) -> None:
 
 def _minutes(value: float) -> str:
     return f"{value:.1f} min" if value >= 1 else f"{value * 60:.1f} s"
+
+
+def advice(text: str, option: str = "fedmerit rewards --on-undefined") -> str:
+    """A message of the library that names the option in place of the argument.
+
+    >>> advice("nothing; on_undefined='equal' or 'zero' would say what to do then")
+    'nothing; fedmerit rewards --on-undefined equal or zero would say what to do then'
+    """
+    text = text.replace("on_undefined='equal' or 'zero' would", f"{option} equal or zero would")
+    return re.sub(r"on_undefined='(\w+)' decided", rf"{option} \1 decided", text)

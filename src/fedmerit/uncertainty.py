@@ -142,7 +142,7 @@ def compare_pairs(
     elif covariance is not None:
         critical = max_t(checked_covariance(covariance, scores.n), stderr, level, draws, seed)
     else:
-        critical = holm(lambda c: int(np.count_nonzero(better(c))), scores.n, level)
+        critical = holm(lambda c: int(np.count_nonzero(better(c))), scores.n * (scores.n - 1), level)
     return Pairs(scores.clients, difference, stderr, better(critical), critical)
 
 
@@ -259,7 +259,8 @@ def _counts_by_sorting(scores: Scores, level: float) -> tuple[npt.NDArray[np.int
         below = np.searchsorted(np.sort(high), low, side="left")
         return above, below
 
-    return counts(holm(lambda c: int(counts(c)[0].sum()), scores.n, _level(level)))
+    pairs = scores.n * (scores.n - 1)
+    return counts(holm(lambda c: int(counts(c)[0].sum()), pairs, _level(level)))
 
 
 def _level(level: float) -> float:

@@ -64,6 +64,6 @@ def write(text: str) -> None:
 
 def advised(summary: Summary) -> Summary:
     """A summary whose notes name options of the command line in place of arguments."""
-    from fedmerit.page.words import advice
+    from fedmerit.tables import advice
 
     return replace(summary, notes=tuple(advice(note) for note in summary.notes))

@@ -140,10 +140,9 @@ def rewards(
     """
     from fedmerit.accumulate import accumulate
     from fedmerit.money import payouts
-    from fedmerit.page.words import advice
     from fedmerit.rewards import shares
     from fedmerit.summary import absences, unscored
-    from fedmerit.tables import print_payouts
+    from fedmerit.tables import advice, print_payouts
 
     content, counts = _read(file, utility), _missing(file, missing)
     total = accumulate(content.rounds, score=score.value, missing=counts)
@@ -233,7 +232,7 @@ def _record(folder: Path, budget: str, utility: str | None, **terms: Any) -> str
 def _option_names() -> Iterator[None]:
     """Advice of the library in the words of the command line."""
     from fedmerit.errors import UndefinedShares
-    from fedmerit.page.words import advice
+    from fedmerit.tables import advice
 
     try:
         yield

@@ -74,13 +74,16 @@ def check_kept(path: Path, places: Mapping[str, Place], records: Sequence[Record
         lines = path.read_text(encoding="ascii").splitlines()
     except (OSError, ValueError) as error:
         raise LedgerError(f"{path}: cannot be read: {error}") from error
+    outcomes = {one.body["round"]: one.commitment.hex() for one in records if one.kind == "outcome"}
+    held = {one.commitment.hex() for one in records if one.kind == "report"}
     heads, reports, gone = 0, 0, []
     for at, line in enumerate(lines, start=1):
         try:
             match line.split(" "):
                 case [number, "report", report, outcome] if number.isdecimal():
                     reports += 1
-                    if not _kept_in(records, int(number), report, outcome):
+                    _check_told(int(number), outcome, outcomes)
+                    if report not in held:
                         gone.append(number)
                 case [number, head] if number.isdecimal():
                     heads += 1
@@ -107,15 +110,14 @@ def _check_shown(number: int, head: str, places: Mapping[str, Place]) -> None:
         raise LedgerError(f"shown as the head after round {number}, but it is that of {place}")
 
 
-def _kept_in(records: Sequence[Record], number: int, report: str, outcome: str) -> bool:
-    """Whether a report is in the ledger; what it was about must be what the ledger says of the round."""
-    stated = next((one for one in records if one.kind == "outcome" and one.body["round"] == number), None)
-    if stated is None or stated.commitment.hex() != outcome:
+def _check_told(number: int, outcome: str, outcomes: Mapping[int, str]) -> None:
+    """What a report was about must be what the ledger says of the round."""
+    if outcomes.get(number) != outcome:
+        wrote = "it wrote down" if number in outcomes else "none, as it wrote down"
         raise LedgerError(
             f"the server told this member another outcome of round {number} (M0, M, total weight, who is in "
-            f"the sum, test slice) than {'none, as it wrote down' if stated is None else 'it wrote down'}"
+            f"the sum, test slice) than {wrote}"
         )
-    return any(one.kind == "report" and one.commitment.hex() == report for one in records)
 
 
 def signed_heads(

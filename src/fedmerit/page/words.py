@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 import string
 from collections.abc import Sequence
 from decimal import Decimal
@@ -13,7 +12,7 @@ from fedmerit.page.decided import Decided
 from fedmerit.page.facts import Facts
 from fedmerit.rewards import null_share
 from fedmerit.summary import Standing
-from fedmerit.tables import signed, total_text
+from fedmerit.tables import advice, signed, total_text
 
 _COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
@@ -277,13 +276,3 @@ def spoken(utility: str | None) -> str:
 def note(text: str) -> str:
     """A note of the library in the words of the page."""
     return advice(text.replace("ALPHA", "contribution"))
-
-
-def advice(text: str, option: str = "fedmerit rewards --on-undefined") -> str:
-    """A message of the library that names the option in place of the argument.
-
-    >>> advice("nothing; on_undefined='equal' or 'zero' would say what to do then")
-    'nothing; fedmerit rewards --on-undefined equal or zero would say what to do then'
-    """
-    text = text.replace("on_undefined='equal' or 'zero' would", f"{option} equal or zero would")
-    return re.sub(r"on_undefined='(\w+)' decided", rf"{option} \1 decided", text)
