@@ -194,3 +194,66 @@ def test_weights_by_name():
 def test_a_weight_is_a_number_as_one_writes_it(weight):
     with pytest.raises(KeyFileError, match=r"^A: weight must be a number of at least 0, got"):
         parse_member(f"A=ed25519:{KEYS[0].hex()},{weight}")
+
+
+# ---------------------------------------------------------------------------------------- keys of small order
+
+P = 2**255 - 19
+D = -121665 * pow(121666, -1, P) % P
+
+
+def add(one, other):
+    """The addition of twisted Edwards curves with a = -1, which has no exceptions on this one."""
+    (a, b), (c, d) = one, other
+    t = D * a * b * c * d
+    return (a * d + b * c) * pow(1 + t, -1, P) % P, (b * d + a * c) * pow(1 - t, -1, P) % P
+
+
+def times(k, point):
+    total = (0, 1)
+    while k:
+        if k & 1:
+            total = add(total, point)
+        point, k = add(point, point), k >> 1
+    return total
+
+
+def small_points():
+    """Any point times the order of the large subgroup is one of the eight; one of those generates them."""
+    order = 2**252 + 27742317777372353535851937790883648493
+    for y in range(2, 100):
+        square = (y * y - 1) * pow(D * y * y + 1, -1, P) % P
+        x = pow(square, (P + 3) // 8, P)
+        if x * x % P != square:
+            x = x * pow(2, (P - 1) // 4, P) % P
+        if x * x % P != square:
+            continue
+        found = {times(k, times(order, (x, y))) for k in range(8)}
+        if len(found) == 8:
+            return found
+    raise AssertionError("no generator found")
+
+
+def test_keys_of_small_order_are_refused_however_they_are_written():
+    """Under such a key a signature that anybody can make is good, so its owner can deny every one."""
+    points = small_points()
+    assert all((y * y - x * x - 1 - D * x * x * y * y) % P == 0 for x, y in points)
+    assert all(times(8, point) == (0, 1) for point in points)
+    written = {
+        (value | sign << 255).to_bytes(32, "little")
+        for _, y in points
+        for value in (y, y + P)
+        if value < 2**255
+        for sign in (0, 1)
+    }
+    assert len(written) == 2 * (5 + 2)  # five values of y, two of which can be written unreduced
+    for key in written:
+        with pytest.raises(KeyFileError, match=rf"^M: ed25519:{key.hex()} is no key of a person"):
+            Member("M", key)
+        with pytest.raises(KeyFileError, match="is no key of a person"):
+            parse_member(f"M=ed25519:{key.hex()}")
+
+
+def test_keys_that_were_made_here_are_never_refused(tmp_path):
+    for number in range(200):
+        Member("M", new_key(tmp_path / f"{number}.pem"))

@@ -52,6 +52,8 @@ FORMAT = "fedmerit roster 1"
 PREFIX = "ed25519:"
 MOST_MEMBERS = 1024
 MOST_BYTES = 1 << 20
+_P = 2**255 - 19
+_D = -121665 * pow(121666, -1, _P)  # of the curve of Ed25519 (RFC 8032, 5.1)
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,14 @@ class Member:
     weight: float | None = None
 
     def __post_init__(self) -> None:
-        _check_name(self.name)
+        check_name(self.name)
         if not isinstance(self.key, bytes) or len(self.key) != 32:
             raise KeyFileError(f"{self.name}: a public key has 32 bytes")
+        if _small_order(self.key):
+            raise KeyFileError(
+                f"{self.name}: {PREFIX}{self.key.hex()} is no key of a person: signatures that anybody can "
+                "make verify under it; make one with `fedmerit keys new`"
+            )
         if self.weight is not None and not (math.isfinite(self.weight) and self.weight >= 0):
             raise KeyFileError(f"{self.name}: weight must be a number of at least 0, got {self.weight}")
 
@@ -74,7 +81,7 @@ class Member:
 class Roster:
     """Everybody's name and public key, and perhaps public weights. Order does not matter.
 
-    >>> Roster([Member("B", bytes(32)), Member("A", bytes(31) + b"x")]).names
+    >>> Roster([Member("B", b"b" * 32), Member("A", b"a" * 32)]).names
     ('A', 'B')
     """
 
@@ -247,7 +254,7 @@ def _member(row: Any) -> Member:
     if not isinstance(row, Mapping) or not {"name", "key"} <= set(row) <= {"name", "key", "weight"}:
         raise KeyFileError(f"a member has a name, a key and perhaps a weight, got {row!r}")
     name, key, weight = row["name"], row["key"], row.get("weight")
-    _check_name(name)
+    check_name(name)
     if not isinstance(key, str) or not key.startswith(PREFIX):
         raise KeyFileError(f"{name}: key must read {PREFIX} and 64 hexadecimal digits")
     try:
@@ -259,7 +266,20 @@ def _member(row: Any) -> Member:
     return Member(name, raw, weight)
 
 
-def _check_name(name: Any) -> None:
+def _small_order(key: bytes) -> bool:
+    r"""Whether a public key is one of the eight points whose order divides 8, however it is written.
+
+    The lower 255 bits are y, perhaps not reduced modulo :math:`p`; the highest is the sign of x. On
+    :math:`-x^2 + y^2 = 1 + d x^2 y^2` orders 1 and 2 are :math:`y = \pm 1`, order 4 is :math:`y = 0`. Twice
+    a point of order 8 has :math:`y = 0`, so :math:`x^2 = -y^2`, and the curve says:
+
+    .. math:: d y^4 + 2 y^2 - 1 = 0
+    """
+    y = (int.from_bytes(key, "little") & (1 << 255) - 1) % _P
+    return y * (y * y - 1) * (_D * y**4 + 2 * y * y - 1) % _P == 0
+
+
+def check_name(name: Any) -> None:
     """A name looks the same to all: short, printable, one spelling in Unicode, no blanks at its ends."""
     good = (
         isinstance(name, str)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedmerit.checks import spelled, two_spellings
 from fedmerit.errors import ConfigError, KeyFileError
-from fedmerit.keys import Member
+from fedmerit.keys import check_name
 
 if TYPE_CHECKING:
     from fedmerit.config import Config
@@ -128,7 +128,7 @@ def _check_sizes(config: Config) -> None:
 def _check_name(name: str) -> None:
     """A name is on the roster, in a file name of a key, and in the keys of a checkpoint."""
     try:
-        Member(name, bytes(32))
+        check_name(name)
     except KeyFileError as error:
         raise ConfigError(f"partition.names: {error}") from error
     if any(character in name for character in "/\\") or name in (".", "..", "server"):
