@@ -262,6 +262,7 @@ class Failing(nn.Linear):
             InputError,
             "expected 3 weights and 3 names, one per update, got 2 weights",
         ),
+        ({"clients": {"A", "B", "C"}}, InputError, "coalitions: clients must be names in an order"),
         ({"weights": [1.0, 2.0, 0.0]}, InputError, "weights must be positive numbers, one per client"),
         (
             {"game": "zero-sum"},

@@ -179,6 +179,8 @@ def test_a_seed_gives_the_same_numbers():
     [
         ({}, "needs a tolerance or a budget to know when to stop"),
         ({"clients": 1, "budget": 9}, "needs 2 to 62 clients, got 1"),
+        ({"clients": 10**9, "budget": 9}, "needs 2 to 62 clients, got 1000000000"),
+        ({"clients": "AB", "budget": 9}, "sampled_shapley: clients must be a list of names, got 'AB'"),
         ({"tolerance": 0.0}, "tolerance must be positive, got 0.0"),
         ({"budget": 70, "truncation": -1.0}, "truncation must be at least 0, got -1.0"),
         (

@@ -9,6 +9,7 @@ import pytest
 
 import fedmerit as fm
 from fedmerit.errors import NeedsTable, ReportError
+from fedmerit.sampling import sampled_shapley
 from fedmerit.types import Reports, Scores, Table, settle
 
 GOOD = {"empty": 0.0, "grand": 3.0, "alone": [0, 1, 2], "without": [3, 2, 1]}
@@ -43,6 +44,7 @@ def test_the_contract_of_the_design():
         ({"clients": ["A", "", "C"]}, "client names must be non-empty strings, got ''"),
         ({"clients": "ABC"}, "must be a list of names, got 'ABC'"),
         ({"clients": 5}, "must be a list of names, got 5"),
+        ({"clients": np.array("ABC")}, "must be a list of names, got array"),
         ({"silent": 5}, "must be a list of names, got 5"),
         ({"utility": ["accuracy"]}, "utility must be a name"),
         ({"grand": 10**400}, "grand: expected a number"),
@@ -104,6 +106,23 @@ def test_numbers_of_numpy_and_whole_floats_are_numbers():
     assert r.without.tolist() == [3, 2, 1]
     assert r.samples.tolist() == [10, 20, 30]
     assert Reports(**GOOD, round=0).round == 0
+
+
+@pytest.mark.parametrize("unordered", [{"A", "B"}, frozenset("AB"), {"A": 1, "B": 2}.keys() & {"A", "B"}])
+def test_names_without_an_order_are_refused_since_pay_would_follow_the_hash(unordered):
+    """Which value is whose would depend on PYTHONHASHSEED."""
+    for make in (
+        lambda names: Reports(empty=0, grand=3, alone=[0, 1], without=[3, 2], clients=names),
+        lambda names: Table([0, 1, 2, 5], names),
+        lambda names: Scores(score="ALPHA", clients=names, values=[1, 2], raw=[1, 2], gain=3),
+        lambda names: sampled_shapley(float, names, budget=4),
+    ):
+        with pytest.raises(ReportError, match="clients must be names in an order, such as a list, got a set"):
+            make(unordered)
+        assert make({"A": 1, "B": 2}.keys())
+        assert make(np.array(["A", "B"]))
+    r = Reports(**GOOD, clients=np.array(list("ABC")))
+    assert repr(r.clients) == "('A', 'B', 'C')"
 
 
 def test_one_client_is_refused():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, KeysView, Sequence
+from collections.abc import Set as AnySet
 from typing import Any
 
 import numpy as np
@@ -57,10 +58,17 @@ def spelled(one: str, other: str) -> tuple[str, str]:
 
 
 def names_of(clients: Iterable[str], n: int | None, where: str, *, counted: str = "") -> tuple[str, ...]:
-    """Different, non-empty names: n of them (made up where none are given), or any number for n = None."""
-    if isinstance(clients, str | bytes) or not isinstance(clients, Iterable):
+    """Different, non-empty names: n of them (made up where none are given), or any number for n = None.
+
+    They belong to values by their order, so a set will not do; the keys of a dict have one.
+    """
+    one = isinstance(clients, str | bytes) or (isinstance(clients, np.ndarray) and clients.ndim != 1)
+    if one or not isinstance(clients, Iterable):
         raise ReportError(f"{where}clients must be a list of names, got {clients!r:.100}")
-    names = tuple(clients) or tuple(f"client-{i}" for i in range(n or 0))
+    if isinstance(clients, AnySet) and not isinstance(clients, KeysView):
+        raise ReportError(f"{where}clients must be names in an order, such as a list, got a set: it has none")
+    given = (str(name) if isinstance(name, np.str_) else name for name in clients)
+    names = tuple(given) or tuple(f"client-{i}" for i in range(n or 0))
     for name in names:
         if not isinstance(name, str) or not name.strip():
             raise ReportError(f"{where}client names must be non-empty strings, got {name!r}")

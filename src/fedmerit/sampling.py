@@ -7,7 +7,7 @@ the one calls late the other calls early).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,7 +61,7 @@ class Sampled:
 
 def sampled_shapley(
     value: Callable[[int], float],
-    clients: int | np.integer[Any] | Sequence[str],
+    clients: int | np.integer[Any] | Iterable[str],
     *,
     tolerance: float | None = None,
     budget: int | None = None,
@@ -160,12 +160,15 @@ def _arrivals(
     return out
 
 
-def _names(clients: int | np.integer[Any] | Sequence[str]) -> tuple[str, ...]:
-    given = clients if isinstance(clients, Sequence) else ()
-    n = len(given) if isinstance(clients, Sequence) else whole(clients, "clients, unless they are names,", 1)
+def _names(clients: int | np.integer[Any] | Iterable[str]) -> tuple[str, ...]:
+    names: tuple[str, ...] = ()
+    if isinstance(clients, Iterable):
+        n = len(names := names_of(clients, None, "sampled_shapley: "))
+    else:
+        n = whole(clients, "clients, unless they are names,", 1)
     if not 2 <= n <= 62:
         raise InputError(f"sampled_shapley needs 2 to 62 clients, got {n}")
-    return names_of(given, n, "sampled_shapley: ")
+    return names or names_of((), n, "")
 
 
 def _check(n: int, tolerance: float | None, budget: int | None, truncation: float, seed: int) -> None:

@@ -204,9 +204,9 @@ class Scores:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.clients:
+        clients = names_of(self.clients, None, f"{self.score}: ")
+        if not clients:
             raise ReportError(f"{self.score}: expected at least 1 client, got none")
-        clients = names_of(self.clients, len(self.clients), f"{self.score}: ")
         put = Setter(self, clients, f"{self.score}: ")
         put.vector("values")
         put.vector("raw")

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from fedmerit.checks import names_of
 from fedmerit.coalitions import game as games
 from fedmerit.coalitions.choosing import Effort, Record, choose, plain
 from fedmerit.coalitions.memory import free_memory, try_forward
@@ -130,7 +131,7 @@ class Evaluator:
         ``total`` says how many will be: for many a faster strategy is looked for.
         """
         n = len(updates)
-        names = tuple(clients) or tuple(f"client-{i}" for i in range(n))
+        names = names_of(clients, None, "coalitions: ") or names_of((), n, "")
         if len(weights) != n or len(names) != n:
             got = f"{len(weights)} weights and {len(names)} names"
             raise InputError(f"expected {n} weights and {n} names, one per update, got {got}")

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from fedmerit.checks import names_of
 from fedmerit.coalitions import game as games
 from fedmerit.coalitions.evaluator import Evaluator, Progress
 from fedmerit.coalitions.strategies import Single
@@ -98,7 +99,7 @@ def retrain_tables(
     """
     n = len(data)
     games.check_count(n)
-    names = tuple(clients) or tuple(f"client-{i}" for i in range(n))
+    names = names_of(clients, None, "coalitions: ") or names_of((), n, "")
     w = np.asarray(weights, dtype=np.float64)
     games.coefficients([0], w)
     if len(w) != n or len(names) != n or any(len(row) != n for row in seeds) or not len(seeds):
