@@ -9,12 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fedmerit.errors import MissingExtra
+from fedmerit.federation.remote.agreeing import everybody
 
 if TYPE_CHECKING:
     from fedmerit.flower.client import Place, member_of, place_of, secure
     from fedmerit.flower.strategy import Contributions
 
-__all__ = ["Contributions", "Place", "member_of", "place_of", "secure"]
+__all__ = ["Contributions", "Place", "everybody", "member_of", "place_of", "secure"]
 
 _LATER = {"client": ("Place", "member_of", "place_of", "secure"), "strategy": ("Contributions",)}
 

@@ -101,6 +101,18 @@ def cautious(config: Config) -> None:
         raise RefusedError(weak, stage="join")
 
 
+def everybody(config: Config) -> None:
+    """`cautious`, and every sum is over all members or there is none: no two sums can be subtracted."""
+    cautious(config)
+    secure, members = config.secure_aggregation, len(config.clients)
+    if secure.threshold != members or secure.least != members:
+        raise RefusedError(
+            f"asked for sums of fewer than all: expected threshold and least to be {members}, "
+            f"got {secure.threshold or 'the default'} and {secure.least or 'the default'}",
+            stage="join",
+        )
+
+
 def least_scheduled(config: Config) -> int:
     """Fewest members that a round may schedule."""
     return config.secure_aggregation.least or usual_least(config)

@@ -30,6 +30,8 @@ def run(
     server_evaluates=True,
     join=60.0,
     check=True,
+    threshold=None,
+    least=None,
     **_,
 ):
     """A whole run over any Grid."""
@@ -43,6 +45,8 @@ def run(
         patience=patience,
         join=join,
         check=check,
+        threshold=threshold,
+        least=least,
         weights=weights,
         page=False,
     )

@@ -1,0 +1,53 @@
+"""Members that agree to sums over everybody only: with one lost there is no sum, so nothing to subtract."""
+
+import pytest
+from federation_in import NODES, client, grid_of, run, task
+from lies import exchange_of
+
+import fedmerit.flower
+from fedmerit.config import from_dict
+from fedmerit.errors import ProtocolError, RefusedError
+
+SIX = {"partition": {"names": [f"client-{i}" for i in range(6)]}}
+
+
+@pytest.mark.parametrize("given", [{}, {"threshold": 6}, {"least": 6}, {"threshold": 5, "least": 6}])
+def test_settings_that_allow_smaller_sums_are_not_accepted(given):
+    with pytest.raises(RefusedError, match="expected threshold and least to be 6"):
+        fedmerit.flower.everybody(from_dict({**SIX, "secure_aggregation": given}))
+
+
+def test_it_is_as_cautious_as_the_default():
+    whole = {"threshold": 6, "least": 6}
+    fedmerit.flower.everybody(from_dict({**SIX, "secure_aggregation": whole}))
+    with pytest.raises(RefusedError, match="asked to leave the check out"):
+        fedmerit.flower.everybody(from_dict({**SIX, "secure_aggregation": {**whole, "check": False}}))
+
+
+def strict():
+    return dict.fromkeys(
+        NODES, fedmerit.flower.secure(client.app.inner, value=task.value, accept=fedmerit.flower.everybody)
+    )
+
+
+def test_with_everybody_there_rounds_are_summed_and_scored(home):
+    _, rounds = run(home, grid_of(home, strict()), threshold=4, least=4)
+    assert [(len(one.included), len(one.reports)) for one in rounds] == [(4, 4), (4, 4)]
+
+
+def test_one_lost_member_means_no_sum(home):
+    """It is lost after it has masked: by default the others would finish without it."""
+    grid = grid_of(home, strict())
+
+    def before(node, message):
+        if exchange_of(message).exchange == "check":
+            grid.dead = {node} if node == 103 else grid.dead
+
+    grid.before = before
+    _, rounds = run(home, grid, threshold=4, least=4, rounds=1, join=1.0)
+    assert [(one.included, bool(one.aborted)) for one in rounds] == [((), True)]
+
+
+def test_nobody_joins_where_smaller_sums_are_allowed(home):
+    with pytest.raises(ProtocolError, match=r"0 of 4 members joined .* asked for sums of fewer than all"):
+        run(home, grid_of(home, strict()), join=0.5)
