@@ -28,12 +28,12 @@ from fedmerit.federation.protocol import (
     model_hash,
     moved,
 )
+from fedmerit.federation.remote.agreeing import least_scheduled
 from fedmerit.federation.remote.books import Books
 from fedmerit.federation.remote.wire import Ask, Exchange, pack_outcome, unpack
 from fedmerit.federation.weighing import are_public, roster_weights, scheduled_encoding
 from fedmerit.keys import public_key
 from fedmerit.secagg import Server, Setting, Task
-from fedmerit.secagg.setting import LEAST_IN_SUM
 
 log = logging.getLogger("fedmerit")
 _KIND: dict[str, Exchange] = {"share": "share", "masked": "train", "check": "check", "unmask": "unmask"}
@@ -191,7 +191,7 @@ class Coordinator:
         if number < self.config.training.rounds:
             following = [name for name in self.config.clients if name in present]
         server = None
-        if len(following) >= LEAST_IN_SUM:
+        if len(following) >= least_scheduled(self.config):
             server = Server(self._setting(number + 1, following))
         body = pack_outcome(outcome, following if server else [])
         asks: dict[str, Mapping[str, Any]] = dict.fromkeys(there, body)

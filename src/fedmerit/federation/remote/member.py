@@ -246,7 +246,6 @@ class RemoteMember:
         keeping.put(_file(ask.round, "asked"), asked)
         try:
             outcome = told(ask, agreed, client, update, self.name)
-            following = self._next(ask, agreed)
         except FedmeritError as error:
             keeping.put("left", str(error))
             raise
@@ -259,10 +258,7 @@ class RemoteMember:
         report = side.report(m0, outcome, contribution, weight, encoding, public=public, direction=False)
         body = report.body(ask.run)
         signature = self.identity.sign(content(self.name, "report", body))
-        keys = b""
-        if following:
-            keys = self._keys_for(ask.round + 1, keeping, agreed, following, ask.run)
-        reply = pack([canonical(body), signature, keys])
+        reply = pack([canonical(body), signature, self._next_keys(ask, keeping, agreed)])
         kept = {name: np.ascontiguousarray(values, "<f8").tobytes() for name, values in side.totals.items()}
         said = [asked, reply, ask.round, outcome.bound_to["m"], side.totals_on, kept]
         keeping.add_kept(
@@ -272,13 +268,19 @@ class RemoteMember:
         keeping.drop_rounds(before=ask.round)
         return reply
 
-    def _next(self, ask: Ask, agreed: Agreed) -> list[str]:
-        """Who is scheduled in the next round, if this member is."""
-        following = [str(name) for name in ask.get("next", list)]
-        if self.name not in following:
-            return []
-        self._setting(ask.round + 1, agreed, following, ask.run)
-        return following
+    def _next_keys(self, ask: Ask, keeping: Keeping, agreed: Agreed) -> bytes:
+        """Keys for the next round, if this member is scheduled in it and would take part; else none.
+
+        What is wrong with the next round says nothing about this one: the report is given all the same.
+        """
+        try:
+            following = [str(name) for name in ask.get("next", list)]
+            if self.name not in following:
+                return b""
+            return self._keys_for(ask.round + 1, keeping, agreed, following, ask.run)
+        except ProtocolError as error:
+            log.warning("%s gives no keys for round %d: %s", self.name, ask.round + 1, error)
+            return b""
 
     def _close(self, ask: Ask, keeping: Keeping, agreed: Agreed) -> bytes:
         head = checked_head(ask)
