@@ -43,11 +43,6 @@ def moved(m0: Model, weighted_sum: npt.NDArray[np.float64], total_weight: float)
     return model
 
 
-def _largest(values: npt.NDArray[Any]) -> float:
-    """Of all magnitudes; NaN where there is one."""
-    return float(np.abs(values).max(initial=0.0))
-
-
 def included_hash(included: Sequence[str]) -> str:
     """SHA-256 of who is in a sum, in the order of the schedule."""
     return hashlib.sha256(canonical(list(included))).hexdigest()
@@ -72,12 +67,19 @@ class Outcome:
         change: npt.NDArray[np.float64] = self.__dict__["_change"]
         return change
 
-    def sizes(self, m0: Model) -> tuple[float, float]:
-        """The largest coordinate of M0 and of M - M0, computed once like the change itself."""
-        if "_sizes" not in self.__dict__:
-            self.__dict__["_sizes"] = _largest(m0), _largest(self.change(m0))
-        sizes: tuple[float, float] = self.__dict__["_sizes"]
-        return sizes
+    def furthest(self, m0: Model) -> float:
+        """How far the coordinate that moved most has moved, less what rounding can add; computed once.
+
+        M is rounded to float32, by at most 2^-24 of its size; what is taken off is 2^-23 of that coordinate's
+        own M0, so that a large number in one place excuses nothing in another. NaN where there is one.
+        """
+        if "_furthest" not in self.__dict__:
+            with np.errstate(invalid="ignore"):  # infinities give NaN, which nobody accepts
+                by = np.abs(self.change(m0))
+                by -= np.abs(m0) * np.float32(2**-23)
+            self.__dict__["_furthest"] = float(by.max(initial=0.0))
+        furthest: float = self.__dict__["_furthest"]
+        return furthest
 
     @cached_property
     def bound_to(self) -> Mapping[str, str]:
@@ -101,19 +103,28 @@ class Outcome:
             least = most = math.fsum((public or {}).get(name, math.nan) for name in self.included)
         elif encoding.weights == "secret":
             least = weight + (n - 1)
-        largest, moved_by = self.sizes(m0)
-        reach = encoding.bound * (1 + 1e-5) + 1e-6 * largest
         problem = ""
         if member not in self.included or len(set(self.included)) != n:
             problem = "asked to report on a sum we are not in"
         elif n < 3:
             problem = f"a sum of {n} members is no secret"
-        elif not least <= total <= most:
+        elif not (least <= total <= most and total > 0):
             problem = f"{n} members cannot weigh {total:g} together"
-        elif not moved_by <= reach:
+        elif not self.furthest(m0) <= self._reach(encoding):
             problem = f"M lies further from M0 than members within the bound {encoding.bound:g} can move it"
         if problem:
             raise BindingError(problem, stage="report", member=member)
+
+    def _reach(self, encoding: Encoding) -> float:
+        r"""How far members within the bound B can move a coordinate, before M is rounded.
+
+        .. math:: \frac{s}{W} \sum_i \left(\frac{w_i}{w_{cap}} Q + 1\right)
+            = B \left(1 + \frac{n \, w_{cap}}{W Q}\right), \qquad s = \frac{B \, w_{cap}}{Q}
+
+        because each of the n integers is rounded up by less than one; 1e-5 is for float arithmetic.
+        """
+        up = len(self.included) * encoding.weight_cap / (self.total_weight * encoding.limit)
+        return encoding.bound * (1 + up + 1e-5)
 
 
 @dataclass(frozen=True, eq=False)
