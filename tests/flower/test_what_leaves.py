@@ -1,6 +1,7 @@
 """What leaves a member, what stays, what it costs, and what cannot run here."""
 
 import json
+import shutil
 import stat
 import tomllib
 
@@ -16,7 +17,7 @@ from fedmerit.config import from_dict
 from fedmerit.errors import ConfigError, RefusedError
 from fedmerit.federation.remote.agreeing import cautious
 from fedmerit.federation.remote.member import REFUSED
-from fedmerit.federation.remote.wire import Ask
+from fedmerit.federation.remote.wire import EXCHANGES, Ask
 from fedmerit.federation.verify import verify_folder
 from fedmerit.flower.carrying import BYTES, put, take
 from fedmerit.ledger import exact
@@ -113,6 +114,53 @@ def test_a_members_files_are_its_own_and_say_nothing(home):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert first[:64] not in path.read_bytes()
     assert stat.S_IMODE((home / "client-1.pem.state").stat().st_mode) == 0o700
+
+
+def lost(path, how):
+    """A file that was deleted, emptied, cut or replaced by what it held in the clear."""
+    data = path.read_bytes()
+    path.unlink()
+    if how != "deleted":
+        path.write_bytes({"emptied": b"", "cut": data[:32], "shortened": data[:-32], "plain": bytes(64)}[how])
+
+
+@pytest.mark.parametrize("how", ["deleted", "emptied", "cut", "shortened", "plain"])
+def test_a_member_that_lost_what_it_must_never_do_again_does_nothing(home, caplog, how):
+    """A server could have the same updates summed a second time, without one of them."""
+    grid, kept = grid_of(home), []
+    grid.before = lambda node, message: kept.append(message) if node == 101 else None
+    run(home, grid)
+    asks = [exchange_of(message) for message in kept]
+    assert {ask.exchange for ask in asks} == {*EXCHANGES}
+    state = home / "client-1.pem.state"
+    lost(state / "released", how)
+    before = sorted(state.rglob("*"))
+    told = "is gone; it says" if how == "deleted" else "damaged, or of another key; it says"
+    told = f"{state / 'released'}: {told} what this member must never do again; put back a copy"
+    for ask in (Ask("join", "ab" * 16, 0, asks[0].body), *asks):  # an invitation to any other run, and all
+        caplog.clear()
+        with pytest.raises(RefusedError, match="lost what it keeps" if ask.exchange == "join" else REFUSED):
+            ask_of(home, grid, ask)
+        assert told in caplog.text
+    assert sorted(state.rglob("*")) == before
+
+
+def ask_of(home, grid, ask):
+    data = ask.pack(server_of(home))
+    kind = "train" if ask.exchange == "train" else "query.fedmerit"
+    return client.app(Message(put(data), dst_node_id=101, message_type=kind), grid.contexts[101])
+
+
+def test_what_a_member_must_never_do_again_is_kept_from_the_first_invitation_on(home):
+    """Before any share is released: a folder of a run without that file is one that lost it."""
+    grid = grid_of(home)
+    kept = []
+    grid.before = lambda node, message: kept.append(message) if node == 101 else None
+    run(home, grid)
+    shutil.rmtree(home / "client-1.pem.state")  # a new machine: nothing can tell
+    ask_of(home, grid, exchange_of(kept[0]))
+    assert (home / "client-1.pem.state" / "released").exists()
+    ask_of(home, grid, exchange_of(kept[0]))
 
 
 def test_where_the_server_cannot_evaluate_the_median_counts_and_a_liar_is_named(home):

@@ -13,8 +13,11 @@
     KEY.state/RUN/heads           the ledger's heads as they were shown to this member, and the hashes of its
                                   reports and of what they were about, one a line: see witness.py
 
-All have mode 600 and are written in one step. Whatever holds a secret is also encrypted (AES-256-GCM under a
-key derived from the identity key), so that a backup of the folder alone says nothing.
+All have mode 600 and are written in one step. All but the last are also encrypted (AES-256-GCM under a key
+derived from the identity key): a backup of the folder alone says nothing, and a file that was cut, emptied or
+put in another's place is an error. ``released`` is written before the first run's folder is made, so where
+there is a folder and it is gone, it was lost. What nobody can notice is an older copy of it put back, or a
+key that was taken elsewhere without its folder.
 """
 
 from __future__ import annotations
@@ -37,6 +40,11 @@ if TYPE_CHECKING:
 
 _RUN = re.compile(r"[0-9a-f]{32}")
 NONCE = 12
+ALL_RUNS = "all runs"
+RESTORE = (
+    "it says what this member must never do again; put back a copy that was made after its last round, or, "
+    "if there is none, take part with a new key on a new roster"
+)
 
 
 class Keeping:
@@ -64,6 +72,8 @@ class Keeping:
 
     def open(self) -> None:
         """Begin to keep a run; of earlier ones, the secrets are deleted."""
+        if not self._released.exists():
+            self.put_released(self.released())
         for path in (*self.home.glob("*/*.client"), *self.home.glob("*/*.update")):
             if path.parent != self.folder:
                 path.unlink(missing_ok=True)
@@ -73,40 +83,25 @@ class Keeping:
 
     def put(self, name: str, value: Any) -> None:
         """Encrypt and write; the name is bound in, so files cannot be swapped."""
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-        nonce = os.urandom(NONCE)
-        sealed = AESGCM(self._key).encrypt(nonce, pack(value), self._bound(name))
-        write(self.folder / name, nonce + sealed, mode=0o600)
+        self._put(self.folder / name, self.run, value)
 
     def get(self, name: str) -> Any:
         """What was put there, or None."""
-        from cryptography.exceptions import InvalidTag
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-        path = self.folder / name
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            return None
-        try:
-            plain = AESGCM(self._key).decrypt(data[:NONCE], data[NONCE:], self._bound(name))
-        except (InvalidTag, ValueError):
-            raise StoreError(f"{path}: damaged, or of another key") from None
-        return unpack(plain, f"the state in {path}")
+        return self._get(self.folder / name, self.run)
 
     def released(self) -> Released:
-        """What this member must never do again, in any run."""
+        """What this member must never do again, in any run; an error where that was known and is lost."""
         try:
-            return Released.load((self.home / "released").read_bytes())
-        except FileNotFoundError:
-            if any(self.home.glob("*/*.client")):
-                raise StoreError(f"{self.home / 'released'}: is gone; without it nothing is safe") from None
-            return Released()
+            kept = self._get(self._released, ALL_RUNS)
+        except StoreError as error:
+            raise StoreError(f"{error}; {RESTORE}") from None
+        if kept is None and any(path.is_dir() for path in self.home.iterdir()):
+            raise StoreError(f"{self._released}: is gone; {RESTORE}")
+        return Released() if kept is None else Released.load(kept)
 
     def put_released(self, released: Released) -> None:
         """Before the message that changed it is sent."""
-        write(self.home / "released", released.dump(), mode=0o600)
+        self._put(self._released, ALL_RUNS, released.dump())
 
     def add_kept(self, *lines: str) -> None:
         """Remember heads and reports: whoever holds an old one sees a later rewrite."""
@@ -126,8 +121,34 @@ class Keeping:
             if path.stem.isdecimal() and int(path.stem) < before:
                 path.unlink(missing_ok=True)
 
-    def _bound(self, name: str) -> bytes:
-        return pack(["fedmerit member state 1", self.run, name])
+    @property
+    def _released(self) -> Path:
+        return self.home / "released"
+
+    def _put(self, path: Path, run: str, value: Any) -> None:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        nonce = os.urandom(NONCE)
+        sealed = AESGCM(self._key).encrypt(nonce, pack(value), _bound(run, path.name))
+        write(path, nonce + sealed, mode=0o600)
+
+    def _get(self, path: Path, run: str) -> Any:
+        from cryptography.exceptions import InvalidTag
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        try:
+            plain = AESGCM(self._key).decrypt(data[:NONCE], data[NONCE:], _bound(run, path.name))
+        except (InvalidTag, ValueError):
+            raise StoreError(f"{path}: damaged, or of another key") from None
+        return unpack(plain, f"the state in {path}")
+
+
+def _bound(run: str, name: str) -> bytes:
+    return pack(["fedmerit member state 1", run, name])
 
 
 def _derived(identity: Ed25519PrivateKey) -> bytes:

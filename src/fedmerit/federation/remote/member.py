@@ -29,6 +29,7 @@ from fedmerit.errors import (
     MessageError,
     ProtocolError,
     RefusedError,
+    StoreError,
 )
 from fedmerit.federation.protocol import Model, model_hash
 from fedmerit.federation.remote.agreeing import Agreed, cautious, check_roster, config_in, least_scheduled
@@ -117,6 +118,7 @@ class RemoteMember:
                     raise BindingError("not signed by the server it names", stage="join", member=self.name)
                 return self._join(ask, keeping, address)
             try:
+                keeping.released()  # whoever cannot tell what it did before does nothing
                 kept = keeping.get("terms")
                 if kept is None:
                     raise BindingError("was asked before it joined", stage=ask.exchange, member=self.name)
@@ -149,6 +151,11 @@ class RemoteMember:
         config = config_in(terms)
         check_roster(terms, config, self.roster, self.name)
         self.accept(config)
+        try:
+            keeping.released()
+        except StoreError as error:
+            log.warning("%s does not join: %s", self.name, error)
+            raise RefusedError("lost what it keeps; its own log says which file", stage="join") from None
         body = join_body(ask.run, address, terms, commitment, server)
         signature = self.identity.sign(content(self.name, "join", body))
         kept = keeping.get("terms")
