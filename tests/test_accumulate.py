@@ -210,7 +210,7 @@ def test_the_other_scores_sum_too():
     assert accumulate(rounds, score="LOO").values.tolist() == [0.5, 0.5, 0.5]
     cosine = accumulate(rounds, score="COS")
     assert cosine.values.tolist() == [1.0, 0.0, -1.0]
-    assert "round 2: client 'B' has a zero update" in cosine.notes[1]
+    assert "round 2: client 'B' has no cosine" in cosine.notes[1]
 
 
 def test_merit_is_the_last_solo_plus_ioi_summed():

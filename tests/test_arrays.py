@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from fedmerit.agreement import agreement
-from fedmerit.errors import ReportError
+from fedmerit.errors import InputError, ReportError
 from fedmerit.types import Reports, Scores, Table
+from fedmerit.uncertainty import compare_pairs, pair_errors
+from fedmerit.values import semivalue
 
 pd = pytest.importorskip("pandas", reason="pandas is not installed")
 
@@ -88,3 +90,36 @@ def test_series_are_matched_by_label_where_both_sides_have_names():
 def test_labels_that_cannot_be_matched_are_named(x, y, message):
     with pytest.raises(ReportError, match=message):
         agreement(x, y)
+
+
+def test_a_covariance_is_matched_by_its_labels():
+    three = scored([1, 2, 3], "ABC")
+    known = pd.DataFrame(np.diag([0.01, 0.01, 4.0]), index=list("ABC"), columns=list("ABC"))
+    known.loc["A", "B"] = known.loc["B", "A"] = 0.005
+    expected = compare_pairs(three, covariance=known.to_numpy())
+    assert expected.better[1, 0]  # B better than A, and nobody better than B
+    assert expected.better.sum() == 1
+    for rows, columns in (("ABC", "ABC"), ("CBA", "CBA"), ("BCA", "CAB")):
+        got = compare_pairs(three, covariance=known.loc[list(rows), list(columns)])
+        assert got.better.tolist() == expected.better.tolist()
+        assert got.stderr.tolist() == expected.stderr.tolist()
+    counted = pd.DataFrame(known.to_numpy())
+    assert compare_pairs(three, covariance=counted).stderr.tolist() == expected.stderr.tolist()
+    for bad, axis, got in (
+        (known.rename(index={"A": "D"}), "rows", "'D', 'B', 'C'"),
+        (known.rename(columns={"A": "D"}), "columns", "'D', 'B', 'C'"),
+        (known.reset_index(drop=True), "rows", "0, 1, 2"),
+        (counted.iloc[::-1, ::-1], "rows", "2, 1, 0"),
+        (known.iloc[:2, :2], "rows", "'A', 'B'"),
+    ):
+        with pytest.raises(
+            ReportError, match=f"covariance, {axis}: expected the clients as labels, .*; got {got}"
+        ):
+            pair_errors(three, covariance=bad)
+
+
+def test_weights_of_sizes_are_labelled_by_the_sizes_or_not_at_all():
+    table = Table([0, 1, 2, 5])
+    assert semivalue(table, pd.Series([0, 1])).values.tolist() == [3, 4]
+    with pytest.raises(InputError, match=r"labels of weights must be the sizes 0, 1, 2, ..., got 1 first"):
+        semivalue(table, pd.Series([1, 0], index=[1, 0]))

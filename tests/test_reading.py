@@ -81,7 +81,7 @@ def test_what_is_written_reads_back_the_same(tmp_path):
         (
             "0.2,0.4,",
             "0.2,nan,",
-            "line 2: without of client 'north' in round 1 must be a finite number, got nan",
+            "line 2: without of client 'north' in round 1 must be a finite number, at most 1e.100, got nan",
         ),
         ("1,south,0.1", "1,south,0.2", "line 3: round 1: empty is '0.2', but '0.1' on line 2"),
         ("1,south,0.1,0.5,0.3,0.3,0.02", "1,south,0.1", "line 3: expected 7 cells, got 3"),
@@ -91,7 +91,11 @@ def test_what_is_written_reads_back_the_same(tmp_path):
         ("1,north", "-1,north", "line 2: round must be a whole number, 0 or more, got '-1'"),
         ("0.3,0.3,0.02", "0.3,1e200,0.02", "line 3: without of client 'south' in round 1 must be a finite"),
         ("0.3,0.3,0.02", "0.3,0.3,-1", r"line 3: round 1: se_alpha of client 'south' must lie in \[0, inf\]"),
-        ("0.1,0.5,0.2", "0.1,inf,0.2", "line 2: grand in round 1 must be a finite number, got inf"),
+        (
+            "0.1,0.5,0.2",
+            "0.1,inf,0.2",
+            "line 2: grand in round 1 must be a finite number, at most 1e.100, got inf",
+        ),
         ("1,north", "1,", "line 2: round 1: the client has no name"),
         ("0.01\n", '"0.01\n', "not CSV"),
     ],

@@ -333,7 +333,7 @@ def test_a_null_cosine_counts_as_zero_and_is_reported():
     r = Reports(empty=0, grand=1, alone=[0, 1], without=[1, 0], cosine=[None, -0.5], round=4)
     assert cos(r).values.tolist() == [0.0, -0.5]
     assert cos(r).notes == (
-        "round 4: client 'client-0' has a zero update: its cosine is null and counts as 0",
+        "round 4: client 'client-0' has no cosine (a zero or unknown update): it counts as 0",
     )
 
 
@@ -364,11 +364,21 @@ def test_every_score_of_the_catalogue_asks_for_reports(name):
         SCORES[name].function({})
 
 
+@pytest.mark.parametrize("scale", [1, 1e-170, 1e90])
+def test_a_reversal_is_seen_at_any_scale(scale):
+    """A product of two small numbers would be zero."""
+    numbers = {"empty": 0.8, "grand": 0.79, "alone": [0.79, 0.78], "without": [0.8, 0.82]}
+    r = Reports(**{name: np.multiply(number, scale) for name, number in numbers.items()})
+    assert fp(r).status == "reversed"
+
+
 def test_wrong_words_are_named():
     with pytest.raises(InputError, match="pot must be 'grand'"):
         fp(EXAMPLE, pot="all")
     with pytest.raises(InputError, match="combine must be one of mean, median, trimmed, got 'mode'"):
         ee(EXAMPLE, combine="mode")
+    with pytest.raises(InputError, match=r"combine must be one of mean, median, trimmed, got \['mean'\]"):
+        ee(EXAMPLE, combine=["mean"])
     with pytest.raises(UndefinedScore, match="at least 4 clients, got 3"):
         ee(EXAMPLE, combine="trimmed")
 

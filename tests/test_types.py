@@ -1,5 +1,8 @@
 """The core types: what they accept, what they refuse and in which words."""
 
+import copy
+import math
+import pickle
 import time
 from fractions import Fraction
 from inspect import ismodule
@@ -27,13 +30,17 @@ def test_the_contract_of_the_design():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"empty": float("nan")}, "empty must be a finite number, got nan"),
-        ({"grand": float("inf")}, "grand must be a finite number, got inf"),
+        ({"empty": float("nan")}, "empty must be a finite number, at most 1e.100, got nan"),
+        ({"grand": float("inf")}, "grand must be a finite number, at most 1e.100, got inf"),
         ({"grand": "three"}, "grand: expected a number, got 'three'"),
-        ({"alone": [0, float("nan"), 2]}, "alone of client 'client-1' must be a finite number, got nan"),
+        (
+            {"alone": [0, float("nan"), 2]},
+            "alone of client 'client-1' must be a finite number, at most 1e.100, got nan",
+        ),
         ({"without": [3, None, 1]}, "without of client 'client-1' is missing"),
         ({"without": [3, 2]}, r"without: expected 3 values, one per client, got shape \(2,\)"),
-        ({"alone": [[0], [1], [2]]}, r"alone: expected 3 values, one per client, got shape \(3, 1\)"),
+        ({"alone": [[0], [1], [2]]}, r"alone of client 'client-0': expected a number, got \[0\]"),
+        ({"alone": np.ones((3, 1))}, r"alone: expected 3 values, one per client, got shape \(3, 1\)"),
         (
             {"alone": "abc", "without": "abc"},
             "alone: expected a sequence of numbers, got str",
@@ -48,7 +55,7 @@ def test_the_contract_of_the_design():
         ({"silent": 5}, "must be a list of names, got 5"),
         ({"utility": ["accuracy"]}, "utility must be a name"),
         ({"grand": 10**400}, "grand: expected a number"),
-        ({"grand": 1e300}, "grand must be a finite number, got 1e\\+300"),
+        ({"grand": 1e300}, "grand must be a finite number, at most 1e.100, got 1e\\+300"),
         ({"alone": [0, 10**400, 1]}, "alone: expected numbers"),
         ({"clients": ["A", "B", "C"], "silent": ["B"]}, "client 'B' is listed as silent but has a report"),
         ({"utility": "accuracy"}, r"grand must lie in \[0, 1\] \(utility 'accuracy' promises it\), got 3"),
@@ -156,7 +163,7 @@ def test_a_mean_that_rounds_to_just_above_one_is_not_a_lie():
         ([0, np.complex128(1j)], r"table\[1\]: expected a number"),
         ([0, None], r"table\[1\]: expected a number, got None"),
         ([0, 1e101], r"coalition 0b1 is 1e\+101, expected a finite number, at most 1e\+100"),
-        ([[0, 1], [2]], "table: expected numbers, got"),
+        ([[0, 1], [2]], r"table\[0\]: expected a number, got \[0, 1\]"),
         (np.ma.array([0, 1], mask=[False, True]), "table: expected a number in every place, got .* masked"),
     ],
 )
@@ -171,6 +178,49 @@ def test_reports_of_a_table_hold_its_single_clients_and_all_but_one():
     assert (r.empty, r.grand, r.round, r.clients) == (0, 123, 5, ("A", "B", "C"))
     assert r.alone.tolist() == [1, 2, 3]
     assert r.without.tolist() == [23, 13, 12]
+
+
+@pytest.mark.parametrize("given", [[0, 1, 2, 3], None, Reports(**GOOD)])
+def test_reports_come_from_a_table_alone(given):
+    with pytest.raises(NeedsTable, match=f"from_table takes a Table .* got {type(given).__name__}"):
+        Reports.from_table(given)
+
+
+@pytest.mark.parametrize(
+    "cosine", [[math.nan, 0.5, None], np.array([math.nan, 0.5, math.nan]), [np.nan, 0.5, None]]
+)
+def test_no_cosine_is_no_cosine_in_a_list_and_in_an_array(cosine):
+    scores = fm.cos(Reports(**GOOD, cosine=cosine))
+    assert scores.values.tolist() == [0, 0.5, 0]
+    assert [note.partition(" has ")[2][:9] for note in scores.notes] == ["no cosine", "no cosine"]
+    with pytest.raises(ReportError, match="alone of client 'client-0' must be a finite number"):
+        Reports(**(GOOD | {"alone": cosine[:1] * 3 if isinstance(cosine, list) else cosine}))
+
+
+def test_what_reports_and_tables_accept_scores_can_hold():
+    assert fm.shapley(Table([-1e100, 1e100])).values.tolist() == [2e100]
+    extreme = Reports(empty=-1e100, grand=1e100, alone=[1e100, 0], without=[-1e100, 0])
+    assert fm.alpha(extreme).gain == 2e100
+    assert fm.accumulate([extreme] * 3).gain == 3 * 2e100
+    lever = Reports(empty=0, grand=1e95, alone=[1e95, -1e95 + 1e84], without=[1e95, 1e95])
+    assert 1e105 < np.abs(fm.fp(lever).values).max() < 1e107
+    with pytest.raises(
+        ReportError, match=r"values of client 'A' must be a finite number, at most 1e\+150, got 1e"
+    ):
+        Scores(score="X", clients=("A",), values=[1e160], raw=[1], gain=1)
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
+def test_copies_are_read_only_too(again):
+    r = Reports(**GOOD, cosine=[0, None, 1], round=3)
+    for made in (r, Table([0, 1, 2, 5]), fm.alpha(r)):
+        got = again(made)
+        assert repr(got) == repr(made)
+        for name, value in vars(got).items():
+            if isinstance(value, np.ndarray):
+                np.testing.assert_array_equal(value, getattr(made, name))
+                with pytest.raises(ValueError, match="read-only"):
+                    value[0] = 99
 
 
 def test_a_table_of_reports_is_refused_with_the_reason():

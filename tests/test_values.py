@@ -3,6 +3,7 @@
 import math
 import time
 import tracemalloc
+from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
@@ -239,8 +240,10 @@ def test_multi_round_refuses_what_does_not_match():
         multi_round([a, Table([0] * 8, ["A", "B", "C"])])
     with pytest.raises(ReportError, match="at least one table, got none"):
         multi_round([])
-    with pytest.raises(ReportError, match="got a single Table"):
+    with pytest.raises(ReportError, match="multi_round needs a list of tables, one per round, got Table"):
         multi_round(a)
+    with pytest.raises(ReportError, match="multi_round needs a list of tables, one per round, got NoneType"):
+        multi_round(None)
     with pytest.raises(NeedsTable, match=r"multi_round needs a Table .* got Reports"):
         multi_round([REPORTS])
 
@@ -271,10 +274,10 @@ def test_reports_are_not_enough(call, request):
     [
         ([1], r"expected 2 weights, one per size 0\.\.1, got shape \(1,\)"),
         ([[0, 1]], r"expected 2 weights, one per size 0\.\.1, got shape \(1, 2\)"),
-        ([0.5, -0.5], r"weights\[1\] must be a finite number >= 0, got -0.5"),
-        ([math.nan, 1], r"weights\[0\] must be a finite number >= 0, got nan"),
-        ([0, math.inf], r"weights\[1\] must be a finite number >= 0, got inf"),
-        ([0, 1e101], r"weights\[1\] must be a finite number >= 0, got 1e\+101"),
+        ([0.5, -0.5], r"weights\[1\] must be from 0 to 1e\+100, got -0.5"),
+        ([math.nan, 1], r"weights\[0\] must be from 0 to 1e\+100, got nan"),
+        ([0, math.inf], r"weights\[1\] must be from 0 to 1e\+100, got inf"),
+        ([0, 1e101], r"weights\[1\] must be from 0 to 1e\+100, got 1e\+101"),
         (["a", "b"], r"weights\[0\]: expected a number, got 'a'"),
         (["0", "1"], r"weights\[0\]: expected a number, got '0'"),
         ([True, False], r"weights\[0\]: expected a number, got True"),
@@ -293,8 +296,12 @@ def test_bad_beta_parameters(bad):
         beta_shapley(Table([0, 1, 2, 5]), bad, 1)
     with pytest.raises(InputError, match=f"beta must be finite and positive, got {bad}"):
         beta_shapley(Table([0, 1, 2, 5]), 1, bad)
-    with pytest.raises(InputError, match="alpha must be a number, got '1'"):
-        beta_shapley(Table([0, 1, 2, 5]), "1", 1)
+    for wrong in ("1", True, [1], np.complex128(1), 10**400):
+        with pytest.raises(InputError, match="alpha must be a number, got"):
+            beta_shapley(Table([0, 1, 2, 5]), wrong, 1)
+    with pytest.raises(InputError, match=r"alpha \+ beta must be finite, got 1e\+308 \+ 1e\+308"):
+        beta_shapley(Table([0, 1, 2, 5]), 1e308, 1e308)
+    assert beta_shapley(Table([0, 1, 2, 5]), Fraction(1, 2), Decimal("0.5")).values.tolist() == [2, 3]
 
 
 def test_beta_shapley_survives_extreme_parameters():

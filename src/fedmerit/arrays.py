@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from decimal import Decimal
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,19 @@ def is_number(value: Any) -> bool:
     """Whether this is one real number, and neither text nor a truth value that would pass for one."""
     if hasattr(value, "__array__"):  # numpy's own, and tensors without an axis
         return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf"
-    return not isinstance(value, str | bytes | bytearray | bool | complex | None)
+    return isinstance(value, Real | Decimal) and not isinstance(value, bool)
+
+
+def number(value: Any) -> float | None:
+    """As float; None for what is not one real number, or larger than any float.
+
+    >>> number(10**400), number("1"), number([1]), number(True), number(np.float32(0.5))
+    (None, None, None, None, 0.5)
+    """
+    try:
+        return float(value) if is_number(value) else None
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def sequence(values: Any, what: str) -> npt.NDArray[Any] | Sequence[Any]:
@@ -58,8 +72,7 @@ def labels_of(values: Any) -> tuple[Hashable, ...] | None:
     index = getattr(values, "index", None)
     if not hasattr(values, "__array__") or index is None or callable(index) or np.ndim(values) != 1:
         return None
-    labels = tuple(index)
-    return None if labels == tuple(range(len(labels))) else labels
+    return _labels(index)
 
 
 def in_order_of(clients: Sequence[str], values: Any, what: str) -> Any:
@@ -67,18 +80,51 @@ def in_order_of(clients: Sequence[str], values: Any, what: str) -> Any:
     labels = labels_of(values)
     if labels is None:
         return values
+    return np.asarray(values)[_places(clients, labels, what)]
+
+
+def in_order_of_both(clients: Sequence[str], values: Any, what: str) -> Any:
+    """The same for a pandas frame with a row and a column per client: both are put in order."""
+    index, columns = getattr(values, "index", None), getattr(values, "columns", None)
+    if not hasattr(values, "__array__") or index is None or columns is None:
+        return values
+    rows, columns = _labels(index), _labels(columns)
+    if rows is None and columns is None:
+        return values
+    counting = tuple(range(len(clients)))
+    ordered = np.ix_(
+        _places(clients, rows or counting, f"{what}, rows"),
+        _places(clients, columns or counting, f"{what}, columns"),
+    )
+    return np.asarray(values)[ordered]
+
+
+def _places(clients: Sequence[str], labels: Sequence[Hashable], what: str) -> list[int]:
+    """Where each client is among the labels, which must be the clients."""
     if len(labels) != len(clients) or set(labels) != set(clients):
         raise ReportError(
             f"{what}: expected the clients as labels, {_listed(clients)}, in any order, or 0, 1, ... for "
             f"values in their order; got {_listed(labels)}"
         )
-    array = np.asarray(values)
-    return array[[labels.index(client) for client in clients]]
+    return [labels.index(client) for client in clients]
 
 
 def frozen(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     values.flags.writeable = False
     return values
+
+
+class ReadOnly:
+    """A frozen dataclass whose arrays stay read-only in copies too: numpy's own copies and pickles do not."""
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        for name, value in state.items():
+            object.__setattr__(self, name, frozen(value) if isinstance(value, np.ndarray) else value)
+
+
+def _labels(index: Iterable[Hashable]) -> tuple[Hashable, ...] | None:
+    labels = tuple(index)
+    return None if labels == tuple(range(len(labels))) else labels
 
 
 def _listed(names: Sequence[Hashable]) -> str:

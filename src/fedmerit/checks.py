@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from fedmerit.arrays import floats, frozen, in_order_of, is_number, sequence
+from fedmerit.arrays import floats, frozen, in_order_of, is_number, number, sequence
 from fedmerit.errors import InputError, ReportError, ValueRefused
 
 UNIT = (-1e-9, 1.0 + 1e-9)
 """[0, 1], with room for the rounding of a mean."""
 LARGEST = 1e100
-"""Beyond this sums of a few numbers could overflow; no utility is anywhere near."""
+"""Size of a number that is put in: no utility is anywhere near."""
+A_NUMBER = f"a finite number, at most {LARGEST:g}"
+LARGEST_SCORE = 1e150
+"""Size of a score: room for what is computed from such numbers, while sums and squares cannot overflow."""
 
 
 _WRITTEN = re.compile(
@@ -84,41 +87,46 @@ def names_of(clients: Iterable[str], n: int | None, where: str, *, counted: str 
     return names
 
 
-def round_of(number: Any) -> int | None:
+def round_of(given: Any) -> int | None:
     """The number of a round as int, or None."""
-    if number is None:
+    if given is None:
         return None
-    whole = isinstance(number, int | float | np.integer | np.floating) and not isinstance(number, bool)
-    if not whole or not number >= 0 or number != number // 1:
-        raise ReportError(f"round must be a whole number, 0 or more, got {number!r:.100}")
-    return int(number)
+    whole = isinstance(given, int | float | np.integer | np.floating) and not isinstance(given, bool)
+    if not whole or not given >= 0 or given != given // 1:
+        raise ReportError(f"round must be a whole number, 0 or more, got {given!r:.100}")
+    return int(given)
 
 
-def whole(number: Any, name: str, least: int = 0) -> int:
+def whole(given: Any, name: str, least: int = 0) -> int:
     """A setting that counts something, as int."""
-    counts = isinstance(number, int | np.integer) and not isinstance(number, bool)
-    if not (counts and least <= number <= LARGEST):
-        raise InputError(f"{name} must be a whole number of at least {least}, got {number!r:.100}")
-    return int(number)
+    counts = isinstance(given, int | np.integer) and not isinstance(given, bool)
+    if not (counts and least <= given <= LARGEST):
+        raise InputError(f"{name} must be a whole number of at least {least}, got {given!r:.100}")
+    return int(given)
+
+
+def level_of(given: Any) -> float:
+    """A confidence level as float."""
+    level = number(given)
+    if level is None or not 0 < level < 1:
+        raise InputError(f"level must lie between 0 and 1, got {given!r:.100}")
+    return level
 
 
 class Setter:
     """Checks the fields of a frozen dataclass and stores them as read-only float64."""
 
-    def __init__(self, target: Any, clients: Sequence[str], where: str) -> None:
-        self.target, self.clients, self.where = target, clients, where
+    def __init__(self, target: Any, clients: Sequence[str], where: str, largest: float = LARGEST) -> None:
+        self.target, self.clients, self.where, self.largest = target, clients, where, largest
 
     def scalar(self, name: str, *, unit: str | None = None) -> None:
         value = getattr(self.target, name)
-        try:
-            number = float(value) if is_number(value) else None
-        except (TypeError, ValueError, OverflowError):
-            number = None
-        if number is None:
+        found = number(value)
+        if found is None:
             raise ValueRefused(f"{self.where}{name}: expected a number, got {value!r:.100}", None)
         low, high = UNIT if unit else (None, None)
-        self._check(name, number, None, low, high, unit)
-        object.__setattr__(self.target, name, number)
+        self._check(name, found, None, low, high, unit)
+        object.__setattr__(self.target, name, found)
 
     def vector(
         self,
@@ -143,14 +151,14 @@ class Setter:
             values = floats(listed, what)
         else:
             items = list(listed)
-            null = np.array([item is None for item in items], dtype=bool)
+            null = np.array([item is None or (nullable and item != item) for item in items], dtype=bool)
             for k, item in enumerate(items):
                 self._check_item(what, k, item, nullable)
             values = floats([np.nan if gone else item for gone, item in zip(null, items, strict=True)], what)
         if values.shape != (len(self.clients),):
             expected = f"expected {len(self.clients)} values, one per client"
             raise ReportError(f"{what}: {expected}, got shape {values.shape}")
-        wrong = ~(np.abs(values) <= LARGEST) & ~null
+        wrong = ~(np.abs(values) <= self.largest) & ~null
         if minimum is not None:
             wrong |= values < minimum
         if maximum is not None:
@@ -181,8 +189,9 @@ class Setter:
         unit: str | None,
     ) -> None:
         whose = f" of client {client!r}" if client else ""
-        if not abs(value) <= LARGEST:
-            raise ValueRefused(f"{self.where}{name}{whose} must be a finite number, got {value}", client)
+        if not abs(value) <= self.largest:
+            must = f"must be a finite number, at most {self.largest:g}"
+            raise ValueRefused(f"{self.where}{name}{whose} {must}, got {value}", client)
         low = -np.inf if minimum is None else minimum
         high = np.inf if maximum is None else maximum
         if not low <= value <= high:

@@ -54,7 +54,7 @@ def share_out(
         values = raw / total * amount
         if zero:
             status, note = "fallback", f"{_zero_sums(zero)}; computed from {name} alone"
-        elif amount * total < 0:
+        elif (amount < 0) != (total < 0):  # a pot of zero is nothing, below
             status, note = "reversed", f"pot {amount:.6g} and sum {total:.6g} have opposite signs"
         break
     else:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedmerit.checks import LARGEST, written_number
+from fedmerit.checks import A_NUMBER, LARGEST, written_number
 from fedmerit.errors import FileFormatError
 from fedmerit.layout import PER_CLIENT, PER_ROUND, REQUIRED, TEXT, VECTORS, Found, fail
 from fedmerit.scores import SCORES
@@ -131,5 +131,5 @@ def _number(path: Path, line: int, cells: Mapping[str, str], name: str) -> float
     except ValueError:
         fail(path, f"line {line}", f"{name}{whose}{at} must be a number, got {cells[name]!r}")
     if name != "round" and not abs(number) <= LARGEST:
-        fail(path, f"line {line}", f"{name}{whose}{at} must be a finite number, got {cells[name]}")
+        fail(path, f"line {line}", f"{name}{whose}{at} must be {A_NUMBER}, got {cells[name]}")
     return number

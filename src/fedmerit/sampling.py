@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.arrays import is_number
-from fedmerit.checks import LARGEST, names_of, whole
+from fedmerit.arrays import number
+from fedmerit.checks import A_NUMBER, LARGEST, level_of, names_of, whole
 from fedmerit.errors import InputError, ReportError
+from fedmerit.simultaneous import Matrix
 from fedmerit.types import Scores, Table, Vector
 from fedmerit.values import shapley
 
@@ -43,8 +44,8 @@ class Sampled:
     bias: float
     stopped: str
 
-    def interval(self, level: float = 0.95) -> tuple[Vector, Vector]:
-        """Lower and upper ends of Student's interval per client, widened by ``bias``."""
+    def interval(self, *, level: float = 0.95) -> Matrix:
+        """Student's interval of each client, widened by ``bias``: lower and upper ends, shape (N, 2)."""
         from scipy.stats import t
 
         if self.scores.stderr is None:
@@ -52,11 +53,9 @@ class Sampled:
                 f"an interval needs at least {LEAST_PAIRS} pairs of orders, got {self.orders // 2}: "
                 "allow a larger budget"
             )
-        if not (is_number(level) and 0 < level < 1):
-            raise InputError(f"level must lie between 0 and 1, got {level!r:.100}")
-        quantile = t.isf((1 - level) / 2, self.orders // 2 - 1) if self.stopped != "exact" else 0.0
+        quantile = t.isf((1 - level_of(level)) / 2, self.orders // 2 - 1) if self.stopped != "exact" else 0.0
         half = quantile * self.scores.stderr + self.bias
-        return self.scores.raw - half, self.scores.raw + half
+        return np.stack([self.scores.raw - half, self.scores.raw + half], axis=1)
 
 
 def sampled_shapley(
@@ -98,15 +97,19 @@ def sampled_shapley(
     names = _names(clients)
     n = len(names)
     _check(n, tolerance, budget, truncation, seed)
+    truncation = float(truncation)
     cache: dict[int, float] = {}
 
     def v(mask: int) -> float:
         if mask not in cache:
-            found = value(mask)
-            if not (is_number(found) and abs(found) <= LARGEST):
+            given = value(mask)
+            found = number(given)
+            if found is None or not abs(found) <= LARGEST:
                 members = ", ".join(name for i, name in enumerate(names) if mask >> i & 1)
-                raise ReportError(f"utility of coalition {{{members}}} is {found!r:.100}, expected a number")
-            cache[mask] = float(found)
+                raise ReportError(
+                    f"utility of coalition {{{members}}} is {given!r:.100}, expected {A_NUMBER}"
+                )
+            cache[mask] = found
         return cache[mask]
 
     full = (1 << n) - 1
@@ -174,9 +177,10 @@ def _names(clients: int | np.integer[Any] | Iterable[str]) -> tuple[str, ...]:
 def _check(n: int, tolerance: float | None, budget: int | None, truncation: float, seed: int) -> None:
     if tolerance is None and budget is None:
         raise InputError("sampled_shapley needs a tolerance or a budget to know when to stop")
-    if tolerance is not None and not (is_number(tolerance) and tolerance > 0):
+    if tolerance is not None and not (number(tolerance) or 0.0) > 0:
         raise InputError(f"tolerance must be positive, got {tolerance!r:.100}")
-    if not (is_number(truncation) and 0 <= truncation < float("inf")):
+    cut = number(truncation)
+    if cut is None or not 0 <= cut < float("inf"):
         raise InputError(f"truncation must be at least 0, got {truncation!r:.100}")
     whole(seed, "seed")
     if budget is not None:

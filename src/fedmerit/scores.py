@@ -118,11 +118,11 @@ def ee(reports: Reports, *, pot: Pot = "grand", combine: Combine = "mean") -> Sc
     array([0.75, 1.  , 1.25])
     """
     _check(reports, "EE", everyone=True)
-    others = _OTHERS.get(combine)
-    if others is None:
+    if combine not in tuple(_OTHERS):
         raise InputError(f"combine must be one of {', '.join(_OTHERS)}, got {combine!r}")
     if combine == "trimmed" and reports.n < 4:
         raise UndefinedScore(f'{reports.where}combine="trimmed" needs at least 4 clients, got {reports.n}')
+    others = _OTHERS[combine]
     beta = reports.grand - reports.alone
     gamma = reports.without - reports.empty
     coalition = 2 * (reports.n - 1)  # a mean over N-1 others, of a coalition of N-1
@@ -171,7 +171,9 @@ def solo(reports: Reports) -> Scores:
 
 
 def cos(reports: Reports) -> Scores:
-    """COS: cosine of a client's update and the aggregate's, self-reported. A zero update counts as 0, noted.
+    """COS: cosine of a client's update and the aggregate's, self-reported.
+
+    None or NaN, what a zero update gives, counts as 0, with a note.
 
     >>> cos(Reports(empty=0, grand=2, alone=[0, 1], without=[1, 0], cosine=[0.5, None])).values
     array([0.5, 0. ])
@@ -181,7 +183,7 @@ def cos(reports: Reports) -> Scores:
         raise UndefinedScore(f"{reports.where}COS needs the clients' cosines (cosine=)")
     null = np.isnan(reports.cosine)
     notes = tuple(
-        f"{reports.where}client {name!r} has a zero update: its cosine is null and counts as 0"
+        f"{reports.where}client {name!r} has no cosine (a zero or unknown update): it counts as 0"
         for name, gone in zip(reports.clients, null, strict=True)
         if gone
     )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.arrays import floats
-from fedmerit.checks import LARGEST, whole
+from fedmerit.arrays import floats, in_order_of_both
+from fedmerit.checks import A_NUMBER, LARGEST, whole
 from fedmerit.errors import ReportError
 
 Matrix = npt.NDArray[np.float64]
@@ -54,13 +55,14 @@ def max_t(covariance: Matrix, stderr: Matrix, level: float, draws: int, seed: in
     return float(np.quantile(largest, level))
 
 
-def checked_covariance(covariance: npt.ArrayLike, n: int) -> Matrix:
-    """As an (n, n) array, if it is a covariance matrix."""
-    matrix = floats(covariance, "covariance")
+def checked_covariance(covariance: Any, clients: Sequence[str]) -> Matrix:
+    """As an (N, N) array in the order of the clients, if it is a covariance matrix; a frame by its labels."""
+    n = len(clients)
+    matrix = floats(in_order_of_both(clients, covariance, "covariance"), "covariance")
     if matrix.shape != (n, n):
         raise ReportError(f"covariance: expected shape ({n}, {n}), got {matrix.shape}")
     if not (np.abs(matrix) <= LARGEST).all():
-        raise ReportError("covariance: every entry must be a finite number")
+        raise ReportError(f"covariance: every entry must be {A_NUMBER}")
     scale = float(np.max(np.abs(matrix)))
     if np.max(np.abs(matrix - matrix.T)) > 1e-9 * scale:
         raise ReportError("covariance must be symmetric")

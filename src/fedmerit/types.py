@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.arrays import floats, frozen, labels_of, sequence
-from fedmerit.checks import LARGEST, Setter, names_of, round_of
+from fedmerit.arrays import ReadOnly, floats, frozen, labels_of, sequence
+from fedmerit.checks import A_NUMBER, LARGEST, LARGEST_SCORE, Setter, names_of, round_of
 from fedmerit.errors import NeedsTable, ReportError
 
 Vector = npt.NDArray[np.float64]
@@ -29,7 +29,7 @@ MAX_TABLE_CLIENTS = 26
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Reports:
+class Reports(ReadOnly):
     """What is known after one round: v(M0), v(M), and per client v(M0 + U_i) and v(M - U_i).
 
     One number per client is a list, an array, or a pandas Series: with labels 0, 1, ... in the order of
@@ -48,7 +48,7 @@ class Reports:
         se_alpha_total: standard error of alpha_i summed over all rounds so far, on the same test samples.
         slice: id of the test samples; equal ids mean equal samples.
         samples: training samples of each client, where disclosed.
-        cosine: cosine of U_i and M - M0; None for a zero update.
+        cosine: cosine of U_i and M - M0; None or NaN where there is none, as for a zero update.
         solo: utility of the model that client i trained alone from the first model.
         solo_empty: utility of that first model on this slice.
         utility: name; those in ``UNIT_UTILITIES`` promise [0, 1] and are held to it.
@@ -129,6 +129,8 @@ class Reports:
     @classmethod
     def from_table(cls, table: Table, **extra: Any) -> Reports:
         """The 2N + 2 coalitions of ``table`` that secure aggregation would leave."""
+        if not isinstance(table, Table):
+            raise NeedsTable(f"from_table takes a Table of 2^N utilities, got {type(table).__name__}")
         bits = 1 << np.arange(table.n)
         full = (1 << table.n) - 1
         return cls(
@@ -142,7 +144,7 @@ class Reports:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class Table(ReadOnly):
     """The utility of every coalition. Index = bitmask: bit i is set iff client i is in the coalition.
 
     >>> Table([0, 1, 2, 3], ["A", "B"]).n
@@ -168,7 +170,7 @@ class Table:
         bad = np.flatnonzero(~(np.abs(values) <= LARGEST))
         if bad.size:
             said = f"utility of coalition {int(bad[0]):#b} is {values[bad[0]]}"
-            raise ReportError(f"{said}, expected a finite number, at most {LARGEST:g}")
+            raise ReportError(f"{said}, expected {A_NUMBER}")
         object.__setattr__(self, "values", frozen(values))
         object.__setattr__(self, "clients", names_of(self.clients, n, "table: "))
 
@@ -184,7 +186,7 @@ class Table:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Scores:
+class Scores(ReadOnly):
     """One number per client, the unnormalised numbers behind it, and whether it can be trusted.
 
     ``values`` follows the definition to the letter, normalisation included. ``raw`` is the vector before
@@ -207,7 +209,7 @@ class Scores:
         clients = names_of(self.clients, None, f"{self.score}: ")
         if not clients:
             raise ReportError(f"{self.score}: expected at least 1 client, got none")
-        put = Setter(self, clients, f"{self.score}: ")
+        put = Setter(self, clients, f"{self.score}: ", largest=LARGEST_SCORE)
         put.vector("values")
         put.vector("raw")
         put.scalar("gain")

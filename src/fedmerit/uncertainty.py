@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.arrays import is_number
-from fedmerit.checks import whole
+from fedmerit.arrays import number
+from fedmerit.checks import level_of, whole
 from fedmerit.errors import InputError, ReportError
 from fedmerit.groups import largest_groups
 from fedmerit.simultaneous import Matrix, checked_covariance, holm, max_t, upper_quantile
@@ -56,7 +56,7 @@ def intervals(scores: Scores, *, level: float = 0.95) -> Matrix:
     array([[0.8 , 1.2 ],
            [2.61, 3.39]])
     """
-    z = upper_quantile((1 - _level(level)) / 2)
+    z = upper_quantile((1 - level_of(level)) / 2)
     stderr = _stderr(scores)
     return np.stack([scores.raw - z * stderr, scores.raw + z * stderr], axis=1)
 
@@ -75,14 +75,15 @@ def pair_errors(
     Args:
         scores: with ``stderr``, unless ``covariance`` is given.
         errors: "conservative" or "independent".
-        covariance: shape (N, N), of the raw scores; takes the place of ``stderr``.
+        covariance: shape (N, N), of the raw scores; takes the place of ``stderr``. A pandas frame with
+            the clients' names as labels may have them in any order.
 
     >>> s = Scores(score="ALPHA", clients=("A", "B"), values=[1, 3], raw=[1, 3], gain=4, stderr=[3, 4])
     >>> pair_errors(s)[0, 1], pair_errors(s, errors="independent")[0, 1]
     (np.float64(7.0), np.float64(5.0))
     """
     if covariance is not None and isinstance(scores, Scores):
-        known = checked_covariance(covariance, scores.n)
+        known = checked_covariance(covariance, scores.clients)
         both = np.add.outer(np.diag(known), np.diag(known))
         square = both - 2 * known
         out = np.sqrt(np.where(square > 1e-12 * both, square, 0.0))  # below is rounding
@@ -129,7 +130,7 @@ def compare_pairs(
            [1, 0, 0]])
     """
     stderr = pair_errors(scores, errors=errors, covariance=covariance)
-    level = _level(level)
+    level = level_of(level)
     difference = scores.raw[:, None] - scores.raw[None, :]
     noise = rounding(scores.raw)
     tie = noise[:, None] + noise[None, :]
@@ -140,7 +141,7 @@ def compare_pairs(
     if not simultaneous:
         critical = upper_quantile((1 - level) / 2)
     elif covariance is not None:
-        critical = max_t(checked_covariance(covariance, scores.n), stderr, level, draws, seed)
+        critical = max_t(checked_covariance(covariance, scores.clients), stderr, level, draws, seed)
     else:
         critical = holm(lambda c: int(np.count_nonzero(better(c))), scores.n * (scores.n - 1), level)
     return Pairs(scores.clients, difference, stderr, better(critical), critical)
@@ -244,9 +245,10 @@ def resolvable_gap(
 def _reach(level: float, power: float, comparisons: int) -> float:
     """z_{1 - a/2} + z_power, 2.80 by default; its square is the 7.85 of the rule of thumb."""
     tests = whole(comparisons, "comparisons", 1)
-    if not (is_number(power) and 0.5 <= power < 1):
+    found = number(power)
+    if found is None or not 0.5 <= found < 1:
         raise InputError(f"power must lie in [0.5, 1), got {power!r:.100}")
-    return upper_quantile((1 - _level(level)) / tests / 2) + upper_quantile(1 - power)
+    return upper_quantile((1 - level_of(level)) / tests / 2) + upper_quantile(1 - found)
 
 
 def _counts_by_sorting(scores: Scores, level: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -260,19 +262,14 @@ def _counts_by_sorting(scores: Scores, level: float) -> tuple[npt.NDArray[np.int
         return above, below
 
     pairs = scores.n * (scores.n - 1)
-    return counts(holm(lambda c: int(counts(c)[0].sum()), pairs, _level(level)))
-
-
-def _level(level: float) -> float:
-    if not (is_number(level) and 0 < level < 1):
-        raise InputError(f"level must lie between 0 and 1, got {level!r:.100}")
-    return float(level)
+    return counts(holm(lambda c: int(counts(c)[0].sum()), pairs, level_of(level)))
 
 
 def _positive(value: float, name: str) -> float:
-    if not (is_number(value) and math.isfinite(value) and value > 0):
+    found = number(value)
+    if found is None or not 0 < found < math.inf:
         raise InputError(f"{name} must be a finite number above 0, got {value!r:.100}")
-    return float(value)
+    return found
 
 
 def _stderr(scores: Scores) -> Vector:

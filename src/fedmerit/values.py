@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmerit.arrays import floats
+from fedmerit.arrays import floats, labels_of, number
 from fedmerit.checks import LARGEST
 from fedmerit.errors import InputError, NeedsTable, ReportError
 from fedmerit.types import Reports, Scores, Table, Vector
@@ -73,13 +73,16 @@ def semivalue(table: Table, weights: Sequence[float] | Vector) -> Scores:
     {'A': 3.0, 'B': 4.0}
     """
     n = _table(table, "semivalue").n
+    if (labels := labels_of(weights)) is not None:
+        got = f"got {labels[0]!r:.50} first"
+        raise InputError(f"semivalue: labels of weights must be the sizes 0, 1, 2, ..., {got}")
     given = floats(weights, "semivalue: weights")
     if given.shape != (n,):
         raise InputError(f"semivalue: expected {n} weights, one per size 0..{n - 1}, got shape {given.shape}")
     wrong = np.flatnonzero(~((given >= 0) & (given <= LARGEST)))
     if wrong.size:
         size = int(wrong[0])
-        raise InputError(f"semivalue: weights[{size}] must be a finite number >= 0, got {given[size]}")
+        raise InputError(f"semivalue: weights[{size}] must be from 0 to {LARGEST:g}, got {given[size]}")
     total = math.fsum(math.comb(n - 1, size) * float(given[size]) for size in range(n))
     note = f"the weights of all coalitions sum to {total:.6g}, not 1: this is a multiple of a semivalue"
     return _scores("SEMIVALUE", table, given, notes=() if abs(total - 1) <= 1e-9 else (note,))
@@ -103,12 +106,15 @@ def beta_shapley(table: Table, alpha: float, beta: float) -> Scores:
     {'A': 1.5, 'B': 2.5}
     """
     n = _table(table, "beta_shapley").n
-    for name, number in (("alpha", alpha), ("beta", beta)):
-        if isinstance(number, bool) or not isinstance(number, int | float | np.number):
-            raise InputError(f"beta_shapley: {name} must be a number, got {number!r}")
-        if not (math.isfinite(number) and number > 0):
-            raise InputError(f"beta_shapley: {name} must be finite and positive, got {number}")
+    for name, given in (("alpha", alpha), ("beta", beta)):
+        found = number(given)
+        if found is None:
+            raise InputError(f"beta_shapley: {name} must be a number, got {given!r:.100}")
+        if not (math.isfinite(found) and found > 0):
+            raise InputError(f"beta_shapley: {name} must be finite and positive, got {given}")
     a, b = float(alpha), float(beta)
+    if not math.isfinite(a + b):
+        raise InputError(f"beta_shapley: alpha + beta must be finite, got {a:g} + {b:g}")
     weights = []
     for size in range(n):
         above = [b + m for m in range(size)] + [a + m for m in range(n - 1 - size)]
@@ -127,16 +133,16 @@ def multi_round(tables: Iterable[Table]) -> Scores:
     >>> multi_round([Table([0, 1, 2, 5], ["A", "B"]), Table([0, 2, 0, 2], ["A", "B"])]).as_dict()
     {'A': 2.0, 'B': 1.5}
     """
-    if isinstance(tables, Table):
-        raise ReportError("multi_round needs a list of tables, one per round, got a single Table")
+    if isinstance(tables, Table) or not isinstance(tables, Iterable):
+        raise ReportError(f"multi_round needs a list of tables, one per round, got {type(tables).__name__}")
     rounds = [_table(table, "multi_round") for table in tables]
     if not rounds:
         raise ReportError("multi_round needs at least one table, got none")
     clients = rounds[0].clients
-    for number, table in enumerate(rounds[1:], start=2):
+    for place, table in enumerate(rounds[1:], start=2):
         odd = sorted(set(clients) ^ set(table.clients))
         if odd:
-            where = f"table {number}" if odd[0] in table.clients else "table 1"
+            where = f"table {place}" if odd[0] in table.clients else "table 1"
             raise ReportError(f"multi_round: client {odd[0]!r} is only in {where}; all need the same clients")
     total = np.zeros(len(clients))
     for table in rounds:
