@@ -21,6 +21,7 @@ from fedmerit.accumulate import accumulate
 from fedmerit.document import as_csv, as_json, document, round_object
 from fedmerit.errors import FedmeritError, LedgerError
 from fedmerit.federation.protocol import Model, Outcome, Report, included_hash, model_hash
+from fedmerit.federation.valued import check_server, differences
 from fedmerit.ledger import SERVER, Ledger, Record, Records, content, exact, number
 from fedmerit.types import Reports
 
@@ -160,14 +161,16 @@ def _closed(one: Round, body: Mapping[str, Any], outcome: Mapping[str, str] | No
         raise LedgerError("its included members are not those who reported and those who are silent")
     if outcome is not None and (body["m"], body["slice"]) != (outcome["m"], outcome["slice"]):
         raise LedgerError("closes with another model or test slice than the outcome of its round")
-    members_did = body.get("evaluated") == "members" and not one.withheld
-    if members_did and body["utilities"] != medians(one.reports.values()):
+    members_did = body.get("evaluated") == "members"
+    if members_did and not one.withheld and body["utilities"] != medians(one.reports.values()):
         raise LedgerError("v(M0) or v(M) is not the median of what its members measured")
     for name, report in one.reports.items():
         if set(report.measured) != set(body["utilities"]):
             raise LedgerError(f"the report of {name} is about other utilities")
     for utility in body["utilities"]:
         one.to_reports(utility)  # whatever cannot be scored is found here, not when scores are computed
+    if not members_did:
+        check_server(one)
     return one
 
 
@@ -235,17 +238,9 @@ def medians(reports: Iterable[Report]) -> dict[str, dict[str, str]]:
     return found
 
 
-def disagreeing(one: Round, tolerance: float = 1e-6) -> tuple[str, ...]:
+def disagreeing(one: Round) -> tuple[str, ...]:
     """Members whose own v(M0) or v(M) is not the one their round was scored with."""
-    away = []
-    for name, report in one.reports.items():
-        for utility, used in one.body["utilities"].items():
-            own = report.measured[utility]
-            pairs = ((own.empty, used["empty"]), (own.grand, used["grand"]))
-            if any(mine is not None and abs(mine - number(its)) > tolerance for mine, its in pairs):
-                away.append(name)
-                break
-    return tuple(away)
+    return tuple(differences(one))
 
 
 def scores_document(

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedmerit.checks import written_number
-from fedmerit.config import Config, difference, from_dict, load
+from fedmerit.config import Config, from_dict
 from fedmerit.copies import Copy
-from fedmerit.errors import ConfigError, FedmeritError, LedgerError
-from fedmerit.federation.comparing import compare
+from fedmerit.errors import ConfigError, LedgerError
 from fedmerit.federation.decisions import Decision, decisions_of, money
-from fedmerit.federation.journal import (
-    Round,
-    first_body,
-    reading,
-    rounds_of,
-    score_files,
-    scores_document,
-)
+from fedmerit.federation.files import check_config, check_scores
+from fedmerit.federation.journal import Round, first_body, reading, rounds_of
 from fedmerit.federation.own import OwnPart, own_parts
+from fedmerit.federation.valued import differences
 from fedmerit.federation.visibility import check_stated, reader_of
 from fedmerit.federation.witness import check_head, check_kept, places_of, signed_heads, told
 from fedmerit.ledger import SERVER, Ledger, Record, Records, verify_chain
@@ -57,9 +47,9 @@ def verify_folder(
         checked = _Checked(ledger, member)
         yield from checked.lines(head, heads)
         last = ledger.head
-    _check_config(path, checked.config)
+    check_config(path, checked.config)
     if checked.rounds or (path / "scores.json").exists():
-        _check_files(path, checked.rounds, checked.config)
+        check_scores(path, checked.rounds, checked.config)
         yield "scores: follow from the reports in the ledger"
     else:
         yield "scores: none yet"
@@ -138,6 +128,9 @@ class _Checked:
             yield f"{self.member}: last signed the head of {own}" if own else f"{self.member}: signed no head"
         aborted = sum(bool(one.aborted) for one in self.rounds)
         yield f"rounds: {len(self.rounds)} of {self.config.training.rounds}, {aborted} aborted"
+        for one in self.rounds:
+            for name, words in differences(one).items():
+                yield f"round {one.number}: {name} {words}"
         if self.run["analysis"]:
             yield "analysis: plain updates were looked at"
 
@@ -231,67 +224,3 @@ def _run(ledger: Records, *, signed: bool) -> tuple[Mapping[str, Any], Config]:
 def config_of(ledger: Records) -> Config:
     """The settings of a run, from its ledger."""
     return _run(ledger, signed=bool(first_body(ledger, "run").get("keys")))[1]
-
-
-def _check_config(path: Path, config: Config) -> None:
-    try:
-        there = load(path / "config.toml")
-    except ConfigError as error:
-        raise LedgerError(f"config.toml is damaged: {error}") from error
-    if there.hash() != config.hash():
-        raise LedgerError(
-            f"{path / 'config.toml'}: not the config in the ledger: {difference(there, config)}"
-        )
-
-
-def _check_files(path: Path, rounds: Sequence[Round], config: Config) -> None:
-    scoring = config.scoring
-    try:
-        content = scores_document(rounds, config.clients, scoring.utilities, missing=scoring.missing)
-    except (FedmeritError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise LedgerError(f"the reports in the ledger give no scores: {error!s:.200}") from error
-    files = dict(score_files(content))
-    there = _json(path / "scores.json")
-    for one in (there, *there.get("companions", {}).values()):
-        for extra in ("truth", "analysis"):  # computed from plain updates, not from reports
-            one.pop(extra, None)
-    found = there.get("rounds")
-    if isinstance(found, list) and len(found) < len(rounds):
-        held = f"holds {len(found)} rounds, the ledger {len(rounds)}"
-        raise LedgerError(f"{path / 'scores.json'}: {held}; run --resume writes it anew")
-    compare(there, json.loads(files["scores.json"]), "scores.json")
-    compare(_table(path / "scores.csv"), _rows(files["scores.csv"].decode()), "scores.csv line")
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise LedgerError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise LedgerError(f"{path}: expected an object, got {type(found).__name__}")
-    return found
-
-
-def _table(path: Path) -> dict[str, dict[str, Any]]:
-    try:
-        return _rows(path.read_bytes().decode("utf-8"))
-    except (OSError, ValueError, csv.Error) as error:
-        raise LedgerError(f"{path}: cannot be read: {error}") from error
-
-
-def _rows(text: str) -> dict[str, dict[str, Any]]:
-    """Lines of a CSV file by number, cells by column; numbers as such."""
-    lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
-    head = dict(enumerate(lines[0])) if lines else {}
-    return {
-        str(number): {head.get(k, f"column {k + 1}"): _cell(cell) for k, cell in enumerate(line)}
-        for number, line in enumerate(lines, start=1)
-    }
-
-
-def _cell(text: str) -> Any:
-    try:
-        return written_number(text)
-    except ValueError:
-        return text

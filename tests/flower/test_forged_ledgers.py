@@ -1,0 +1,175 @@
+"""Ledgers that a dishonest server made of an honest run, signed with every key it can have."""
+
+import json
+import shutil
+from contextlib import suppress
+from functools import partial
+
+import pytest
+from federation_in import NAMES, grid_of, make_keys, run
+from lies import LIAR
+
+import fedmerit.flower
+from fedmerit.copies import exported
+from fedmerit.errors import LedgerError
+from fedmerit.federation import journal
+from fedmerit.federation.journal import rounds_of, score_files, scores_document
+from fedmerit.federation.verify import config_of, verify_copy, verify_folder
+from fedmerit.federation.visibility import after_round, sees
+from fedmerit.keys import load_key
+from fedmerit.ledger import SERVER, Ledger, canonical, content, exact, number
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    home = tmp_path_factory.mktemp("run")
+    make_keys(home)
+    run(home, grid_of(home))
+    return home
+
+
+@pytest.fixture
+def home(original, tmp_path):
+    return shutil.copytree(original, tmp_path / "home")
+
+
+def body_of(record):
+    return json.loads(canonical(record.body))
+
+
+def written(home, tell, keys=None, anew=(2,)):
+    """The run's ledger and score files anew: ``tell(ledger, records)`` yields author, kind, body, signature.
+
+    Whoever has a key here signs anew, the others' signatures stay as they are. What the server states after
+    the rounds ``anew`` is computed from the records before it, by a program that looks for no lies.
+    """
+    folder = home / "run"
+    keys = {SERVER: load_key(folder / "keys" / "server.pem"), **(keys or {})}
+    with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
+        records = list(ledger.records())
+    (folder / "ledger.sqlite").unlink()
+
+    def add(author, kind, body, signature=b""):
+        if author in keys:
+            signature = keys[author].sign(content(author, kind, body))
+        ledger.append(author, kind, body, signature=signature, seal=keys[SERVER].sign)
+
+    with pytest.MonkeyPatch.context() as patch, Ledger(folder / "ledger.sqlite") as ledger:
+        patch.setattr(journal, "check_server", lambda one: None)
+        with ledger.transaction():
+            for author, kind, body, signature in tell(ledger, records):
+                if kind in ("scores", "score", "totals") and body["round"] in anew:
+                    continue
+                add(author, kind, body, signature)
+                if kind == "round" and body["round"] in anew:
+                    for stated in after_round(rounds_of(ledger), config_of(ledger).scoring):
+                        add(SERVER, *stated)
+        with suppress(LedgerError):  # the ledger itself is refused then, whatever the files say
+            rounds, config = rounds_of(ledger), config_of(ledger)
+            utilities, missing = config.scoring.utilities, config.scoring.missing
+            document = scores_document(rounds, config.clients, utilities, missing=missing)
+            for name, data in score_files(document):
+                (folder / name).write_bytes(data)
+
+
+# ------------------------------------------------------------------- v(M0) and v(M) as the server likes them
+
+
+def lied(change):
+    """Another v(M0) and v(M) of the last round, which no head that members sign later covers."""
+
+    def tell(ledger, records):
+        for record in records:
+            body = body_of(record)
+            if record.kind == "seen":
+                continue
+            if record.kind == "round" and body["round"] == 2:
+                for used in body["utilities"].values():
+                    change(used)
+            yield record.author, record.kind, body, record.signature
+
+    return tell
+
+
+def all_of_it(used):
+    used.update(empty=exact(0.0), grand=exact(1.0))
+
+
+def by(much):
+    return lambda used: used.update(grand=exact(number(used["grand"]) + much))
+
+
+def test_what_the_server_says_it_measured_must_be_what_most_members_signed(home):
+    written(home, lied(all_of_it))
+    message = (
+        r"^record \d+ \(round by server\): round 2: 4 of 4 members measured another "
+        r"v\(M0\) or v\(M\) than the server states: client-0 signed v\(M0\) = 0\.\d+ of \S+, "
+        r"the round is scored with 0$"
+    )
+    with pytest.raises(LedgerError, match=message):
+        list(verify_folder(home / "run"))
+
+
+def test_the_last_digits_of_two_machines_may_differ(home):
+    written(home, lied(by(9e-7)))
+    lines = list(verify_folder(home / "run"))
+    assert "scores: follow from the reports in the ledger" in lines
+    assert not any("is scored with" in line for line in lines)
+    written(home, lied(by(2e-7)))  # now 1.1e-6
+    with pytest.raises(LedgerError, match=r"round 2: 4 of 4 members measured .* signed v\(M\) = "):
+        list(verify_folder(home / "run"))
+
+
+@pytest.mark.parametrize("liars", [1, 2, 3])
+def test_members_that_measured_otherwise_are_named_and_most_of_them_are_believed(home, liars):
+    """Signed by those members themselves: who is right cannot be told, so the number of them decides."""
+    away = NAMES[:liars]
+
+    def tell(ledger, records):
+        for record in records:
+            body = body_of(record)
+            if record.kind == "seen":
+                continue
+            if record.kind == "report" and record.author in away and body["round"] == 2:
+                body["measured"]["accuracy"]["grand"] = exact(0.125)
+            yield record.author, record.kind, body, record.signature
+
+    written(home, tell, {name: load_key(home / f"{name}.pem") for name in away})
+    if 2 * liars > len(NAMES):
+        with pytest.raises(LedgerError, match=r"round 2: 3 of 4 members measured another v\(M0\) or v\(M\)"):
+            list(verify_folder(home / "run"))
+        return
+    said = [line for line in verify_folder(home / "run") if "is scored with" in line]
+    assert [line.partition(" = ")[0] for line in said] == [f"round 2: {name} signed v(M)" for name in away]
+    assert said[0].startswith(
+        "round 2: client-0 signed v(M) = 0.125 of accuracy, the round is scored with 0."
+    )
+
+
+@pytest.fixture
+def private(tmp_path, monkeypatch):
+    """A run of which every member sees its own part alone."""
+    contributions = partial(fedmerit.flower.Contributions, visibility="coordinator")
+    monkeypatch.setattr(fedmerit.flower, "Contributions", contributions)
+    make_keys(tmp_path)
+    run(tmp_path, grid_of(tmp_path))
+    return tmp_path
+
+
+def copy_for(home, name):
+    path = home / f"{name}.jsonl"
+    with Ledger(home / "run" / "ledger.sqlite", read_only=True) as ledger:
+        path.write_bytes(b"".join(exported(ledger, sees(name))))
+    return path
+
+
+def test_a_members_copy_names_its_own_difference_alone(private):
+    lines = list(verify_copy(copy_for(private, LIAR)))
+    assert not any("is scored with" in line for line in lines)
+    written(private, lied(all_of_it))
+    lines = list(verify_copy(copy_for(private, LIAR)))  # what the others signed, it cannot know
+    (said,) = [line for line in lines if "is scored with" in line]
+    assert said.startswith(f"round 2: {LIAR} signed v(M0) = ")
+    assert f"scores: those of {LIAR} follow from its own reports; nobody else's were computed" in lines
+    with pytest.raises(LedgerError, match="round 2: 4 of 4 members measured"):
+        list(verify_folder(private / "run"))
