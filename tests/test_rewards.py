@@ -12,6 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from fedmerit.accumulate import accumulate
 from fedmerit.errors import InputError, UndefinedShares
 from fedmerit.rewards import Payouts, Shares, fence, null_share, payouts, shares
 from fedmerit.scores import alpha, fp, ioi, loo
@@ -268,6 +269,29 @@ def test_impartial_own_report_never_touches_own_share_or_payout(raw, lie, gain, 
         assert found.unpaid >= 0
 
 
+def back_and_forth(first, second):
+    """Three rounds that end exactly where they began."""
+    ends = [(0.1, first), (first, second), (second, 0.1)]
+    return accumulate(
+        Reports(
+            empty=empty, grand=grand, alone=[empty + 0.05, empty - 0.05],
+            without=[grand - 0.05, grand + 0.05], round=k,
+        )
+        for k, (empty, grand) in enumerate(ends, start=1)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("first", "second"), [(0.3, 0.9), (0.7, 0.4)])
+def test_a_gain_that_rounding_left_is_no_gain(first, second):
+    """One is 2.8e-17 and the other 0: whether half the budget is paid must not hang on that."""
+    scores = back_and_forth(first, second)
+    assert 0 <= scores.gain < 1e-16
+    with pytest.raises(UndefinedShares, match=r"the gain is .*, and 'impartial' divides by it"):
+        shares(scores, "impartial")
+    assert any("the utility did not rise" in note for note in shares(scores).notes)
+    assert dict(shares(scored([1e-11, 0], gain=1e-11), "impartial")) == {"m0": 0.5, "m1": 0.0}
+
+
 def test_impartial_needs_a_gain():
     for gain in (0.0, -0.5):
         with pytest.raises(UndefinedShares, match=f"the gain is {gain:g}, and 'impartial' divides by it"):
@@ -374,6 +398,17 @@ def test_forty_nine_at_the_cap():
 def test_bad_options(options, message):
     with pytest.raises(InputError, match=message):
         shares(scored([1, 2, 3]), **options)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16, Fraction, Decimal])
+def test_floor_and_cap_of_any_precision_leave_no_cent_behind(kind):
+    scores = scored([0, 1, 2])
+    for floor, cap in (("0.1", "1"), ("0.1", "0.6"), ("0", "0.5")):
+        low, high = kind(floor), kind(cap)
+        found = shares(scores, floor=low, cap=high)
+        assert dict(found) == dict(shares(scores, floor=float(low), cap=float(high)))
+        assert math.fsum(found.values()) == pytest.approx(1, abs=1e-15)
+        assert payouts(found, "1000000.00").unpaid == 0
 
 
 def test_infeasible_cap():
@@ -599,11 +634,22 @@ def test_bad_budgets(budget, message):
         ({"A": "1"}, "share of 'A' must be a finite number, got '1'"),
         ({1: 0.5, "B": 0.5}, "names of clients must be text, got 1"),
         ({"A": None}, "share of 'A' must be a finite number, got None"),
+        ({"A": True}, "share of 'A' must be a finite number, got True"),
+        ({"A": np.bool_(True)}, "share of 'A' must be a finite number, got np.True_"),
+        ({"A": 1 + 0j}, r"share of 'A' must be a finite number, got \(1\+0j\)"),
     ],
 )
 def test_bad_shares(given_, message):
     with pytest.raises(InputError, match=message):
         payouts(given_, "1.00")
+
+
+def test_numbers_of_numpy_are_shares_and_budgets():
+    assert payouts({"A": np.int64(1), "B": np.uint8(0)}, np.int64(10)) == {"A": 10, "B": 0}
+    assert payouts({"A": np.float32(0.25), "B": np.float64(0.75)}, 10) == {
+        "A": Decimal("2.5"),
+        "B": Decimal("7.5"),
+    }
 
 
 def test_results_cannot_be_changed():
@@ -623,6 +669,23 @@ def test_one_huge_score_takes_nearly_all_and_leaves_no_money_undivided(huge):
     assert found["m3"] == pytest.approx(1)
     assert found["m0"] <= found["m1"] <= found["m2"]
     assert sum(payouts(found, "100.00").values()) == 100
+
+
+@pytest.mark.parametrize("huge", [1e13, 1e100])
+def test_one_huge_score_hides_nobodys_negative_one(huge):
+    scores = scored([huge, -5, 3], clients=("A", "B", "C"))
+    with pytest.raises(UndefinedShares, match="negative ALPHA of B, and negative='refuse' was asked"):
+        shares(scores, negative="refuse")
+    for rule in ("fair", "fenced"):
+        assert "negative ALPHA counts as zero: B" in shares(scores, rule).notes
+    assert not shares(scored([huge, -1e-12, 3]), negative="refuse").notes  # rounding is not negative
+
+
+def test_weights_too_small_to_reach_the_cap_are_divided_too():
+    """Their corner lies beyond the largest float."""
+    assert list(shares(scored([1, 1e-310])).values()) == [1, 1e-310]
+    assert list(shares(scored([1, 1e-310]), cap=0.5).values()) == [0.5, 0.5]
+    assert list(shares(scored([1, 1e-310, 0]), floor=0.25).values()) == [0.5, 0.25, 0.25]
 
 
 # --- what noise pays a null client ---------------------------------------------------------------------

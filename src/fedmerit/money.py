@@ -9,6 +9,9 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 
+import numpy as np
+
+from fedmerit.arrays import is_number
 from fedmerit.errors import InputError
 
 _WHOLE = 10**9  # shares that sum to 1 within one part in this are paid out in full
@@ -79,7 +82,7 @@ class Division:
 
     def cents_of(self, name: str, share: float | Fraction | Decimal) -> int:
         """What somebody with this share is paid."""
-        top, bottom = share.as_integer_ratio()
+        top, bottom = _ratio(name, share)
         if self.one % bottom:
             raise InputError(f"share of {name!r} is none of those that were divided: {share!r}")
         part = top * (self.one // bottom)
@@ -141,17 +144,27 @@ def _integers(shares: Mapping[str, float | Fraction | Decimal]) -> tuple[dict[st
     for name, share in shares.items():
         if not isinstance(name, str):
             raise InputError(f"names of clients must be text, got {name!r:.100}")
-        try:
-            ratios[name] = share.as_integer_ratio()
-        except (AttributeError, ValueError, OverflowError) as error:
-            raise InputError(f"share of {name!r} must be a finite number, got {share!r}") from error
+        ratios[name] = _ratio(name, share)
         if ratios[name][0] < 0:
             raise InputError(f"share of {name!r} must not be negative, got {share!r}")
     one = math.lcm(*(denominator for _, denominator in ratios.values()))
     return {name: top * (one // bottom) for name, (top, bottom) in ratios.items()}, one
 
 
+def _ratio(name: str, share: float | Fraction | Decimal) -> tuple[int, int]:
+    """Exactly this share, as numerator and denominator."""
+    try:
+        if not is_number(share):
+            raise TypeError
+        exact = int(share) if isinstance(share, np.integer) else share
+        return exact.as_integer_ratio()
+    except (TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise InputError(f"share of {name!r} must be a finite number, got {share!r}") from error
+
+
 def _cents(budget: str | int | Decimal) -> int:
+    if isinstance(budget, np.integer):
+        budget = int(budget)
     if isinstance(budget, bool) or not isinstance(budget, str | int | Decimal):
         why = "; a float has no exact cents" if isinstance(budget, float) else ""
         raise InputError(f"budget must be text, int or Decimal, like '10000.00', got {budget!r}{why}")

@@ -9,17 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from numbers import Real
 from typing import Literal, get_args
 
 import numpy as np
 
 from fedmerit.accumulate import NO_SCORE
+from fedmerit.arrays import number
 from fedmerit.errors import InputError, UndefinedShares
 from fedmerit.money import Payouts as Payouts
 from fedmerit.money import payouts as payouts
 from fedmerit.others import median_of_others, sum_of_others
-from fedmerit.types import Scores, Vector, settle
+from fedmerit.types import Scores, Vector, rounding, settle
 
 Rule = Literal["fair", "fenced", "impartial", "equal"]
 Negative = Literal["zero", "refuse"]
@@ -74,7 +74,7 @@ def shares(
     where x is ``scores.raw``, D is ``scores.gain``, and :math:`h_i` is :func:`fence`. "fair" and "fenced" sum
     to 1; "fenced" limits what an exaggerated report earns. Under "impartial" a client's own report does not
     touch its own share at all; the price is that it pays nearly equal shares and leaves a part unpaid, that D
-    must be positive, and that x must be ALPHA, LOO or IOI. "equal" ignores the scores. N counts who has a
+    must be above 1e-12, and that x must be ALPHA, LOO or IOI. "equal" ignores the scores. N counts who has a
     score: a client that never reported gets nothing under any rule, "equal" included.
 
     All but "equal" need scores with status "ok", and "fair" and "fenced" need something to divide: a positive
@@ -99,9 +99,8 @@ def shares(
     >>> dict(shares(s, "impartial")), shares(s, "impartial").unpaid
     ({'A': 0.16666666666666666, 'B': 0.20833333333333334, 'C': 0.2916666666666667}, 0.33333333333333326)
     """
-    _check(scores, rule, floor, cap, negative, on_undefined)
-    noise = 1e-12 * np.max(np.abs(scores.raw))  # what rounding may leave of a zero
-    below = [client for client, x in zip(scores.clients, scores.raw, strict=True) if x < -noise]
+    floor, cap = _check(scores, rule, floor, cap, negative, on_undefined)
+    below = [scores.clients[i] for i in np.flatnonzero(scores.raw < -rounding(scores.raw))]
     if below and negative == "refuse" and rule != "equal":
         raise UndefinedShares(f"negative {scores.score} of {_listed(below)}, and negative='refuse' was asked")
     notes = _notes(scores, rule, below)
@@ -111,7 +110,7 @@ def shares(
     elif on_undefined == "refuse":
         raise UndefinedShares(f"{reason}; on_undefined='equal' or 'zero' would say what to do then")
     else:
-        vector = np.full(scores.n, 1 / scores.n if on_undefined == "equal" else float(floor))
+        vector = np.full(scores.n, 1 / scores.n if on_undefined == "equal" else floor)
         notes.append(f"{reason}; on_undefined={on_undefined!r} decided")
     left = 1.0 - math.fsum(vector)
     return Shares(
@@ -204,7 +203,8 @@ def _between(weights: Vector, floor: float, cap: float) -> Vector:
             f"cap={cap:g} leaves a part that nobody may take: only {positive.size} of {w.size} clients have "
             "a positive weight; raise the cap or the floor"
         )
-    leave, meet = floor / positive, cap / positive
+    with np.errstate(over="ignore"):  # a weight so small that no finite t takes it to the cap
+        leave, meet = floor / positive, cap / positive
     corners = np.unique(np.concatenate([leave, meet]))
     low, high = 0, corners.size - 1
     while low < high:  # the last corner at which the sum is still at most 1
@@ -229,7 +229,8 @@ def _why_undefined(scores: Scores, rule: Rule) -> str | None:
     if scores.status != "ok":
         return f"{scores.score} has status {scores.status!r}, not 'ok'"
     if rule == "impartial":
-        return None if scores.gain > 0 else f"the gain is {scores.gain:.6g}, and 'impartial' divides by it"
+        said = f"the gain is {scores.gain:.6g}, and 'impartial' divides by it"
+        return None if scores.gain > _NOTHING else said
     above = scores.raw > 0
     positive = math.fsum(scores.raw[above])
     noise = 0.0 if scores.stderr is None else 2 * math.fsum(scores.stderr[above])
@@ -249,7 +250,7 @@ def _notes(scores: Scores, rule: Rule, below: list[str]) -> list[str]:
     if below:
         where = " in the shares of the others" if rule == "impartial" else ""
         notes.append(f"negative {scores.score} counts as zero{where}: {_listed(below)}")
-    if scores.gain <= 0:
+    if scores.gain <= _NOTHING:
         notes.append(f"the utility did not rise (gain {scores.gain:.6g}): there is no gain to attribute")
     if scores.score == "EE":
         notes.append("raw EE is close to an equal split by construction, whatever the contributions")
@@ -266,7 +267,8 @@ def _listed(names: list[str]) -> str:
 
 def _check(
     scores: Scores, rule: Rule, floor: float, cap: float, negative: Negative, on_undefined: OnUndefined
-) -> None:
+) -> tuple[float, float]:
+    """Floor and cap in float64, whatever precision they came in."""
     if not isinstance(scores, Scores):
         raise InputError(f"shares takes Scores, got {type(scores).__name__}")
     for name, given, allowed in (
@@ -274,9 +276,7 @@ def _check(
     ):  # fmt: skip
         if given not in get_args(allowed):
             raise InputError(f"{name} must be one of {', '.join(get_args(allowed))}, got {given!r}")
-    for name, number in (("floor", floor), ("cap", cap)):
-        if isinstance(number, bool) or not isinstance(number, Real):
-            raise InputError(f"{name} must be a number, got {number!r:.100}")
+    floor, cap = _number("floor", floor), _number("cap", cap)
     n = scores.n
     if n < (2 if rule == "impartial" else 1):
         raise InputError(f"rule {rule!r} needs at least {2 if rule == 'impartial' else 1} clients, got {n}")
@@ -294,3 +294,10 @@ def _check(
             "rule 'impartial' needs negative='zero', got 'refuse': whoever reports a negative score would "
             "stop all payment, its own included"
         )
+    return floor, cap
+
+
+def _number(name: str, given: float) -> float:
+    if (found := number(given)) is None:
+        raise InputError(f"{name} must be a number, got {given!r:.100}")
+    return found
