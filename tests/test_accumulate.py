@@ -57,6 +57,33 @@ def test_standard_errors_add_as_squares_on_fresh_slices():
     assert accumulate(rounds).notes == ()
 
 
+@pytest.mark.parametrize(
+    ("slices", "expected"),
+    [
+        ("ab", math.hypot(0.1, 0.1)),  # other samples: independent
+        ("aa", 0.2),
+        ((None, None), 0.2),
+        (("a", None), 0.2),  # what is not named may be slice a
+        (("a", None, None), 0.3),
+        (("a", "b", None), math.hypot(0.1, 0.1) + 0.1),
+    ],
+)
+def test_a_slice_that_is_not_named_is_independent_of_none(slices, expected):
+    rounds = [make(k, se_alpha=[0.1] * 3, slice=one) for k, one in enumerate(slices, start=1)]
+    total = accumulate(rounds)
+    assert total.stderr == pytest.approx([expected] * 3)
+    assert any("were added up: an upper bound" in note for note in total.notes) == (slices != "ab")
+
+
+def test_two_spellings_of_a_name_are_noted():
+    rounds = [make(1, ("Ulm", "Bonn")), make(2, ("Ulm ", "Bonn"))]
+    note = (
+        "clients 'Ulm' and 'Ulm ' differ only in case, blanks or how letters are composed: they count as two"
+    )
+    assert note in accumulate(rounds).notes
+    assert not any("differ" in said for said in accumulate(rounds[:1]).notes)
+
+
 def test_standard_errors_on_the_same_samples_use_the_running_total_or_a_stated_bound():
     rounds = [
         make(1, se_alpha=[0.03, 0.04, 0], slice="s", se_alpha_total=[0.03, 0.04, 0]),

@@ -1,6 +1,7 @@
 """Who, how much, how sure: the first thing a person reads must not say more than the reports do."""
 
 import io
+from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
@@ -151,7 +152,8 @@ def test_shares_are_those_that_would_be_paid():
 
 
 def test_who_was_silent_is_said_and_the_last_round_has_no_fp():
-    found = summarise([reports(), reports(2, clients=("good", "fair"), silent=("bad", "ghost"))])
+    rounds = [reports(), reports(2, clients=("good", "fair"), silent=("bad", "ghost"))]
+    found = summarise(rounds)
     assert found.status == {}
     by_name = {one.client: one for one in found.standings}
     assert by_name["good"].last["FP"] is None
@@ -161,6 +163,8 @@ def test_who_was_silent_is_said_and_the_last_round_has_no_fp():
     assert "ghost" not in by_name
     assert "client 'bad' was summed but sent no report: round 2" in found.notes
     assert "client 'ghost' was summed but sent no report: round 2" in found.notes
+    unnumbered = summarise([replace(one, round=None) for one in rounds])
+    assert "client 'ghost' was summed but sent no report: round 2" in unnumbered.notes
     assert "50%" in shown(found)
 
 

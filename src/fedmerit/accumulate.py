@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedmerit.checks import spelled, two_spellings
 from fedmerit.errors import InputError, ReportError, UndefinedScore
 from fedmerit.scores import SCORES, ioi, solo
 from fedmerit.types import Reports, Scores, Vector
@@ -38,7 +39,8 @@ def accumulate(
     with R rounds counted and R_i of them reported by client i. ``MERIT`` is the last SOLO plus IOI summed.
 
     Standard errors (ALPHA, LOO, IOI; only if every counted report carries one): rounds on different test
-    slices are independent, so squares add up. Rounds on the same slice share their samples: there the
+    slices are independent, so squares add up. A slice that is not named may be any of them: what its rounds
+    carry is added as it is. Rounds on the same slice share their samples: there the
     client's own ``se_alpha_total`` is used where it covers just these rounds, and otherwise the sum of the
     rounds' standard errors, which is an upper bound and noted as such. It covers them if the last carries
     it, if numbers run from 1 without a gap (or there are none; an aborted round, over which the utility stays
@@ -55,7 +57,7 @@ def accumulate(
 
     Returns:
         Scores of every client that ever reported in a counted round; ``coverage`` is R_i / R. Notes name
-        who was in a sum and never reported, and rounds that do not join up.
+        who was in a sum and never reported, two names that may be one, and rounds that do not join up.
 
     Raises:
         ReportError: also for a counted round that nobody reported in, naming it; leave it out, as a ledger
@@ -82,6 +84,12 @@ def accumulate(
     per_round = ioi if score == "MERIT" else SCORES[score].function
     terms: list[list[float]] = [[] for _ in clients]
     notes = list(_apart(counted))
+    if alike := two_spellings(clients):
+        one, other = spelled(*alike)
+        notes.append(
+            f"clients {one} and {other} differ only in case, blanks or how letters are composed: "
+            "they count as two"
+        )
     for reports in counted:
         scores = per_round(reports)
         notes += scores.notes
@@ -202,21 +210,24 @@ def _standard_errors(
             if score == "ALPHA" and name not in doubted and reports.se_alpha_total is not None:
                 totals[mine][here] = float(reports.se_alpha_total[k])
     bounded = False
-    squares = []
+    found = []
     for own, running in zip(parts, totals, strict=True):
-        square = 0.0
+        unknown, square = 0.0, 0.0
         for slice_id, errors in own.items():
             exact = len(errors) == 1 or (slice_id in running and len(own) == 1)
             bounded |= not exact
             error = errors[0] if len(errors) == 1 else running[slice_id] if exact else math.fsum(errors)
-            square += error * error
-        squares.append(square)
+            if slice_id is None:
+                unknown = error
+            else:
+                square += error * error
+        bounded |= None in own and len(own) > 1
+        found.append(unknown + math.sqrt(square))
     if bounded:
         unsaid = any(reports.slice is None for reports in rounds)
         which = "that do not name their slice" if unsaid else "on the same test samples"
         notes.append(f"standard errors of rounds {which} were added up: an upper bound")
-    errors_of_sums: Vector = np.sqrt(np.array(squares))
-    return errors_of_sums
+    return np.array(found)
 
 
 def _follows(earlier: Reports, later: Reports) -> bool:

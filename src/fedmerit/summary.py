@@ -171,9 +171,9 @@ def digits_for(largest: float) -> int:
 def absences(rounds: Sequence[Reports], clients: Sequence[str]) -> Iterator[str]:
     """Who was summed without a report, and when; who is on the roster and in no round at all."""
     missed: dict[str, list[str]] = {}
-    for reports in rounds:
+    for place, reports in enumerate(rounds, start=1):
         for name in reports.silent:
-            missed.setdefault(name, []).append(str(reports.round))
+            missed.setdefault(name, []).append(str(place if reports.round is None else reports.round))
     for name, when in missed.items():
         yield f"client {name!r} was summed but sent no report: round {', '.join(when)}"
     seen = {name for reports in rounds for name in (*reports.clients, *reports.silent)}
