@@ -6,8 +6,10 @@ from contextlib import suppress
 from functools import partial
 
 import pytest
-from federation_in import NAMES, grid_of, make_keys, run
-from lies import LIAR
+from federation_in import NAMES, NODES, grid_of, make_keys, run, task
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import FedAdam, FedAvg
+from lies import LIAR, exchange_of
 
 import fedmerit.flower
 from fedmerit.copies import exported
@@ -144,6 +146,76 @@ def test_members_that_measured_otherwise_are_named_and_most_of_them_are_believed
     assert said[0].startswith(
         "round 2: client-0 signed v(M) = 0.125 of accuracy, the round is scored with 0."
     )
+
+
+# ------------------------------------------------------------------------ a round that was aborted, or not
+
+
+def aborted(which, model=None):
+    """That a round was aborted, and the run cut off after it: nothing of it needs a member's signature."""
+
+    def tell(ledger, records):
+        closed = body_of(next(record for record in records if record.kind == "round"))
+        run_ = next(record for record in records if record.kind == "run").body
+        for record in records:
+            if record.kind == "schedule" and record.body["round"] == which:
+                break
+            yield record.author, record.kind, body_of(record), record.signature
+        yield SERVER, "schedule", body_of(record), b""
+        yield SERVER, "masked", {"round": which, "inputs": {}}, b""
+        closed |= {"round": which, "included": [], "declined": [], "silent": [], "slice": None}
+        closed |= {"aborted": "stage masked: 2 members left, 3 are needed", "utilities": {}}
+        closed["m"] = model or (run_["m0"] if which == 1 else closed["m"])
+        yield SERVER, "round", closed, b""
+
+    return tell
+
+
+@pytest.mark.parametrize("which", [1, 2])
+def test_an_aborted_round_leaves_the_model_as_it_was(home, which):
+    shutil.copytree(home, home / "other")
+    written(home, aborted(which), anew=())
+    assert f"rounds: {which} of 2, 1 aborted" in list(verify_folder(home / "run"))
+    written(home / "other", aborted(which, "ab" * 32), anew=())
+    message = r"^record \d+ \(round by server\): aborted, but states another model than the one before it$"
+    with pytest.raises(LedgerError, match=message):
+        list(verify_folder(home / "other" / "run"))
+
+
+@pytest.mark.parametrize("strategy", [FedAvg, FedAdam])
+@pytest.mark.parametrize("which", [(1,), (2,), (1, 2), (3,)])
+def test_rounds_that_are_really_aborted_verify(tmp_path, strategy, which):
+    """The first, one between two others, two of them, the last; also where an optimiser moves the model."""
+    make_keys(tmp_path)
+    grid = grid_of(tmp_path)
+
+    def before(node, message):
+        ask = exchange_of(message)
+        if ask.exchange == "check" and ask.round in which:
+            grid.dead |= {102, 103}
+
+    def revived():
+        grid.dead.clear()
+        return list(NODES.values())
+
+    grid.before, grid.get_node_ids = before, revived
+    fedmerit.flower.Contributions(
+        strategy(fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3),
+        roster=tmp_path / "roster.toml",
+        test=task.federation().pool,
+        value=task.value,
+        utilities=task.UTILITIES,
+        folder=tmp_path / "run",
+        weights="uniform",
+        page=False,
+    ).start(grid=grid, initial_arrays=ArrayRecord(task.first_model()), num_rounds=3)
+    lines = list(verify_folder(tmp_path / "run"))
+    assert f"rounds: 3 of 3, {len(which)} aborted" in lines
+    followed = not any(
+        line == "models: the server's optimiser moves the model between rounds, so no M0 can be followed"
+        for line in lines
+    )
+    assert followed == (strategy is FedAvg)
 
 
 @pytest.fixture

@@ -93,8 +93,8 @@ _COLUMNS = ("alone", "without", "se_loo", "se_ioi", "se_alpha", "se_alpha_total"
 def rounds_of(ledger: Records) -> list[Round]:
     """Every finished round of a ledger, in order, if the records fit together."""
     start = first_body(ledger, "run")
-    moves = bool(start.get("terms", {}).get("optimiser"))  # the server moves the model between rounds
     found: list[Round] = []
+    before: str | None = None
     pending: Round | None = None
     outcome: Mapping[str, str] | None = None
     masked: Mapping[str, str] | None = None
@@ -107,6 +107,7 @@ def rounds_of(ledger: Records) -> list[Round]:
                     raise LedgerError(f"round {pending.number} before it is not closed")
                 head, masked = last, None
                 pending, outcome = Round(number=body["round"], scheduled=tuple(body["members"])), None
+                before = None if found and moves(start) else found[-1].body["m"] if found else start["m0"]
                 if pending.number != len(found) + 1:
                     raise LedgerError(f"expected round {len(found) + 1}, got round {pending.number}")
             elif record.kind == "masked":
@@ -117,8 +118,7 @@ def rounds_of(ledger: Records) -> list[Round]:
                 if pending is None or body["round"] != pending.number or outcome is not None:
                     raise LedgerError("outside of its round, or the second of its round")
                 outcome = {key: value for key, value in body.items() if key != "round"}
-                before = found[-1].body["m"] if found else start["m0"]
-                if outcome["m0"] != before and not (found and moves):
+                if before not in (None, outcome["m0"]):
                     raise LedgerError("starts from another model than the one before it")
                 if outcome["head"] != head:
                     raise LedgerError("its members saw another history than the records before it")
@@ -138,11 +138,19 @@ def rounds_of(ledger: Records) -> list[Round]:
                 if pending is None or body["round"] != pending.number:
                     raise LedgerError(f"expected the end of round {len(found) + 1}")
                 found.append(_closed(pending, body, outcome))
+                if outcome is None and before not in (None, body["m"]):
+                    raise LedgerError("aborted, but states another model than the one before it")
                 if masked is None or (start["keys"] and set(found[-1].included) - set(masked)):
                     raise LedgerError("includes a member whose masked input is not recorded")
                 pending = None
         last = record.digest.hex()
     return found
+
+
+def moves(run: Mapping[str, Any]) -> bool:
+    """Whether a run's terms let the server move the model between rounds: M0 is then not the last M."""
+    terms = run.get("terms")
+    return isinstance(terms, Mapping) and bool(terms.get("optimiser"))
 
 
 def _closed(one: Round, body: Mapping[str, Any], outcome: Mapping[str, str] | None) -> Round:

@@ -13,7 +13,7 @@ from fedmerit.copies import Copy
 from fedmerit.errors import ConfigError, LedgerError
 from fedmerit.federation.decisions import Decision, decisions_of, money
 from fedmerit.federation.files import check_config, check_scores
-from fedmerit.federation.journal import Round, first_body, reading, rounds_of
+from fedmerit.federation.journal import Round, first_body, moves, reading, rounds_of
 from fedmerit.federation.own import OwnPart, own_parts
 from fedmerit.federation.valued import differences
 from fedmerit.federation.visibility import check_stated, reader_of
@@ -128,6 +128,8 @@ class _Checked:
             yield f"{self.member}: last signed the head of {own}" if own else f"{self.member}: signed no head"
         aborted = sum(bool(one.aborted) for one in self.rounds)
         yield f"rounds: {len(self.rounds)} of {self.config.training.rounds}, {aborted} aborted"
+        if moves(self.run):
+            yield "models: the server's optimiser moves the model between rounds, so no M0 can be followed"
         for one in self.rounds:
             for name, words in differences(one).items():
                 yield f"round {one.number}: {name} {words}"
