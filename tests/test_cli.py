@@ -613,6 +613,10 @@ def test_keys(fedmerit, tmp_path):
     code, _, err = fedmerit("keys", "roster", tmp_path / "none.toml")
     assert code == 2
     assert_one_line(err)
+    code, _, err = fedmerit("keys", "roster", tmp_path / "no.toml", "--member", f"St. Mary/N={public['a']}")
+    assert code == 2
+    assert "'St. Mary/N' cannot be a member's name, because it is part of file names" in err
+    assert not (tmp_path / "no.toml").exists()
 
 
 HEAVY = ("torch", "flwr", "altair", "cryptography", "scipy.stats", "safetensors")

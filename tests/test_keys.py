@@ -7,7 +7,8 @@ import stat
 
 import pytest
 
-from fedmerit.errors import KeyFileError
+from fedmerit.config import from_dict
+from fedmerit.errors import ConfigError, KeyFileError
 from fedmerit.keys import (
     Member,
     Roster,
@@ -87,7 +88,7 @@ def test_a_key_cannot_be_written_where_there_is_no_folder(tmp_path):
 @pytest.mark.parametrize("suffix", ["toml", "json"])
 @pytest.mark.parametrize("weights", [(None, None), (1200.0, 0.1)])
 def test_a_roster_survives_its_file(tmp_path, suffix, weights):
-    names = ['Klinik "Süd" \\ 1', "Hospital A"]
+    names = ['Klinik "Süd" 1', "Hospital A"]
     roster = Roster(Member(n, k, w) for n, k, w in zip(names, KEYS, weights, strict=False))
     path = tmp_path / f"roster.{suffix}"
     write_roster(path, roster)
@@ -129,6 +130,21 @@ def test_the_hash_is_known_and_depends_on_content_alone():
 def test_bad_rosters_are_refused(members, says):
     with pytest.raises(KeyFileError, match=says):
         Roster(Member(*member) for member in members)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("St. Mary/North",), ("North\\South",), ("server",), (".",), ("..",), ("\u20ac\U0001f3e5" * 32,),
+        ("ABBEY", "Abbey"), ("St  Mary", "St Mary"), ("STRASSE", "Straße"), (" A",), ("A\n",),
+    ],
+)  # fmt: skip
+def test_a_roster_refuses_the_names_that_a_run_refuses_and_in_the_same_words(names):
+    with pytest.raises(KeyFileError) as of_roster:
+        Roster(Member(name, key) for name, key in zip(names, KEYS, strict=False))
+    with pytest.raises(ConfigError) as of_run:
+        from_dict({"partition": {"names": [*names, "fine", "also fine"]}})
+    assert str(of_run.value) == f"partition.names: {of_roster.value}"
 
 
 KEY = "ed25519:" + "01" * 32

@@ -23,7 +23,6 @@ import os
 import secrets
 import stat
 import tomllib
-import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmerit.checks import written_number
 from fedmerit.errors import KeyFileError
+from fedmerit.names import check_name, check_names
 
 if TYPE_CHECKING:  # a machine that only trains has no `cryptography`, and reads rosters all the same
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -98,6 +98,7 @@ class Roster:
                 raise KeyFileError(f"{member.name}: on the roster twice")
             if keys.count(member.key) > 1:
                 raise KeyFileError(f"{member.name}: shares its key with another member of the roster")
+        check_names(names)
         if len({member.weight is None for member in ordered}) > 1:
             raise KeyFileError("either every member of the roster has a weight or none has")
 
@@ -277,19 +278,6 @@ def _small_order(key: bytes) -> bool:
     """
     y = (int.from_bytes(key, "little") & (1 << 255) - 1) % _P
     return y * (y * y - 1) * (_D * y**4 + 2 * y * y - 1) % _P == 0
-
-
-def check_name(name: Any) -> None:
-    """A name looks the same to all: short, printable, one spelling in Unicode, no blanks at its ends."""
-    good = (
-        isinstance(name, str)
-        and 1 <= len(name) <= 64
-        and name.isprintable()
-        and name == name.strip()
-        and name == unicodedata.normalize("NFC", name)
-    )
-    if not good:
-        raise KeyFileError(f"a member's name must be 1 to 64 printable characters, got {name!r:.100}")
 
 
 def _write_new(path: Path, data: bytes, mode: int) -> None:

@@ -1,13 +1,12 @@
-"""What settings may be: ranges, names of members, and what must fit together."""
+"""What settings may be: their ranges, and what must fit together."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
-from fedmerit.checks import spelled, two_spellings
 from fedmerit.errors import ConfigError, KeyFileError
-from fedmerit.keys import check_name
+from fedmerit.names import check_names
 
 if TYPE_CHECKING:
     from fedmerit.config import Config
@@ -31,7 +30,6 @@ _RANGES: dict[str, tuple[float, float, str]] = {
 }
 STAGES = ("advertise", "share", "masked", "check", "unmask", "report")
 TRUTHS = ("mr-shapley", "shapley")
-LONGEST_NAME = 200
 
 
 def check(config: Config) -> None:
@@ -46,15 +44,10 @@ def check(config: Config) -> None:
         raise ConfigError(
             f"partition.names: expected {config.partition.clients} different names, got {list(names)}"
         )
-    for name in names:
-        _check_name(name)
-    twice = two_spellings(names)
-    if twice:
-        one, other = spelled(*twice)
-        alike = "differ only in case, blanks or how letters are composed"
-        raise ConfigError(
-            f"partition.names: expected names that nobody mixes up, got {one} and {other}, which {alike}"
-        )
+    try:
+        check_names(names)
+    except KeyFileError as error:
+        raise ConfigError(f"partition.names: {error}") from error
     _check_sizes(config)
     for section, key in (
         ("corruption", "label_noise"), ("corruption", "label_flip"), ("corruption", "free_rider"),
@@ -123,16 +116,3 @@ def _check_sizes(config: Config) -> None:
     if part.scheme == "sizes" and len(part.sizes) != part.clients:
         got = len(part.sizes)
         raise ConfigError(f"partition.sizes: expected {part.clients} sizes, one per client, got {got}")
-
-
-def _check_name(name: str) -> None:
-    """A name is on the roster, in a file name of a key, and in the keys of a checkpoint."""
-    try:
-        check_name(name)
-    except KeyFileError as error:
-        raise ConfigError(f"partition.names: {error}") from error
-    if any(character in name for character in "/\\") or name in (".", "..", "server"):
-        why = "it is part of file names: expected no / and no \\, and neither '.', '..' nor 'server'"
-        raise ConfigError(f"partition.names: {name!r} cannot be a member's name, because {why}")
-    if len(name.encode()) > LONGEST_NAME:
-        raise ConfigError(f"partition.names: {name!r} is longer than {LONGEST_NAME} bytes")
