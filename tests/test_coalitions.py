@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from fedmerit.coalitions import Evaluator, coalition_tables, coefficients
-from fedmerit.coalitions.choosing import choose
+from fedmerit.coalitions import Evaluator, Record, coalition_tables, coefficients
+from fedmerit.coalitions.choosing import choose, sample
 from fedmerit.coalitions.strategies import Packing, Pool, Single, Stacked, Strategy
 from fedmerit.errors import ConfigError, DataError, InputError, ReportError
 from fedmerit.models import ResNet, build, flatten, load_vector, prepare, to_vector
@@ -209,11 +210,84 @@ def test_half_precision_out_of_range_is_repaired_in_float32():
     m0, updates = to_vector(model), np.zeros((3, 111), dtype=np.float32)
     updates[2, :36] = 7e4  # beyond float16
     expected, _ = coalition_tables(model, m0, updates, WEIGHTS, x, y, ["accuracy"])
-    evaluator = Evaluator(model, x, y, ["accuracy"])
-    strategy = Single(model, ready(x, y, ["accuracy"]), "float16")
-    evaluator.chosen = strategy, evaluator.tables(m0, updates, WEIGHTS)[1]
-    got, _ = evaluator.tables(m0, updates, WEIGHTS)
-    assert got["accuracy"].values.tolist() == expected["accuracy"].values.tolist()
+    play = Evaluator(model, x, y, ["accuracy"]).game(m0, updates, WEIGHTS)
+    half = replace(play, strategy=Single(model, ready(x, y, ["accuracy"]), "float16"))
+    assert not np.isfinite(half.unrepaired(np.arange(8))).all()
+    assert half.values(np.arange(8))[:, 0].tolist() == expected["accuracy"].values.tolist()
+
+
+def rounds_of_seven(model, scales, seed=5):
+    """M0 and seven updates a round, of these sizes."""
+    m0, rng = to_vector(model), np.random.default_rng(seed)
+    for scale in scales:
+        yield m0, (scale * rng.standard_normal((7, len(m0)))).astype(np.float32), [1.0] * 7
+
+
+def with_bfloat16(model, x, y, tolerance=2e-3):
+    """An evaluator that chose bfloat16 in some earlier round, and that strategy."""
+    evaluator = Evaluator(model, x, y, ["neg-loss", "accuracy"], tolerance=tolerance)
+    strategy = Single(model, ready(x, y, ["neg-loss", "accuracy"]), "bfloat16")
+    record = Record("single bfloat16", "bfloat16", {"neg-loss": 1e-9, "accuracy": 1e-9}, 12, 16)
+    evaluator.chosen = strategy, record
+    return evaluator, strategy
+
+
+def test_every_round_records_its_own_deviation_from_float32():
+    model = model_named("mlp")
+    x, y = pool()
+    evaluator, _ = with_bfloat16(model, x, y, tolerance=1.0)
+    deviations = []
+    for given in rounds_of_seven(model, (1e-3, 0.3)):
+        exact, _ = coalition_tables(model, *given, x, y, ["neg-loss", "accuracy"], method="single")
+        got, record = evaluator.tables(*given)
+        assert (record.method, record.precision) == ("single bfloat16", "bfloat16")
+        assert (record.checked, record.coalitions) == (16, 128)
+        masks = sample(7)
+        for name, table in exact.items():
+            away = np.abs(got[name].values - table.values)
+            assert record.deviation[name] == pytest.approx(away[masks].max(), abs=1e-6)
+        deviations.append(record.deviation["neg-loss"])
+    assert deviations[1] > 10 * deviations[0] > 0
+
+
+def test_a_round_that_strays_too_far_is_not_evaluated_that_way():
+    model = model_named("mlp")
+    x, y = pool()
+    evaluator, _ = with_bfloat16(model, x, y)
+    fine, coarse, again = rounds_of_seven(model, (1e-3, 0.3, 1e-3))
+    assert evaluator.tables(*fine)[1].precision == "bfloat16"
+    exact, _ = coalition_tables(model, *coarse, x, y, ["neg-loss"], method="single")
+    got, record = evaluator.tables(*coarse)
+    assert np.abs(got["neg-loss"].values - exact["neg-loss"].values).max() <= 2e-3
+    if DEVICE == "cpu":  # a GPU may find TF32 or float16 close enough
+        assert (record.method, record.deviation["neg-loss"]) == ("single float32", 0)
+        assert got["neg-loss"].values.tolist() == exact["neg-loss"].values.tolist()
+    assert max(evaluator.tables(*again)[1].deviation.values()) <= 2e-3
+
+
+def test_holding_a_round_against_float32_takes_a_sample_and_a_short_round_is_float32(monkeypatch):
+    model = model_named("mlp")
+    x, y = pool()
+    evaluator, fast = with_bfloat16(model, x, y)
+    (given,) = rounds_of_seven(model, (1e-3,))
+    counts, real = {"float32": 0, "bfloat16": 0}, Single._sums
+
+    def counting(self, rows):
+        counts[self.precision] += len(rows)
+        return real(self, rows)
+
+    monkeypatch.setattr(Single, "_sums", counting)
+    evaluator.tables(*given)
+    assert counts == {"float32": 16, "bfloat16": 16 + 128}
+    counts.update(float32=0, bfloat16=0)
+    _, record = evaluator.tables(given[0], given[1][:6], given[2][:6])  # 64 coalitions
+    assert (counts, record.checked) == ({"float32": 64, "bfloat16": 0}, 0)
+    assert evaluator.game(*given, total=500).strategy is fast  # a short round decides for no other
+    assert evaluator.game(*given).strategy.precision == "float32"
+    small = rounds_of_seven(model, (1e-3,))
+    m0, updates, weights = next(small)
+    one = evaluator.game(m0, updates[:1], weights[:1], total=500)  # two coalitions, asked for often
+    assert one.record.checked == 2
 
 
 def test_a_users_utility_sees_every_coalition(tmp_path, monkeypatch):
@@ -230,6 +304,35 @@ def test_a_users_utility_sees_every_coalition(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="takes one model at a time"):
         coalition_tables(model, m0, updates, WEIGHTS, x, y, names, method="stacked")
     sys.modules.pop("my_coalition_utility")
+
+
+WRONG_ANSWERS = """
+def mean(model, images, labels):
+    return model(images).softmax(1).amax(1).mean()
+def every(model, images, labels):
+    return model(images).softmax(1)
+def percent(model, images, labels):
+    return 100 * model(images).softmax(1).amax(1)
+def infinite(model, images, labels):
+    return model(images).softmax(1).amax(1) / 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("mean", r"must return 12 numbers, one per sample, got shape \(1,\)"),
+        ("every", r"must return 12 numbers, one per sample, got shape \(12, 3\)"),
+        ("percent", r"of sample 0 must lie in \[0, 1\], got \d"),
+        ("infinite", r"of coalition \{\} is not finite"),
+    ],
+)
+def test_a_users_utility_is_held_to_what_it_promises(tmp_path, monkeypatch, function, message):
+    (tmp_path / "my_wrong_utility.py").write_text(WRONG_ANSWERS)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ReportError, match=f"utility 'my_wrong_utility:{function}' {message}"):
+        run(utilities=["accuracy", f"my_wrong_utility:{function}"])
+    sys.modules.pop("my_wrong_utility")
 
 
 def run(**change):

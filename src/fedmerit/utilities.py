@@ -156,7 +156,7 @@ def evaluate(
         found = torch.cat([value.detach() for value in values[utility.name]]).double().cpu()
         if utility.balanced:
             found = found * balance(labels, logits.shape[1]).cpu()
-        out[utility.name] = _checked(utility, found.numpy(), len(labels))
+        out[utility.name] = checked(utility, found.numpy(), len(labels))
     return out
 
 
@@ -206,7 +206,8 @@ def check_range(labels: Tensor, classes: int) -> None:
         raise DataError(f"labels must lie in 0 ... {classes - 1}, got {low if low < 0 else high}")
 
 
-def _checked(utility: Utility, values: npt.NDArray[np.float64], samples: int) -> npt.NDArray[np.float64]:
+def checked(utility: Utility, values: npt.NDArray[np.float64], samples: int) -> npt.NDArray[np.float64]:
+    """One finite number per sample, in [0, 1] where the utility promises it."""
     name = f"utility {utility.name!r}"
     if values.shape != (samples,):
         raise ReportError(f"{name} must return {samples} numbers, one per sample, got shape {values.shape}")

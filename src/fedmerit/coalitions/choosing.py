@@ -8,11 +8,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedmerit.coalitions.game import Masks
 from fedmerit.coalitions.strategies import Pool, Precision, Single, Stacked, Strategy
 
+CHECKED = 16
+"""Coalitions on which a strategy is measured and held against float32, nobody and everybody among them."""
 Candidates = Iterator[tuple[str, Callable[[], Strategy]]]
 Effort = Literal["auto", "none", "compile", "tune"]
 """How long to look: modules as they are, compiled, or compiled with many kernels tried for minutes."""
@@ -25,8 +29,9 @@ MODES = {"compile": "default", "tune": "max-autotune-no-cudagraphs"}
 class Record:
     """How a table was made: by which strategy, how far that strays from float32, how long it took.
 
-    ``deviation``: per utility the largest |value - float32 value| on ``checked`` coalitions (none are checked
-    when the strategy is float32 itself). ``tried``: each candidate's seconds per coalition, or why it is out.
+    ``deviation``: per utility the largest |value - float32 value| on ``checked`` coalitions of this round
+    (none are checked when the strategy is float32 itself). ``tried``: each candidate's seconds per coalition,
+    or why it is out, in the round in which the strategy was chosen.
     """
 
     method: str
@@ -38,6 +43,14 @@ class Record:
     seconds: float = 0.0
     setup_seconds: float = 0.0
     tried: dict[str, float | str] = field(default_factory=dict)
+
+
+def sample(n: int) -> Masks:
+    """Coalitions to measure on: nobody, everybody and others at random; all of them where they are few."""
+    if 1 << n <= CHECKED:
+        return np.arange(1 << n)
+    inner = np.random.default_rng(0).integers(1, (1 << n) - 1, CHECKED - 2)
+    return np.concatenate([[0, (1 << n) - 1], inner])
 
 
 def plain(strategy: Strategy) -> Record:

@@ -2,7 +2,8 @@
 
 On a CPU that is one model after another. On a GPU a short measurement decides between one model at a time and
 a stack of them, in half precision, TF32 or float32, and for long jobs compiled; every candidate is held
-against float32 on a sample of coalitions, and what was chosen and how far it strays is recorded.
+against float32 on a sample of coalitions. What was chosen serves later rounds as long as it agrees with
+float32 on a sample of theirs too; how far it strays is measured and recorded for every round.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from fedmerit.checks import names_of
 from fedmerit.coalitions import game as games
-from fedmerit.coalitions.choosing import Effort, Record, choose, plain
+from fedmerit.coalitions.choosing import CHECKED, Effort, Record, choose, plain, sample
 from fedmerit.coalitions.memory import free_memory, try_forward
 from fedmerit.coalitions.strategies import Pool, Single, Stacked, Strategy
 from fedmerit.errors import InputError, ReportError
@@ -29,8 +30,6 @@ from fedmerit.utilities import Utility, balance, check_labels, check_range, devi
 
 CPU_BATCH = 100
 """Images per forward pass on a CPU: their activations stay in its cache, twice as fast as 1000."""
-CHECKED = 16
-"""Coalitions on which a strategy is measured and held against float32, nobody and everybody among them."""
 Vectors = npt.NDArray[Any] | Tensor
 Weights = Sequence[float] | npt.NDArray[np.float64]
 Progress = Callable[[int, int], None]
@@ -39,6 +38,10 @@ Progress = Callable[[int, int], None]
 
 class Evaluator:
     """Evaluates coalition models on one test set; what it learnt about the device serves all rounds.
+
+    Every round's record tells its own deviation from float32, on ``CHECKED`` coalitions that are evaluated by
+    the fast strategy and in float32. Where a round strays by more than ``tolerance``, the strategy is chosen
+    anew on that round's models, and serves from then on.
 
     Args:
         model: gives architecture and, unless ``device`` is given, the device. Left as it is.
@@ -83,6 +86,7 @@ class Evaluator:
         check_range(self.labels, classes)
         if any(utility.balanced for utility in self.utilities):
             balance(self.labels, classes)
+        self.exact: Strategy | None = None
         self.chosen: tuple[Strategy, Record] | None = None
 
     def tables(
@@ -128,7 +132,8 @@ class Evaluator:
     ) -> Game:
         """A round whose coalitions can be asked for one by one; arguments as in ``tables``.
 
-        ``total`` says how many will be: for many a faster strategy is looked for.
+        ``total`` says how many will be: up to ``4 * CHECKED`` are evaluated in float32, for more a faster
+        strategy is looked for, or the one chosen before is held against float32 on this round.
         """
         n = len(updates)
         names = names_of(clients, None, "coalitions: ") or names_of((), n, "")
@@ -140,8 +145,11 @@ class Evaluator:
         base = self.vector(m0, "M0")
         moves = [self.vector(u, f"the update of {c}") for c, u in zip(names, updates, strict=True)]
         of = _Round(base, torch.stack(moves), np.asarray(weights, dtype=np.float64), game)
-        strategy, record = self._strategy(of, total)
-        return Game(self, of, strategy, record, names)
+        if self.exact is None:
+            self.exact = (Stacked if self.method == "stacked" else Single)(self.model, self.pool(n))
+        play = Game(self, of, self.exact, plain(self.exact), names)
+        few = total <= 4 * CHECKED
+        return play if few or self.users or self.method != "auto" else self._faster(play, total)
 
     def need(self, clients: int) -> int:
         """Bytes for the smallest way to do it: test set, updates, a few models, one image's activations."""
@@ -191,28 +199,36 @@ class Evaluator:
         """Bytes for the outputs of layers: half of what is left, the rest is for weights."""
         return max(0, self.memory - self.need(clients)) // 2
 
-    def _strategy(self, of: _Round, total: int) -> tuple[Strategy, Record]:
-        """The strategy chosen in an earlier round, or a new choice."""
-        if self.chosen is not None:
-            return self.chosen
-        n = len(of.updates)
-        pool = self.pool(n)
-        exact: Strategy = (Stacked if self.method == "stacked" else Single)(self.model, pool)
-        if self.device.type != "cuda" or self.method != "auto" or self.users or total <= 4 * CHECKED:
-            self.chosen = exact, plain(exact)
-            return self.chosen
-        inner = np.random.default_rng(0).integers(1, (1 << n) - 1, CHECKED - 2)
-        sample = np.concatenate([[0, (1 << n) - 1], inner])
-        self.chosen = choose(
+    def _faster(self, exact: Game, total: int) -> Game:
+        """The same round by the strategy chosen before, if that agrees with float32 here, or by a new one."""
+        n = len(exact.names)
+        masks = sample(n)
+        if self.chosen is not None and (found := self._again(exact, *self.chosen, masks)):
+            return found
+        if self.device.type != "cuda":
+            return exact
+        self.chosen = None  # its memory is needed
+        strategy, record = self.chosen = choose(
             self.model,
-            exact,
-            lambda strategy: torch.cat(list(self.rows(strategy, of, sample))),
+            exact.strategy,
+            lambda strategy: torch.cat(list(self.rows(strategy, exact.of, masks))),
             total=total,
             tolerance=self.tolerance,
             effort=self.effort,
-            stack=self._activations(n) // (self.per_image * pool.batch),
+            stack=self._activations(n) // (self.per_image * exact.strategy.pool.batch),
         )
-        return self.chosen
+        return replace(exact, strategy=strategy, record=record)
+
+    def _again(self, exact: Game, strategy: Strategy, record: Record, masks: games.Masks) -> Game | None:
+        """The round by a strategy chosen before, with its deviation here; None where it strays too far."""
+        if strategy is exact.strategy:
+            return replace(exact, record=record)
+        found = replace(exact, strategy=strategy)
+        away = np.abs(found.unrepaired(masks) - exact.unrepaired(masks)).max(0)
+        if not (away <= self.tolerance).all():  # also where something is not finite
+            return None
+        deviation = dict(zip(record.deviation, away.tolist(), strict=True))
+        return replace(found, record=replace(record, deviation=deviation, checked=len(masks)))
 
 
 @dataclass(frozen=True)
@@ -241,12 +257,7 @@ class Game:
 
     def values(self, masks: games.Masks, progress: Progress | None = None) -> npt.NDArray[np.float64]:
         """Every utility of these coalitions, shape (K, U)."""
-        values, done = np.empty((len(masks), len(self.evaluator.utilities))), 0
-        for rows in self.evaluator.rows(self.strategy, self.of, masks):
-            values[done : done + len(rows)] = self._evaluate(rows)
-            done += len(rows)
-            if progress:
-                progress(done, len(masks))
+        values = self.unrepaired(masks, progress)
         bad = np.flatnonzero(~np.isfinite(values).all(1))
         if bad.size and self.strategy.precision in ("float16", "bfloat16"):  # out of range: now in float32
             exact = Single(self.evaluator.model, self.strategy.pool)
@@ -257,6 +268,16 @@ class Game:
             utility = self.evaluator.utilities[int(np.flatnonzero(~np.isfinite(values[bad[0]]))[0])].name
             who = games.name(int(masks[bad[0]]), self.names)
             raise ReportError(f"utility {utility!r} of coalition {who} is not finite: its model diverged")
+        return values
+
+    def unrepaired(self, masks: games.Masks, progress: Progress | None = None) -> npt.NDArray[np.float64]:
+        """The same as the strategy gives them, finite or not."""
+        values, done = np.empty((len(masks), len(self.evaluator.utilities))), 0
+        for rows in self.evaluator.rows(self.strategy, self.of, masks):
+            values[done : done + len(rows)] = self._evaluate(rows)
+            done += len(rows)
+            if progress:
+                progress(done, len(masks))
         return values
 
     def _evaluate(self, rows: Tensor) -> npt.NDArray[np.float64]:

@@ -10,17 +10,19 @@ from __future__ import annotations
 import abc
 import contextlib
 import copy
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedmerit.models import state
-from fedmerit.utilities import Utility, balance, call, float32
+from fedmerit.utilities import Utility, balance, call, checked, float32
 
 Precision = Literal["float32", "tf32", "float16", "bfloat16"]
 ALIGN = 64
@@ -208,8 +210,15 @@ class Single(Strategy):
             else:
                 target.copy_(self._evaluate())
             for i in self.users:
-                target[i] = call(self.pool.utilities[i], self.model, self.images, self.pool.labels).sum()
+                target[i] = self._users(self.pool.utilities[i])
         return out
+
+    def _users(self, utility: Utility) -> float:
+        """The sum of a user's utility, held to what it promises; NaN where some of it is not finite."""
+        values = call(utility, self.model, self.images, self.pool.labels).detach().cpu().numpy()
+        if not np.isfinite(values).all():
+            return math.nan
+        return float(checked(utility, values, len(self.pool.labels)).sum())
 
 
 class Stacked(Strategy):

@@ -90,9 +90,7 @@ class Truth:
         return {**facts, "sha256": self._save(f"round-{outcome.round:04d}.npz", outcome.included, arrays)}
 
     def _evaluator(self, outcome: Outcome) -> Evaluator:
-        if (
-            outcome.slice.id not in self._evaluators
-        ):  # what it measured holds for every round on these samples
+        if outcome.slice.id not in self._evaluators:  # what is fastest is so for all rounds on these samples
             self._evaluators = {
                 outcome.slice.id: Evaluator(
                     self.federation.network, outcome.slice.x, outcome.slice.y, self.federation.utilities
