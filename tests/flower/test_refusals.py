@@ -53,7 +53,7 @@ def test_a_member_with_another_roster_refuses_to_join(home, tmp_path_factory):
 def test_somebody_elses_signature_does_not_open_the_door(home):
     """Another member's name, signed with one's own key."""
     grid = grid_of(home)
-    grid.alter = answering("join", 0, lambda data: pack(["client-2", unpack(data, "")[1]]))
+    grid.alter = answering("join", 0, lambda data: pack(["client-2", *unpack(data, "")[1:]]))
     strategy, rounds = run(home, grid, join=0.5)
     assert all(set(one.reports) == {"client-0", "client-2", "client-3"} for one in rounds)
     assert "not that of the roster's key" in checked(strategy, rounds, home)[0]

@@ -1,10 +1,11 @@
-"""fedmerit's bytes inside Flower messages, and what a train message says besides the model."""
+"""fedmerit's bytes inside Flower messages, and what members are told to train with besides the model."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from fedmerit.errors import MessageError
 from fedmerit.secagg.setting import pack
@@ -41,12 +42,34 @@ def only_arrays(content: RecordDict) -> ArrayRecord:
     return records[0]
 
 
-def digest(content: RecordDict) -> bytes:
-    """SHA-256 of all a train message holds but our bytes: arrays of every type, settings, metrics.
+def config_digest(config: Mapping[str, object]) -> bytes:
+    """SHA-256 of a run config: the same for every order of its keys, another for every type of a value.
+
+    Flower makes it of the app's defaults and what the run overrides, so all nodes of an honest run have the
+    same. What a node's owner sets is the node config, which is nobody else's business.
+    """
+    for key, value in config.items():
+        if not isinstance(value, bool | int | float | str | bytes):
+            kind = type(value).__name__
+            raise MessageError(f"run config: {key} must be a number, a text or a truth value, got a {kind}")
+    rows = [[key, config[key]] for key in sorted(config)]
+    try:
+        return hashlib.sha256(pack("fedmerit run config 1", rows)).digest()
+    except OverflowError:
+        raise MessageError("run config: a whole number has more than 64 bits") from None
+
+
+def digest(message: Message, run_config: bytes) -> bytes:
+    """SHA-256 of all that says how to train: the message but for our bytes, its type, the run config.
 
     Members compare it before anything is unmasked: a server that told one of them to train otherwise than
     the others could read its update from the sum.
+
+    Args:
+        message: its type chooses the function; arrays of every type, settings and metrics count.
+        run_config: digest of the run config.
     """
+    content, kind = message.content, message.metadata.message_type
     records: list[list[object]] = []
     for key in sorted(content):
         record = content[key]
@@ -60,7 +83,7 @@ def digest(content: RecordDict) -> bytes:
         else:
             rows = [[name, _plain(value)] for name, value in sorted(record.items())]
         records.append([key, type(record).__name__, rows])
-    return hashlib.sha256(pack("fedmerit train message 1", records)).digest()
+    return hashlib.sha256(pack("fedmerit train message 2", kind, run_config, records)).digest()
 
 
 def _plain(value: object) -> object:

@@ -29,7 +29,7 @@ from fedmerit.federation.protocol import Evaluate
 from fedmerit.federation.remote.agreeing import cautious
 from fedmerit.federation.remote.member import RemoteMember, Trained, Work
 from fedmerit.flower.arrays import Shape
-from fedmerit.flower.carrying import BYTES, digest, only_arrays, put, take
+from fedmerit.flower.carrying import BYTES, config_digest, digest, only_arrays, put, take
 from fedmerit.flower.measuring import Value, evaluator
 from fedmerit.keys import Roster, load_key, public_key, read_roster
 
@@ -141,7 +141,12 @@ class Secured(ClientApp):
     def _member(self, context: Context) -> RemoteMember:
         place = self.place(context)
         name, roster = _named(place)
-        return RemoteMember(name, place.key, roster, self._evaluator, accept=self.accept, seed=self.seed)
+        return RemoteMember(
+            *(name, place.key, roster, self._evaluator),
+            accept=self.accept,
+            seed=self.seed,
+            run_config=config_digest(context.run_config),
+        )
 
     def _evaluator(self, shape: Any, utilities: Sequence[str]) -> Evaluate:
         return evaluator(self.value, Shape.load(shape), utilities)
@@ -149,7 +154,7 @@ class Secured(ClientApp):
     def _work(self, message: Message, context: Context, shown: list[MetricRecord]) -> Work:
         """The model in a message, and the user's training of it."""
         shape = Shape.of(only_arrays(message.content))
-        extra = digest(message.content)
+        extra = digest(message, config_digest(context.run_config))
         return Work(shape.vector, extra, lambda: self._train(shape, message, context, shown))
 
     def _train(self, shape: Shape, message: Message, context: Context, shown: list[MetricRecord]) -> Trained:

@@ -110,10 +110,10 @@ class SecureGrid(Grid):
         self._metrics, self._timeout = {}, timeout
         assert self.coordinator is not None
         self.rounds += 1
-        first = listed[0].content
-        m0, extra = self.shape.read(only_arrays(first)), digest(first)
+        first, run_config = listed[0], self.coordinator.run_config(tuple(self._train))
+        m0, extra = self.shape.read(only_arrays(first.content)), digest(first, run_config)
         for message in listed[1:]:
-            if message.content is not first and digest(message.content) != extra:
+            if not _same(message, first) and digest(message, run_config) != extra:
                 name = names[message.metadata.dst_node_id]
                 raise ProtocolError("the strategy tells it something else than the others", member=name)
         model = self.coordinator.round(self.rounds, m0, tuple(self._train), extra)
@@ -248,6 +248,11 @@ class SecureGrid(Grid):
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _same(one: Message, other: Message) -> bool:
+    """Whether two messages share their content, as those of stock strategies do, and are of one type."""
+    return one.content is other.content and one.metadata.message_type == other.metadata.message_type
 
 
 def _trains(message: Message) -> bool:

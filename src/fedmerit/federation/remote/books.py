@@ -77,9 +77,10 @@ class Books:
             )
             self._write(SERVER, "pool", self.commitment)
 
-    def joined(self, name: str, address: str, signature: bytes) -> bool:
-        """Record that a member joined, if it signed for this address and these terms."""
-        body = join_body(self.run, address, self.terms, self.commitment, public_key(self.key))
+    def joined(self, name: str, address: str, run_config: bytes, signature: bytes) -> bool:
+        """Record that a member joined, if it signed for this address, this run config and these terms."""
+        terms = (self.terms, self.commitment, public_key(self.key))
+        body = join_body(self.run, address, *terms, run_config=run_config)
         if not self.roster.verifies(name, signature, content(name, "join", body)):
             return False
         with self.folder.ledger.transaction():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -65,6 +66,7 @@ class Coordinator:
     transport: Transport
     evaluate: Evaluate | None
     refused: list[str] = field(default_factory=list)  # what was refused and why, for whoever asks
+    _handed: dict[str, bytes] = field(default_factory=dict)  # digests of members' run configs
     _early: tuple[Server, int] | None = None  # keys that came with the last reports, and their round
 
     @property
@@ -84,11 +86,24 @@ class Coordinator:
     def admit(self, address: str, answer: bytes) -> str:
         """The member at an address, if it proves to be one; the run's ledger then says so."""
         match unpack(answer, "an answer to an invitation"):
-            case [str(name), bytes(signature)] if name in self.config.clients:
-                if self.books.joined(name, address, signature):
+            case [str(name), bytes(signature), bytes(handed)] if name in self.config.clients:
+                if self.books.joined(name, address, handed, signature):
+                    self._handed[name] = handed
                     return name
                 raise BindingError("its signature is not that of the roster's key", stage="join", member=name)
         raise MessageError(f"the node at {address} is not a member of the roster", stage="join")
+
+    def run_config(self, members: Sequence[str]) -> bytes:
+        """Digest of the run config that most of these members were handed; nobody else can be summed.
+
+        It reaches members by another way than our messages, and they compare it with each other.
+        """
+        counted = Counter(self._handed[name] for name in sorted(members))
+        most = counted.most_common(1)[0][0]
+        for name in members:
+            if self._handed[name] != most:
+                self.note(f"{name} was handed another run config than most: it cannot be summed")
+        return most
 
     # ----------------------------------------------------------------------------------------------- a round
 

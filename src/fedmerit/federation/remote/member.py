@@ -80,6 +80,7 @@ class RemoteMember:
         evaluator: makes what evaluates models.
         accept: raises a `RefusedError` for settings that this member does not agree to.
         seed: of the stochastic rounding, for rehearsals that are to be repeated; None draws one.
+        run_config: digest of the settings that the transport handed this node for the run.
     """
 
     def __init__(
@@ -91,9 +92,10 @@ class RemoteMember:
         *,
         accept: Callable[[Config], None] = cautious,
         seed: int | None = None,
+        run_config: bytes = b"",
     ) -> None:
         self.name, self.key_file, self.roster = name, key_file, roster
-        self.evaluator, self.accept, self.seed = evaluator, accept, seed
+        self.evaluator, self.accept, self.seed, self.run_config = evaluator, accept, seed, run_config
         self.masked = False  # whether the last answer was a masked update
         self.identity = load_key(key_file)
         if public_key(self.identity) != roster.key(name):
@@ -156,15 +158,15 @@ class RemoteMember:
         except StoreError as error:
             log.warning("%s does not join: %s", self.name, error)
             raise RefusedError("lost what it keeps; its own log says which file", stage="join") from None
-        body = join_body(ask.run, address, terms, commitment, server)
+        body = join_body(ask.run, address, terms, commitment, server, run_config=self.run_config)
         signature = self.identity.sign(content(self.name, "join", body))
         kept = keeping.get("terms")
         if kept is None:
             keeping.open()
             keeping.put("terms", [terms, commitment, server])
-        elif not same(body, join_body(ask.run, address, *kept)):
+        elif not same(body, join_body(ask.run, address, *kept, run_config=self.run_config)):
             raise RefusedError("asked to agree to something else than before", stage="join", member=self.name)
-        return pack([self.name, signature])
+        return pack([self.name, signature, self.run_config])
 
     def _keys_for(
         self, number: int, keeping: Keeping, agreed: Agreed, members: Sequence[Any], run: str

@@ -80,12 +80,19 @@ def unpack(data: bytes, what: str) -> Any:
 
 
 def join_body(
-    run: str, address: str, terms: Mapping[str, Any], commitment: Mapping[str, Any], server: bytes
+    run: str,
+    address: str,
+    terms: Mapping[str, Any],
+    commitment: Mapping[str, Any],
+    server: bytes,
+    *,
+    run_config: bytes,
 ) -> dict[str, Any]:
-    """What a member signs when it joins: where it is, and everything it agrees to."""
+    """What a member signs when it joins: where it is, what it was handed, and everything it agrees to."""
     return {
         "run": run,
         "address": address,
+        "run_config": run_config.hex(),
         "terms": dict(terms),
         "commitment": dict(commitment),
         "server": server.hex(),

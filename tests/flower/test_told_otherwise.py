@@ -1,0 +1,126 @@
+"""Members that are told to train otherwise than the others are not summed, by whatever way they are told."""
+
+import numpy as np
+import pytest
+from federation_in import NODES, client, grid_of, run, task
+from flwr.app import ArrayRecord, Message
+from flwr.clientapp import ClientApp
+from hypothesis import given
+from hypothesis import strategies as st
+from lies import LIAR, checked, exchange_of
+
+import fedmerit.flower
+from fedmerit.errors import ConfigError, MessageError, ProtocolError
+from fedmerit.flower.carrying import config_digest, digest, put
+from fedmerit.secagg import Server, masks
+
+VALUES = st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary()
+OTHERS = [1, 1.0, True, "1", b"1", 0.0, -0.0, 0, False, ""]
+
+
+def same(one, other):
+    """Equal, value by value, with the types that Python calls equal told apart."""
+    return {key: (type(value), repr(value)) for key, value in one.items()} == {
+        key: (type(value), repr(value)) for key, value in other.items()
+    }
+
+
+@given(st.dictionaries(st.text(max_size=5), VALUES, max_size=4), st.randoms(use_true_random=False))
+def test_the_order_of_a_run_config_does_not_count(config, random):
+    keys = list(config)
+    random.shuffle(keys)
+    assert config_digest({key: config[key] for key in keys}) == config_digest(config)
+
+
+@given(
+    st.dictionaries(st.sampled_from("ab"), st.sampled_from(OTHERS), max_size=2),
+    st.dictionaries(st.sampled_from("ab"), st.sampled_from(OTHERS), max_size=2),
+)
+def test_run_configs_have_the_same_digest_only_if_they_are_the_same(one, other):
+    assert (config_digest(one) == config_digest(other)) == same(one, other)
+
+
+@pytest.mark.parametrize("value", [None, [1], {"a": 1}, 2**64, np.float32(1)])
+def test_a_run_config_of_other_things_is_refused(value):
+    with pytest.raises(MessageError, match=r"^run config: "):
+        config_digest({"rate": value})
+
+
+def test_whatever_a_train_message_says_is_in_its_digest(home):
+    grid_of(home)  # messages are made inside a run
+
+    def made(kind="train", **config):
+        content = put(b"ours")
+        content["arrays"] = ArrayRecord(task.first_model())
+        return digest(Message(content, dst_node_id=1, message_type=kind), config_digest(config))
+
+    assert made() == made()
+    assert len({made(), made("train.other"), made(rate=0.1), made(rate=0.2), made(rates=0.1)}) == 5
+
+
+RATE = {"learning-rate": 0.1, "local-epochs": 3, "augment": True, "optimiser": "sgd"}
+
+
+def with_configs(home, others=RATE, **liars):
+    grid = grid_of(home)
+    for name, node in NODES.items():
+        grid.contexts[node].run_config = {**others, **(liars if name == LIAR else {})}
+    return grid
+
+
+def test_members_with_one_run_config_and_their_own_node_configs_are_summed(home):
+    """In whatever order the run config comes to them."""
+    grid = with_configs(home)
+    grid.contexts[NODES[LIAR]].run_config = dict(reversed(RATE.items()))
+    grid.contexts[NODES[LIAR]].node_config["data"] = "/home/us"
+    strategy, rounds = run(home, grid)
+    checked(strategy, rounds, home)
+    assert not strategy.notes
+    assert [len(one.reports) for one in rounds] == [4, 4]
+
+
+@pytest.mark.parametrize("change", [{"learning-rate": 0.0}, {"local-epochs": 3.0}, {"more": 1}])
+def test_a_member_that_is_handed_another_run_config_is_not_summed(home, change):
+    strategy, rounds = run(home, with_configs(home, **change))
+    notes = checked(strategy, rounds, home)
+    assert all(LIAR not in one.included and len(one.reports) == 3 for one in rounds)
+    assert f"{LIAR} was handed another run config than most: it cannot be summed" in notes
+
+
+def test_a_member_that_is_asked_for_another_kind_of_training_is_not_summed(home):
+    """The type of a message chooses the function: the same one here, but a member cannot know."""
+    app = fedmerit.flower.secure(ClientApp(), value=task.value, seed=0)
+    app.train()(client.train_locally)
+    app.train("other")(client.train_locally)
+    grid = grid_of(home, dict.fromkeys(NODES, app))
+
+    def before(node, message):
+        if exchange_of(message).exchange == "train" and node == NODES[LIAR]:
+            message.metadata.message_type = "train.other"
+
+    grid.before = before
+    strategy, rounds = run(home, grid)
+    notes = checked(strategy, rounds, home)
+    assert all(LIAR not in one.included and len(one.reports) == 3 for one in rounds)
+    assert any("masked for another encoding or weights" in note for note in notes)
+
+
+def test_a_server_that_would_sum_them_gets_no_share(home, monkeypatch):
+    """With a learning rate of 0 for all others, the sum would be one member's update."""
+
+    def whatever(self, head, payload):
+        np.add(self._sum, masks.from_wire(payload), out=self._sum)
+
+    monkeypatch.setattr(Server, "_add", whatever)
+    grid = with_configs(home, {**RATE, "learning-rate": 0.0}, **{"learning-rate": 1.0})
+    strategy, rounds = run(home, grid)
+    checked(strategy, rounds, home)
+    assert all(one.aborted.startswith("stage check: ") and not one.included for one in rounds)
+    asked = {exchange_of(message).exchange for _, message, _ in grid.seen}
+    assert "check" in asked
+    assert "unmask" not in asked
+
+
+def test_a_run_config_that_cannot_be_compared_is_told_before_anybody_trains(home):
+    with pytest.raises((ConfigError, ProtocolError), match=r"run config: learning-rate must be a number"):
+        run(home, with_configs(home, {"learning-rate": [1]}), join=0.5)
