@@ -9,6 +9,7 @@ import pytest
 from fedmerit.cli import main
 from fedmerit.config import from_dict
 from fedmerit.federation.embedded import run
+from fedmerit.keys import Member, Roster, load_key, new_key, public_key, write_roster
 from fedmerit.ledger import Ledger
 
 SETTINGS = {
@@ -185,3 +186,46 @@ def test_an_export_replaces_an_older_copy_of_its_ledger_and_nothing_else(fedmeri
     assert target.read_text() == '{"seq":1}\n'
     assert fedmerit("export", folder, "--out", target, "--force")[0] == 0
     assert len(target.read_text().splitlines()) == length(folder)[0]
+
+
+def roster_in(folder):
+    """The roster that a rehearsal's own keys make."""
+    path = folder.parent / "roster.toml"
+    keys = {name: public_key(load_key(folder / "keys" / f"{name}.pem")) for name in "ABCD"}
+    write_roster(path, Roster(Member(name, key) for name, key in keys.items()))
+    return path
+
+
+def test_verify_with_a_roster_says_what_it_shows_of_a_rehearsal(fedmerit, folder, tmp_path):
+    path = roster_in(folder)
+    code, out, _ = fedmerit("verify", folder, "--roster", path)
+    assert code == 0
+    assert f"keys: those of {path}, roster hash " in out
+    assert "; but one process held them all, so they do not show who spoke" in out
+    others = [Member(name, new_key(tmp_path / f"{name}.pem")) for name in "ABCD"]
+    write_roster(tmp_path / "others.toml", Roster(others))
+    code, _, err = fedmerit("verify", folder, "--roster", tmp_path / "others.toml")
+    assert code == 2
+    assert "its keys are not those of" in err
+    assert "the key of A is" in err
+    assert "a rehearsal makes keys of its own" in err
+    code, _, err = fedmerit("verify", folder, "--roster", tmp_path / "nowhere.toml")
+    assert code == 2
+    assert "nowhere.toml: cannot read the roster" in err
+
+
+def test_verify_with_a_roster_refuses_what_has_no_keys(fedmerit, folder, tmp_path):
+    path = roster_in(folder)
+    run(from_dict(SETTINGS, ["secure_aggregation.enabled=false"]), tmp_path / "plain")
+    code, _, err = fedmerit("verify", tmp_path / "plain", "--roster", path)
+    assert code == 2
+    assert "an unsigned ledger has no keys, so there is nothing to compare with" in err
+    assert fedmerit("verify", tmp_path / "plain")[0] == 0
+
+
+def test_verify_a_copy_with_a_roster(fedmerit, closed, tmp_path):
+    path = roster_in(closed)
+    fedmerit("export", closed, "--out", tmp_path / "B.jsonl", "--for", "B")
+    code, out, _ = fedmerit("verify", tmp_path / "B.jsonl", "--roster", path)
+    assert code == 0
+    assert f"keys: those of {path}, roster hash " in out

@@ -1,25 +1,20 @@
-"""Ledgers that a dishonest server made of an honest run, signed with every key it can have."""
+"""Ledgers that a dishonest server made of an honest run, signed with its own key."""
 
-import json
 import shutil
-from contextlib import suppress
 from functools import partial
 
 import pytest
 from federation_in import NAMES, NODES, grid_of, make_keys, run, task
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg
+from forging import body_of, copy_for, written
 from lies import LIAR, exchange_of
 
 import fedmerit.flower
-from fedmerit.copies import exported
 from fedmerit.errors import LedgerError
-from fedmerit.federation import journal
-from fedmerit.federation.journal import rounds_of, score_files, scores_document
-from fedmerit.federation.verify import config_of, verify_copy, verify_folder
-from fedmerit.federation.visibility import after_round, sees
+from fedmerit.federation.verify import verify_copy, verify_folder
 from fedmerit.keys import load_key
-from fedmerit.ledger import SERVER, Ledger, canonical, content, exact, number
+from fedmerit.ledger import SERVER, exact, number
 
 
 @pytest.fixture(scope="module")
@@ -33,45 +28,6 @@ def original(tmp_path_factory):
 @pytest.fixture
 def home(original, tmp_path):
     return shutil.copytree(original, tmp_path / "home")
-
-
-def body_of(record):
-    return json.loads(canonical(record.body))
-
-
-def written(home, tell, keys=None, anew=(2,)):
-    """The run's ledger and score files anew: ``tell(ledger, records)`` yields author, kind, body, signature.
-
-    Whoever has a key here signs anew, the others' signatures stay as they are. What the server states after
-    the rounds ``anew`` is computed from the records before it, by a program that looks for no lies.
-    """
-    folder = home / "run"
-    keys = {SERVER: load_key(folder / "keys" / "server.pem"), **(keys or {})}
-    with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
-        records = list(ledger.records())
-    (folder / "ledger.sqlite").unlink()
-
-    def add(author, kind, body, signature=b""):
-        if author in keys:
-            signature = keys[author].sign(content(author, kind, body))
-        ledger.append(author, kind, body, signature=signature, seal=keys[SERVER].sign)
-
-    with pytest.MonkeyPatch.context() as patch, Ledger(folder / "ledger.sqlite") as ledger:
-        patch.setattr(journal, "check_server", lambda one: None)
-        with ledger.transaction():
-            for author, kind, body, signature in tell(ledger, records):
-                if kind in ("scores", "score", "totals") and body["round"] in anew:
-                    continue
-                add(author, kind, body, signature)
-                if kind == "round" and body["round"] in anew:
-                    for stated in after_round(rounds_of(ledger), config_of(ledger).scoring):
-                        add(SERVER, *stated)
-        with suppress(LedgerError):  # the ledger itself is refused then, whatever the files say
-            rounds, config = rounds_of(ledger), config_of(ledger)
-            utilities, missing = config.scoring.utilities, config.scoring.missing
-            document = scores_document(rounds, config.clients, utilities, missing=missing)
-            for name, data in score_files(document):
-                (folder / name).write_bytes(data)
 
 
 # ------------------------------------------------------------------- v(M0) and v(M) as the server likes them
@@ -228,18 +184,11 @@ def private(tmp_path, monkeypatch):
     return tmp_path
 
 
-def copy_for(home, name):
-    path = home / f"{name}.jsonl"
-    with Ledger(home / "run" / "ledger.sqlite", read_only=True) as ledger:
-        path.write_bytes(b"".join(exported(ledger, sees(name))))
-    return path
-
-
 def test_a_members_copy_names_its_own_difference_alone(private):
-    lines = list(verify_copy(copy_for(private, LIAR)))
+    lines = list(verify_copy(copy_for(private, LIAR, own=True)))
     assert not any("is scored with" in line for line in lines)
     written(private, lied(all_of_it))
-    lines = list(verify_copy(copy_for(private, LIAR)))  # what the others signed, it cannot know
+    lines = list(verify_copy(copy_for(private, LIAR, own=True)))  # what the others signed, it cannot know
     (said,) = [line for line in lines if "is scored with" in line]
     assert said.startswith(f"round 2: {LIAR} signed v(M0) = ")
     assert f"scores: those of {LIAR} follow from its own reports; nobody else's were computed" in lines

@@ -25,6 +25,12 @@ def verify(
     as_: Annotated[
         str | None, typer.Option("--as", help="Who you are: your own part is told too.", metavar="NAME")
     ] = None,
+    roster: Annotated[
+        Path | None,
+        typer.Option(
+            help="Your roster file: the members' keys must be its, not just those the ledger states."
+        ),
+    ] = None,
 ) -> None:
     """Check a run's ledger: chain, signatures, heads, and that scores and payouts follow from the reports.
 
@@ -33,7 +39,7 @@ def verify(
     from fedmerit.federation.verify import verify_copy, verify_folder
 
     check = verify_folder if source.is_dir() or source.suffix != ".jsonl" else verify_copy
-    for line in check(source, head=head, heads=heads, member=as_):
+    for line in check(source, head=head, heads=heads, member=as_, roster=roster):
         out.print(line)
 
 

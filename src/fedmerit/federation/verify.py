@@ -15,9 +15,11 @@ from fedmerit.federation.decisions import Decision, decisions_of, money
 from fedmerit.federation.files import check_config, check_scores
 from fedmerit.federation.journal import Round, first_body, moves, reading, rounds_of
 from fedmerit.federation.own import OwnPart, own_parts
+from fedmerit.federation.rostered import about_keys
 from fedmerit.federation.valued import differences
 from fedmerit.federation.visibility import check_stated, reader_of
 from fedmerit.federation.witness import check_head, check_kept, places_of, signed_heads, told
+from fedmerit.keys import Roster, read_roster
 from fedmerit.ledger import SERVER, Ledger, Record, Records, verify_chain
 
 A = TypeVar("A")
@@ -25,7 +27,12 @@ B = TypeVar("B")
 
 
 def verify_folder(
-    path: str | Path, *, head: str | None = None, heads: str | Path | None = None, member: str | None = None
+    path: str | Path,
+    *,
+    head: str | None = None,
+    heads: str | Path | None = None,
+    member: str | None = None,
+    roster: Roster | str | Path | None = None,
 ) -> Iterator[str]:
     """Check a run folder; yields what was found, line by line.
 
@@ -38,13 +45,15 @@ def verify_folder(
         heads: a member's own file of the heads it was shown and of what it reported
             (``KEY.state/RUN/heads``); all heads must be there, and the outcomes that it was told.
         member: who asks; its own part is told too.
+        roster: of the members' keys, or its file, as the reader has it; without it, signatures are checked
+            with the keys that the ledger states.
 
     Raises:
         LedgerError: names the first record, or the place in a file, that is wrong.
     """
     path = Path(path)
     with Ledger(path / "ledger.sqlite", read_only=True) as ledger:
-        checked = _Checked(ledger, member)
+        checked = _Checked(ledger, member, roster)
         yield from checked.lines(head, heads)
         last = ledger.head
     check_config(path, checked.config)
@@ -58,7 +67,12 @@ def verify_folder(
 
 
 def verify_copy(
-    path: str | Path, *, head: str | None = None, heads: str | Path | None = None, member: str | None = None
+    path: str | Path,
+    *,
+    head: str | None = None,
+    heads: str | Path | None = None,
+    member: str | None = None,
+    roster: Roster | str | Path | None = None,
 ) -> Iterator[str]:
     """Check a copy of a ledger (JSON lines), as :func:`verify_folder` checks the ledger of a folder.
 
@@ -66,7 +80,7 @@ def verify_copy(
     records, scores and payouts of that member alone.
     """
     copy = Copy(path)
-    checked = _Checked(copy, member)
+    checked = _Checked(copy, member, roster)
     yield from checked.lines(head, heads)
     if checked.reader is None:
         yield "scores: follow from the reports in the ledger"
@@ -81,10 +95,16 @@ def verify_copy(
 class _Checked:
     """A ledger or a copy, of which everything that can be recomputed has been."""
 
-    def __init__(self, ledger: Records, member: str | None) -> None:
+    def __init__(
+        self, ledger: Records, member: str | None, roster: Roster | str | Path | None = None
+    ) -> None:
+        own = read_roster(roster) if isinstance(roster, str | Path) else roster
+        name = "the roster" if isinstance(roster, Roster) else str(roster)
         self.signed = verify_chain(ledger, keys_of)
         self.records = list(ledger.records())
         self.run, self.config = _run(ledger, signed=self.signed)
+        with reading(self.records[0]):
+            self.keys = list(about_keys(self.run, self.config, own, name))
         scoring = self.config.scoring
         self.member = member
         self.reader = reader_of(self.records, self.config.clients, member)
@@ -117,6 +137,7 @@ class _Checked:
         else:
             joined = {record.author for record in self.records if record.kind == "join"}
             yield f"members signed on their own machines: {len(joined)} of {len(members)} joined"
+        yield from self.keys
         if self.signed:
             yield from told(self.heads, members, len(self.records))
         if head is not None:
@@ -218,6 +239,8 @@ def _run(ledger: Records, *, signed: bool) -> tuple[Mapping[str, Any], Config]:
             raise LedgerError(f"its config has secure aggregation {state}")
         if signed and set(run["keys"]) != {SERVER, *config.clients}:
             raise LedgerError("its keys are not those of the server and the members")
+        if "terms" in run and run["terms"]["config"] != run["config"]:
+            raise LedgerError("its members agreed to another config than its own")
         if not isinstance(run["analysis"], bool):
             raise LedgerError("it does not say whether it is an analysis")
     return run, config
