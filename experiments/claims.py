@@ -25,7 +25,7 @@ from sections import done
 from fedmerit import accumulate, alpha, ee, fp, normalise, surplus
 
 ALONE = RESULTS / "other" / "isic-alone.json"
-SMALL = {name: datasets()[name]["short"] for name in ("isic2019_ham", "lung_histology")}
+SMALL = {name: datasets()[name]["short"] for name in ("isic2019_ham", "isic2019_slow", "lung_histology")}
 AIMS = {"accuracy": 0.93, "expected-accuracy": 0.96, "brier": 0.96}
 """The mean Spearman of summed alpha with MR-SV that we hoped for."""
 
@@ -143,18 +143,18 @@ def elsewhere(evidence: Evidence, facts: Facts, claims: Claims) -> None:
             body.append([short, str(len(cells)), title, *(spread(values) for values in row)])
     head = ["data", "seeds", "utility", "LOO", "FP", "COS summed", "alpha summed"]
     facts["elsewhere table"] = lines(head, body)
-    of_isic = [cell for cell in evidence.results.values() if cell["dataset"] == "isic2019_ham"]
-    balanced = [cell for cell in of_isic if cell["settings"]["data"]["test_size"]]
-    last = [curve(cell, "accuracy")[-1] for cell in balanced]
-    facts["ISIC accuracy"] = f"{min(last):.3f} to {max(last):.3f}"
-    facts["ISIC runs"] = str(len(balanced))
+    last = {}
+    for dataset in ("isic2019_ham", "isic2019_slow"):
+        cells = [cell for cell in evidence.results.values() if cell["dataset"] == dataset]
+        balanced = [cell for cell in cells if cell["settings"]["data"]["test_size"]]
+        last[dataset] = [curve(cell, "accuracy")[-1] for cell in balanced]
+        facts[f"{dataset} accuracy"] = f"{min(last[dataset]):.3f} to {max(last[dataset]):.3f}"
+        facts[f"{dataset} runs"] = str(len(balanced))
     theirs = [-value for value in evidence.paper["performance"]["values"]["ISIC"].values()]
     facts["paper ISIC loss"] = f"{min(theirs):.2f} to {max(theirs):.2f}"
-    isic = compare(evidence.cells("tab-error", "isic2019_ham"), "neg-loss", 10, "MR-SV")
-    claims["of ISIC's cross-entropy FP is ahead"] = mean(isic["FP"]["spearman"]) > mean(
-        isic["ALPHA sum"]["spearman"]
+    claims["ISIC's models hardly learn at the paper's rate, and do at a tenth of it"] = (
+        max(last["isic2019_ham"]) < 1.5 / 8 < min(last["isic2019_slow"])
     )
-    claims["on ISIC the models hardly learn"] = max(last) < 2 / 8
     facts["lung accuracy"] = spread(
         [curve(c, "accuracy")[-1] for c in evidence.cells("tab-error", "lung_histology")]
     )

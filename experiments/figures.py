@@ -175,7 +175,7 @@ def misbeh(rows: Rows) -> alt.TopLevelMixin:
                 x=alt.value(162), text="text:N"
             )
             layers = (bars + rule + tick + label).properties(
-                width=160, height=alt.Step(20), title=[dataset, title]
+                width=160, height=alt.Step(20), title=[*dataset.split(", "), title]
             )
             panels.append(layers)
     return alt.concat(*panels, columns=4).properties(

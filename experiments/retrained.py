@@ -17,6 +17,8 @@ DEFAULT = "ALPHA sum"
 PROPOSED = "ALPHA sum, renormalised"
 CANDIDATES = (PROPOSED, "SOLO", "MERIT", "ENSEMBLE")
 """All named before the newest runs, those with a ``whole_run``, were made."""
+LATEST = {("cifar10", 15), ("brain_mri", 14), ("brain_mri", 15)}
+"""Dataset and seed of the newest runs that were made after the other newest ones had been looked at."""
 AIM = 0.95
 Runs = Mapping[str, float]
 """A number by the name of the run."""
@@ -113,10 +115,20 @@ def _candidates(known: Known, cells: Sequence[Result], facts: Facts, claims: Cla
     facts["later table"] = lines(head, body)
     facts["newest runs"], facts["later runs"] = str(len(newest)), str(len(later))
     facts["comparisons"] = str(len(steps))
+    first = [cell["name"] for cell in cells if (cell["dataset"], cell["seed"]) not in LATEST]
+    first = [name for name in newest if name in first]
+    before = holm({key: student(differences(known[key[1]], key[0], first)) for key in steps})
+    facts["newest but latest"] = str(len(first))
+    facts["latest runs"] = str(len(newest) - len(first))
     expected, right = PAIR
     facts["looked at"] = str(len(set(later) - set(newest)))
+    pair = (PROPOSED, "ENSEMBLE")
     claims["of accuracy the renormalised alpha and ENSEMBLE are ahead beyond chance"] = all(
-        adjusted[name, right] < 0.05 and steps[name, right].mean() > 0 for name in (PROPOSED, "ENSEMBLE")
+        adjusted[name, right] < 0.05 and steps[name, right].mean() > 0 for name in pair
+    )
+    facts["p before"] = " and ".join(f"{before[name, right]:.3f}" for name in pair)
+    claims["without the latest runs the outcome is the same"] = all(
+        (before[key] < 0.05) == (adjusted[key] < 0.05) for key in steps
     )
     claims["of the expected accuracy no candidate is ahead beyond chance"] = all(
         adjusted[name, expected] >= 0.05 for name in CANDIDATES
@@ -220,8 +232,8 @@ def _again(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     body = [[titles[name], *(spread(values) for values in each.values())] for name, each in found.items()]
     facts["again table"] = lines(["", "expected accuracy", "accuracy"], body)
     facts["again runs"], facts["again mixed"] = str(pairs), str(mixed)
-    claims["the truth agrees with itself about as well as we hoped a score would with it"] = all(
-        abs(mean(values) - AIM) < 0.05 for values in found["SV"].values()
+    claims["the truth agrees with itself less than we hoped a score would with it"] = all(
+        mean(values) < AIM for values in found["SV"].values()
     )
 
 
@@ -238,7 +250,7 @@ def _sizes(evidence: Evidence, facts: Facts) -> None:
             line = [f"{datasets()[row.dataset]['short']}, {row.row}", str(len(cells)), TITLES[u]]
             body.append([*line, *(spread(list(known.get(name, {}).values())) for name in names)])
     facts["other games"] = lines(["row", "seeds", "utility", *map(shown, names)], body)
-    centres = evidence.cells("tab-error-game", "isic2019_ham", "4 centres, 5 rounds, whole test set")
+    centres = evidence.cells("tab-error-game", "isic2019_slow", "4 centres, 5 rounds, whole test set")
     balanced = [curve(cell, "balanced-accuracy")[-1] for cell in centres]
     facts["centres balanced"] = ", ".join(f"{value:.3f}" for value in balanced)
 

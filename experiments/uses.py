@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from cells import Result
 from evidence import (
     BOTH,
     LAST,
     OURS,
+    PAIR,
     TITLES,
     Claims,
     Evidence,
@@ -24,7 +26,7 @@ from evidence import (
 from manipulation import lying
 from measures import curve, detected, mean_influence, reports, scores, spread
 
-from fedmerit import alpha, ee
+from fedmerit import alpha, ee, fp
 
 CHEAT = Path(__file__).resolve().parent / "results" / "other" / "train-on-test.json"
 
@@ -38,16 +40,10 @@ def flipper(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     body, last, always = [], {}, []
     for utility, title in TITLES.items():
         found = detected(cells, utility, LAST)
-        places, paid = [], 0
-        for cell in cells:
-            values = scores(cell, utility, LAST)["ALPHA sum"]
-            at = cell["clients"].index(cell["settings"]["corruption"]["label_flip"][0])
-            places.append(1.0 + int(np.sum(values > values[at])))
-            paid += bool(values[at] > 0)
         last[utility] = found["ALPHA sum"][0]
         always += [found[score][0] == len(cells) for score in ("COS sum", "ALPHA sum, renormalised")]
         counts = ["{} of {}".format(*found[score]) for score in shown]
-        body.append([title, *counts, f"{mean(places):.1f}", f"{paid} of {len(cells)}"])
+        body.append([title, *counts, *_place(cells, utility)])
     head = ["utility", *shown, "flipper's mean rank of 9, ALPHA sum", "flipper above 0"]
     facts["flipper table"] = lines(head, body)
     facts["flipper runs"] = str(len(cells))
@@ -57,14 +53,61 @@ def flipper(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     claims["cross-entropy misses flippers that the others find"] = last["neg-loss"] < min(others)
     claims["COS and the renormalised alpha find the flipper with every utility"] = all(always)
     facts["paper detection COS"] = f"{said['CIFAR10']['COS sum']:.2f}"
-    there = evidence.cells("fig-misbeh", "isic2019_ham")
-    counts = {utility: detected(there, utility, LAST) for utility in TITLES}
-    for score in ("ALPHA sum", "COS sum"):
-        each = [f"{TITLES[u]} {{}} of {{}}".format(*found[score]) for u, found in counts.items()]
-        facts[f"flipper ISIC {score}"] = ", ".join(each)
-    claims["alpha does not find the ISIC flipper in four of five"] = all(
-        hit < 0.8 * total for hit, total in (found["ALPHA sum"] for found in counts.values())
+
+
+def class_mix(evidence: Evidence, facts: Facts, claims: Claims) -> None:
+    """The label flipper of a federation with one frequent class, on two test sets."""
+    sets = {
+        "as many of every class": evidence.cells("fig-misbeh", "isic2019_slow"),
+        "as the data are": evidence.cells("fig-misbeh", "isic2019_slow", "whole test set"),
+    }
+    shown = ("LOO", "FP", "EE", "IOI sum", "COS sum", "ALPHA sum", "ALPHA sum, renormalised")
+    body, hits = [], {}
+    for name, cells in sets.items():
+        for utility in cells[0]["utilities"]:
+            found = detected(cells, utility, LAST)
+            hits[name, utility] = found
+            counts = ["{} of {}".format(*found[score]) for score in shown]
+            body.append([name, TITLES.get(utility, "balanced accuracy"), *counts, *_place(cells, utility)])
+    head = ["test set", "utility", *shown, "flipper's mean rank of 9, ALPHA sum", "flipper above 0"]
+    facts["mix table"] = lines(head, body)
+    facts["mix runs"] = " and ".join(str(len(cells)) for cells in sets.values())
+    even, natural = ([hits[name, utility] for utility in TITLES] for name in sets)
+    evened = [*even, hits["as the data are", "balanced-accuracy"]]
+    claims["on a balanced test set alpha finds no ISIC flipper, on the natural one all"] = all(
+        found["ALPHA sum"][0] == 0 for found in evened
+    ) and all(found["ALPHA sum"][0] == found["ALPHA sum"][1] for found in natural)
+    claims["the cosine finds the ISIC flipper on both"] = all(
+        found["COS sum"][0] == found["COS sum"][1] for found in (*evened, *natural)
     )
+    turned = [
+        (fp if score == "FP" else ee)(reports(cell, utility)[-1]).status
+        for score in ("FP", "EE")
+        for cell in sets["as many of every class"]
+        for utility in TITLES
+        if detected([cell], utility, LAST)[score][0]
+    ]
+    facts["mix turned"] = f"{turned.count('reversed')} of {len(turned)}"
+    claims["where FP or EE find the ISIC flipper on a balanced test set, their sign had turned"] = (
+        set(turned) == {"reversed"}
+    )
+    whole = sets["as the data are"]
+    facts["mix accuracy"] = spread([curve(cell, "accuracy")[-1] for cell in whole])
+    facts["mix balanced"] = spread([curve(cell, "balanced-accuracy")[-1] for cell in whole])
+    before = evidence.cells("fig-misbeh", "isic2019_ham")
+    found = detected(before, "expected-accuracy", LAST)["ALPHA sum"]
+    facts["flipper ISIC before"] = "{} of {}".format(*found)
+
+
+def _place(cells: Sequence[Result], utility: str) -> list[str]:
+    """The flipper's mean rank by summed alpha, and how often that is above 0."""
+    places, paid = [], 0
+    for cell in cells:
+        values = scores(cell, utility, LAST)["ALPHA sum"]
+        at = cell["clients"].index(cell["settings"]["corruption"]["label_flip"][0])
+        places.append(1.0 + int(np.sum(values > values[at])))
+        paid += bool(values[at] > 0)
+    return [f"{mean(places):.1f}", f"{paid} of {len(cells)}"]
 
 
 def downstream(evidence: Evidence, facts: Facts, claims: Claims) -> None:
@@ -128,11 +171,11 @@ def downstream(evidence: Evidence, facts: Facts, claims: Claims) -> None:
 
 
 def _isic_weights(evidence: Evidence) -> Iterator[str]:
-    """Cross-entropy and accuracy of the last model under each kind of weights."""
+    """What the last model is worth under each kind of weights."""
     for row in evidence.rows:
-        if (row.experiment, row.dataset) == ("fig-perf", "isic2019_ham"):
+        if (row.experiment, row.dataset) == ("fig-perf", "isic2019_slow"):
             cells = evidence.cells(row.experiment, row.dataset, row.row)
-            last = (f"{mean([curve(cell, u)[-1] for cell in cells]):.3f}" for u in ("neg-loss", "accuracy"))
+            last = [f"{mean([curve(cell, u)[-1] for cell in cells]):.3f}" for u in ("neg-loss", *PAIR)]
             yield f"{row.row} {' / '.join(last)}"
 
 
