@@ -75,6 +75,8 @@ def _how_to_compare(run: Mapping[str, Any], config: Config) -> str:
         return f"compare with --roster FILE, or the hash of your roster with {computed}"
     if weights:
         raise LedgerError("its members agreed to another roster than its keys and public weights make")
+    if stated is None:
+        return "compare with --roster FILE"
     return (
         "compare with --roster FILE (they give no roster hash to compare: the one in its terms is of public "
         "weights that are not in the ledger, or of other keys)"
