@@ -14,6 +14,7 @@ from fedmerit.config import Config
 from fedmerit.errors import UndefinedShares
 from fedmerit.federation.decisions import Decision, cents
 from fedmerit.federation.journal import Round
+from fedmerit.federation.unscored import aborted, unreported
 from fedmerit.money import payouts
 from fedmerit.rewards import shares
 from fedmerit.summary import MOST_COMPARED, Standing, Summary, summarise
@@ -39,7 +40,8 @@ class Statement:
     member: str
     decision: Decision
     rounds: Mapping[str, tuple[int, ...]]  # by what happened: counted, silent, declined, lost, away
-    aborted: tuple[int, ...]  # or without any report: they count for nobody
+    aborted: tuple[int, ...]  # rounds in which nothing changed
+    unreported: tuple[int, ...]  # summed, but without any report: what they changed is in nobody's score
     standing: Standing | None  # None without any report
     cents: int
     share: float
@@ -71,7 +73,8 @@ def statements(rounds: Sequence[Round], config: Config, decision: Decision, head
             member=name,
             decision=decision,
             rounds=_what_happened(name, counted),
-            aborted=tuple(one.number for one in counted if not one.reports),
+            aborted=aborted(counted),
+            unreported=unreported(counted),
             standing=standing.get(name),
             cents=cents(decision.paid.by_client.get(name, Decimal(0))),
             share=decision.shares.by_client.get(name, 0.0),
@@ -87,7 +90,7 @@ def statements(rounds: Sequence[Round], config: Config, decision: Decision, head
 def _what_happened(name: str, rounds: Sequence[Round]) -> dict[str, tuple[int, ...]]:
     found: dict[str, list[int]] = {status: [] for status in STATUSES}
     for one in rounds:
-        if not one.reports:  # aborted, or nobody was heard
+        if not one.reports:  # aborted or without any report: told apart from these
             continue
         if name in one.reports:
             found["counted"].append(one.number)

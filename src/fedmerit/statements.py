@@ -13,6 +13,7 @@ from typing import Any
 from fedmerit.config import Config
 from fedmerit.federation.decisions import Decision, cents, money
 from fedmerit.federation.journal import Round
+from fedmerit.federation.unscored import numbered
 from fedmerit.page.words import RULES, listed, spoken
 from fedmerit.statement_facts import STATUSES as STATUSES
 from fedmerit.statement_facts import Cost as Cost
@@ -86,7 +87,13 @@ def _did(one: Statement) -> Iterator[str]:
         if one.rounds[status]:
             yield f"- {_in(one.rounds[status])}: {_WORDS[status]}."
     if one.aborted:
-        yield f"- {_in(one.aborted)} did not come about, and counts for nobody."
+        yield f"- {_in(one.aborted)} did not come about: the shared model stayed as it was."
+    if one.unreported:
+        were, it = ("was", "it") if len(one.unreported) == 1 else ("were", "them")
+        yield (
+            f"- {_in(one.unreported)} {were} summed, but no report on {it} arrived from anybody: how the "
+            "shared model changed then is in nobody's score."
+        )
 
 
 def _earns(one: Statement) -> str:
@@ -100,13 +107,22 @@ def _earns(one: Statement) -> str:
     text = f"**{money(one.cents)}** of {budget}, that is {one.share:.2%}, by the rule {rule}."
     text += (
         f" Your contribution, summed over rounds, is {bare_text(one.standing)}; the {measure} of the "
-        f"shared model changed by {signed(decision.total.gain, one.standing.digits)} in all."
+        f"shared model changed by {signed(decision.total.gain, one.standing.digits)} {_over(one)}."
     )
     if decision.shares.status != "ok":
         text += " The scores allowed no shares, so that the agreed way out was taken."
     if one.standing.total < 0 and rule != "equal":
         text += " A contribution below zero counts as zero."
     return text
+
+
+def _over(one: Statement) -> str:
+    """Which rounds the stated change covers."""
+    if not one.unreported:
+        return "in all"
+    return (
+        f"over the rounds with reports; that leaves {numbered(one.unreported)} out, which nobody reported on"
+    )
 
 
 def _costs(one: Statement) -> str:
@@ -165,7 +181,7 @@ def _rounds(number: int) -> str:
 
 
 def _in(numbers: Sequence[int]) -> str:
-    return f"Round{'' if len(numbers) == 1 else 's'} {listed([str(number) for number in numbers], 30)}"
+    return numbered(numbers).capitalize()
 
 
 def as_dict(one: Statement) -> dict[str, Any]:
@@ -180,6 +196,7 @@ def as_dict(one: Statement) -> dict[str, Any]:
         **vars(decision.terms),
         "rounds": {status: list(numbers) for status, numbers in one.rounds.items()},
         "aborted": list(one.aborted),
+        "unreported": list(one.unreported),
         "cents": one.cents,
         "share": one.share,
         "contribution": None if standing is None else standing.total,
