@@ -768,7 +768,10 @@ def test_a_run_in_which_every_round_was_aborted(fedmerit, tmp_path):
     code, out, err = fedmerit("run", config, "--out", tmp_path / "run", "--set", away)
     assert code == 2
     assert "round 2/2: 2 members scheduled, 3 are needed" in err
-    assert err.splitlines()[-1].endswith("scores.json: no round has reports to score")
+    assert err.splitlines()[-1] == (
+        f"error: {tmp_path / 'run'}: no round is scored yet: its ledger holds 14 records, 2 of 2 rounds "
+        "closed; rounds 1 and 2 aborted"
+    )
     code, out, _ = fedmerit("verify", tmp_path / "run")
     assert code == 0
     assert "rounds: 2 of 2, 2 aborted" in out

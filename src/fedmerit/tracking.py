@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from fedmerit.accumulate import Missing, accumulate
 from fedmerit.config import Config, load
 from fedmerit.errors import InputError, MissingExtra, UndefinedShares
+from fedmerit.federation.recorded import recorded
 from fedmerit.reading import read_content
 from fedmerit.rewards import shares
 from fedmerit.scores import alpha
@@ -112,7 +113,9 @@ def tracked(
 def replay(folder: Path, tracker: Tracker) -> int:
     """Tell a tracker about a run that is over, such as one between machines; how many rounds had scores."""
     config = load(folder / "config.toml")
-    rounds = read_content(folder / "scores.json").rounds
+    has_ledger = (folder / "ledger.sqlite").is_file()
+    content = recorded(folder).content if has_ledger else read_content(folder / "scores.json")
+    rounds = content.rounds
     tracker.start(config.as_dict())
     for k, one in enumerate(rounds, start=1):
         points = curves(rounds[:k], missing=config.scoring.missing)

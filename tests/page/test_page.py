@@ -214,7 +214,7 @@ def test_rounds_that_are_not_in_order_are_named(tmp_path):
     changed(path, change)
     said = Outline(page(path)).said
     assert "FP in round 2: reversed" in said
-    assert "Round 4 has no scores." in said
+    assert "Round 4 was aborted: the model stayed as it was." in said
     assert "not scored: aborted" in said
 
 

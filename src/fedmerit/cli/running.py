@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -110,9 +111,9 @@ def track(
 
 def _run(config: Config, folder: Path, *, resume: bool, track: Sequence[str] = ()) -> None:
     from fedmerit.cli.page import write_page
+    from fedmerit.federation.recorded import recorded
     from fedmerit.page.costs import timed
     from fedmerit.progress import watching
-    from fedmerit.reading import read_content
     from fedmerit.summary import summarise
     from fedmerit.tables import print_summary, print_truth
     from fedmerit.tracking import tracked, tracker
@@ -122,8 +123,10 @@ def _run(config: Config, folder: Path, *, resume: bool, track: Sequence[str] = (
         from fedmerit.federation.embedded import run as run_embedded
     with watching(err) as watch, tracked(timed(watch, folder), folder, config, trackers) as watched:
         written = run_embedded(config, folder, resume=resume, watch=watched)
-    content = read_content(folder / "scores.json")
+    found = recorded(folder)
+    content = found.content
     summary = summarise(content.rounds, missing=config.scoring.missing, clients=content.clients)
+    summary = replace(summary, notes=(*summary.notes, *found.notes))
     print_summary(out, advised(summary), utility=content.rounds[0].utility)
     if config.analysis:
         print_truth(out, written)

@@ -105,11 +105,12 @@ def score(
             f"--{'score' if score else 'missing'}: expected --format table or json, got csv, which holds the "
             "scores of single rounds and no sums"
         )
-    content, counts = _read(file, utility), _missing(file, missing)
+    (content, left_out), counts = read_reports(file, utility), _missing(file, missing)
     rounds, clients = content.rounds, content.clients
     if format is Format.table:
         chosen = score or Summed.alpha
         summary = summarise(rounds, score=chosen.value, missing=counts, clients=clients)
+        summary = replace(summary, notes=(*summary.notes, *left_out))
         print_summary(out, advised(summary), utility=rounds[0].utility)
         return
     written = document(rounds, clients=clients, missing=counts)
@@ -144,12 +145,12 @@ def rewards(
     from fedmerit.summary import absences, unscored
     from fedmerit.tables import advice, print_payouts
 
-    content, counts = _read(file, utility), _missing(file, missing)
+    (content, left_out), counts = read_reports(file, utility), _missing(file, missing)
     total = accumulate(content.rounds, score=score.value, missing=counts)
     with _option_names():
         divided = shares(total, rule.value, floor=floor, cap=cap, on_undefined=on_undefined.value)
     gone = absences(content.rounds, content.clients)
-    notes = (advice(note, "--on-undefined") for note in (*divided.notes, *gone))
+    notes = (advice(note, "--on-undefined") for note in (*divided.notes, *gone, *left_out))
     divided = replace(divided, notes=tuple(dict.fromkeys(notes)))
     paid, without = payouts(divided, budget), unscored(content.rounds, content.clients)
     run = (file / "ledger.sqlite").is_file()
@@ -240,10 +241,16 @@ def _option_names() -> Iterator[None]:
         raise UndefinedShares(advice(str(error), "--on-undefined")) from error
 
 
-def _read(file: Path, utility: str | None) -> Content:
+def read_reports(source: Path, utility: str | None = None) -> tuple[Content, tuple[str, ...]]:
+    """Reports of a file, or of a run as its ledger has them; and what to know about rounds without any."""
     from fedmerit.reading import read_content
 
-    return read_content(file / "scores.json" if file.is_dir() else file, utility=utility)
+    if (source / "ledger.sqlite").is_file():
+        from fedmerit.federation.recorded import recorded
+
+        found = recorded(source, utility=utility)
+        return found.content, found.notes
+    return read_content(source / "scores.json" if source.is_dir() else source, utility=utility), ()
 
 
 def _missing(file: Path, given: Missing | None) -> Literal["zero", "own-mean"]:

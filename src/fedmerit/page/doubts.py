@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedmerit.federation.unscored import in_words
 from fedmerit.page.facts import Facts
-from fedmerit.page.words import STATUS, count, listed, rounds, spoken
+from fedmerit.page.words import STATUS, count, listed, rounds, sentence, spoken
 from fedmerit.tables import signed
 
 
@@ -16,10 +17,11 @@ def adds_up(facts: Facts) -> str:
     if facts.total.gain <= 0:
         return f"The contributions add up to {explained}, and there is no gain to attribute ({gain})."
     ratio = said / facts.total.gain
-    sentence = f"The contributions add up to {explained}, {ratio:.0%} of the {gain} that the model gained."
+    where = " in the rounds with reports" if facts.source.unreported else ""
+    told = f"The contributions add up to {explained}, {ratio:.0%} of the {gain} that the model gained{where}."
     if abs(ratio - 1) > 0.2:
-        sentence += " That strays far from the gain: think twice before paying from this measure."
-    return sentence
+        told += " That strays far from the gain: think twice before paying from this measure."
+    return told
 
 
 def statuses(facts: Facts) -> list[str]:
@@ -35,9 +37,7 @@ def statuses(facts: Facts) -> list[str]:
         for kind in dict.fromkeys(one.status[key] for one in odd):
             which = [str(one.number) for one in odd if one.status[key] == kind]
             said.append(f"{key} in round{_s(which)} {listed(which, 20)}: {STATUS[kind]}.")
-    gone = [str(one.number) for one in facts.rounds if one.gain is None]
-    if gone:
-        said.append(f"Round{_s(gone)} {listed(gone, 20)} {'has' if len(gone) == 1 else 'have'} no scores.")
+    said += [sentence(text) for text in in_words(list(facts.source.aborted), facts.source.unreported)]
     return said
 
 

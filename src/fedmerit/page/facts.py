@@ -232,9 +232,8 @@ def _absences(source: Source) -> tuple[Absence, ...]:
 
 def _rounds(source: Source) -> tuple[RoundFacts, ...]:
     books = {one.number: one for one in source.book.rounds} if source.book else {}
-    found = [
-        RoundFacts(number, 0, None, None, {}, f"not scored: {why}") for number, why in source.unscored.items()
-    ]
+    without = {**source.aborted, **dict.fromkeys(source.unreported, "summed, but nobody reported")}
+    found = [RoundFacts(number, 0, None, None, {}, f"not scored: {why}") for number, why in without.items()]
     for place, reports in enumerate(source.rounds, start=1):
         number = _number(reports, place)
         scores = scores_of(reports)

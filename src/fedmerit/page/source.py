@@ -14,9 +14,11 @@ import numpy as np
 
 from fedmerit.accumulate import Missing, accumulate
 from fedmerit.config import load
-from fedmerit.errors import FedmeritError, FileFormatError
+from fedmerit.errors import FedmeritError, FileFormatError, StoreError
 from fedmerit.federation.decisions import Decision, decisions_of
 from fedmerit.federation.journal import Round, first_body, rounds_of
+from fedmerit.federation.recorded import LEDGER, recorded, scored_in
+from fedmerit.federation.unscored import unreported
 from fedmerit.federation.verify import config_of, verify_folder
 from fedmerit.layout import VECTORS
 from fedmerit.ledger import Ledger
@@ -45,7 +47,8 @@ class Source:
     clients: tuple[str, ...]
     missing: Missing = "zero"
     companions: Mapping[str, tuple[Reports, ...]] = field(default_factory=dict)
-    unscored: Mapping[int, str] = field(default_factory=dict)  # round -> why it has no scores
+    aborted: Mapping[int, str] = field(default_factory=dict)  # round without a sum -> why
+    unreported: tuple[int, ...] = ()  # rounds that were summed, and that nobody reported on
     truth: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # by utility and value
     settings: Mapping[str, Mapping[str, Any]] | None = None
     book: Book | None = None
@@ -67,47 +70,64 @@ def read_source(path: str | Path) -> Source:
         path: a run folder, or a file of reports (.json, such as a lone ``scores.json``, or .csv).
     """
     path = Path(path)
-    folder = path if path.is_dir() else None
-    file = path / "scores.json" if folder else path
+    if not path.is_dir():
+        return _of_file(path)
+    source = _of_run(path) if (path / LEDGER).is_file() else _of_file(path / "scores.json")
+    if (path / "config.toml").is_file():
+        config = load(path / "config.toml")
+        source = replace(source, settings=config.as_dict(), missing=config.scoring.missing)
+    return replace(source, costs=read_costs(path))
+
+
+def _of_file(file: Path) -> Source:
     content = read_content(file)
     raw = _document(file)
     companions = {
         name: tuple(read_content(file, utility=name).rounds) for name in raw.get("companions") or {}
     }
-    seen = tuple(
-        dict.fromkeys(name for reports in content.rounds for name in (*reports.clients, *reports.silent))
-    )
-    source = Source(
+    seen = dict.fromkeys(name for reports in content.rounds for name in (*reports.clients, *reports.silent))
+    clients = content.clients or tuple(seen)
+    aborted_, unreported_ = _unscored(raw)
+    return Source(
         rounds=tuple(content.rounds),
-        clients=content.clients or seen,
+        clients=clients,
         companions=companions,
-        unscored=_unscored(raw),
+        aborted=dict.fromkeys(aborted_, "aborted"),
+        unreported=unreported_,
         truth=_truth(raw),
+        names={name: name for name in clients},
     )
-    source = replace(source, names={name: name for name in source.clients})
-    return source if folder is None else _with_folder(source, folder)
 
 
-def _with_folder(source: Source, folder: Path) -> Source:
-    config = load(folder / "config.toml") if (folder / "config.toml").is_file() else None
-    if config is not None:
-        source = replace(source, settings=config.as_dict(), missing=config.scoring.missing)
-    source = replace(source, costs=read_costs(folder))
-    if not (folder / "ledger.sqlite").is_file():
-        return source
+def _of_run(folder: Path) -> Source:
+    """From the ledger, which is the record; from the score files where it cannot be followed."""
     lines: list[str] = []
     try:
+        found = recorded(folder).content
         lines.extend(verify_folder(folder))
-        with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
+        with Ledger(folder / LEDGER, read_only=True) as ledger:
             run, pool = first_body(ledger, "run"), first_body(ledger, "pool")
             rounds, scoring = rounds_of(ledger), config_of(ledger).scoring
             decisions = tuple(decisions_of(ledger, rounds, scoring))
             book = Book(run, pool, tuple(rounds), decisions, ledger.head, len(ledger))
+    except StoreError:  # nothing is scored yet
+        raise
     except FedmeritError as error:  # the page says so: a reader must learn of it, not of an exit code
-        return replace(source, checks=tuple(lines), broken=str(error))
-    unscored = dict(source.unscored)
-    unscored |= {one.number: one.aborted for one in book.rounds if one.aborted}
-    return replace(source, checks=tuple(lines), book=book, unscored=unscored)
+        return replace(_of_file(folder / "scores.json"), checks=tuple(lines), broken=str(error))
+    file = folder / "scores.json"
+    raw = _document(file) if file.is_file() else {}
+    complete = len(raw.get("rounds", ())) == len(rounds)  # if not, the file is from before the last round
+    return Source(
+        rounds=tuple(scored_in(rounds, scoring.utilities[0])),
+        clients=found.clients,
+        companions={name: tuple(scored_in(rounds, name)) for name in scoring.utilities[1:]},
+        aborted={one.number: one.aborted for one in rounds if one.aborted},
+        unreported=unreported(rounds),
+        truth=_truth(raw) if complete else {},
+        book=book,
+        checks=tuple(lines),
+        names={name: name for name in found.clients},
+    )
 
 
 def pseudonymised(source: Source) -> Source:
@@ -141,7 +161,7 @@ def pseudonymised(source: Source) -> Source:
         companions={
             key: tuple(_renamed(one, names) for one in rounds) for key, rounds in source.companions.items()
         },
-        unscored={number: _without_names(why, names) for number, why in source.unscored.items()},
+        aborted={number: _without_names(why, names) for number, why in source.aborted.items()},
         truth={
             utility: {key: [values[i] for i in order] for key, values in each.items()}
             for utility, each in source.truth.items()
@@ -207,12 +227,11 @@ def _document(file: Path) -> dict[str, Any]:
     return raw if isinstance(raw, dict) and "rounds" in raw else {}
 
 
-def _unscored(raw: Mapping[str, Any]) -> dict[int, str]:
-    found = {}
-    for one in raw.get("rounds") or ():
-        if "reports" in one and one["reports"] is None:
-            found[int(one["round"])] = "aborted" if one.get("aborted") else "nobody in the sum reported"
-    return found
+def _unscored(raw: Mapping[str, Any]) -> tuple[list[int], tuple[int, ...]]:
+    """Rounds that were aborted, and rounds that nobody reported on."""
+    without = [one for one in raw.get("rounds") or () if "reports" in one and one["reports"] is None]
+    aborted_ = [int(one["round"]) for one in without if one.get("aborted")]
+    return aborted_, tuple(int(one["round"]) for one in without if not one.get("aborted"))
 
 
 def _truth(raw: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 
 from fedmerit.accumulate import NO_SCORE
+from fedmerit.federation.unscored import in_words
 from fedmerit.page.decided import Decided
 from fedmerit.page.facts import Facts
 from fedmerit.rewards import null_share
@@ -123,7 +124,7 @@ def _of(some: int, all_: int) -> str:
 def lede(facts: Facts) -> list[str]:
     """The finding in a few sentences, numbers included."""
     total = facts.total
-    said = [_change(facts)]
+    said = [_change(facts), *map(sentence, in_words((), facts.source.unreported))]
     standings = facts.summary.standings
     best, worst = standings[0], standings[-1]
     first = [one for one in standings if one.rank == best.rank]
@@ -210,12 +211,14 @@ def built_up(facts: Facts) -> str:
     """When the gain was made."""
     reports, gain = facts.source.rounds, facts.total.gain
     if gain <= 0 or len(reports) < 3:
-        return f"The rounds changed the shared model by {signed(gain, facts.level_digits)} in all."
+        which = "The rounds with reports" if facts.source.unreported else "The rounds"
+        return f"{which} changed the shared model by {signed(gain, facts.level_digits)} in all."
     sums = list(itertools.accumulate(one.gain for one in reports))
     place = next(k for k, so_far in enumerate(sums, start=1) if so_far >= gain / 2 or k == len(sums))
     first = "The first round" if place == 1 else f"The first {count(place)} rounds"
     part = f"{sums[place - 1] / gain:.0%}"
-    return f"{first} of {count(len(reports))} brought {part} of the whole gain. Who is away then misses most."
+    of = f"{count(len(reports))} with reports" if facts.source.unreported else count(len(reports))
+    return f"{first} of {of} brought {part} of the whole gain. Who is away then misses most."
 
 
 def away(facts: Facts) -> list[str]:
@@ -271,6 +274,15 @@ def noise_share(facts: Facts) -> str:
 def spoken(utility: str | None) -> str:
     """A utility's name in a sentence."""
     return {"brier": "Brier score", None: "utility"}.get(utility) or str(utility).replace("-", " ")
+
+
+def sentence(text: str) -> str:
+    """A note as a sentence.
+
+    >>> sentence("round 4 was aborted")
+    'Round 4 was aborted.'
+    """
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def note(text: str) -> str:

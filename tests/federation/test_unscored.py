@@ -1,0 +1,135 @@
+"""Rounds without a score: aborted ones and those that nobody reported on are told apart, everywhere."""
+
+import json
+import re
+import sqlite3
+
+import pytest
+from tiny import tiny
+from typer.testing import CliRunner
+
+from fedmerit.cli import app
+from fedmerit.errors import StoreError
+from fedmerit.federation.embedded import run
+from fedmerit.federation.paying import read_run
+from fedmerit.federation.recorded import recorded
+from fedmerit.federation.unscored import aborted, unreported
+from fedmerit.ledger import Ledger
+from fedmerit.page.html import page
+from fedmerit.reading import read_content
+
+UNHEARD = (
+    "training.rounds=4",
+    "participation.lost={" + ", ".join(f'client-{i} = "1:report"' for i in range(4)) + "}",
+    "participation.away={client-0 = [3], client-1 = [3]}",
+)
+SUMMED = "round 1 was summed, but nobody reported on it: what changed in the model then is in nobody's score"
+ABORTED = "round 3 was aborted: the model stayed as it was"
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, [str(one) for one in arguments])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Round 1 is summed and all reports on it are lost; round 3 is aborted; 2 and 4 are as they should be."""
+    path = tmp_path_factory.mktemp("unheard") / "run"
+    run(tiny(*UNHEARD), path)
+    return path
+
+
+def test_the_two_kinds_are_told_apart(folder):
+    rounds, _, _ = read_run(folder)
+    assert [(one.number, len(one.included), len(one.reports)) for one in rounds] == [
+        (1, 4, 0),
+        (2, 4, 4),
+        (3, 0, 0),
+        (4, 4, 4),
+    ]
+    assert (aborted(rounds), unreported(rounds)) == ((3,), (1,))
+
+
+def test_a_statement_does_not_say_that_a_summed_round_did_not_come_about(folder):
+    assert call("rewards", folder, "--budget", "100", "--rule", "equal").exit_code == 0
+    text = (folder / "statements" / "client-2.md").read_text()
+    assert "- Round 3 did not come about: the shared model stayed as it was." in text
+    assert (
+        "- Round 1 was summed, but no report on it arrived from anybody: how the shared model changed then "
+        "is in nobody's score." in text
+    )
+    assert "over the rounds with reports; that leaves round 1 out, which nobody reported on." in text
+    assert "in all." not in text
+    plain = json.loads((folder / "statements" / "client-2.json").read_text())
+    assert (plain["aborted"], plain["unreported"]) == ([3], [1])
+
+
+@pytest.mark.parametrize("command", [("score",), ("rewards", "--budget", "1", "--dry-run")])
+def test_scores_and_payouts_come_with_a_note_of_either_kind(folder, command):
+    said = call(command[0], folder, *command[1:]).output
+    assert f"note: {SUMMED} and in no gain\n" in said
+    assert f"note: {ABORTED}\n" in said
+
+
+def test_the_page_says_it_where_it_is_read_first(folder):
+    said = re.sub(r"<(script|style)\b.*?</\1>", "", page(folder), flags=re.S)
+    lede = said[said.index('<p class="lede">') :].split("</p>")[0]
+    assert "Round 1 was summed, but nobody reported on it" in lede
+    assert "not scored: summed, but nobody reported" in said
+    assert "Round 3 was aborted: the model stayed as it was." in said
+    assert "that the model gained in the rounds with reports." in said
+
+
+def test_reports_of_the_ledger_are_those_of_the_score_file(folder):
+    for utility in (None, "accuracy", "brier"):
+        ledger, file = (
+            recorded(folder, utility=utility).content,
+            read_content(folder / "scores.json", utility=utility),
+        )
+        assert ledger.clients == file.clients
+        for one, other in zip(ledger.rounds, file.rounds, strict=True):
+            assert repr(one) == repr(other)
+
+
+# ------------------------------------------------------------------------------------------- nothing scored
+
+
+@pytest.fixture
+def begun(folder, tmp_path):
+    """The folder of a run whose ledger was cut after so many records of a kind."""
+
+    def cut(kind, which):
+        path = tmp_path / "run"
+        path.mkdir()
+        for name in ("config.toml", "ledger.sqlite"):
+            (path / name).write_bytes((folder / name).read_bytes())
+        with Ledger(path / "ledger.sqlite", read_only=True) as ledger:
+            last = [record.seq for record in ledger.records(kind)][which] if kind else 0
+        with sqlite3.connect(path / "ledger.sqlite") as db:
+            db.execute("DELETE FROM records WHERE seq > ?", (last,))
+        db.close()
+        return path
+
+    return cut
+
+
+@pytest.mark.parametrize(
+    ("kind", "which", "holds"),
+    [
+        ("", 0, "its ledger is empty"),
+        ("pool", 0, "its ledger holds 2 records, 0 of 4 rounds closed"),
+        ("schedule", 0, "its ledger holds 3 records, 0 of 4 rounds closed; round 1 begun and not closed"),
+        (
+            "round",
+            0,
+            "its ledger holds 6 records, 1 of 4 rounds closed; round 1 summed, but without any report",
+        ),
+    ],
+)
+def test_without_a_scored_round_commands_say_so_and_what_there_is(begun, kind, which, holds):
+    path = begun(kind, which)
+    for command in (("score",), ("rewards", "--budget", "1"), ("page",)):
+        error = call(command[0], path, *command[1:]).exception
+        assert isinstance(error, StoreError)
+        assert str(error) == f"{path}: no round is scored yet: {holds}"
+    assert sorted(item.name for item in path.iterdir()) == ["config.toml", "ledger.sqlite"]
