@@ -6,11 +6,13 @@ import pickle
 import time
 from fractions import Fraction
 from inspect import ismodule
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import fedmerit as fm
+from fedmerit import errors
 from fedmerit.errors import NeedsTable, ReportError
 from fedmerit.sampling import sampled_shapley
 from fedmerit.types import Reports, Scores, Table, settle
@@ -290,3 +292,11 @@ def test_the_public_names_are_what_is_exported():
     assert len(set(fm.__all__)) == len(fm.__all__)
     public = {name for name, value in vars(fm).items() if not name.startswith("_") and not ismodule(value)}
     assert public == set(fm.__all__)
+
+
+def test_every_error_and_the_sampled_value_are_in_the_reference():
+    reference = (Path(__file__).parents[1] / "docs/api.md").read_text(encoding="utf-8")
+    raised = [name for name, value in vars(errors).items() if isinstance(value, type)]
+    assert len(raised) > 20
+    for name in [*(f"errors.{name}" for name in raised), "sampling.sampled_shapley", "sampling.Sampled"]:
+        assert f"::: fedmerit.{name}\n" in reference

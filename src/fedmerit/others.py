@@ -10,7 +10,7 @@ from fedmerit.types import Vector
 
 
 def sum_of_others(values: Vector) -> Vector:
-    """Sum over j != i, in twice the working precision: own value leaves no trace, equals stay equal.
+    """Sum over j != i, in twice the working precision: right up to the last bit; equals stay equal.
 
     >>> sum_of_others(np.array([1e17, 1.0, 2.0]))[0]
     np.float64(3.0)

@@ -119,10 +119,23 @@ def test_a_saved_partition_comes_back(tmp_path: Path, name: str):
         ({"clients": 0}, "partition.clients: expected at least 1 client, got 0"),
         ({"clients": None}, "partition.clients: scheme 'iid' needs the number of clients"),
         ({"minimum": 0}, "partition.minimum: expected at least 1 sample per client, got 0"),
-        ({"scheme": "dirichlet", "mu": 0}, "partition.mu: expected a positive number, got 0"),
-        ({"scheme": "dirichlet", "mu": -1.5}, "partition.mu: expected a positive number, got -1.5"),
-        ({"scheme": "dirichlet", "mu": float("nan")}, "partition.mu: expected a positive number, got nan"),
-        ({"scheme": "dirichlet", "mu": float("inf")}, "partition.mu: expected a positive number, got inf"),
+        ({"scheme": "dirichlet", "mu": 0}, "partition.mu: expected a positive number, at most 1e+100, got 0"),
+        (
+            {"scheme": "dirichlet", "mu": -1.5},
+            "partition.mu: expected a positive number, at most 1e+100, got -1.5",
+        ),
+        (
+            {"scheme": "dirichlet", "mu": float("nan")},
+            "partition.mu: expected a positive number, at most 1e+100, got nan",
+        ),
+        (
+            {"scheme": "dirichlet", "mu": float("inf")},
+            "partition.mu: expected a positive number, at most 1e+100, got inf",
+        ),
+        (
+            {"scheme": "dirichlet", "mu": 1e308},
+            "partition.mu: expected a positive number, at most 1e+100, got 1e+308",
+        ),
         ({"scheme": "group"}, "partition.scheme: 'group' needs groups (this dataset has none)"),
         (
             {"scheme": "group", "groups": np.zeros(9)},

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedmerit.checks import LARGEST
 from fedmerit.data.dataset import Groups, Labels
 from fedmerit.data.tables import arrays
 from fedmerit.errors import DataError
@@ -119,8 +120,8 @@ def _count(scheme: str, sizes: Sequence[float] | None, groups: Groups | None, fi
 def _dirichlet(
     labels: Labels, clients: int, mu: float, minimum: int, rng: np.random.Generator
 ) -> list[Indices]:
-    if not (mu > 0 and np.isfinite(mu)):
-        raise DataError(f"partition.mu: expected a positive number, got {mu}")
+    if not 0 < mu <= LARGEST:  # draws from larger ones overflow
+        raise DataError(f"partition.mu: expected a positive number, at most {LARGEST:g}, got {mu}")
     values, counts = np.unique(labels, return_counts=True)
     for _ in range(DRAWS):
         proportions = rng.dirichlet(np.full(clients, float(mu)), size=len(values))
