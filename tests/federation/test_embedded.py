@@ -534,3 +534,16 @@ def test_a_folder_in_use_or_of_another_config_is_refused(plain):
     before = scores_json(folder)
     run(tiny(), folder, resume=True)  # finished: nothing to do, nothing changed
     assert scores_json(folder) == before
+
+
+@pytest.mark.parametrize(("size", "said"), [(40, True), (0, False)])
+def test_a_run_says_where_members_train_on_another_class_mix_than_they_are_measured_on(tmp_path, size, said):
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for part, count in (("train", 240), ("test", 100)):
+        arrays[f"x_{part}"] = rng.integers(0, 256, (count, 8, 8, 1), dtype=np.uint8)
+        arrays[f"y_{part}"] = (np.arange(count) % 4 == 0).astype(np.int64)
+    np.savez(tmp_path / "skewed.npz", **arrays)
+    config = tiny("data.name=npz", f"data.path={tmp_path / 'skewed.npz'}", f"data.test_size={size}", OFF)
+    notes = prepare(config).notes
+    assert any("makes 75% of the training data and 50% of the test pool" in note for note in notes) == said

@@ -27,6 +27,9 @@ from fedmerit.secagg.setting import LEAST_IN_SUM
 from fedmerit.training import TrainingSettings
 from fedmerit.utilities import Utility, evaluate, resolve_all
 
+OTHER_MIX = 0.2
+"""A class may make so much more of the training data than of the test pool before a run says so."""
+
 
 def seed_for(config: Config, *what: str | int) -> int:
     """A seed that depends on the run's seed and on what it is for, and on nothing else."""
@@ -158,6 +161,8 @@ def prepare(config: Config, *, pool_key: bytes | None = None) -> Federation:
             f"participation.fraction {fraction:g} of {members} members is fewer than {LEAST_IN_SUM}: "
             f"{LEAST_IN_SUM} take part"
         )
+    if mix := _class_mix(dataset.y_train, pool.y, dataset.classes):
+        notes.append(mix)
     if left := left_out(network):
         notes.append(f"not aggregated, because they are counters: {', '.join(left)}")
     return Federation(
@@ -170,6 +175,20 @@ def prepare(config: Config, *, pool_key: bytes | None = None) -> Federation:
         training=training,
         device=device,
         notes=tuple(notes),
+    )
+
+
+def _class_mix(train: Labels, test: Labels, classes: Sequence[str]) -> str:
+    """A note where members train on another mix of classes than they are measured on, else nothing."""
+    shares = [np.bincount(y, minlength=len(classes)) / len(y) for y in (train, test)]
+    gap = shares[0] - shares[1]
+    most = int(gap.argmax())
+    if gap[most] <= OTHER_MIX:
+        return ""
+    return (
+        f"class {classes[most]} makes {shares[0][most]:.0%} of the training data and {shares[1][most]:.0%} "
+        "of the test pool: whoever pushes the model away from it is rewarded, even with wrong labels; "
+        "data.test_size = 0 takes the test set as it is"
     )
 
 
