@@ -1,4 +1,4 @@
-"""Draw figures/*.csv as PNG and PDF (needs the extra "page").
+"""Draw figures/*.csv as PNG and PDF (needs the extras "page" and "data").
 
 ::
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import altair as alt
 import vl_convert
+from PIL import Image
 
 from fedmerit.page.drawing import scale_of
 
@@ -301,7 +303,8 @@ def main() -> None:
             print(f"{file}: no results yet")
             continue
         spec = dressed(draw(read(file)))
-        (options.into / f"{name}.png").write_bytes(vl_convert.vegalite_to_png(spec, scale=2))
+        with Image.open(io.BytesIO(vl_convert.vegalite_to_png(spec, scale=2))) as image:
+            image.convert("RGB").save(options.into / f"{name}.png", optimize=True)
         (options.into / f"{name}.pdf").write_bytes(vl_convert.vegalite_to_pdf(spec))
         print(f"{options.into / name}.png, .pdf")
 
