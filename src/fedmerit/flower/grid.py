@@ -1,7 +1,7 @@
 """A Grid that turns a strategy's train messages into fedmerit's exchanges, and hands it one reply: M.
 
 The strategy keeps its own loop and its own sampling. Nodes exist for it once they have proved, by signature,
-to be a member of the roster; whoever stops answering is gone until it answers an invitation again.
+to be a member of the roster; whoever stops answering or refuses is gone until it answers an invitation again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ from fedmerit.flower.carrying import QUERY, digest, only_arrays, put, take
 POLL = 0.25
 """Seconds between two looks for replies; Flower's own send_and_receive waits 3."""
 AGAIN = 15.0
-"""Seconds until a node that could not join is asked again; then twice as long each time."""
+"""Seconds until a node that refused an invitation is invited again; then twice as long each time."""
+SAME = 0.1
+"""Seconds for which who is there does not change: a strategy that samples asks how many, then who."""
+TOLD = 60.0
+"""Seconds between two lines that say for whom we wait."""
 UNAVAILABLE = 5
 """Flower's error code of a node that is gone."""
 
@@ -48,11 +52,12 @@ class SecureGrid(Grid):
         self.nodes: dict[str, int] = {}  # members that are there
         self.rounds = 0
         self.seconds: dict[str, list[float]] = {}  # by exchange, for whoever measures
-        self._strangers: dict[int, tuple[float, float]] = {}  # node -> not before, and the wait after that
+        self._refused: dict[int, tuple[float, float]] = {}  # node -> not before, and the wait after that
         self._invited: dict[str, int] = {}  # message id -> node
         self._train: dict[str, Message] = {}  # the strategy's messages of this round, by member
         self._metrics: dict[str, MetricRecord] = {}
         self._timeout: float | None = None
+        self._looked = -math.inf
 
     # ----------------------------------------------------------------------------------------- for a strategy
 
@@ -71,11 +76,13 @@ class SecureGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Nodes of members that are there; newcomers are invited, and where too few are left, awaited."""
-        self._welcome()
+        if time.monotonic() > self._looked + SAME:
+            self._welcome()
         deadline = time.monotonic() + self.join
         while self.rounds and len(self.nodes) < self._least() and time.monotonic() < deadline:
             time.sleep(POLL)
             self._welcome()
+        self._looked = time.monotonic()
         return list(self.nodes.values())
 
     def _least(self) -> int:
@@ -187,21 +194,31 @@ class SecureGrid(Grid):
 
     def _opened(self, kind: Exchange, name: str, reply: Message) -> bytes | None:
         """The bytes of a reply, or None where there are none to be had."""
-        assert self.coordinator is not None
         if reply.has_error():
             if reply.error.code == UNAVAILABLE:
                 self._gone(name, str(reply.error.reason))
             else:
-                self.coordinator.note(f"{name}: {kind} failed: {reply.error.reason}")
+                self._refuses(name, kind, f"{kind} failed: {reply.error.reason}")
             return None
         try:
             data = take(reply.content)
         except FedmeritError as error:
-            self.coordinator.note(f"{name}: {kind} cannot be read: {error}")
+            self._refuses(name, kind, f"{kind} cannot be read: {error}")
             return None
         if kind == "train" and reply.content.metric_records:
             self._metrics[name] = next(iter(reply.content.metric_records.values()))
+        self._refused.pop(self.nodes[name], None)
         return data
+
+    def _refuses(self, name: str, kind: Exchange, reason: str) -> None:
+        """It is out of this round, and a member again once it joins again: at once if it had answered before.
+
+        A round is over with its reports: who gives none is asked for keys of the next one as if it had.
+        """
+        assert self.coordinator is not None
+        self.coordinator.note(f"{name}: {reason}")
+        if kind not in ("report", "close"):
+            self._put_off(self.nodes.pop(name), 0.0)
 
     def _gone(self, name: str, reason: str) -> None:
         if self.nodes.pop(name, None) is not None and self.coordinator is not None:
@@ -212,7 +229,7 @@ class SecureGrid(Grid):
         coordinator = self.coordinator
         assert coordinator is not None
         listed, now = set(self.grid.get_node_ids()), time.monotonic()
-        later = {node for node, (not_before, _) in self._strangers.items() if now < not_before}
+        later = {node for node, (not_before, _) in self._refused.items() if now < not_before}
         known = {*self.nodes.values(), *later, *self._invited.values()}
         new = [node for node in sorted(listed) if node not in known]
         if new:
@@ -236,14 +253,17 @@ class SecureGrid(Grid):
                 self._stranger(node, f"{name} is at node {self.nodes[name]}")
             else:
                 self.nodes[name] = node
-                self._strangers.pop(node, None)
 
     def _stranger(self, node: int, reason: str) -> None:
         """It is asked again, later and later: somebody may have put things right."""
-        wait = self._strangers.get(node, (0.0, AGAIN / 2))[1] * 2
-        self._strangers[node] = time.monotonic() + wait, wait
+        self._put_off(node, AGAIN)
         if self.coordinator is not None:
             self.coordinator.note(f"node {node} does not take part: {reason}")
+
+    def _put_off(self, node: int, first: float) -> None:
+        """Wait before the next invitation, longer each time until the node answers an exchange."""
+        wait = self._refused.get(node, (0.0, first))[1]
+        self._refused[node] = time.monotonic() + wait, max(2 * wait, AGAIN)
 
 
 def _is_number(value: object) -> bool:
