@@ -72,7 +72,9 @@ def test_who_joined_and_who_signed_the_end_is_told_and_nobody_calls_it_a_rehears
 def test_every_member_finds_all_heads_it_was_ever_shown(home, name):
     lines = list(verify_folder(home / "run", heads=heads_of(home, name), member=name))
     assert any(line.startswith("kept: all 3 heads") for line in lines)
+    assert "kept: trained in 2 rounds, from the models that the ledger states" in lines
     assert "kept: 2 of 2 reports are in the ledger, about what was told" in lines
+    assert sum(line.startswith("kept: ") for line in lines) == 3
     assert any(line.startswith(f"{name}: last signed the head of record") for line in lines)
 
 
@@ -92,7 +94,7 @@ def test_a_server_that_writes_another_history_is_found_by_a_members_file(home):
         heads["end"] = next(ledger.records("end")).digest.hex()
     anew(home, other, sign_as=(SERVER, *NAMES))
     assert list(verify_folder(home / "run"))
-    with pytest.raises(LedgerError, match=r"heads: line 5: head [0-9a-f]{64} is not on this chain"):
+    with pytest.raises(LedgerError, match=r"heads: line 9: head [0-9a-f]{64} is not on this chain"):
         list(verify_folder(home / "run", heads=heads_of(home, "client-1")))
 
 
@@ -109,7 +111,7 @@ def test_a_server_that_tells_one_member_another_model_is_found_by_that_members_f
     strategy, rounds = run(tmp_path, grid)
     checked(strategy, rounds, tmp_path)  # to everybody else the ledger is in order
     assert LIAR not in rounds[0].reports
-    told = r"heads: line 2: the server told this member another outcome of round 1 .* than it wrote down"
+    told = r"heads: line 4: the server told this member another outcome of round 1 .* than it wrote down"
     with pytest.raises(LedgerError, match=told):
         list(verify_folder(tmp_path / "run", heads=heads_of(tmp_path, LIAR)))
     assert list(verify_folder(tmp_path / "run", heads=heads_of(tmp_path, "client-2")))
@@ -127,12 +129,22 @@ def test_a_report_that_the_server_left_out_is_missed_by_its_author(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "line", ["x", "1", "1 report 00", "one " + "0" * 64, "1 report 00 11 22", "1 retort 00 11"]
+    "line",
+    [
+        "x",
+        "1",
+        "1 report 00",
+        "one " + "0" * 64,
+        "1 report 00 11 22",
+        "1 retort 00 11",
+        "1 released",
+        "trained 00",
+    ],
 )
 def test_a_kept_file_that_is_none_is_refused(home, line):
     path = heads_of(home, LIAR)
     path.write_text(path.read_text() + line + "\n")
-    with pytest.raises(LedgerError, match=r"heads: line 6: (expected a round and a head|a head is 64 hex)"):
+    with pytest.raises(LedgerError, match=r"heads: line 10: (expected a round and a head|a head is 64 hex)"):
         list(verify_folder(home / "run", heads=path))
 
 

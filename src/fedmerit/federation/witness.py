@@ -3,25 +3,35 @@
 A report signs the head before its round, ``seen`` the head after the last one. Whoever holds an old head,
 signed or merely written down, sees a later rewrite: the head is then no longer on the chain.
 
-A member between machines keeps a file of both, one a line::
+A member between machines keeps a file, ASCII, of what it was shown and did, one a line::
 
     ROUND HEAD                       the head after that round, as it was shown
+    ROUND trained M0                 it masked an update: hash of the model that this update starts from
+    ROUND released ["A", "B", "C"]   it released shares, for the sum of these members (JSON)
     ROUND report REPORT OUTCOME      hashes of what it reported, and of what the server said the round was
 
-The second kind shows a server that told one member another M than it wrote down.
+Each is written before the message that it speaks of is sent; files of earlier versions lack the second and
+the third kind. The last shows a server that told one member another M than it wrote down. The two before it
+show a server that has more sums than the ledger says: two over the same updates from the same M0, one of them
+without a member, are that member's update by subtraction. Two models that differ, however little, have
+different hashes: from models that the server moves as it likes (an optimiser) this tells only equal ones.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedmerit.errors import LedgerError
-from fedmerit.federation.journal import reading
+from fedmerit.federation.journal import moves, reading
 from fedmerit.ledger import Record, canonical, commitment
+
+OPEN = "does not end"
 
 
 @dataclass(frozen=True)
@@ -62,6 +72,16 @@ def kept_head(number: int, head: str) -> str:
     return f"{number} {head}"
 
 
+def kept_trained(number: int, m0_hash: str) -> str:
+    """The line of a masked update, by the model that it starts from."""
+    return f"{number} trained {m0_hash}"
+
+
+def kept_released(number: int, included: Sequence[str]) -> str:
+    """The line of shares that were released for the sum of these members."""
+    return f"{number} released {json.dumps(list(included))}"
+
+
 def kept_report(number: int, body: Mapping[str, Any], bound_to: Mapping[str, Any]) -> str:
     """The line of a report and of the outcome that it speaks of."""
     outcome = commitment({"round": number, **bound_to})
@@ -69,39 +89,148 @@ def kept_report(number: int, body: Mapping[str, Any], bound_to: Mapping[str, Any
 
 
 def check_kept(path: Path, places: Mapping[str, Place], records: Sequence[Record]) -> Iterator[str]:
-    """Check a member's own file of what it was shown and said; a line for each kind of thing in it."""
+    """Check a member's own file of what it was shown, did and said; a line for each kind of thing in it."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except (OSError, ValueError) as error:
         raise LedgerError(f"{path}: cannot be read: {error}") from error
     outcomes = {one.body["round"]: one.commitment.hex() for one in records if one.kind == "outcome"}
     held = {one.commitment.hex() for one in records if one.kind == "report"}
-    heads, reports, gone = 0, 0, []
+    heads, reports, gone, did = 0, 0, [], _Did(_written(records))
     for at, line in enumerate(lines, start=1):
         try:
-            match line.split(" "):
-                case [number, "report", report, outcome] if number.isdecimal():
+            match line.split(" ", 2):
+                case [number, "report", hashes] if number.isdecimal() and hashes.count(" ") == 1:
+                    report, outcome = hashes.split(" ")
                     reports += 1
-                    _check_told(int(number), outcome, outcomes)
+                    if not did.is_open(int(number)):
+                        _check_told(int(number), outcome, outcomes)
                     if report not in held:
                         gone.append(number)
+                case [number, "trained", m0_hash] if number.isdecimal():
+                    did.train(int(number), m0_hash)
+                case [number, "released", names] if number.isdecimal():
+                    did.release(int(number), names)
                 case [number, head] if number.isdecimal():
                     heads += 1
                     _check_shown(int(number), head, places)
                 case _:
-                    raise LedgerError(f"expected a round and a head, or a report, got {line!r:.80}")
+                    raise LedgerError(
+                        "expected a round and a head, trained, released or a report, as a member writes "
+                        f"them, got {line!r:.80}"
+                    )
         except LedgerError as error:
             raise LedgerError(f"{path}: line {at}: {error}") from error
-    if not heads:
+    if not heads and not did.trained:
         raise LedgerError(f"{path}: holds no head")
-    yield f"kept: all {heads} heads in {path} are on the chain"
+    if heads:
+        yield f"kept: all {heads} heads in {path} are on the chain"
+    yield from did.lines()
     if reports:
         yield f"kept: {reports - len(gone)} of {reports} reports are in the ledger, about what was told"
     if gone:
         yield (
             f"kept: the report of round {', '.join(gone)} is not in the ledger: it was lost on the way, "
-            "or the server left it out"
+            "or the server was stopped before it wrote it down, or left it out"
         )
+
+
+@dataclass
+class _Written:
+    """What the ledger says of a round."""
+
+    m0: str | None  # None where it does not say: in an open round, if the server moves the model
+    included: tuple[str, ...] = ()
+    state: str = OPEN  # how it ended without a sum, if so
+
+
+def _written(records: Sequence[Record]) -> dict[int, _Written]:
+    """Rounds by number, from the records that `rounds_of` has checked."""
+    found: dict[int, _Written] = {}
+    last, moving = None, False
+    for record in records:
+        body = record.body
+        if record.kind == "run":
+            last, moving = body["m0"], moves(body)
+        elif record.kind == "schedule":
+            found[body["round"]] = _Written(None if moving and found else last)
+        elif record.kind == "outcome":
+            found[body["round"]].m0 = body["m0"]
+        elif record.kind == "round":
+            one, last = found[body["round"]], body["m"]
+            one.included, one.state = tuple(body["included"]), "is aborted" if body["aborted"] else ""
+            one.m0 = last if body["aborted"] else one.m0
+    return found
+
+
+@dataclass
+class _Did:
+    """What a member did, beside what the ledger says."""
+
+    ledger: Mapping[int, _Written]
+    trained: dict[int, str] = field(default_factory=dict)
+    released: dict[int, tuple[str, ...]] = field(default_factory=dict)
+
+    def train(self, number: int, m0_hash: str) -> None:
+        """It sent a masked update that starts from a model."""
+        stated = self._round(number).m0
+        if stated not in (None, m0_hash):
+            raise LedgerError(
+                f"this member trained from another M0 in round {number} than the ledger says: "
+                f"from {m0_hash:.64}, not from {stated}"
+            )
+        self.trained[number] = m0_hash
+
+    def release(self, number: int, names: str) -> None:
+        """It released shares for a sum."""
+        try:
+            included = tuple(str(name) for name in json.loads(names))
+        except (ValueError, TypeError, RecursionError):
+            raise LedgerError(f"expected the names of members as JSON, got {names!r:.80}") from None
+        one = self._round(number)
+        if not one.state and included != one.included:
+            raise LedgerError(
+                f"this member released shares for the sum of {', '.join(included)} in round {number}, but "
+                f"the ledger says that the sum is of {', '.join(one.included)}"
+            )
+        self.released[number] = included
+
+    def is_open(self, number: int) -> bool:
+        """Whether the ledger has the beginning of a round, and not its end."""
+        return number in self.ledger and self.ledger[number].state == OPEN
+
+    def _round(self, number: int) -> _Written:
+        if number not in self.ledger:
+            raise LedgerError(
+                f"this member trained in round {number}, which is not in the ledger: it was left out or cut "
+                "off, or this is the file of another run"
+            )
+        return self.ledger[number]
+
+    def lines(self) -> Iterator[str]:
+        """What fits, and what a server could have made use of."""
+        if self.trained:
+            yield f"kept: trained in {len(self.trained)} rounds, from the models that the ledger states"
+        for number, included in self.released.items():
+            if state := self.ledger[number].state:
+                yield (
+                    f"kept: shares were released in round {number} for the sum of {', '.join(included)}, "
+                    f"but in the ledger that round {state}: the server may know a sum that it told nobody. "
+                    "This also happens where too few answered at the end, or the server was stopped"
+                )
+        summed = {n: (one.m0, one.included) for n, one in self.ledger.items() if not one.state}
+        summed |= {n: (self.trained.get(n), included) for n, included in self.released.items()}
+        by_model: dict[str | None, list[int]] = defaultdict(list)
+        for number, (m0, _) in sorted(summed.items()):
+            by_model[m0].append(number)
+        for numbers in by_model.values():
+            ours = any(number in self.released for number in numbers)
+            if ours and len({frozenset(summed[number][1]) for number in numbers}) > 1:
+                sums = "; ".join(f"round {number}: {', '.join(summed[number][1])}" for number in numbers)
+                yield (
+                    f"kept: rounds {', '.join(map(str, numbers))} started from the same M0, and not all of "
+                    f"them have the same members in the sum ({sums}): who knows these sums can subtract them"
+                )
 
 
 def _check_shown(number: int, head: str, places: Mapping[str, Place]) -> None:

@@ -27,7 +27,8 @@ from fedmerit.config import Config
 from fedmerit.errors import ConfigError, KeyFileError, RefusedError
 from fedmerit.federation.protocol import Evaluate
 from fedmerit.federation.remote.agreeing import cautious
-from fedmerit.federation.remote.member import RemoteMember, Trained, Work
+from fedmerit.federation.remote.member import RemoteMember
+from fedmerit.federation.remote.work import Trained, Work
 from fedmerit.flower.arrays import Shape
 from fedmerit.flower.carrying import BYTES, config_digest, digest, only_arrays, put, take
 from fedmerit.flower.measuring import Value, evaluator

@@ -10,8 +10,9 @@
     KEY.state/RUN/0003.update     M0, the update and its weight: for the report, and for an audit
     KEY.state/RUN/0003.asked      the one request for a report that is answered
     KEY.state/RUN/0003.report     the answer, and the per-sample sums behind cumulative standard errors
-    KEY.state/RUN/heads           the ledger's heads as they were shown to this member, and the hashes of its
-                                  reports and of what they were about, one a line: see witness.py
+    KEY.state/RUN/heads           the ledger's heads as they were shown to this member, from which models it
+                                  trained, for which sums it released shares, and the hashes of its reports
+                                  and of what they were about, one a line: see witness.py
 
 All have mode 600 and are written in one step. All but the last are also encrypted (AES-256-GCM under a key
 derived from the identity key): a backup of the folder alone says nothing, and a file that was cut, emptied or
@@ -104,7 +105,7 @@ class Keeping:
         self._put(self._released, ALL_RUNS, released.dump())
 
     def add_kept(self, *lines: str) -> None:
-        """Remember heads and reports: whoever holds an old one sees a later rewrite."""
+        """Remember what was shown, done and said: whoever holds it sees a ledger that says otherwise."""
         path = self.folder / "heads"
         before = path.read_bytes() if path.exists() else b""
         write(path, before + "".join(f"{line}\n" for line in lines).encode("ascii"), mode=0o600)

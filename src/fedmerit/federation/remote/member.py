@@ -14,9 +14,8 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -31,43 +30,21 @@ from fedmerit.errors import (
     RefusedError,
     StoreError,
 )
-from fedmerit.federation.protocol import Model, model_hash
+from fedmerit.federation.protocol import model_hash
 from fedmerit.federation.remote.agreeing import Agreed, cautious, check_roster, config_in, least_scheduled
 from fedmerit.federation.remote.keeping import Keeping
 from fedmerit.federation.remote.reporting import Evaluator, scoring_side, told, vector
 from fedmerit.federation.remote.wire import Ask, checked_head, join_body, pack, same
+from fedmerit.federation.remote.work import Work
 from fedmerit.federation.weighing import scheduled_encoding
-from fedmerit.federation.witness import kept_head, kept_report
+from fedmerit.federation.witness import kept_head, kept_released, kept_report, kept_trained
 from fedmerit.keys import Roster, load_key, public_key
 from fedmerit.ledger import canonical, content
 from fedmerit.secagg import Client, Setting, Task, Update
 from fedmerit.secagg.messages import open_broadcast
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 log = logging.getLogger("fedmerit")
 REFUSED = "refuses; the reason is in its own log"
-
-
-@dataclass(frozen=True, eq=False)
-class Trained:
-    """What local training gave: the model it started from, the change, the number of samples, and what an
-    evaluation must know of the model's shape (anything msgpack can carry)."""
-
-    m0: Model
-    delta: npt.NDArray[np.float32]
-    samples: float | None
-    shape: Any = None
-
-
-@dataclass(frozen=True, eq=False)
-class Work:
-    """A model to train: M0, the digest of everything else that came with it, and what trains it."""
-
-    m0: Model
-    extra: bytes
-    train: Callable[[], Trained]
 
 
 class RemoteMember:
@@ -221,6 +198,10 @@ class RemoteMember:
             log.exception("%s leaves round %d", self.name, ask.round)
             message = client.decline()
         self._keep(keeping, client)
+        if due == "masked" and self.masked:
+            keeping.add_kept(kept_trained(ask.round, keeping.get(_file(ask.round, "began"))))
+        elif due == "unmask" and client.stage == "done":
+            keeping.add_kept(kept_released(ask.round, client.survivors))
         return message
 
     def _mask(

@@ -1,0 +1,321 @@
+"""A member's own file shows a server that has more sums than its ledger says, and accuses no honest one."""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedmerit.config import from_dict
+from fedmerit.data.pool import Pool
+from fedmerit.errors import LedgerError, RoundAborted
+from fedmerit.federation.journal import Round
+from fedmerit.federation.protocol import Outcome, model_hash
+from fedmerit.federation.remote.books import Books
+from fedmerit.federation.remote.coordinator import Coordinator
+from fedmerit.federation.remote.member import RemoteMember
+from fedmerit.federation.remote.wire import Ask
+from fedmerit.federation.remote.work import Trained, Work
+from fedmerit.federation.verify import verify_folder
+from fedmerit.keys import Member, Roster, new_key
+from fedmerit.secagg.server import Server
+from fedmerit.store import Folder
+from fedmerit.toml import written
+
+ALL = ["A", "B", "C", "D"]
+M0 = np.linspace(-1, 1, 30, dtype=np.float32)
+RNG = np.random.default_rng(0)
+UPDATES = {name: RNG.normal(size=M0.size).astype(np.float32) * np.float32(0.05) for name in ALL}
+
+
+def value(model, shown):
+    return {"value": np.full(len(shown.y), 0.5)}
+
+
+def train(name, m0):
+    """Almost the same from almost the same model, as local training is; never the very same."""
+    shuffled = RNG.normal(size=m0.size).astype(np.float32) * np.float32(1e-6)
+    return UPDATES[name] + shuffled
+
+
+class Transport:
+    """Carries messages to members that keep their files, unless somebody is away."""
+
+    def __init__(self, folder, roster):
+        self.folder, self.roster, self.m0 = folder, roster, M0
+        self.away = lambda kind, number, name: False
+        self.lost = lambda kind, number, name: False  # the answer, on its way
+
+    def member(self, name):
+        return RemoteMember(name, self.folder / f"{name}.pem", self.roster, lambda shape, utilities: value)
+
+    def work(self, name):
+        m0 = self.m0
+        return lambda: Work(m0, b"", lambda: Trained(m0, train(name, m0), None))
+
+    def present(self):
+        return ALL
+
+    def exchange(self, kind, asks):
+        answers = {}
+        for name, data in asks.items():
+            number = Ask.unpack(data)[0].round
+            if self.away(kind, number, name):
+                continue
+            work = self.work(name) if kind == "train" else None
+            answers[name] = self.member(name).answer(data, "here", work)
+            if self.lost(kind, number, name):
+                del answers[name]
+        return answers
+
+
+class Federation:
+    """Four members, and a server with a ledger to show and another one to itself."""
+
+    def __init__(self, folder, *, optimiser=False):
+        self.folder = folder
+        roster = Roster([Member(name, new_key(folder / f"{name}.pem")) for name in ALL])
+        settings = {
+            "partition": {"names": ALL},
+            "training": {"rounds": 4, "weights": "uniform"},
+            "scoring": {"utilities": ["value"]},
+        }
+        text = "\n".join(
+            "\n".join([f"[{key}]", *(f"{name} = {written(one)}" for name, one in part.items())])
+            for key, part in settings.items()
+        )
+        config = from_dict(settings)
+        pool = Pool(
+            indices=np.arange(20), x=np.zeros((20, 1)), y=np.zeros(20), slices=1, balanced=False, classes=0,
+            utility_hash="0" * 64, key=secrets.token_bytes(32),
+        )  # fmt: skip
+        terms = {
+            "config": text, "config_hash": config.hash(), "roster": roster.hash.hex(), "strategy": "FedAvg",
+            "optimiser": optimiser, "evaluates": "server",
+        }  # fmt: skip
+        key, run = Ed25519PrivateKey.generate(), secrets.token_hex(16)
+        self.transport, self.run, self.open = Transport(folder, roster), run, ExitStack()
+
+        def coordinator(name):
+            kept = self.open.enter_context(Folder(folder / name, config, text=text))
+            books = Books(kept, config, roster, key, run, "flower", terms, pool.commitment)
+            books.begin(M0)
+            made = Coordinator(books, pool, self.transport, value)
+            for member, answer in self.transport.exchange(
+                "join", dict.fromkeys(ALL, made.invitation())
+            ).items():
+                assert made.admit("here", answer) == member
+            return made
+
+        self.shown, self.hidden = coordinator("run"), coordinator("hidden")
+
+    def round(self, number, m0, members=ALL, *, by=None):
+        self.transport.m0 = m0
+        return (by or self.shown).round(number, m0, members)
+
+    def pretend(self, number, m0):
+        """A round that the ledger calls aborted, in which nobody was asked anything."""
+        away, self.transport.away = self.transport.away, lambda kind, number, name: True
+        assert self.round(number, m0) is None
+        self.transport.away = away
+
+    def lines(self, name):
+        """What a member finds out from the server's ledger and its own file."""
+        list(verify_folder(self.folder / "run"))  # to everybody else the ledger is in order
+        heads = self.folder / f"{name}.pem.state" / self.run / "heads"
+        found = list(verify_folder(self.folder / "run", heads=heads, member=name))
+        return [line.removeprefix("kept: ") for line in found if line.startswith("kept: ")]
+
+
+@pytest.fixture
+def federation(tmp_path, request):
+    made = Federation(tmp_path, **getattr(request, "param", {}))
+    with made.open:
+        yield made
+
+
+# ----------------------------------------------------------------------------------------- dishonest servers
+
+
+def test_a_sum_that_the_server_calls_aborted_is_in_the_file_of_who_released_shares(federation, monkeypatch):
+    """It keeps the sum of all, starts again from the same M0 without D, and has D's update by subtraction."""
+    kept, real = [], Server.advance
+
+    def advance(self):
+        shown = real(self)
+        if self.result is not None:
+            kept.append(self.result)
+            if len(kept) == 1:
+                raise RoundAborted("2 members left, 3 are needed", stage="unmask")
+        return shown
+
+    monkeypatch.setattr(Server, "advance", advance)
+    assert federation.round(1, M0) is None
+    assert federation.round(2, M0, ALL[:3]) is not None
+    assert np.abs(kept[0].weighted_sum - kept[1].weighted_sum - UPDATES["D"]).max() < 1e-4
+    lines = federation.lines("A")
+    assert lines[1] == "trained in 2 rounds, from the models that the ledger states"
+    assert lines[2].startswith(
+        "shares were released in round 1 for the sum of A, B, C, D, but in the ledger that round is aborted"
+    )
+    assert lines[3] == (
+        "rounds 1, 2 started from the same M0, and not all of them have the same members in the sum "
+        "(round 1: A, B, C, D; round 2: A, B, C): who knows these sums can subtract them"
+    )
+    assert federation.lines("D")[-1] == lines[3]  # who was left out finds it, too
+
+
+def test_an_old_model_in_a_round_that_the_server_calls_aborted_is_an_error(federation):
+    """After a gap in the numbers members take any M0: the first one again, one bit changed."""
+    model = federation.round(1, M0)
+    federation.pretend(2, model)
+    old = M0.copy()
+    old[0] = np.nextafter(old[0], np.float32(9))
+    assert federation.round(3, old, ALL[:3], by=federation.hidden) is not None
+    federation.pretend(3, model)
+    message = (
+        r"heads: line 5: this member trained from another M0 in round 3 than the ledger says: "
+        rf"from {model_hash(old)}, not from {model_hash(model)}"
+    )
+    with pytest.raises(LedgerError, match=message):
+        federation.lines("A")
+
+
+def test_a_round_that_is_not_in_the_ledger_is_an_error(federation):
+    federation.round(1, M0)
+    assert federation.round(3, M0, ALL[:3], by=federation.hidden) is not None
+    with pytest.raises(LedgerError, match=r"heads: line 5: this member trained in round 3, which is not in"):
+        federation.lines("A")
+
+
+@pytest.mark.parametrize("federation", [{"optimiser": True}], indirect=True)
+def test_a_server_that_moves_the_model_back_is_found_by_what_started_from_the_same_model(federation):
+    """The terms allow it any M0, and both rounds are reported on."""
+    federation.round(1, M0)
+    assert federation.round(2, M0, ALL[:3]) is not None
+    for name in ("A", "D"):
+        assert any(
+            line.startswith("rounds 1, 2 started from the same M0")
+            and "(round 1: A, B, C, D; round 2: A, B, C)" in line
+            for line in federation.lines(name)
+        )
+
+
+def test_a_ledger_with_others_in_the_sum_is_an_error(federation):
+    """Nobody is asked for a report, so nobody has signed for the outcome."""
+    federation.transport.away = lambda kind, number, name: kind == "report"
+    model = federation.round(1, M0, ALL[:3], by=federation.hidden)
+    books, found = federation.shown.books, Round(1, tuple(ALL), included=tuple(ALL))
+    head = books.head
+    books.schedule(1, ALL, None)
+    books.masked(1, dict.fromkeys(ALL, "00"))
+    told = Outcome(1, model, 4.0, tuple(ALL), federation.shown.pool.slice(1), model_hash(M0), head)
+    books.close(found, model, told, None)
+    message = (
+        r"line 2: .* for the sum of A, B, C in round 1, but the ledger says that the sum is of A, B, C, D"
+    )
+    with pytest.raises(LedgerError, match=message):
+        federation.lines("A")
+
+
+# -------------------------------------------------------------------------------------------- honest servers
+
+
+def quiet(lines):
+    return not any("shares were released" in line or "same M0" in line for line in lines)
+
+
+def test_an_honest_run_is_not_accused(federation):
+    model = M0
+    for number in (1, 2, 3, 4):
+        model = federation.round(number, model)
+    federation.shown.finish(model)
+    for name in ALL:
+        lines = federation.lines(name)
+        assert quiet(lines)
+        assert "trained in 4 rounds, from the models that the ledger states" in lines
+
+
+@pytest.mark.parametrize("kind", ["share", "train", "check"])
+def test_a_round_that_is_aborted_before_any_share_is_released_is_not_accused(federation, kind):
+    """Members train again from the same M0; with fewer, too."""
+    federation.transport.away = lambda *at: at in ((kind, 2, "C"), (kind, 2, "D"))
+    model = federation.round(1, M0)
+    assert federation.round(2, model) is None
+    assert federation.round(3, model, ALL[:3]) is not None
+    assert all(quiet(federation.lines(name)) for name in ALL)
+
+
+def test_a_round_that_is_aborted_at_the_end_is_told_and_nobody_is_accused(federation):
+    """Two release shares, which is one too few for a sum; the next round has the same members."""
+    federation.transport.away = lambda *at: at in (("unmask", 2, "C"), ("unmask", 2, "D"))
+    model = federation.round(1, M0)
+    assert federation.round(2, model) is None
+    federation.round(3, model)
+    for name in ("A", "B"):
+        told = [line for line in federation.lines(name) if "shares were released" in line]
+        assert len(told) == 1
+        assert "round 2 for the sum of A, B, C, D, but in the ledger that round is aborted" in told[0]
+        assert "This also happens where too few answered at the end" in told[0]
+        assert not any("same M0" in line for line in federation.lines(name))
+    assert quiet(federation.lines("C"))
+
+
+@pytest.mark.parametrize("kind", ["train", "check", "unmask", "report"])
+def test_a_member_whose_answer_is_lost_or_that_is_killed_before_it_sends_accuses_nobody(federation, kind):
+    """All it does is on its disk before it speaks; the round goes on without it, and so does it later."""
+    federation.transport.lost = lambda *at: at == (kind, 1, "D")
+    model = federation.round(1, M0)
+    model = federation.round(2, model)
+    federation.shown.finish(model)
+    assert all(quiet(federation.lines(name)) for name in ALL)
+    assert "trained in 2 rounds, from the models that the ledger states" in federation.lines("D")
+
+
+@pytest.mark.parametrize(("kind", "released"), [("train", False), ("check", False), ("report", True)])
+def test_a_server_that_is_killed_in_a_round_is_not_accused(federation, kind, released):
+    """The ledger has the schedule, and no end of the round."""
+
+    def killed(*at):
+        if at == (kind, 2, "D"):
+            raise KeyboardInterrupt
+        return False
+
+    federation.transport.away = killed
+    model = federation.round(1, M0)
+    with pytest.raises(KeyboardInterrupt):
+        federation.round(2, model)
+    lines = federation.lines("A")
+    assert "trained in 2 rounds, from the models that the ledger states" in lines
+    told = [line for line in lines if "shares were released" in line]
+    assert [("in round 2" in line, "that round does not end" in line) for line in told] == [
+        (True, True)
+    ] * released
+    assert not any("same M0" in line for line in lines)
+
+
+# ----------------------------------------------------------------------------------------------- other files
+
+
+def test_a_file_of_an_earlier_version_is_read(federation):
+    model = federation.round(1, M0)
+    federation.shown.finish(federation.round(2, model))
+    heads = federation.folder / "A.pem.state" / federation.run / "heads"
+    old = [
+        line for line in heads.read_text().splitlines() if "trained" not in line and "released" not in line
+    ]
+    heads.write_text("".join(f"{line}\n" for line in old))
+    lines = federation.lines("A")
+    assert [line.partition(" in ")[0] for line in lines] == ["all 3 heads", "2 of 2 reports are"]
+
+
+@pytest.mark.parametrize("names", ["A, B", "[", "7", "null"])
+def test_names_that_cannot_be_read_are_an_error(federation, names):
+    federation.round(1, M0)
+    heads = federation.folder / "A.pem.state" / federation.run / "heads"
+    heads.write_text(f"{heads.read_text()}1 released {names}\n")
+    with pytest.raises(LedgerError, match=r"heads: line 5: expected the names of members as JSON, got"):
+        federation.lines("A")
