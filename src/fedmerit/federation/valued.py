@@ -11,11 +11,17 @@ if TYPE_CHECKING:
     from fedmerit.federation.journal import Round
 
 TOLERANCE = 1e-6
-"""Machines that evaluate the same model on the same samples may differ by this much."""
+"""Who differs by more is named; machines alike differ by less."""
+FAR = 1e-2
+"""If most differ by more (of 1 or of the value, whichever is larger) the ledger is refused: that is no other
+processor, no TF32 and no other order of additions."""
 
 
 def differences(one: Round, tolerance: float = TOLERANCE) -> dict[str, str]:
-    """Members whose own v(M0) or v(M) is not the one their round was scored with -> which, in words."""
+    """Members whose own v(M0) or v(M) is not the one their round was scored with -> which, in words.
+
+    ``tolerance`` is of 1, or of the value that the round is scored with where that is larger.
+    """
     found: dict[str, str] = {}
     for name, report in one.reports.items():
         for utility, used in one.body["utilities"].items():
@@ -24,18 +30,18 @@ def differences(one: Round, tolerance: float = TOLERANCE) -> dict[str, str]:
                 ("v(M0)", own.empty, number(used["empty"])),
                 ("v(M)", own.grand, number(used["grand"])),
             ):
-                if mine is not None and not abs(mine - its) <= tolerance:
+                if mine is not None and not abs(mine - its) <= tolerance * max(1.0, abs(its)):
                     words = f"signed {what} = {mine:g} of {utility}, the round is scored with {its:g}"
                     found.setdefault(name, words)
     return found
 
 
 def check_server(one: Round) -> None:
-    """Where the server evaluated, no more than half of the members that reported may have measured otherwise.
+    """Where the server evaluated, no more than half of those that reported may be far from what it states.
 
     Reports that a copy withholds count as if they agreed: its reader cannot know.
     """
-    away, heard = differences(one), len(one.reports) + len(one.withheld)
+    away, heard = differences(one, FAR), len(one.reports) + len(one.withheld)
     if 2 * len(away) > heard:
         name, words = next(iter(away.items()))
         raise LedgerError(
