@@ -140,6 +140,11 @@ def federation(tmp_path, request):
 # ----------------------------------------------------------------------------------------- dishonest servers
 
 
+def unreported(kind, number, name):
+    """Who is not asked for a report has none to miss afterwards."""
+    return kind == "report"
+
+
 def test_a_sum_that_the_server_calls_aborted_is_in_the_file_of_who_released_shares(federation, monkeypatch):
     """It keeps the sum of all, starts again from the same M0 without D, and has D's update by subtraction."""
     kept, real = [], Server.advance
@@ -174,6 +179,7 @@ def test_an_old_model_in_a_round_that_the_server_calls_aborted_is_an_error(feder
     federation.pretend(2, model)
     old = M0.copy()
     old[0] = np.nextafter(old[0], np.float32(9))
+    federation.transport.away = unreported
     assert federation.round(3, old, ALL[:3], by=federation.hidden) is not None
     federation.pretend(3, model)
     message = (
@@ -186,6 +192,7 @@ def test_an_old_model_in_a_round_that_the_server_calls_aborted_is_an_error(feder
 
 def test_a_round_that_is_not_in_the_ledger_is_an_error(federation):
     federation.round(1, M0)
+    federation.transport.away = unreported
     assert federation.round(3, M0, ALL[:3], by=federation.hidden) is not None
     with pytest.raises(LedgerError, match=r"heads: line 5: this member trained in round 3, which is not in"):
         federation.lines("A")
@@ -206,7 +213,7 @@ def test_a_server_that_moves_the_model_back_is_found_by_what_started_from_the_sa
 
 def test_a_ledger_with_others_in_the_sum_is_an_error(federation):
     """Nobody is asked for a report, so nobody has signed for the outcome."""
-    federation.transport.away = lambda kind, number, name: kind == "report"
+    federation.transport.away = unreported
     model = federation.round(1, M0, ALL[:3], by=federation.hidden)
     books, found = federation.shown.books, Round(1, tuple(ALL), included=tuple(ALL))
     head = books.head
