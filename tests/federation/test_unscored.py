@@ -133,3 +133,8 @@ def test_without_a_scored_round_commands_say_so_and_what_there_is(begun, kind, w
         assert isinstance(error, StoreError)
         assert str(error) == f"{path}: no round is scored yet: {holds}"
     assert sorted(item.name for item in path.iterdir()) == ["config.toml", "ledger.sqlite"]
+
+
+def test_verify_counts_the_two_kinds(folder):
+    said = call("verify", folder).output
+    assert "rounds: 4 of 4, 1 aborted, 1 summed without any report (round 1)\n" in said

@@ -51,6 +51,8 @@ def page(
     target = out_ or (source / NAME if source.is_dir() else source.with_suffix(".html"))
     check_target(target, force=force)
     facts = facts_of(source, pseudonyms=pseudonyms)
+    if out_ is None and facts.source.book is not None and _renewed(source):
+        facts = facts_of(source, pseudonyms=pseudonyms)
     write(target, render(facts).encode())
     out.print(f"wrote {target}")
     for kind in dict.fromkeys(figures or ()):
@@ -59,6 +61,21 @@ def page(
             names.append(f"{target.stem}-{name}")
             write(target.with_name(names[-1]), made)
         out.print(f"wrote {len(names)} figures beside it: {names[0]} to {names[-1]}")
+
+
+def _renewed(folder: Path) -> bool:
+    """Whether score files that were older than the ledger were written anew; if not, why is printed."""
+    from fedmerit.errors import StoreError
+    from fedmerit.federation.renewing import renew
+
+    try:
+        done = renew(folder)
+    except StoreError as error:
+        out.print(f"score files were left as they are: {error}")
+        return False
+    if done:
+        out.print(done)
+    return bool(done)
 
 
 def write_page(folder: Path) -> None:

@@ -211,11 +211,13 @@ def _record(folder: Path, budget: str, utility: str | None, **terms: Any) -> str
     from fedmerit.config import load
     from fedmerit.federation.decisions import Terms
     from fedmerit.federation.paying import read_run, record_decision
+    from fedmerit.federation.renewing import renew
     from fedmerit.page.writing import refreshed
     from fedmerit.statements import write_statements
 
     config = load(folder / "config.toml")
     wanted = Terms(budget, utility or config.scoring.utilities[0], **terms)
+    renewed = renew(folder)
     decision, new = record_decision(folder, wanted)
     rounds, _, head = read_run(folder)
     count = write_statements(folder, rounds, config, decision, head)
@@ -226,7 +228,7 @@ def _record(folder: Path, budget: str, utility: str | None, **terms: Any) -> str
         recorded = f"decision {decision.number}, record {decision.record} of the ledger, stands as it is"
     shown = refreshed(folder)
     lines = [f"{recorded}; {count} statements in {folder / 'statements'}", *([shown] if shown else [])]
-    return "\n".join([*lines, f"head: {head}"])
+    return "\n".join([*([renewed] if renewed else []), *lines, f"head: {head}"])
 
 
 @contextmanager

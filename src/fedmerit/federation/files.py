@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ from fedmerit.config import Config, difference, load
 from fedmerit.errors import ConfigError, FedmeritError, LedgerError
 from fedmerit.federation.comparing import compare
 from fedmerit.federation.journal import Round, score_files, scores_document
+from fedmerit.store import write
+
+SCORE_FILES = ("scores.json", "scores.csv")
 
 
 def check_config(path: Path, config: Config) -> None:
@@ -28,41 +31,132 @@ def check_config(path: Path, config: Config) -> None:
         )
 
 
-def check_scores(path: Path, rounds: Sequence[Round], config: Config) -> None:
-    """``scores.json`` and ``scores.csv`` must follow from the rounds in the ledger."""
-    scoring = config.scoring
-    try:
-        content = scores_document(rounds, config.clients, scoring.utilities, missing=scoring.missing)
-    except (FedmeritError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise LedgerError(f"the reports in the ledger give no scores: {error!s:.200}") from error
-    files = dict(score_files(content))
-    there = _json(path / "scores.json")
-    for one in (there, *there.get("companions", {}).values()):
-        for extra in ("truth", "analysis"):  # computed from plain updates, not from reports
-            one.pop(extra, None)
-    found = there.get("rounds")
-    if isinstance(found, list) and len(found) < len(rounds):
-        held = f"holds {len(found)} rounds, the ledger {len(rounds)}"
-        raise LedgerError(f"{path / 'scores.json'}: {held}; run --resume writes it anew")
-    compare(there, json.loads(files["scores.json"]), "scores.json")
-    compare(_table(path / "scores.csv"), _rows(files["scores.csv"].decode()), "scores.csv line")
+Found = Mapping[str, bytes | None]
+"""Name of a score file -> what it holds; None where there is none."""
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise LedgerError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise LedgerError(f"{path}: expected an object, got {type(found).__name__}")
+def read_scores(path: Path) -> Found:
+    """The score files of a folder as they are now."""
+    found: dict[str, bytes | None] = {}
+    for name in SCORE_FILES:
+        try:
+            found[name] = (path / name).read_bytes()
+        except FileNotFoundError:
+            found[name] = None
+        except OSError as error:
+            raise LedgerError(f"{path / name}: cannot be read: {error}") from error
     return found
 
 
-def _table(path: Path) -> dict[str, dict[str, Any]]:
+def check_scores(path: Path, found: Found, rounds: Sequence[Round], config: Config) -> dict[str, int]:
+    """``scores.json`` and ``scores.csv`` must follow from the rounds in the ledger, or from the first ones.
+
+    A process that is killed after the ledger's transaction and before it wrote these files leaves them as
+    they were a round earlier. Then all they say is true, and the ledger says more.
+
+    Args:
+        path: of the folder.
+        found: what `read_scores` read there.
+        rounds: of the ledger.
+        config: of the run.
+
+    Returns:
+        Which file is older than the ledger, and by how many rounds; empty where none is.
+    """
+    late = {}
+    text = found["scores.json"]
+    held = 0
+    if text is not None:
+        there = _json(path / "scores.json", text)
+        listed = there.get("rounds")
+        held = min(len(listed), len(rounds)) if isinstance(listed, list) else len(rounds)
+        compare(there, json.loads(_expected(rounds[:held], config)["scores.json"]), "scores.json")
+    if held < len(rounds):
+        late["scores.json"] = len(rounds) - held
+    text = found["scores.csv"]
+    held = 0
+    if text is not None:
+        table = _table(path / "scores.csv", text)
+        held = _last_round(table, len(rounds))
+        right = _rows(_expected(rounds[:held], config)["scores.csv"].decode())
+        if table.get("1") != right["1"]:  # its columns are not those of so few rounds: it was cut
+            right = _rows(_expected(rounds, config)["scores.csv"].decode())
+        compare(table, right, "scores.csv line")
+    if any(one.reports for one in rounds[held:]) or (text is None and rounds):  # others have no line in it
+        late["scores.csv"] = len(rounds) - held
+    return late
+
+
+def about_scores(
+    path: Path, found: Found, late: Mapping[str, int], config: Config, *, running: bool = False
+) -> Iterator[str]:
+    """What `check_scores` found, in words; ``running``: a process keeps writing in the folder."""
+    there = [name for name, data in found.items() if data is not None]
+    if there:
+        yield "scores: follow from the reports in the ledger"
+    else:
+        yield "scores: not written yet" if late else "scores: none yet"
+    if not late:
+        return
+    older = {
+        name: f"is {count} round{'' if count == 1 else 's'} older than the ledger"
+        for name, count in late.items()
+    }
+    said = ", ".join(f"{name} {told if name in there else 'is not there'}" for name, told in older.items())
+    how = f"`fedmerit page {path}` or `fedmerit rewards` writes what is missing, from the ledger"
+    if running:
+        how = "a process is running in this folder, and writes them after the ledger"
+    elif config.scoring.truth:
+        how = "`fedmerit run --resume` writes what is missing, with the ground truth"
+    yield f"files: {said}: {how}"
+
+
+def write_scores(path: Path, rounds: Sequence[Round], config: Config) -> None:
+    """The score files anew, from the ledger alone; not for a run whose scores hold ground truth."""
+    for name, data in _expected(rounds, config, analysis=config.analysis).items():
+        write(path / name, data)
+
+
+def _expected(rounds: Sequence[Round], config: Config, *, analysis: bool = False) -> dict[str, bytes]:
+    scoring = config.scoring
     try:
-        return _rows(path.read_bytes().decode("utf-8"))
-    except (OSError, ValueError, csv.Error) as error:
+        content = scores_document(
+            rounds, config.clients, scoring.utilities, missing=scoring.missing, analysis=analysis
+        )
+    except (FedmeritError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise LedgerError(f"the reports in the ledger give no scores: {error!s:.200}") from error
+    return dict(score_files(content))
+
+
+def _json(path: Path, text: bytes) -> dict[str, Any]:
+    """What the file says that follows from reports."""
+    try:
+        found = json.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
         raise LedgerError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise LedgerError(f"{path}: expected an object, got {type(found).__name__}")
+    others = found.get("companions")
+    for one in (found, *(others.values() if isinstance(others, dict) else ())):
+        for extra in ("truth", "analysis"):  # computed from plain updates, not from reports
+            if isinstance(one, dict):
+                one.pop(extra, None)
+    return found
+
+
+def _table(path: Path, text: bytes) -> dict[str, dict[str, Any]]:
+    try:
+        return _rows(text.decode("utf-8"))
+    except (ValueError, csv.Error) as error:
+        raise LedgerError(f"{path}: cannot be read: {error}") from error
+
+
+def _last_round(table: Mapping[str, Mapping[str, Any]], rounds: int) -> int:
+    """The round of the last line; all of them where it names none that the ledger has."""
+    if len(table) < 2:
+        return 0
+    last = table[str(len(table))].get("round")
+    return int(last) if isinstance(last, float) and last in range(1, rounds + 1) else rounds
 
 
 def _rows(text: str) -> dict[str, dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,18 +13,24 @@ from fedmerit.config import Config, from_dict
 from fedmerit.copies import Copy
 from fedmerit.errors import ConfigError, LedgerError
 from fedmerit.federation.decisions import Decision, decisions_of, money
-from fedmerit.federation.files import check_config, check_scores
+from fedmerit.federation.files import about_scores, check_config, check_scores, read_scores
 from fedmerit.federation.journal import Round, first_body, moves, reading, rounds_of
 from fedmerit.federation.own import OwnPart, own_parts
 from fedmerit.federation.rostered import about_keys
+from fedmerit.federation.steady import head_of, snapshot
+from fedmerit.federation.unscored import aborted, numbered, unreported
 from fedmerit.federation.valued import differences
 from fedmerit.federation.visibility import check_stated, reader_of
 from fedmerit.federation.witness import check_head, check_kept, places_of, signed_heads, told
 from fedmerit.keys import Roster, read_roster
-from fedmerit.ledger import SERVER, Ledger, Record, Records, verify_chain
+from fedmerit.ledger import SERVER, Record, Records, verify_chain
 
 A = TypeVar("A")
 B = TypeVar("B")
+ATTEMPTS = 5
+"""Readings of a folder in which a process keeps writing."""
+PAUSE = 0.3
+"""Seconds between them."""
 
 
 def verify_folder(
@@ -37,7 +44,9 @@ def verify_folder(
     """Check a run folder; yields what was found, line by line.
 
     That is: chain and signatures; that records fit together; the scores and payouts stated in the ledger; and
-    that ``config.toml``, ``scores.json`` and ``scores.csv`` say what the ledger says.
+    that ``config.toml``, ``scores.json`` and ``scores.csv`` say what the ledger says. Score files from before
+    the last rounds of the ledger are told, and no error: the ledger is the record. A process may be writing
+    in the folder meanwhile.
 
     Args:
         path: of the folder.
@@ -52,18 +61,36 @@ def verify_folder(
         LedgerError: names the first record, or the place in a file, that is wrong.
     """
     path = Path(path)
-    with Ledger(path / "ledger.sqlite", read_only=True) as ledger:
-        checked = _Checked(ledger, member, roster)
-        yield from checked.lines(head, heads)
-        last = ledger.head
-    check_config(path, checked.config)
-    if checked.rounds or (path / "scores.json").exists():
-        check_scores(path, checked.rounds, checked.config)
-        yield "scores: follow from the reports in the ledger"
-    else:
-        yield "scores: none yet"
-    yield from checked.about_money()
-    yield f"head: {last}"
+    ledger, before = path / "ledger.sqlite", ""
+    for attempt in range(1, ATTEMPTS + 1):
+        lines: list[str] = []
+        read = ""
+        try:
+            files, book = read_scores(path), snapshot(ledger)  # in this order: see `steady`
+            read = book.head
+            checked = _Checked(book, member, roster)
+            lines.extend(checked.lines(head, heads))
+            check_config(path, checked.config)
+            late = check_scores(path, files, checked.rounds, checked.config)
+        except LedgerError as error:
+            if head_of(ledger) == read:
+                yield from lines
+                raise
+            if attempt == ATTEMPTS:
+                raise LedgerError(
+                    f"{path}: a process keeps writing in this folder: its ledger moved on during each of "
+                    f"{ATTEMPTS} readings; verify when that process is done. The last one found: {error}"
+                ) from error
+        else:
+            same = read == before or not late
+            if same or attempt == ATTEMPTS:
+                yield from lines
+                yield from about_scores(path, files, late, checked.config, running=not same)
+                yield from checked.about_money()
+                yield f"head: {read}"
+                return
+        before = read
+        time.sleep(PAUSE)
 
 
 def verify_copy(
@@ -147,8 +174,7 @@ class _Checked:
         if self.member is not None and self.signed:
             own = self.heads.get(self.member)
             yield f"{self.member}: last signed the head of {own}" if own else f"{self.member}: signed no head"
-        aborted = sum(bool(one.aborted) for one in self.rounds)
-        yield f"rounds: {len(self.rounds)} of {self.config.training.rounds}, {aborted} aborted"
+        yield f"rounds: {len(self.rounds)} of {self.config.training.rounds}, {self._unscored()}"
         if moves(self.run):
             yield "models: the server's optimiser moves the model between rounds, so no M0 can be followed"
         for one in self.rounds:
@@ -156,6 +182,11 @@ class _Checked:
                 yield f"round {one.number}: {name} {words}"
         if self.run["analysis"]:
             yield "analysis: plain updates were looked at"
+
+    def _unscored(self) -> str:
+        without = unreported(self.rounds)
+        said = f"{len(aborted(self.rounds))} aborted"
+        return said + (f", {len(without)} summed without any report ({numbered(without)})" if without else "")
 
     def about_money(self) -> Iterator[str]:
         """Payout decisions, computed anew."""

@@ -1,0 +1,43 @@
+"""Score files that are older than the ledger, written anew from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedmerit.config import load
+from fedmerit.errors import StoreError
+from fedmerit.federation.files import check_scores, read_scores, write_scores
+from fedmerit.federation.journal import rounds_of
+from fedmerit.federation.steady import snapshot
+from fedmerit.federation.verify import verify_folder
+from fedmerit.store import Folder
+
+
+def renew(path: Path) -> str:
+    """Write the score files of a run anew where a kill left them older than its ledger.
+
+    The folder is held meanwhile, and must verify.
+
+    Returns:
+        What was done, in words; nothing where the files were up to date.
+    """
+    config = load(path / "config.toml")
+    files, ledger = read_scores(path), snapshot(path / "ledger.sqlite")
+    if not check_scores(path, files, rounds_of(ledger), config):
+        return ""
+    with Folder(path, config, resume=True) as folder:
+        for _ in verify_folder(path):
+            pass
+        rounds = rounds_of(folder.ledger)
+        late = check_scores(path, read_scores(path), rounds, config)
+        if not late:
+            return ""
+        if config.scoring.truth:
+            raise StoreError(
+                f"{path / 'scores.json'}: older than the ledger, and holds ground truth, which no ledger "
+                "does: `fedmerit run --resume` writes it anew"
+            )
+        write_scores(path, rounds, config)
+    older = max(late.values())
+    names, were = " and ".join(late), "was" if len(late) == 1 else "were"
+    return f"wrote {names} anew, which {were} {older} round{'' if older == 1 else 's'} older than the ledger"
