@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,12 +18,13 @@ from fedmerit.federation.measuring import Member, mean
 from fedmerit.federation.protocol import Model, Outcome, PerSample, Report, model_hash
 from fedmerit.federation.setup import Federation
 from fedmerit.federation.visibility import after_round
-from fedmerit.ledger import SERVER, exact
+from fedmerit.ledger import SERVER, Ledger, exact
 from fedmerit.store import Folder, write
 
 if TYPE_CHECKING:
     from fedmerit.federation.identities import Identities
 
+ENGINE = "embedded"
 Values = tuple[PerSample, PerSample, PerSample | None]
 """Utilities of M0, of M, and of the first model where members train alone too."""
 
@@ -55,7 +57,7 @@ class Books:
                 {
                     "run": self.run_id,
                     "version": __version__,
-                    "engine": "embedded",
+                    "engine": ENGINE,
                     "config": config.to_toml(),
                     "config_hash": config.hash(),
                     "members": list(federation.names),
@@ -193,6 +195,21 @@ def _private(members: Mapping[str, Member], solo: Mapping[str, Model]) -> dict[s
     for member in members.values():
         kept |= {f"totals/{member.name}/{name}": values for name, values in member.totals.items()}
     return kept
+
+
+def check_engine(path: Path) -> None:
+    """Refuse to go on with a run between machines: nobody here holds its members' keys."""
+    file = path / "ledger.sqlite"
+    if not file.is_file():
+        return
+    with Ledger(file, read_only=True) as ledger:
+        engines = [record.body.get("engine") for record in ledger.records("run")]
+    if engines and engines[0] != ENGINE:
+        raise StoreError(
+            f"{path}: cannot be resumed here: it holds a run between machines (engine {engines[0]!r}), which "
+            "ends with its server. The rounds that were closed stay good (fedmerit verify, score, page, "
+            "rewards); to train on, start a new run in a new folder from its last model"
+        )
 
 
 def identities_in(folder: Folder, config: Config, *, make: bool) -> Identities:

@@ -9,12 +9,20 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from fedmerit.config import Config
 from fedmerit.errors import ProtocolError
 from fedmerit.federation.aggregation import Aggregation
-from fedmerit.federation.bookkeeping import Books, Values, identities_in, keep_pool_key, pool_key_in
+from fedmerit.federation.bookkeeping import (
+    Books,
+    Values,
+    check_engine,
+    identities_in,
+    keep_pool_key,
+    pool_key_in,
+)
 from fedmerit.federation.journal import Round, first_body, rounds_of
 from fedmerit.federation.local import LocalTraining
 from fedmerit.federation.measuring import Member
@@ -59,6 +67,8 @@ def run(
         watch: told what happens.
         observe: sees every byte the server receives under secure aggregation.
     """
+    if resume:
+        check_engine(Path(path))
     with Folder(path, config, resume=resume) as folder:
         return Engine(config, folder, watch or (lambda _: None), observe).run()
 
