@@ -60,7 +60,7 @@ def test_a_member_refuses_what_a_server_makes_up(home, caplog, kind, change, rea
     if kind == "join":
         assert re.search(reason, refused[0][1])
     else:  # the reason stays with the member
-        assert {text.partition(": ")[2].partition(": ")[2] for _, text in refused} == {REFUSED}
+        assert {text for _, text in refused} == {f"RefusedError: {REFUSED}"}
         assert re.search(reason, caplog.text)
     if kind == "report":  # who was told an impossible outcome answers nothing more
         assert LIAR not in rounds[1].scheduled or LIAR not in rounds[1].included

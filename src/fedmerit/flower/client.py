@@ -24,10 +24,11 @@ from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedmerit.config import Config
-from fedmerit.errors import ConfigError, KeyFileError, RefusedError
+from fedmerit.errors import ConfigError, FedmeritError, KeyFileError, MessageError, RefusedError
 from fedmerit.federation.protocol import Evaluate
 from fedmerit.federation.remote.agreeing import cautious
-from fedmerit.federation.remote.member import RemoteMember
+from fedmerit.federation.remote.member import REFUSED, RemoteMember
+from fedmerit.federation.remote.wire import Ask
 from fedmerit.federation.remote.work import Trained, Work
 from fedmerit.flower.arrays import Shape
 from fedmerit.flower.carrying import BYTES, config_digest, digest, only_arrays, put, take
@@ -112,15 +113,30 @@ class Secured(ClientApp):
         return self.inner.lifespan()
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answer a message: fedmerit's own, or one for the user's functions. Plain training is refused."""
+        """Answer a message: fedmerit's own, or one for the user's functions. Plain training is refused.
+
+        Whatever goes wrong is in this member's own log, and looks the same to the server; only an invitation
+        is refused with a reason.
+        """
+        kind, data = message.metadata.message_type.partition(".")[0], None
         ours = message.has_content() and BYTES in message.content
-        kind = message.metadata.message_type.partition(".")[0]
         if not ours and kind == "train":
             raise RefusedError("asked for a plain update", stage="train")
-        if not ours:
-            reply = self.inner(message, context)
-            return self._shared_only(message, reply) if kind == "evaluate" else reply
-        data = take(message.content)
+        try:
+            if not ours:
+                return self._users(message, context, kind)
+            data = take(message.content)
+            return self._answer(data, message, context, kind)
+        except Exception as error:
+            if data is not None and isinstance(error, FedmeritError) and _invites(data):
+                raise
+            if not isinstance(error, FedmeritError):
+                log.exception("refuses a message: this member's own code failed")
+            elif not str(error).endswith(REFUSED):  # else the member has said it
+                log.warning("refuses a message: %s", error)
+            raise RefusedError(REFUSED) from None
+
+    def _answer(self, data: bytes, message: Message, context: Context, kind: str) -> Message:
         del message.content[BYTES]
         shown: list[MetricRecord] = []
         member = self._member(context)
@@ -130,9 +146,12 @@ class Secured(ClientApp):
             content[METRICS] = shown[0]
         return Message(content, reply_to=message)
 
-    def _shared_only(self, message: Message, reply: Message) -> Message:
-        """An evaluation's reply with the listed metrics only, and everybody's weight 1."""
+    def _users(self, message: Message, context: Context, kind: str) -> Message:
+        """The reply of a function of the user's; of an evaluation the listed metrics, with weight 1."""
+        reply = self.inner(message, context)
         if reply.has_error():
+            raise RefusedError(f"the app answers with an error: {reply.error.reason}", stage=kind)
+        if kind != "evaluate":
             return reply
         given = _metrics(reply.content)
         shared = {key: given[key] for key in self.shared if key in given}
@@ -176,6 +195,14 @@ class Secured(ClientApp):
         if shared:
             shown.append(MetricRecord(shared))
         return Trained(m0, after - m0, samples, shape.dump())
+
+
+def _invites(data: bytes) -> bool:
+    """Whether these bytes ask to join: whoever is not yet a member may be told why it cannot be one."""
+    try:
+        return Ask.unpack(data)[0].exchange == "join"
+    except MessageError:
+        return False
 
 
 def _metrics(content: RecordDict) -> MetricRecord:
