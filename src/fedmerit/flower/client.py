@@ -32,6 +32,7 @@ from fedmerit.federation.remote.wire import Ask
 from fedmerit.federation.remote.work import Trained, Work
 from fedmerit.flower.arrays import Shape
 from fedmerit.flower.carrying import BYTES, config_digest, digest, only_arrays, put, take
+from fedmerit.flower.logs import log_inside_flower
 from fedmerit.flower.measuring import Value, evaluator
 from fedmerit.keys import Roster, load_key, public_key, read_roster
 
@@ -118,6 +119,7 @@ class Secured(ClientApp):
         Whatever goes wrong is in this member's own log, and looks the same to the server; only an invitation
         is refused with a reason.
         """
+        log_inside_flower()
         kind, data = message.metadata.message_type.partition(".")[0], None
         ours = message.has_content() and BYTES in message.content
         if not ours and kind == "train":

@@ -6,6 +6,7 @@ to be a member of the roster; whoever stops answering or refuses is gone until i
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ from fedmerit.federation.remote.wire import Exchange
 from fedmerit.flower.arrays import Shape
 from fedmerit.flower.carrying import QUERY, digest, only_arrays, put, take
 
+log = logging.getLogger("fedmerit")
 POLL = 0.25
 """Seconds between two looks for replies; Flower's own send_and_receive waits 3."""
 AGAIN = 15.0
@@ -78,8 +80,10 @@ class SecureGrid(Grid):
         """Nodes of members that are there; newcomers are invited, and where too few are left, awaited."""
         if time.monotonic() > self._looked + SAME:
             self._welcome()
-        deadline = time.monotonic() + self.join
-        while self.rounds and len(self.nodes) < self._least() and time.monotonic() < deadline:
+        began = time.monotonic()
+        told = began
+        while self.rounds and len(self.nodes) < self._least() and time.monotonic() < began + self.join:
+            told = self._tell(told, f"{len(self.nodes)} there, {self._least()} needed", self._missing())
             time.sleep(POLL)
             self._welcome()
         self._looked = time.monotonic()
@@ -88,6 +92,18 @@ class SecureGrid(Grid):
     def _least(self) -> int:
         assert self.coordinator is not None
         return least_scheduled(self.coordinator.config)
+
+    def _missing(self) -> list[str]:
+        assert self.coordinator is not None
+        return [name for name in self.coordinator.config.clients if name not in self.nodes]
+
+    def _tell(self, told: float, what: str, names: Iterable[str]) -> float:
+        """A line about once a minute that says for whom we wait; when the last one was."""
+        now = time.monotonic()
+        if now < told + TOLD:
+            return told
+        log.info("round %d: %s, waiting for %s", self.rounds, what, ", ".join(names))
+        return now
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Passed on, unless it would bring plain updates."""
@@ -169,6 +185,7 @@ class SecureGrid(Grid):
         limit = self._timeout if long else self.patience
         deadline = math.inf if limit is None else began + limit
         answers: dict[str, bytes] = {}
+        told = began
         while waiting:
             for reply in self.grid.pull_messages(list(waiting)):
                 to = reply.metadata.reply_to_message_id
@@ -180,6 +197,8 @@ class SecureGrid(Grid):
                     self._gone(name, f"no answer to {kind} in time")
                 break
             if waiting:
+                passed = time.monotonic() - began
+                told = self._tell(told, f"{kind} for {passed:.0f} s", waiting.values())
                 time.sleep(POLL)
         self.seconds.setdefault(kind, []).append(time.monotonic() - began)
         return {name: answers[name] for name in asks if name in answers}

@@ -31,6 +31,7 @@ from fedmerit.federation.remote.coordinator import Coordinator
 from fedmerit.federation.remote.wire import LEAST_SAMPLES
 from fedmerit.flower.arrays import Shape
 from fedmerit.flower.grid import SecureGrid
+from fedmerit.flower.logs import Notes, log_inside_flower
 from fedmerit.flower.measuring import Value, definition, evaluator
 from fedmerit.keys import Roster, load_key, new_key, read_roster
 from fedmerit.page.writing import page_of_run
@@ -62,7 +63,7 @@ class Contributions:
         test: samples and labels that all members are measured on, committed before round 1.
         value: how good a model is, the function the members use; None where the server cannot evaluate:
             v(M0) and v(M) are then the medians of what the members measured.
-        folder: where ledger, scores and the server's key go; new or empty.
+        folder: where ledger, scores, notes and the server's key go; new or empty.
         utilities: names of what ``value`` measures, the paid one first.
         weights: ``secret`` (the members' sample counts, hidden), ``uniform``, or ``roster`` (in its file).
         weight_cap: for secret weights, the largest sample count anyone may claim; public.
@@ -171,6 +172,7 @@ class Contributions:
             timeout: seconds to wait for members that train or evaluate.
             options: whatever the strategy's ``start`` takes besides.
         """
+        log_inside_flower()
         config, text = self._config(num_rounds)
         shape = Shape.of(initial_arrays)
         for name in shape.left_out:
@@ -187,7 +189,7 @@ class Contributions:
         with Folder(self.folder, config, text=text) as folder:
             books = self._books(folder, config, text, pool)
             books.begin(shape.vector)
-            coordinator = Coordinator(books, pool, secure, evaluate)
+            coordinator = Coordinator(books, pool, secure, evaluate, refused=Notes(folder.path / "notes.txt"))
             secure.coordinator, self.notes, self.seconds = coordinator, coordinator.refused, secure.seconds
             self._gather(secure)
             try:
@@ -206,7 +208,7 @@ class Contributions:
                 log.error("no round was scored: %s", "; ".join(self.notes[-3:]) or "nobody reported")
             coordinator.finish(shape.read(result.arrays) if result.arrays else shape.vector)
         if self.page:
-            log.info("%s", page_of_run(self.folder))
+            log.info("the page: %s", page_of_run(self.folder))
         return result
 
     def _config(self, rounds: int) -> tuple[Config, str]:
