@@ -1,7 +1,9 @@
 """Score files that a kill left older than the ledger: told, read past, written anew; never an error."""
 
+import itertools
 import json
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
@@ -160,7 +162,7 @@ def test_files_are_not_written_beside_a_process_that_holds_the_folder(older):
 def test_a_run_that_goes_on_raises_no_false_alarm(tmp_path):
     """A real `fedmerit run` of short rounds, and a loop of verify beside it until it ends."""
     config, folder = tmp_path / "short.toml", tmp_path / "run"
-    config.write_text(from_dict(TINY, ["training.rounds=40", "scoring.utilities=['accuracy']"]).to_toml())
+    config.write_text(from_dict(TINY, ["training.rounds=20", "scoring.utilities=['accuracy']"]).to_toml())
     command = [sys.executable, "-c", "from fedmerit.cli import main; main()", "run", config, "--out", folder]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     seen = []
@@ -202,10 +204,20 @@ def test_a_ledger_that_never_rests_is_said_to_be_written_in(older, monkeypatch):
     folder = older(2)
     (folder / "scores.json").write_text("{}")
     monkeypatch.setattr(verify, "PAUSE", 0)
-    heads = iter("abcdefgh")
-    monkeypatch.setattr(verify, "head_of", lambda _: next(heads))
+    heads = itertools.count()
+    monkeypatch.setattr(verify, "head_of", lambda _: str(next(heads)))
     with pytest.raises(
         LedgerError, match=r"a process keeps writing in this folder: .* each of 5 readings; .*"
     ):
         list(verify_folder(folder))
-    assert next(heads) == "f"
+    assert next(heads) == 2 * verify.ATTEMPTS
+
+
+def test_a_damaged_ledger_is_damaged_and_not_in_motion(older, monkeypatch):
+    folder = older(2)
+    monkeypatch.setattr(verify, "PAUSE", 3600)
+    with sqlite3.connect(folder / "ledger.sqlite") as db:
+        db.execute("UPDATE records SET body = x'7b' WHERE seq = 4")
+    db.close()
+    with pytest.raises(LedgerError, match=r"^record 4 \(masked\): the body cannot be read"):
+        list(verify_folder(folder))

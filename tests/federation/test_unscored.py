@@ -16,6 +16,7 @@ from fedmerit.federation.recorded import recorded
 from fedmerit.federation.unscored import aborted, unreported
 from fedmerit.ledger import Ledger
 from fedmerit.page.html import page
+from fedmerit.page.writing import page_of_run
 from fedmerit.reading import read_content
 
 UNHEARD = (
@@ -132,6 +133,7 @@ def test_without_a_scored_round_commands_say_so_and_what_there_is(begun, kind, w
         error = call(command[0], path, *command[1:]).exception
         assert isinstance(error, StoreError)
         assert str(error) == f"{path}: no round is scored yet: {holds}"
+    assert page_of_run(path) == f"no page: {path}: no round is scored yet: {holds}"
     assert sorted(item.name for item in path.iterdir()) == ["config.toml", "ledger.sqlite"]
 
 

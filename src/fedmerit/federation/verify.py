@@ -64,10 +64,9 @@ def verify_folder(
     ledger, before = path / "ledger.sqlite", ""
     for attempt in range(1, ATTEMPTS + 1):
         lines: list[str] = []
-        read = ""
+        read = head_of(ledger)
         try:
             files, book = read_scores(path), snapshot(ledger)  # in this order: see `steady`
-            read = book.head
             checked = _Checked(book, member, roster)
             lines.extend(checked.lines(head, heads))
             check_config(path, checked.config)
@@ -87,7 +86,7 @@ def verify_folder(
                 yield from lines
                 yield from about_scores(path, files, late, checked.config, running=not same)
                 yield from checked.about_money()
-                yield f"head: {read}"
+                yield f"head: {book.head}"
                 return
         before = read
         time.sleep(PAUSE)

@@ -16,12 +16,16 @@ HIDDEN = '<p class="quiet">Members are shown under pseudonyms'
 
 
 def page_of_run(folder: Path) -> str:
-    """Write a finished run's page beside its scores; says where it is, or how to get one."""
+    """Write a finished run's page beside its scores; says where it is, or how to get one, or why not."""
     if not _installed():
         return f"for a page that anybody can open: pip install 'fedmerit[page]', then fedmerit page {folder}"
     from fedmerit.page.html import page
 
-    write(folder / NAME, page(folder).encode())
+    try:
+        text = page(folder)
+    except StoreError as error:  # no round is scored
+        return f"no page: {error}"
+    write(folder / NAME, text.encode())
     return f"for everybody else: open {folder / NAME} in a browser"
 
 
