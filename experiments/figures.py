@@ -124,6 +124,7 @@ def perf(rows: Rows) -> alt.TopLevelMixin:
             subtitle=[
                 "ours: scores of the rounds before, in one secure sum; MR-SV, FP = EE, LOO and COS: of the "
                 "same round, which secure aggregation rules out",
+                "ISIC: class-balanced test set; FedAvg, summed alpha and FP = EE only",
                 f"band: range of the seeds; {DATA}",
             ],
         )
@@ -143,14 +144,16 @@ def misbeh(rows: Rows) -> alt.TopLevelMixin:
         for utility, title in TITLES.items():
             body: Rows = []
             for score in order:
-                hits = [
-                    row["last"]
+                own = [
+                    row
                     for row in rows
                     if (row["dataset"], row["utility"], row["score"]) == (dataset, utility, score)
                 ]
+                hits = [row["last"] for row in own]
                 if hits:
                     low, high = wilson(sum(hits), len(hits))
-                    text = f"{int(sum(hits))}/{len(hits)}"
+                    by_sign = int(sum(row["by a turned sign"] for row in own))
+                    text = f"{int(sum(hits))}/{len(hits)}" + (f", {by_sign} turned" if by_sign else "")
                     mean = sum(hits) / len(hits)
                     body.append({"score": score, "mean": mean, "low": low, "high": high, "text": text})
             if not body:
@@ -185,6 +188,8 @@ def misbeh(rows: Rows) -> alt.TopLevelMixin:
             "How often the label flipper is put last",
             subtitle=[
                 "blue: ours, with 95 % intervals (Wilson) over seeds; orange: the paper's median",
+                '"turned": so many of them only because the sign of FP or EE had turned',
+                "the paper's COS is of models, ours of updates",
                 DATA,
             ],
         )

@@ -37,7 +37,8 @@ EXPLAINED = {
     "SHAPLEY": "exact Shapley value of the one round, which LOO, EE, FP and ALPHA approximate",
     "LOO sum": "LOO summed over the rounds",
     "IOI sum": "include one in, summed over the rounds",
-    "COS sum": "cosine with the aggregate, summed over the rounds",
+    "COS sum": "cosine of the update with the sum of all, summed over the rounds; the paper's COS, in "
+    "the same line of a table, is the cosine of two models",
     "ALPHA sum": "alpha summed over the rounds: what fedmerit ranks and pays by",
     "LOO sum, renormalised": "LOO summed, of the game in which weights are renormalised",
     "IOI sum, renormalised": "IOI summed, of the game in which weights are renormalised: v(M0 + d_i)",
@@ -195,6 +196,14 @@ def detected(cells: Sequence[Result], utility: str, at: int) -> dict[str, tuple[
             alone = bool(np.all(np.delete(values, flipper) > values[flipper]))
             counts[name] = hit + alone, total + 1
     return counts
+
+
+def turned(cells: Sequence[Result], utility: str, at: int, score: str) -> int:
+    """In how many cells FP or EE has the label flipper lowest because its sign has turned."""
+    which = {"FP": fp, "EE": ee}[score]
+    hits = [cell for cell in cells if detected([cell], utility, at)[score][0]]
+    seen = [[one for one in reports(cell, utility) if one.round <= at][-1] for cell in hits]
+    return sum(which(one).status == "reversed" for one in seen)
 
 
 def mean_influence(cells: Sequence[Result], utility: str, at: int) -> tuple[Vector | None, int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from cells import Result, Row, datasets
-from measures import compare, curve, detected, facts, mean_influence, spread
+from measures import compare, curve, detected, facts, mean_influence, spread, turned
 from sections import Lines, done, numbers, table
 
 AGREEMENT = ("tab:error", "tab:error_game", "tab:round", "tab:client", "tab:alpha")
@@ -60,13 +60,12 @@ def other_lines(rows: Sequence[Row], results: Mapping[str, Result], paper: Paper
         if row.experiment == "fig-misbeh":
             theirs = f"FP {paper['detection']['values'][name]['FP']:.2f} (median)"
             counts = {utility: detected(cells, utility, row.at) for utility in PAIR}
+            by_turning = sum(turned(cells, utility, row.at, "FP") for utility in PAIR)
             ours = "; ".join(
-                f"{score} "
-                + " / ".join(
-                    f"{counts[utility][score][0]} of {counts[utility][score][1]}" for utility in PAIR
-                )
+                f"{score} " + " / ".join("{} of {}".format(*counts[utility][score]) for utility in PAIR)
                 for score in ("FP", "ALPHA sum")
             )
+            ours += f" ({by_turning} of FP's by a turned sign)" if by_turning else ""
         elif row.experiment == "fig-perf":
             known = paper["performance"]["values"][name]
             said = [f"{known[one]:.2f}" for one in row.row.split(" = ") if one in known]
@@ -132,14 +131,15 @@ def unlisted(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
             near = ["", ""]
         members, images = len(cell["clients"]), sum(cell["samples"].values())
         short = datasets()[cell["dataset"]]["short"]
-        body.append([f"`{name}`", short, f"{images:,}", str(members), *near])
+        spoilt = ", ".join(cell["settings"].get("corruption", {})).replace("_", " ")
+        body.append([f"`{name}`", short, f"{images:,}", str(members), spoilt, *near])
     if body:
         yield "## Runs in no table"
         yield ""
         yield "Of earlier plans, with more images; Spearman with MR-SV, accuracy / expected accuracy. They"
         yield "count only in what FINDINGS.md says of all rounds of all runs."
         yield ""
-        yield from table(["run", "data", "images", "members", "FP", "alpha summed"], body)
+        yield from table(["run", "data", "images", "members", "with", "FP", "alpha summed"], body)
 
 
 def commands(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:

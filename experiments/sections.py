@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cells import Result, Row, datasets
-from measures import SCORES, compare, curve, detected, mean_influence, scores, signs, spread
+from measures import SCORES, compare, curve, detected, mean_influence, scores, signs, spread, turned
 
 from fedmerit import normalise
 
@@ -145,6 +145,15 @@ def detection_section(
         yield f"**{datasets()[row.dataset]['short']}**{of}, round {row.at}"
         yield ""
         yield from table(["score", "the paper, median", *utilities], body)
+        by_sign = [
+            f"{score} {turned(cells, utility, row.at, score)} ({utility})"
+            for score in ("FP", "EE")
+            for utility in utilities
+            if turned(cells, utility, row.at, score)
+        ]
+        if by_sign:
+            yield f"Of these because a sign had turned: {', '.join(by_sign)}."
+            yield ""
 
 
 def performance_section(
@@ -188,7 +197,8 @@ def illustration_section(
     for row in rows:
         for cell in done(row, results)[:1]:
             found = scores(cell, "expected-accuracy", row.at)
-            yield f"**{cell['title']}**, expected accuracy, normalised, seed {cell['seed']}"
+            title = datasets()[row.dataset]["title"]
+            yield f"**{title}**, expected accuracy, normalised, seed {cell['seed']}"
             yield ""
             body = [[name, *(f"{v:.2f}" for v in normalise(found[name]))] for name in SCORES if name in found]
             yield from table(["score", *cell["clients"]], body)

@@ -30,10 +30,11 @@ from tidy import FIGURES, csv_text  # noqa: E402
 
 HEAD = """# The paper's experiments
 
-Every table and figure of the paper, run again with fedmerit's engine on real data; what they say is in
-[FINDINGS.md](FINDINGS.md). Made by `experiments/tables.py` from the raw results in `experiments/results` (one
-JSON a run: all reports of all rounds for all utilities, the ground truth, seconds, versions) and
-`experiments/paper.json` (the paper's numbers, by LaTeX label). Runs are described in `plan.toml`.
+The paper's tables and figures, run again with fedmerit's engine on real data, all but what is listed under
+[What was not run](#what-was-not-run); what they say is in [FINDINGS.md](FINDINGS.md). Made by
+`experiments/tables.py` from the raw results in `experiments/results` (one JSON a run: all reports of all
+rounds for all utilities, the ground truth, seconds, versions) and `experiments/paper.json` (the paper's
+numbers, by LaTeX label). Runs are described in `plan.toml`.
 
     python experiments/run.py --data FOLDER --out DIR --budget-minutes 9   # what fits, and what is left
     python experiments/merge.py DIR/cells.jsonl                            # into experiments/results
@@ -52,9 +53,11 @@ Shapley values of many rounds, the paper's weights.
 What differs from the paper besides: all images are re-encoded and, but for CIFAR-10, smaller; most runs use
 a subset; LC25000 lung tissue stands in the place of PCam (see the table below). ResNets have group
 normalisation and no pretrained weights; the batch size is ours, the paper names none. Its "±" is what it
-calls the variance over 10 runs, ours the standard deviation. It does not name the utility behind its tables
-and its detection rates, and draws the negative loss in one figure; we give accuracy and expected accuracy
-here and every utility in the tables.
+calls the variance over 10 runs, ours the standard deviation. Its COS is the cosine of two models, nearly the
+same for all members in its `fig:illustrate`; ours, in the same line of a table, that of updates, summed over
+the rounds. It does not name the utility behind its tables and its detection rates, and draws the negative
+loss in one figure; we give accuracy and expected accuracy here and every utility in the tables. A label
+flipper has class C - 1 - y in the place of class y, with C classes.
 """
 
 TOY = "Runs at toy size, on other data than the headings name: they only show that everything works.\n\n"

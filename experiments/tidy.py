@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cells import Result, Row, datasets
-from measures import HIDDEN, SCORES, agreements, curve, reports, scores
+from measures import HIDDEN, SCORES, agreements, curve, reports, scores, turned
 from sections import done
 
 from fedmerit import ee, fp, normalise
@@ -73,7 +73,8 @@ def misbeh(rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[st
         if row.experiment != "fig-misbeh":
             continue
         cells, about = done(row, results), datasets()[row.dataset]
-        name_of = about["short"] + (f", {row.row}" if row.row else "")
+        pool = "" if "whole test set" in row.row else ", class-balanced test set"
+        name_of = about["short"] + (f", {row.row}" if row.row else "") + pool
         for cell in cells:
             flipper = cell["clients"].index(cell["settings"]["corruption"]["label_flip"][0])
             for utility in cell["utilities"]:
@@ -81,15 +82,17 @@ def misbeh(rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[st
                     if name in SCORES and name != "samples":
                         others = [value for i, value in enumerate(values) if i != flipper]
                         last = int(all(other > values[flipper] for other in others))
-                        out.append(_hit(name_of, utility, name, cell["seed"], last))
+                        by_sign = turned([cell], utility, row.at, name) if name in ("FP", "EE") else 0
+                        out.append(_hit(name_of, utility, name, cell["seed"], last, by_sign))
         if cells:
             for name, value in paper["detection"]["values"][about["paper"]].items():
-                out.append(_hit(name_of, "the paper's", name, "paper", value))
+                out.append(_hit(name_of, "the paper's", name, "paper", value, 0))
     return out
 
 
-def _hit(dataset: str, utility: str, score: str, seed: Any, value: float) -> dict[str, Any]:
-    return {"dataset": dataset, "utility": utility, "score": score, "seed": seed, "last": value}
+def _hit(dataset: str, utility: str, score: str, seed: Any, value: float, by_sign: int) -> dict[str, Any]:
+    found = {"dataset": dataset, "utility": utility, "score": score, "seed": seed}
+    return {**found, "last": value, "by a turned sign": by_sign}
 
 
 def retrained(rows: Sequence[Row], results: Mapping[str, Result], _: Mapping[str, Any]) -> Rows:
