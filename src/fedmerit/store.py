@@ -81,9 +81,7 @@ class Folder:
             write(self.path / "config.toml", self._text.encode())
         (self.path / "checkpoints").mkdir(exist_ok=True)
         for folder in (self.path, self.path / "checkpoints", self.path / "keys"):
-            for left in folder.glob(".*"):
-                if _TEMPORARY.fullmatch(left.name):  # of a process that was killed while writing
-                    left.unlink(missing_ok=True)
+            sweep(folder)
         self.ledger = Ledger(self.path / "ledger.sqlite")
 
     def __enter__(self) -> Folder:
@@ -182,6 +180,13 @@ def _held(path: Path) -> IO[str]:
 def _has_records(path: Path) -> bool:
     with Ledger(path) as ledger:
         return len(ledger) > 0
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a process that was killed while writing left there; nobody else may be writing."""
+    for left in folder.glob(".*"):
+        if _TEMPORARY.fullmatch(left.name):
+            left.unlink(missing_ok=True)
 
 
 def _is_early(name: str) -> bool:

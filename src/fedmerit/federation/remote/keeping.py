@@ -24,8 +24,10 @@ key that was taken elsewhere without its folder.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,12 +36,15 @@ from typing import TYPE_CHECKING, Any
 from fedmerit.errors import StoreError
 from fedmerit.federation.remote.wire import pack, unpack
 from fedmerit.secagg.released import Released
-from fedmerit.store import write
+from fedmerit.store import sweep, write
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+log = logging.getLogger("fedmerit")
 _RUN = re.compile(r"[0-9a-f]{32}")
+IDLE = 86_400.0
+"""Seconds without a message after which a run that never ended is taken to be over."""
 NONCE = 12
 ALL_RUNS = "all runs"
 RESTORE = (
@@ -72,13 +77,24 @@ class Keeping:
             yield
 
     def open(self) -> None:
-        """Begin to keep a run; of earlier ones, the secrets are deleted."""
+        """Begin to keep a run; the secrets of others that are over, or have long been idle, are deleted."""
         if not self._released.exists():
             self.put_released(self.released())
-        for path in (*self.home.glob("*/*.client"), *self.home.glob("*/*.update")):
-            if path.parent != self.folder:
-                path.unlink(missing_ok=True)
+        sweep(self.home)
+        for folder in self.home.iterdir():
+            if folder.is_dir() and folder != self.folder:
+                self._tidy(folder)
         self.folder.mkdir(mode=0o700, exist_ok=True)
+
+    def _tidy(self, folder: Path) -> None:
+        sweep(folder)
+        over = (folder / "seen").exists() or (folder / "left").exists()
+        used = max((path.stat().st_mtime for path in folder.iterdir()), default=0.0)
+        if not over and time.time() - used < IDLE:
+            log.warning("run %s is not over; what is kept for it stays", folder.name)
+            return
+        for path in (*folder.glob("*.client"), *folder.glob("*.update")):
+            path.unlink(missing_ok=True)
 
     # ------------------------------------------------------------------------------------------- what is kept
 
@@ -118,6 +134,7 @@ class Keeping:
 
     def drop_rounds(self, *, before: int) -> None:
         """Delete what is kept of rounds before this one: no audit can ask for it any more."""
+        sweep(self.folder)
         for path in self.folder.glob("[0-9]*.*"):
             if path.stem.isdecimal() and int(path.stem) < before:
                 path.unlink(missing_ok=True)

@@ -1,0 +1,59 @@
+"""Somebody starts a second run while one is going on; and what is deleted of runs that are over."""
+
+import os
+import time
+
+import pytest
+from federation_in import NAMES, grid_of, run, server
+from lies import exchange_of
+
+from fedmerit.federation.remote.keeping import IDLE
+
+
+def start(home, out, **options):
+    return server.run(grid_of(home), roster=home / "roster.toml", out=home / out, join=1.0, **options)
+
+
+def secrets(home):
+    """Folders of runs for which some member keeps secrets of a round."""
+    return {path.parent.name for name in NAMES for path in home.glob(f"{name}.pem.state/*/*.client")}
+
+
+@pytest.mark.parametrize("exchange", ["check", "report"])
+def test_a_second_run_does_not_cost_the_first_its_round(home, exchange):
+    """Members join it in the middle of a round of the first: neither shares nor updates are lost by that."""
+    grid, begun = grid_of(home), []
+
+    def before(node, message):
+        ask = exchange_of(message)
+        if (ask.exchange, ask.round) == (exchange, 2) and not begun:
+            begun.append(start(home, "other", rounds=1))
+
+    grid.before = before
+    _, rounds = run(home, grid, rounds=3)
+    assert begun
+    assert [(len(one.included), len(one.reports)) for one in rounds] == [(4, 4)] * 3
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_secrets_of_a_run_that_is_over_or_long_idle_are_deleted_by_the_next(home, ended):
+    run(home, grid_of(home), rounds=1)
+    (first,) = secrets(home)
+    if not ended:  # its server died before it said goodbye, long ago
+        for seen in home.glob("*.pem.state/*/seen"):
+            seen.unlink()
+        for path in home.glob("*.pem.state/*/*"):
+            os.utime(path, (time.time() - IDLE - 1,) * 2)
+    start(home, "next", rounds=1)
+    assert first not in secrets(home)
+    assert len(secrets(home)) == 1
+
+
+def test_what_a_killed_member_left_half_written_is_removed(home):
+    run(home, grid_of(home), rounds=1)
+    folder = next(home.glob("client-0.pem.state/*/heads")).parent
+    for place in (folder, folder.parent):
+        (place / ".0001.update.72052f7f").write_bytes(b"half")
+    start(home, "next", rounds=1)
+    assert not list(home.glob("client-0.pem.state/**/.0001.update.*"))
+    assert (folder / "heads").exists()
