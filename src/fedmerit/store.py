@@ -8,6 +8,7 @@
     DIR/statements/       what each member is told about a payout decision (fedmerit rewards)
     DIR/checkpoints/      model-0003: the global model after round 3; members-0003: the members' private state
     DIR/keys/             in a rehearsal, everybody's private keys (mode 600)
+    DIR/notes.txt         between machines: who was away, refused or declined, as the server noted it
     DIR/tables/           utilities of all coalitions, where ground truth was asked for
 
 A round counts once its transaction is in the ledger. Its checkpoint is written before, the score files after
@@ -56,7 +57,7 @@ class Folder:
             self.path.mkdir(parents=True, exist_ok=True)
             if not resume and not all(_is_early(item.name) for item in self.path.iterdir()):
                 raise _not_empty(self.path)
-            self._lock = _held(self.path)
+            self._lock = held(self.path)
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be used as a run folder: {error}") from error
         try:
@@ -162,12 +163,12 @@ def _safetensors() -> Any:
 
 def remove(path: str | Path) -> None:
     """Delete a run folder, unless a process is running in it."""
-    with _held(Path(path)):
+    with held(Path(path)):
         shutil.rmtree(path)
 
 
-def _held(path: Path) -> IO[str]:
-    """The folder's lock; it goes when the file is closed or the process ends."""
+def held(path: Path) -> IO[str]:
+    """A run folder's lock; it goes when the file is closed or the process ends."""
     handle = (path / ".lock").open("w")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -25,11 +25,12 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 from fedmerit.config import Config, from_dict
 from fedmerit.data.pool import Pool
-from fedmerit.errors import ConfigError, DataError, ProtocolError, StoreError
+from fedmerit.errors import ConfigError, DataError, ProtocolError
 from fedmerit.federation.remote.books import Books
 from fedmerit.federation.remote.coordinator import Coordinator
 from fedmerit.federation.remote.wire import LEAST_SAMPLES
 from fedmerit.flower.arrays import Shape
+from fedmerit.flower.folders import make_free
 from fedmerit.flower.grid import SecureGrid
 from fedmerit.flower.logs import Notes, log_inside_flower
 from fedmerit.flower.measuring import Value, definition, evaluator
@@ -63,7 +64,8 @@ class Contributions:
         test: samples and labels that all members are measured on, committed before round 1.
         value: how good a model is, the function the members use; None where the server cannot evaluate:
             v(M0) and v(M) are then the medians of what the members measured.
-        folder: where ledger, scores, notes and the server's key go; new or empty.
+        folder: where ledger, scores, notes and the server's key go; new, empty, or of a start
+            in which too few joined.
         utilities: names of what ``value`` measures, the paid one first.
         weights: ``secret`` (the members' sample counts, hidden), ``uniform``, or ``roster`` (in its file).
         weight_cap: for secret weights, the largest sample count anyone may claim; public.
@@ -182,8 +184,7 @@ class Contributions:
         if self.value is not None:
             evaluate = evaluator(self.value, shape, config.scoring.utilities)
             evaluate(shape.vector, pool.slice(1))  # what is wrong with it shows before anybody trains
-        if self.folder.exists() and any(self.folder.iterdir()):
-            raise StoreError(f"{self.folder}: not empty; a Flower run cannot be resumed, give a new folder")
+        make_free(self.folder)
         weighted_by = getattr(self.strategy, "weighted_by_key", "num-examples")
         secure = SecureGrid(grid, shape, self.patience, self.join, weighted_by)
         with Folder(self.folder, config, text=text) as folder:
