@@ -102,7 +102,7 @@ class Folder:
 
     def checkpoint(self, name: str, number: int) -> Path:
         """Where a checkpoint of a round lies."""
-        return self.path / "checkpoints" / f"{name}-{number:04d}.safetensors"
+        return checkpoint_in(self.path, name, number)
 
     def save_checkpoint(self, name: str, number: int, arrays: Arrays) -> str:
         """Write one atomically, readable by its owner alone; returns its SHA-256."""
@@ -113,16 +113,7 @@ class Folder:
 
     def load_checkpoint(self, name: str, number: int, digest: str) -> dict[str, npt.NDArray[Any]]:
         """Read one that must have this SHA-256."""
-        path = self.checkpoint(name, number)
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise StoreError(f"{path}: the checkpoint of round {number} is gone: {error}") from error
-        found = hashlib.sha256(data).hexdigest()
-        if found != digest:
-            raise StoreError(f"{path}: damaged: expected SHA-256 {digest[:16]}..., found {found[:16]}...")
-        arrays: dict[str, npt.NDArray[Any]] = _safetensors().load(data)
-        return arrays
+        return read_checkpoint(self.checkpoint(name, number), number, digest)
 
     def drop_checkpoints(self, *, keep: int) -> None:
         """Delete those of rounds before ``keep``."""
@@ -151,6 +142,24 @@ def write(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         raise StoreError(f"{path}: could not be written: {error}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def checkpoint_in(folder: Path, name: str, number: int) -> Path:
+    """Where a checkpoint of a round lies in a run folder."""
+    return folder / "checkpoints" / f"{name}-{number:04d}.safetensors"
+
+
+def read_checkpoint(path: Path, number: int, digest: str) -> dict[str, npt.NDArray[Any]]:
+    """The arrays in a checkpoint that must have this SHA-256."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{path}: the checkpoint of round {number} is gone: {error}") from error
+    found = hashlib.sha256(data).hexdigest()
+    if found != digest:
+        raise StoreError(f"{path}: damaged: expected SHA-256 {digest[:16]}..., found {found[:16]}...")
+    arrays: dict[str, npt.NDArray[Any]] = _safetensors().load(data)
+    return arrays
 
 
 def _safetensors() -> Any:

@@ -29,6 +29,8 @@ def main(grid: Grid, context: Context) -> None:
         patience=config["patience"],
     )
     arrays = ArrayRecord(network().state_dict())
+    if config["after"]:
+        arrays = fedmerit.flower.last_model(config["after"], arrays)
     strategy.start(grid=grid, initial_arrays=arrays, num_rounds=config["rounds"])
 
 

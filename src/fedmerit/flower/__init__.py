@@ -13,11 +13,16 @@ from fedmerit.federation.remote.agreeing import everybody
 
 if TYPE_CHECKING:
     from fedmerit.flower.client import Place, member_of, place_of, secure
+    from fedmerit.flower.folders import last_model
     from fedmerit.flower.strategy import Contributions
 
-__all__ = ["Contributions", "Place", "everybody", "member_of", "place_of", "secure"]
+__all__ = ["Contributions", "Place", "everybody", "last_model", "member_of", "place_of", "secure"]
 
-_LATER = {"client": ("Place", "member_of", "place_of", "secure"), "strategy": ("Contributions",)}
+_LATER = {
+    "client": ("Place", "member_of", "place_of", "secure"),
+    "folders": ("last_model",),
+    "strategy": ("Contributions",),
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,12 +1,15 @@
-"""A run folder in which no round began can be used again."""
+"""What a run folder is good for after its server: to be used again if no round began, or its last model."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from flwr.app import ArrayRecord
+
 from fedmerit.errors import StoreError
+from fedmerit.flower.arrays import Shape
 from fedmerit.ledger import Ledger
-from fedmerit.store import held
+from fedmerit.store import checkpoint_in, held, read_checkpoint
 
 LEDGER = "ledger.sqlite"
 _FILES = (LEDGER, f"{LEDGER}-wal", f"{LEDGER}-shm", "config.toml", "notes.txt", "scores.csv", "scores.json")
@@ -49,4 +52,38 @@ def _came_to_nothing(path: Path) -> bool:
 
 
 def _used(path: Path) -> StoreError:
-    return StoreError(f"{path}: not empty; a Flower run cannot be resumed, give a new folder")
+    return StoreError(
+        f"{path}: not empty; a Flower run cannot be resumed, give a new folder; to go on from the last model "
+        f"in this one, start with fedmerit.flower.last_model({str(path)!r}, initial_arrays)"
+    )
+
+
+def last_model(folder: str | Path, like: ArrayRecord) -> ArrayRecord:
+    """The model after the last round in a run folder, to start a new run in a new folder from.
+
+    It is read from the checkpoint of the last round that the ledger holds. Where the strategy has a server
+    optimiser, this is the average before the optimiser acted; the optimiser's own state is not kept.
+
+    Args:
+        folder: of the run whose server died.
+        like: a model with the same names, shapes and types, such as a fresh one; arrays of integers are
+            taken from it.
+
+    Raises:
+        LedgerError: the folder holds no ledger that can be read.
+        StoreError: no round is over in that folder, its checkpoint is gone or damaged, or it is of another
+            model than ``like``.
+    """
+    path, shape = Path(folder), Shape.of(like)
+    with Ledger(path / LEDGER, read_only=True) as ledger:
+        rounds = list(ledger.records("round"))
+    if not rounds:
+        raise StoreError(f"{path}: no round is over; start from the first model, in a new folder")
+    number, digest = int(rounds[-1].body["round"]), str(rounds[-1].body["checkpoint"])
+    model = read_checkpoint(checkpoint_in(path, "model", number), number, digest)["model"]
+    expected = shape.vector.size
+    if model.shape != (expected,):
+        raise StoreError(
+            f"{path}: the model of round {number} has {model.size} numbers, the one given has {expected}"
+        )
+    return shape.record(model)
