@@ -10,8 +10,9 @@ import pytest
 from federation_in import NAMES, NODES, grid_of, run
 from flwr.app import Error, Message
 from inprocess import FAILED
-from lies import LIAR, exchange_of
+from lies import LIAR, exchange_of, telling
 
+from fedmerit.federation.remote.member import REFUSED
 from fedmerit.federation.verify import verify_folder
 from fedmerit.flower import grid as grids
 
@@ -104,6 +105,18 @@ def test_who_always_refuses_is_scheduled_no_more_and_seldom_invited(home):
     assert [note for note in strategy.notes if "101" in note] == ["node 101 does not take part: refuses"]
     others = {name: exchanges(grid, name) for name in NAMES if name != LIAR}
     assert others == dict.fromkeys(others, honest(5))
+
+
+def test_a_member_that_has_left_the_run_does_not_join_again(home):
+    """It was told of a sum over others than it signed: one round is scheduled with it in vain, then none."""
+    grid = grid_of(home)
+    grid.before = telling(home, "report", 1, lambda body: body.update(included=body["included"][:3]))
+    strategy, rounds = finished(home, grid, 4)
+    assert [LIAR in one.scheduled for one in rounds] == [True, True, False, False]
+    assert [set(one.reports) for one in rounds] == [{*NAMES} - {LIAR}] * 4
+    refused = [note for note in strategy.notes if "does not take part" in note]
+    assert refused == [f"node 101 does not take part: RefusedError: {REFUSED}"]
+    assert Counter(exchanges(grid, LIAR))["join", 0] == 2
 
 
 def test_who_joins_and_never_answers_is_invited_later_and_later(home, monkeypatch):

@@ -135,6 +135,9 @@ class RemoteMember:
         except StoreError as error:
             log.warning("%s does not join: %s", self.name, error)
             raise RefusedError("lost what it keeps; its own log says which file", stage="join") from None
+        if (left := keeping.get("left")) is not None:
+            log.warning("%s refuses to join again, it has left the run: %s", self.name, left)
+            raise RefusedError(REFUSED)
         body = join_body(ask.run, address, terms, commitment, server, run_config=self.run_config)
         signature = self.identity.sign(content(self.name, "join", body))
         kept = keeping.get("terms")
