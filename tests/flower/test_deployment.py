@@ -5,6 +5,7 @@ The third is killed (-9) in round 2, when its masked update has left and before 
 """
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -49,6 +50,7 @@ def test_a_deployment_scores_everyone_hides_updates_and_survives_a_kill(tmp_path
     assert not any(federation.pids(name) for name in ("superlink", "Mallory", *NAMES))
     its_reports_are_those_of_the_engine_in_one_process(out, tmp_path / "embedded", **{VICTIM: "2:check"})
     round_2_has_the_victims_update_and_not_its_report(out)
+    the_operator_reads_what_happened(run.output, out)
     another_member_verifies(out, tmp_path / "copy")
     seen = [kept, everything_in(federation.home("superlink")), everything_in(out)]
     no_plain_update_reached_the_server(out, b"\0".join(seen))
@@ -99,6 +101,13 @@ def round_2_has_the_victims_update_and_not_its_report(out):
         assert len(one["scores"]["ALPHA"]) == len(one["participants"])
         assert np.isfinite(one["scores"]["ALPHA"]).all()
     assert np.isfinite(scores["cumulative"]["ALPHA"]).all()
+
+
+def the_operator_reads_what_happened(output, out):
+    when = r"fedmerit \d{4}-\d\d-\d\d \d\d:\d\d:\d\d: "
+    assert len(re.findall(when + "round 1: 4 scheduled, 4 summed, 4 reported", output)) == 1
+    assert len(re.findall(when + f"{VICTIM} is away: ", output)) == 1
+    assert f" {VICTIM} is away: " in (out / "notes.txt").read_text()
 
 
 def another_member_verifies(out, copy):
