@@ -208,7 +208,8 @@ def check_engine(path: Path) -> None:
         raise StoreError(
             f"{path}: cannot be resumed here: it holds a run between machines (engine {engines[0]!r}), which "
             "ends with its server. The rounds that were closed stay good (fedmerit verify, score, page, "
-            "rewards); to train on, start a new run in a new folder from its last model"
+            "rewards); to train on, start a new run in a new folder from its last model "
+            "(fedmerit.flower.last_model)"
         )
 
 
