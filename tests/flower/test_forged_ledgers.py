@@ -17,17 +17,9 @@ from fedmerit.keys import load_key
 from fedmerit.ledger import SERVER, exact, number
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory):
-    home = tmp_path_factory.mktemp("run")
-    make_keys(home)
-    run(home, grid_of(home))
-    return home
-
-
 @pytest.fixture
-def home(original, tmp_path):
-    return shutil.copytree(original, tmp_path / "home")
+def home(finished):
+    return finished
 
 
 # ------------------------------------------------------------------- v(M0) and v(M) as the server likes them

@@ -1,7 +1,6 @@
 """What a run between machines leaves on record: joins, signed heads, kept heads, copies for members."""
 
 import json
-import shutil
 from functools import partial
 
 import numpy as np
@@ -20,17 +19,9 @@ from fedmerit.keys import load_key
 from fedmerit.ledger import SERVER, Ledger, content
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory):
-    home = tmp_path_factory.mktemp("run")
-    make_keys(home)
-    run(home, grid_of(home))
-    return home
-
-
 @pytest.fixture
-def home(original, tmp_path):
-    return shutil.copytree(original, tmp_path / "home")
+def home(finished):
+    return finished
 
 
 def heads_of(home, name):

@@ -1,6 +1,5 @@
 """A ledger with keys that are not the members': what `verify` says with a roster, and what without."""
 
-import shutil
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -14,17 +13,9 @@ from fedmerit.keys import Member, Roster, load_key, public_key, read_roster
 from fedmerit.ledger import SERVER, exact
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory):
-    home = tmp_path_factory.mktemp("run")
-    make_keys(home)
-    run(home, grid_of(home))
-    return home
-
-
 @pytest.fixture
-def home(original, tmp_path):
-    return shutil.copytree(original, tmp_path / "home")
+def home(finished):
+    return finished
 
 
 def forged(keys, hash_=None):
