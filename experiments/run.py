@@ -34,6 +34,7 @@ from cells import (  # noqa: E402
     Costs,
     Result,
     append,
+    datasets,
     in_order,
     plan,
     read_results,
@@ -67,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if not options.toy and options.data is None:
         raise SystemExit("--data: the folder of the compact datasets is needed (or --toy)")
+    absent = [cell.dataset for cell in pending if options.data and not is_there(options.data, cell.dataset)]
+    pending = [cell for cell in pending if cell.dataset not in absent]
     options.out.mkdir(parents=True, exist_ok=True)
     home = Path(scratch())
     failed: list[Cell] = []
@@ -102,8 +105,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report(pending, costs)
     for cell in failed:
         print(f"FAILED: {cell}")
+    for name in sorted(set(absent)):
+        print(f"{options.data}: {name} is not there, {absent.count(name)} cells were left out")
     print(f"{time.time() - began:.0f} s; results in {options.out}")
     return 1 if failed else 0
+
+
+def is_there(folder: Path, dataset: str) -> bool:
+    """Whether the folder holds it: some machines have room for a part of the datasets only."""
+    return (folder / datasets()[dataset].get("source", dataset) / "labels.npz").is_file()
 
 
 class Work:

@@ -3,6 +3,7 @@
 import ast
 import itertools
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,13 @@ def test_a_cell_that_does_not_fit_the_budget_is_left_with_its_cost(tmp_path):
     assert planned > 5
     assert f"left: {planned} cells" in said
     assert not (tmp_path / "cells.jsonl").exists()
+
+
+def test_a_dataset_that_is_not_there_costs_no_other_run(tmp_path):
+    said = call("run.py", "--data", tmp_path, "--out", tmp_path / "out", "--only", "tab-client")
+    assert "nothing is left" in said
+    assert re.search(r"isic2019_slow is not there, \d+ cells were left out", said)
+    assert not (tmp_path / "out" / "cells.jsonl").exists()
 
 
 @pytest.mark.slow

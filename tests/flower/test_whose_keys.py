@@ -1,6 +1,5 @@
 """A ledger with keys that are not the members': what `verify` says with a roster, and what without."""
 
-
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from federation_in import NAMES, grid_of, make_keys, run
