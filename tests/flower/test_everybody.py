@@ -17,6 +17,18 @@ def test_settings_that_allow_smaller_sums_are_not_accepted(given):
         fedmerit.flower.everybody(from_dict({**SIX, "secure_aggregation": given}))
 
 
+@pytest.mark.parametrize(("given", "expected"), [("secret", "uniform"), ("uniform", "secret")])
+def test_another_weighting_is_not_accepted(given, expected):
+    """A sum over everybody with weights and one without differ by those whose weight is not 1."""
+    whole = {**SIX, "secure_aggregation": {"threshold": 6, "least": 6}, "training": {"weights": given}}
+    config = from_dict(
+        {**whole, "training": {"weights": given, "weight_cap": 100 if given == "secret" else 1}}
+    )
+    with pytest.raises(RefusedError, match=f"asked for {given} weights, expected {expected}"):
+        fedmerit.flower.everybody(config, weights=expected)
+    fedmerit.flower.everybody(config, weights=given)
+
+
 def test_it_is_as_cautious_as_the_default():
     whole = {"threshold": 6, "least": 6}
     fedmerit.flower.everybody(from_dict({**SIX, "secure_aggregation": whole}))

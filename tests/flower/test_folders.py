@@ -79,6 +79,16 @@ def test_what_no_start_wrote_is_never_removed(home, name):
     assert everything(home / "run") == kept
 
 
+def test_a_folder_without_a_ledger_is_somebody_elses(home):
+    (home / "run" / "keys").mkdir(parents=True)
+    for name in ("notes.txt", "config.toml", "keys/server.pem"):
+        (home / "run" / name).write_text("precious")
+    kept = everything(home / "run")
+    with pytest.raises(StoreError, match="not empty"):
+        run(home, grid_of(home))
+    assert everything(home / "run") == kept
+
+
 def test_a_folder_of_the_engine_in_one_process_is_not_touched(home):
     failed_start(home)
     with Ledger(home / "run" / "ledger.sqlite") as ledger:

@@ -8,7 +8,7 @@ from flwr.clientapp import ClientApp
 from lies import LIAR, checked, exchange_of
 
 import fedmerit.flower
-from fedmerit.errors import KeyFileError, RefusedError
+from fedmerit.errors import RefusedError
 from fedmerit.federation.remote.member import REFUSED
 from fedmerit.flower.carrying import put
 
@@ -70,9 +70,9 @@ def test_an_invitation_is_refused_with_a_reason(home):
     grid, kept = grid_of(home), []
     grid.before = lambda node, message: kept.append(message) if node == NODE else None
     run(home, grid, rounds=1)
-    readable_by_others(home)
-    with pytest.raises(KeyFileError, match="must have mode 600"):
-        grid.apps[NODE](kept[0], grid.contexts[NODE])
+    strict = fedmerit.flower.secure(client.app.inner, value=task.value, accept=fedmerit.flower.everybody)
+    with pytest.raises(RefusedError, match="asked for sums of fewer than all"):
+        strict(kept[0], grid.contexts[NODE])
 
 
 def failing_app(kind, how):
@@ -135,3 +135,17 @@ def test_bytes_of_nobody_are_refused_without_a_reason(home):
     with pytest.raises(RefusedError) as caught:
         grid.apps[NODE](message, grid.contexts[NODE])
     assert str(caught.value) == REFUSED
+
+
+@pytest.mark.parametrize("break_it", [readable_by_others, key_is_gone, cannot_lock])
+def test_an_invitation_is_refused_without_the_paths_of_a_member(home, caplog, break_it):
+    """Also one that is sent again in the middle of a run."""
+    grid, kept = grid_of(home), []
+    grid.before = lambda node, message: kept.append(message) if node == NODE else None
+    run(home, grid)
+    (invitation,) = [message for message in kept if exchange_of(message).exchange == "join"]
+    break_it(home)
+    with pytest.raises(RefusedError) as caught:
+        client.app(invitation, grid.contexts[NODE])
+    assert str(caught.value) == "stage join: cannot use its key or files; its own log says which"
+    assert LIAR in caplog.text

@@ -124,3 +124,22 @@ def test_a_server_that_would_sum_them_gets_no_share(home, monkeypatch):
 def test_a_run_config_that_cannot_be_compared_is_told_before_anybody_trains(home):
     with pytest.raises((ConfigError, ProtocolError), match=r"run config: learning-rate must be a number"):
         run(home, with_configs(home, {"learning-rate": [1]}), join=0.5)
+
+
+def test_an_app_that_writes_into_its_run_config_is_summed_all_the_same(home):
+    """A learning rate that falls, say: what it wrote ends with the call, so that members stay comparable."""
+    app = fedmerit.flower.secure(ClientApp(), value=task.value)
+    seen = []
+
+    @app.train()
+    def train(message, context):
+        seen.append(context.run_config["learning-rate"])
+        context.run_config["learning-rate"] *= 0.5
+        return client.app.inner(message, context)
+
+    grid = grid_of(home, dict.fromkeys(NODES, app))
+    for node in NODES.values():
+        grid.contexts[node].run_config = dict(RATE)
+    _, rounds = run(home, grid)
+    assert [len(one.included) for one in rounds] == [4, 4]
+    assert set(seen) == {RATE["learning-rate"]}

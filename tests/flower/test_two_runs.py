@@ -7,6 +7,7 @@ import pytest
 from federation_in import NAMES, grid_of, run, server
 from lies import exchange_of
 
+from fedmerit.errors import ProtocolError
 from fedmerit.federation.remote.keeping import IDLE
 
 
@@ -57,3 +58,19 @@ def test_what_a_killed_member_left_half_written_is_removed(home):
     start(home, "next", rounds=1)
     assert not list(home.glob("client-0.pem.state/**/.0001.update.*"))
     assert (folder / "heads").exists()
+
+
+def test_invitations_that_come_to_nothing_leave_nothing(home, caplog):
+    """Anybody may send them: they cost one line each, and their folders go after a day."""
+    for number in range(5):
+        grid = grid_of(home)
+        grid.dead = {102, 103}
+        with pytest.raises(ProtocolError, match="2 of 4 members joined"):
+            server.run(grid, roster=home / "roster.toml", out=home / f"out-{number}", join=0.1)
+    assert "not over" not in caplog.text
+    folders = [path for path in home.glob("client-0.pem.state/*") if path.is_dir()]
+    assert len(folders) == 5
+    for path in home.glob("*.pem.state/*/*"):
+        os.utime(path, (time.time() - IDLE - 1,) * 2)
+    run(home, grid_of(home), rounds=1)
+    assert len([path for path in home.glob("client-0.pem.state/*") if path.is_dir()]) == 1

@@ -19,7 +19,7 @@ from fedmerit.federation.own import OwnPart, own_parts
 from fedmerit.federation.rostered import about_keys
 from fedmerit.federation.steady import head_of, snapshot
 from fedmerit.federation.unscored import aborted, numbered, unreported
-from fedmerit.federation.valued import differences
+from fedmerit.federation.valued import check_server, differences
 from fedmerit.federation.visibility import check_stated, reader_of
 from fedmerit.federation.witness import check_head, check_kept, places_of, signed_heads, told
 from fedmerit.keys import Roster, read_roster
@@ -148,7 +148,11 @@ class _Checked:
 
     def _stated(self, ledger: Records) -> list[Round]:
         """The rounds, if what the server stated after them follows."""
-        rounds = rounds_of(ledger)
+        rounds, pool = rounds_of(ledger), first_body(ledger, "pool")
+        closing = (record for record in self.records if record.kind == "round")
+        for record, one in zip(closing, rounds, strict=True):
+            with reading(record):
+                check_server(one, max(1, int(pool["size"]) // int(pool["slices"])))
         check_stated(self.records, rounds, self.config.scoring, self.reader)
         return rounds
 

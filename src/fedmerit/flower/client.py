@@ -24,7 +24,7 @@ from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedmerit.config import Config
-from fedmerit.errors import ConfigError, FedmeritError, KeyFileError, MessageError, RefusedError
+from fedmerit.errors import ConfigError, FedmeritError, KeyFileError, MessageError, RefusedError, StoreError
 from fedmerit.federation.protocol import Evaluate
 from fedmerit.federation.remote.agreeing import cautious
 from fedmerit.federation.remote.member import REFUSED, RemoteMember
@@ -131,7 +131,12 @@ class Secured(ClientApp):
             return self._answer(data, message, context, kind)
         except Exception as error:
             if data is not None and isinstance(error, FedmeritError) and _invites(data):
-                raise
+                if not isinstance(error, StoreError | KeyFileError):
+                    raise
+                log.warning("does not join: %s", error)
+                raise RefusedError(
+                    "cannot use its key or files; its own log says which", stage="join"
+                ) from None
             if not isinstance(error, FedmeritError):
                 log.exception("refuses a message: this member's own code failed")
             elif not str(error).endswith(REFUSED):  # else the member has said it
@@ -150,7 +155,7 @@ class Secured(ClientApp):
 
     def _users(self, message: Message, context: Context, kind: str) -> Message:
         """The reply of a function of the user's; of an evaluation the listed metrics, with weight 1."""
-        reply = self.inner(message, context)
+        reply = self._inner(message, context)
         if reply.has_error():
             raise RefusedError(f"the app answers with an error: {reply.error.reason}", stage=kind)
         if kind != "evaluate":
@@ -159,6 +164,14 @@ class Secured(ClientApp):
         shared = {key: given[key] for key in self.shared if key in given}
         record = MetricRecord({self.weighted_by: 1, **shared})
         return Message(RecordDict({METRICS: record}), reply_to=message)
+
+    def _inner(self, message: Message, context: Context) -> Message:
+        """The user's app; what it writes into the run config ends with the call, since members compare it."""
+        given = dict(context.run_config)
+        try:
+            return self.inner(message, context)
+        finally:
+            context.run_config = given
 
     def _member(self, context: Context) -> RemoteMember:
         place = self.place(context)
@@ -181,7 +194,7 @@ class Secured(ClientApp):
 
     def _train(self, shape: Shape, message: Message, context: Context, shown: list[MetricRecord]) -> Trained:
         """The user's training, on a message as the strategy made it."""
-        reply = self.inner(message, context)
+        reply = self._inner(message, context)
         if reply.has_error():
             raise RefusedError(f"training failed: {reply.error.reason}", stage="masked")
         m0, after = shape.vector, shape.read(only_arrays(reply.content))

@@ -12,7 +12,9 @@ from fedmerit.ledger import Ledger
 from fedmerit.store import checkpoint_in, held, read_checkpoint
 
 LEDGER = "ledger.sqlite"
-_FILES = (LEDGER, f"{LEDGER}-wal", f"{LEDGER}-shm", "config.toml", "notes.txt", "scores.csv", "scores.json")
+_FILES = ("config.toml", "notes.txt", "scores.csv", "scores.json")
+_LEDGER = (f"{LEDGER}-wal", f"{LEDGER}-shm", LEDGER)
+"""Last, since it says that the rest may go."""
 _KEYS = ("pool.key", "server.pem")
 _KINDS = {"run", "pool", "join"}
 """Records of a start that came to no round."""
@@ -24,10 +26,12 @@ def make_free(path: Path) -> None:
     Before the first schedule nobody was asked for anything, so nothing is lost. A folder with a schedule is
     never touched.
     """
-    if not path.exists() or not any(path.iterdir()):
+    if not path.exists() or {item.name for item in path.iterdir()} <= {".lock"}:
         return
-    left = [path / name for name in (*_FILES, *(f"keys/{key}" for key in _KEYS), "keys", "checkpoints")]
-    if not {*path.iterdir(), *path.glob("*/*")} <= {*left, path / ".lock"}:
+    named = (*_FILES, *(f"keys/{key}" for key in _KEYS), "keys", "checkpoints", *_LEDGER)
+    left = [path / name for name in named]
+    strange = not {*path.iterdir(), *path.glob("*/*")} <= {*left, path / ".lock"}
+    if strange or not (path / LEDGER).exists():
         raise _used(path)
     try:
         with held(path):
@@ -43,12 +47,10 @@ def make_free(path: Path) -> None:
 
 
 def _came_to_nothing(path: Path) -> bool:
-    if not path.exists():
-        return True
     with Ledger(path, read_only=True) as ledger:
         records = list(ledger.records())
     engines = {record.body.get("engine") for record in records if record.kind == "run"}
-    return {record.kind for record in records} <= _KINDS and engines <= {"flower"}
+    return {record.kind for record in records} <= _KINDS and engines == {"flower"}
 
 
 def _used(path: Path) -> StoreError:

@@ -101,10 +101,20 @@ def cautious(config: Config) -> None:
         raise RefusedError(weak, stage="join")
 
 
-def everybody(config: Config) -> None:
-    """`cautious`, and every sum is over all members or there is none: no two sums can be subtracted."""
+def everybody(config: Config, weights: str = "uniform") -> None:
+    """`cautious`, and every sum is over all members, weighted in one way, or there is none.
+
+    So no two sums of the same updates differ, and there is nothing to subtract. A federation with other
+    weights gives them by name, in the same words on every machine: ``partial(everybody, weights="roster")``.
+    """
     cautious(config)
     secure, members = config.secure_aggregation, len(config.clients)
+    if config.training.weights != weights:
+        raise RefusedError(
+            f"asked for {config.training.weights} weights, expected {weights}: sums with different weights "
+            "can be subtracted",
+            stage="join",
+        )
     if secure.threshold != members or secure.least != members:
         raise RefusedError(
             f"asked for sums of fewer than all: expected threshold and least to be {members}, "

@@ -81,20 +81,10 @@ class Keeping:
         if not self._released.exists():
             self.put_released(self.released())
         sweep(self.home)
-        for folder in self.home.iterdir():
-            if folder.is_dir() and folder != self.folder:
-                self._tidy(folder)
+        others = [folder for folder in self.home.iterdir() if folder.is_dir() and folder != self.folder]
+        if going := sum(not _tidied(folder) for folder in others):
+            log.warning("joins a run while %d other(s) are not over; what is kept for those stays", going)
         self.folder.mkdir(mode=0o700, exist_ok=True)
-
-    def _tidy(self, folder: Path) -> None:
-        sweep(folder)
-        over = (folder / "seen").exists() or (folder / "left").exists()
-        used = max((path.stat().st_mtime for path in folder.iterdir()), default=0.0)
-        if not over and time.time() - used < IDLE:
-            log.warning("run %s is not over; what is kept for it stays", folder.name)
-            return
-        for path in (*folder.glob("*.client"), *folder.glob("*.update")):
-            path.unlink(missing_ok=True)
 
     # ------------------------------------------------------------------------------------------- what is kept
 
@@ -163,6 +153,24 @@ class Keeping:
         except (InvalidTag, ValueError):
             raise StoreError(f"{path}: damaged, or of another key") from None
         return unpack(plain, f"the state in {path}")
+
+
+def _tidied(folder: Path) -> bool:
+    """Delete the secrets of a run that is over or has long been idle, and all of one that never began."""
+    sweep(folder)
+    files = {path.name: path.stat().st_mtime for path in folder.iterdir()}
+    idle = time.time() - max(files.values(), default=0.0) >= IDLE
+    if files.keys() <= {"terms"}:  # an invitation, and nothing since
+        if idle:
+            for name in files:
+                (folder / name).unlink()
+            folder.rmdir()
+        return True
+    if not idle and not files.keys() & {"seen", "left"}:
+        return False
+    for path in (*folder.glob("*.client"), *folder.glob("*.update")):
+        path.unlink(missing_ok=True)
+    return True
 
 
 def _bound(run: str, name: str) -> bytes:
