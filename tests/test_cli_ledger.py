@@ -127,6 +127,18 @@ def test_verify_with_a_head_that_was_kept(fedmerit, folder):
     assert "'nobody' is not a member of the run" in err
 
 
+def test_verify_of_a_file_that_is_no_copy_says_what_was_expected(fedmerit, folder):
+    for name, advice in (
+        ("ledger.sqlite", f": give its folder, {folder}"),
+        ("scores.json", ""),
+        ("config.toml", ""),
+    ):
+        code, out, err = fedmerit("verify", folder / name)
+        assert (code, out) == (2, "")
+        expected = "expected a run folder or an exported ledger (.jsonl), got another file"
+        assert err == f"error: {folder / name}: {expected}{advice}\n"
+
+
 def test_an_export_is_verified_like_the_folder(fedmerit, folder, tmp_path):
     fedmerit("rewards", folder, "--budget", "1000")
     code, out, _ = fedmerit("export", folder, "--out", tmp_path / "ledger.jsonl")

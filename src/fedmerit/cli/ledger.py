@@ -36,9 +36,14 @@ def verify(
 
     SOURCE is a run folder, or an exported ledger (.jsonl).
     """
+    from fedmerit.federation.recorded import LEDGER
     from fedmerit.federation.verify import verify_copy, verify_folder
 
-    check = verify_folder if source.is_dir() or source.suffix != ".jsonl" else verify_copy
+    copy = source.suffix == ".jsonl" and not source.is_dir()
+    if source.is_file() and not copy:
+        inside = f": give its folder, {source.parent}" if source.name == LEDGER else ""
+        fail(f"{source}: expected a run folder or an exported ledger (.jsonl), got another file{inside}")
+    check = verify_copy if copy else verify_folder
     for line in check(source, head=head, heads=heads, member=as_, roster=roster):
         out.print(line)
 
