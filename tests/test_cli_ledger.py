@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from html import unescape
 
 import pytest
 
@@ -11,6 +12,7 @@ from fedmerit.config import from_dict
 from fedmerit.federation.embedded import run
 from fedmerit.keys import Member, Roster, load_key, new_key, public_key, write_roster
 from fedmerit.ledger import Ledger
+from fedmerit.page.writing import page_of_run
 
 SETTINGS = {
     "data": {"test_size": 50},
@@ -35,7 +37,7 @@ def folder(runs, tmp_path):
 
 @pytest.fixture
 def closed(runs, tmp_path):
-    return shutil.copytree(runs / "closed", tmp_path / "run")
+    return shutil.copytree(runs / "closed", tmp_path / "closed")
 
 
 @pytest.fixture
@@ -162,6 +164,19 @@ def test_a_members_copy_where_only_the_coordinator_sees_all(fedmerit, closed, tm
     stated = json.loads((closed / "statements" / "B.json").read_text())["cents"]
     assert f"payouts: decision 1: {stated // 100}.{stated % 100:02d} for B: share and cents follow" in out
     assert fedmerit("verify", tmp_path / "b.jsonl", "--as", "C")[0] == 2
+
+
+def test_a_page_with_everybodys_numbers_is_not_for_everybody_where_only_the_coordinator_sees_all(
+    fedmerit, folder, closed
+):
+    mine = f"{closed / 'page.html'} shows everybody's numbers: it is for the coordinator alone"
+    assert page_of_run(closed).startswith(mine)
+    assert fedmerit("page", closed)[1].splitlines()[1].startswith(mine)
+    said = "this page shows everybody's: it is for the coordinator alone"
+    assert said in unescape((closed / "page.html").read_text())
+    assert page_of_run(folder) == f"for everybody else: open {folder / 'page.html'} in a browser"
+    assert fedmerit("page", folder)[1] == f"wrote {folder / 'page.html'}\n"
+    assert said not in unescape((folder / "page.html").read_text())
 
 
 def test_exports_that_cannot_be_made(fedmerit, folder, tmp_path):

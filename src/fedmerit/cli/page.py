@@ -45,7 +45,8 @@ def page(
     """
     from fedmerit.page.figures import figures as make_figures
     from fedmerit.page.html import facts_of, render
-    from fedmerit.page.writing import NAME, check_target
+    from fedmerit.page.promises import private
+    from fedmerit.page.writing import NAME, check_target, for_coordinator
     from fedmerit.store import write
 
     target = out_ or (source / NAME if source.is_dir() else source.with_suffix(".html"))
@@ -55,6 +56,8 @@ def page(
         facts = facts_of(source, pseudonyms=pseudonyms)
     write(target, render(facts).encode())
     out.print(f"wrote {target}")
+    if private(facts):
+        out.print(for_coordinator(target))
     for kind in dict.fromkeys(figures or ()):
         names = []
         for name, made in make_figures(facts, kind.value):

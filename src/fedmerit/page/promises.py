@@ -28,10 +28,21 @@ def guaranteed(facts: Facts) -> list[str]:
     return found
 
 
+def private(facts: Facts) -> bool:
+    """Whether members of this run see their own numbers only, so that the page is for the coordinator."""
+    settings = facts.source.settings
+    return settings is not None and settings["scoring"]["visibility"] == "coordinator"
+
+
 def not_guaranteed(facts: Facts) -> list[str]:
     """What does not hold, or is not known."""
     source = facts.source
     found = []
+    if private(facts):
+        found.append(
+            "Members of this run see their own numbers only, and this page shows everybody's: it is for the "
+            "coordinator alone, and whoever passes it on breaks what members were promised."
+        )
     if source.broken:
         found.append("The ledger does not verify: rely on nothing here before it is known why.")
     elif source.book is None:

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fedmerit.errors import FedmeritError, StoreError
+from fedmerit.page.promises import private
 from fedmerit.store import write
 
 NAME = "page.html"
@@ -19,14 +20,24 @@ def page_of_run(folder: Path) -> str:
     """Write a finished run's page beside its scores; says where it is, or how to get one, or why not."""
     if not _installed():
         return f"for a page that anybody can open: pip install 'fedmerit[page]', then fedmerit page {folder}"
-    from fedmerit.page.html import page
+    from fedmerit.page.html import facts_of, render
 
     try:
-        text = page(folder)
+        facts = facts_of(folder)
     except StoreError as error:  # no round is scored
         return f"no page: {error}"
-    write(folder / NAME, text.encode())
+    write(folder / NAME, render(facts).encode())
+    if private(facts):
+        return for_coordinator(folder / NAME)
     return f"for everybody else: open {folder / NAME} in a browser"
+
+
+def for_coordinator(path: Path) -> str:
+    """Whom a page is for where members see their own numbers only."""
+    return (
+        f"{path} shows everybody's numbers: it is for the coordinator alone; a member gets its own statement "
+        "(fedmerit rewards) and its own copy of the ledger (fedmerit export --for NAME)"
+    )
 
 
 def refreshed(folder: Path) -> str:
