@@ -804,6 +804,10 @@ def test_a_plan_says_what_a_run_will_cost(fedmerit, tmp_path):
         "16",
     ]
     assert "50 test samples tell two members apart" in out
+    assert "participation.fraction" not in out
+    code, out, _ = fedmerit("plan", tmp_path / "c.toml", "--set", "participation.fraction=0.1")
+    assert code == 0
+    assert out.endswith("note: participation.fraction 0.1 of 3 members is fewer than 3: 3 take part\n")
     code, _, err = fedmerit("plan", tmp_path / "nothing.toml")
     assert (code, "nothing.toml: no such file" in err) == (2, True)
 

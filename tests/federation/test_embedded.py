@@ -10,6 +10,7 @@ from fedmerit.config import from_dict
 from fedmerit.errors import ConfigError, DataError, FedmeritError, StoreError
 from fedmerit.federation.embedded import run
 from fedmerit.federation.journal import rounds_of
+from fedmerit.federation.planning import plan
 from fedmerit.federation.setup import prepare
 from fedmerit.federation.verify import verify_folder
 from fedmerit.ledger import Ledger
@@ -536,14 +537,27 @@ def test_a_folder_in_use_or_of_another_config_is_refused(plain):
     assert scores_json(folder) == before
 
 
-@pytest.mark.parametrize(("size", "said"), [(40, True), (0, False)])
-def test_a_run_says_where_members_train_on_another_class_mix_than_they_are_measured_on(tmp_path, size, said):
+@pytest.mark.parametrize(
+    ("size", "every", "advice"),
+    [
+        (40, 4, "data.test_size = 0 takes the test set as it is"),
+        (0, 4, None),
+        (0, 2, "draw the test set as the model will be used"),  # it is taken as it is already
+    ],
+)
+def test_a_run_and_its_plan_say_where_members_train_on_another_class_mix_than_they_are_measured_on(
+    tmp_path, size, every, advice
+):
     rng = np.random.default_rng(0)
     arrays = {}
-    for part, count in (("train", 240), ("test", 100)):
+    for part, count, nth in (("train", 240, 4), ("test", 100, every)):
         arrays[f"x_{part}"] = rng.integers(0, 256, (count, 8, 8, 1), dtype=np.uint8)
-        arrays[f"y_{part}"] = (np.arange(count) % 4 == 0).astype(np.int64)
+        arrays[f"y_{part}"] = (np.arange(count) % nth == 0).astype(np.int64)
     np.savez(tmp_path / "skewed.npz", **arrays)
     config = tiny("data.name=npz", f"data.path={tmp_path / 'skewed.npz'}", f"data.test_size={size}", OFF)
-    notes = prepare(config).notes
-    assert any("makes 75% of the training data and 50% of the test pool" in note for note in notes) == said
+    said = (
+        "class 0 makes 75% of the training data and 50% of the test pool: whoever pushes the model away from "
+        f"it may be rewarded, even with wrong labels; {advice}"
+    )
+    for notes in (prepare(config).notes, plan(config, calibrate=False).notes):
+        assert [note for note in notes if note.startswith("class ")] == ([said] if advice else [])

@@ -84,7 +84,7 @@ def plan(
     CONFIG is a file of settings (TOML), as for `fedmerit run`.
     """
     from fedmerit.config import load
-    from fedmerit.tables import print_plan
+    from fedmerit.tables import print_plan, printable
 
     settings = load(config, set_ or ())
     with _engine():
@@ -92,6 +92,8 @@ def plan(
     with _settings_of(config, set_ or ()):
         planned = make_plan(settings)
     print_plan(out, planned)
+    for note in planned.notes:
+        out.print(f"note: {printable(note)}")
 
 
 @app.command()

@@ -60,6 +60,7 @@ class Plan:
     flower_models: int  # most models one member evaluates in a round where it evaluates by itself
     pool: int  # test samples of a round
     gaps: tuple[float, float]  # smallest difference of alpha that a round can tell, for the two spreads
+    notes: tuple[str, ...]  # what a run of this config would say before it starts
 
 
 def plan(config: Config, *, calibrate: bool = True) -> Plan:
@@ -90,6 +91,7 @@ def plan(config: Config, *, calibrate: bool = True) -> Plan:
         flower_models=4 + 2 * config.scoring.solo,
         pool=pool,
         gaps=(resolvable_gap(pool, spread[0]), resolvable_gap(pool, spread[1])),
+        notes=federation.notes,
     )
 
 

@@ -161,7 +161,7 @@ def prepare(config: Config, *, pool_key: bytes | None = None) -> Federation:
             f"participation.fraction {fraction:g} of {members} members is fewer than {LEAST_IN_SUM}: "
             f"{LEAST_IN_SUM} take part"
         )
-    if mix := _class_mix(dataset.y_train, pool.y, dataset.classes):
+    if mix := _class_mix(dataset.y_train, pool, dataset.classes):
         notes.append(mix)
     if left := left_out(network):
         notes.append(f"not aggregated, because they are counters: {', '.join(left)}")
@@ -178,17 +178,18 @@ def prepare(config: Config, *, pool_key: bytes | None = None) -> Federation:
     )
 
 
-def _class_mix(train: Labels, test: Labels, classes: Sequence[str]) -> str:
+def _class_mix(train: Labels, pool: Pool, classes: Sequence[str]) -> str:
     """A note where members train on another mix of classes than they are measured on, else nothing."""
-    shares = [np.bincount(y, minlength=len(classes)) / len(y) for y in (train, test)]
+    shares = [np.bincount(y, minlength=len(classes)) / len(y) for y in (train, pool.y)]
     gap = shares[0] - shares[1]
     most = int(gap.argmax())
     if gap[most] <= OTHER_MIX:
         return ""
+    taken = "data.test_size = 0 takes the test set as it is"
     return (
         f"class {classes[most]} makes {shares[0][most]:.0%} of the training data and {shares[1][most]:.0%} "
-        "of the test pool: whoever pushes the model away from it is rewarded, even with wrong labels; "
-        "data.test_size = 0 takes the test set as it is"
+        "of the test pool: whoever pushes the model away from it may be rewarded, even with wrong labels; "
+        + (taken if pool.balanced else "draw the test set as the model will be used")
     )
 
 
