@@ -22,6 +22,7 @@
     │   └── RoundAborted        too few members left: nothing revealed, model unchanged
     ├── KeyFileError            a private key or roster file: missing, malformed, or readable by others
     ├── LedgerError             a record that is missing, altered, reordered or not signed by its author
+    │   └── CopyDiffers         a score file that says something else than the sound ledger beside it
     ├── StoreError              a run folder: locked, damaged, or of another config
     ├── LoopbackError           a federation of processes on this machine did not come up, or did not end
     └── MissingExtra            an optional dependency is not installed
@@ -120,6 +121,14 @@ class KeyFileError(FedmeritError):
 
 class LedgerError(FedmeritError):
     """A ledger record is missing, altered, reordered or not signed by its author."""
+
+
+class CopyDiffers(LedgerError):
+    """The ledger is sound, but a score file beside it says something else. ``file`` is its name."""
+
+    def __init__(self, message: str, file: str) -> None:
+        super().__init__(message)
+        self.file = file
 
 
 class StoreError(FedmeritError):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from fedmerit.cli import app
 from fedmerit.config import from_dict
-from fedmerit.errors import LedgerError, StoreError
+from fedmerit.errors import CopyDiffers, LedgerError, StoreError
 from fedmerit.federation import verify
 from fedmerit.federation.embedded import run
 from fedmerit.federation.files import read_scores
@@ -22,6 +22,7 @@ from fedmerit.federation.journal import rounds_of, score_files, scores_document
 from fedmerit.federation.renewing import renew
 from fedmerit.federation.verify import verify_folder
 from fedmerit.ledger import Ledger
+from fedmerit.page.html import page
 from fedmerit.store import Folder
 
 CONFIG = tiny(
@@ -122,6 +123,60 @@ def test_an_older_file_that_says_something_else_is_an_error_and_stays(older, nam
         list(verify_folder(folder))
     assert "states" in str(call("rewards", folder, "--budget", "1").exception)
     assert (folder / name).read_text() == changed
+
+
+def rounded(folder):
+    """scores.csv as a spreadsheet saves what it shows: ten digits of every number."""
+    lines = (folder / "scores.csv").read_text().splitlines()
+    cells = [[f"{float(cell):.10g}" if "." in cell else cell for cell in line.split(",")] for line in lines]
+    (folder / "scores.csv").write_text("".join(",".join(line) + "\n" for line in cells))
+
+
+@pytest.mark.parametrize("without_json", [False, True])
+def test_a_changed_copy_accuses_no_ledger_and_hides_no_decision(whole, tmp_path, without_json):
+    folder = shutil.copytree(whole, tmp_path / "run")
+    assert call("rewards", folder, "--budget", "10", "--rule", "equal").exit_code == 0
+    rounded(folder)
+    if without_json:
+        (folder / "scores.json").unlink()
+    lines = []
+    with pytest.raises(CopyDiffers, match=r"^scores\.csv line\.2\..*: states ") as caught:
+        lines.extend(verify_folder(folder))
+    advice = f"scores.csv a copy that was changed: delete it, and `fedmerit page {folder}` writes it anew"
+    assert advice in str(caught.value)
+    assert any(line.startswith("payouts: decision 1 ") for line in lines)
+    assert lines[-1].startswith("head: ")
+    done = call("page", folder)
+    assert done.exit_code == 0
+    assert advice in done.output.replace("\n", " ")
+    said = (folder / "page.html").read_text()
+    assert "does not verify" not in said
+    assert "scores.csv beside the ledger was changed." in said
+    assert "Decision 1 stands: 10.00 by the rule equal" in said
+    assert str(call("rewards", folder, "--budget", "9").exception).endswith(advice)
+    (folder / "scores.csv").unlink()  # as advised
+    assert call("page", folder).exit_code == 0
+    assert "was changed" not in (folder / "page.html").read_text()
+    assert (folder / "scores.csv").read_bytes() == (whole / "scores.csv").read_bytes()
+    assert list(verify_folder(folder))
+
+
+def test_a_changed_file_of_scores_is_not_read_for_the_page(whole, tmp_path):
+    folder = shutil.copytree(whole, tmp_path / "run")
+    (folder / "scores.json").write_text("no json")
+    said = page(folder)
+    assert "scores.json beside the ledger was changed." in said
+    assert "does not verify" not in said
+
+
+def test_a_broken_ledger_without_scores_is_the_error(whole, tmp_path):
+    folder = shutil.copytree(whole, tmp_path / "run")
+    (folder / "scores.json").unlink()
+    with sqlite3.connect(folder / "ledger.sqlite") as db:
+        db.execute("UPDATE records SET body = x'7b' WHERE seq = 4")
+    db.close()
+    with pytest.raises(LedgerError, match=r"^record 4 \(masked\): the body cannot be read"):
+        page(folder)
 
 
 def test_a_last_round_that_was_aborted_leaves_the_tidy_file_as_it_is(tmp_path):

@@ -6,12 +6,13 @@ import csv
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fedmerit.checks import written_number
 from fedmerit.config import Config, difference, load
-from fedmerit.errors import ConfigError, FedmeritError, LedgerError
+from fedmerit.errors import ConfigError, CopyDiffers, FedmeritError, LedgerError
 from fedmerit.federation.comparing import compare
 from fedmerit.federation.journal import Round, score_files, scores_document
 from fedmerit.store import write
@@ -62,29 +63,51 @@ def check_scores(path: Path, found: Found, rounds: Sequence[Round], config: Conf
 
     Returns:
         Which file is older than the ledger, and by how many rounds; empty where none is.
+
+    Raises:
+        CopyDiffers: a file says something else, or cannot be read.
     """
     late = {}
     text = found["scores.json"]
     held = 0
     if text is not None:
-        there = _json(path / "scores.json", text)
+        with _copy(path, "scores.json", config):
+            there = _json(path / "scores.json", text)
         listed = there.get("rounds")
         held = min(len(listed), len(rounds)) if isinstance(listed, list) else len(rounds)
-        compare(there, json.loads(_expected(rounds[:held], config)["scores.json"]), "scores.json")
+        expected = json.loads(_expected(rounds[:held], config)["scores.json"])
+        with _copy(path, "scores.json", config):
+            compare(there, expected, "scores.json")
     if held < len(rounds):
         late["scores.json"] = len(rounds) - held
     text = found["scores.csv"]
     held = 0
     if text is not None:
-        table = _table(path / "scores.csv", text)
+        with _copy(path, "scores.csv", config):
+            table = _table(path / "scores.csv", text)
         held = _last_round(table, len(rounds))
         right = _rows(_expected(rounds[:held], config)["scores.csv"].decode())
         if table.get("1") != right["1"]:  # its columns are not those of so few rounds: it was cut
             right = _rows(_expected(rounds, config)["scores.csv"].decode())
-        compare(table, right, "scores.csv line")
+        with _copy(path, "scores.csv", config):
+            compare(table, right, "scores.csv line")
     if any(one.reports for one in rounds[held:]) or (text is None and rounds):  # others have no line in it
         late["scores.csv"] = len(rounds) - held
     return late
+
+
+@contextmanager
+def _copy(path: Path, name: str, config: Config) -> Iterator[None]:
+    """What is wrong with a score file is wrong with a copy, not with the ledger: says how to mend it."""
+    try:
+        yield
+    except LedgerError as error:
+        how = "`fedmerit run --resume`" if config.scoring.truth else f"`fedmerit page {path}`"
+        raise CopyDiffers(
+            f"{error}. The ledger is the record, and {name} a copy that was changed: delete it, and {how} "
+            "writes it anew",
+            name,
+        ) from error
 
 
 def about_scores(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedmerit.config import load
-from fedmerit.errors import StoreError
+from fedmerit.errors import CopyDiffers, StoreError
 from fedmerit.federation.files import check_scores, read_scores, write_scores
 from fedmerit.federation.journal import rounds_of
 from fedmerit.federation.steady import snapshot
@@ -20,7 +20,18 @@ def renew(path: Path) -> str:
 
     Returns:
         What was done, in words; nothing where the files were up to date.
+
+    Raises:
+        StoreError: another process holds the folder, or a file says something else than the ledger: it may
+            be somebody's work, and is left to whoever changed it.
     """
+    try:
+        return _renewed(path)
+    except CopyDiffers as error:
+        raise StoreError(str(error)) from error
+
+
+def _renewed(path: Path) -> str:
     config = load(path / "config.toml")
     files, ledger = read_scores(path), snapshot(path / "ledger.sqlite")
     if not check_scores(path, files, rounds_of(ledger), config):

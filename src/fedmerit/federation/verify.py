@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from fedmerit.config import Config, from_dict
 from fedmerit.copies import Copy
-from fedmerit.errors import ConfigError, LedgerError
+from fedmerit.errors import ConfigError, CopyDiffers, LedgerError
 from fedmerit.federation.decisions import Decision, decisions_of, money
 from fedmerit.federation.files import about_scores, check_config, check_scores, read_scores
 from fedmerit.federation.journal import Round, first_body, moves, reading, rounds_of
@@ -58,6 +58,7 @@ def verify_folder(
             with the keys that the ledger states.
 
     Raises:
+        CopyDiffers: the ledger is sound, and everything about it has been told; a score file is not.
         LedgerError: names the first record, or the place in a file, that is wrong.
     """
     path = Path(path)
@@ -74,6 +75,9 @@ def verify_folder(
         except LedgerError as error:
             if head_of(ledger) == read:
                 yield from lines
+                if isinstance(error, CopyDiffers):
+                    yield from checked.about_money()
+                    yield f"head: {book.head}"
                 raise
             if attempt == ATTEMPTS:
                 raise LedgerError(

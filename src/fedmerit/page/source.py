@@ -14,7 +14,7 @@ import numpy as np
 
 from fedmerit.accumulate import Missing, accumulate
 from fedmerit.config import load
-from fedmerit.errors import FedmeritError, FileFormatError, StoreError
+from fedmerit.errors import CopyDiffers, FedmeritError, FileFormatError, StoreError
 from fedmerit.federation.decisions import Decision, decisions_of
 from fedmerit.federation.journal import Round, first_body, rounds_of
 from fedmerit.federation.recorded import LEDGER, recorded, scored_in
@@ -54,6 +54,7 @@ class Source:
     book: Book | None = None
     checks: tuple[str, ...] = ()  # what verifying the folder found
     broken: str = ""  # why the folder does not verify
+    changed: tuple[str, str] | None = None  # a score file that differs from the sound ledger, and how
     costs: Costs = field(default_factory=Costs)
     names: Mapping[str, str] = field(default_factory=dict)  # real -> shown
 
@@ -102,9 +103,13 @@ def _of_file(file: Path) -> Source:
 def _of_run(folder: Path) -> Source:
     """From the ledger, which is the record; from the score files where it cannot be followed."""
     lines: list[str] = []
+    changed = None
     try:
         found = recorded(folder).content
-        lines.extend(verify_folder(folder))
+        try:
+            lines.extend(verify_folder(folder))
+        except CopyDiffers as error:  # nothing of this page comes from that file
+            changed = error.file, str(error)
         with Ledger(folder / LEDGER, read_only=True) as ledger:
             run, pool = first_body(ledger, "run"), first_body(ledger, "pool")
             rounds, scoring = rounds_of(ledger), config_of(ledger).scoring
@@ -113,9 +118,12 @@ def _of_run(folder: Path) -> Source:
     except StoreError:  # nothing is scored yet
         raise
     except FedmeritError as error:  # the page says so: a reader must learn of it, not of an exit code
+        if not (folder / "scores.json").is_file():
+            raise
         return replace(_of_file(folder / "scores.json"), checks=tuple(lines), broken=str(error))
     file = folder / "scores.json"
-    raw = _document(file) if file.is_file() else {}
+    readable = file.is_file() and (changed is None or changed[0] != file.name)
+    raw = _document(file) if readable else {}
     complete = len(raw.get("rounds", ())) == len(rounds)  # if not, the file is from before the last round
     return Source(
         rounds=tuple(scored_in(rounds, scoring.utilities[0])),
@@ -126,6 +134,7 @@ def _of_run(folder: Path) -> Source:
         truth=_truth(raw) if complete else {},
         book=book,
         checks=tuple(lines),
+        changed=changed,
         names={name: name for name in found.clients},
     )
 
@@ -172,6 +181,7 @@ def pseudonymised(source: Source) -> Source:
         else replace(source.book, rounds=tuple(plain(one) for one in source.book.rounds)),
         checks=tuple(_without_names(line, names) for line in source.checks),
         broken=_without_names(source.broken, names),
+        changed=source.changed and (source.changed[0], _without_names(source.changed[1], names)),
         names=names,
     )
 
