@@ -137,6 +137,30 @@ def test_without_a_scored_round_commands_say_so_and_what_there_is(begun, kind, w
     assert sorted(item.name for item in path.iterdir()) == ["config.toml", "ledger.sqlite"]
 
 
+@pytest.mark.parametrize(
+    ("lost", "why", "lacked"),
+    [
+        (
+            "masked",
+            "round 1 aborted (round 1: stage masked: 3 members left, 5 are needed)",
+            "more members that stay to the end of a round or a lower secure_aggregation.threshold, which "
+            "protects less",
+        ),
+        ("report", "round 1 summed, but without any report", "members that report"),
+    ],
+)
+def test_a_run_that_is_over_without_a_score_says_why_and_what_another_needs(tmp_path, lost, why, lacked):
+    gone = ", ".join(f'client-{i} = "1:{lost}"' for i in range(3 if lost != "report" else 6))
+    six = ("partition.clients=6", "partition.sizes=[40, 40, 40, 40, 40, 40]")
+    run(tiny("training.rounds=1", *six, f"participation.lost={{{gone}}}"), tmp_path / "run")
+    error = call("score", tmp_path / "run").exception
+    assert isinstance(error, StoreError)
+    assert re.sub(r"\d+ records", "N records", str(error)) == (
+        f"{tmp_path / 'run'}: no round was scored, and the run is over: its ledger holds N records, "
+        f"1 of 1 rounds closed; {why}; start another in a new folder, with {lacked}"
+    )
+
+
 def test_verify_counts_the_two_kinds(folder):
     said = call("verify", folder).output
     assert "rounds: 4 of 4, 1 aborted, 1 summed without any report (round 1)\n" in said

@@ -13,6 +13,7 @@ from fedmerit.federation.unscored import aborted, about, numbered, unreported
 from fedmerit.federation.verify import config_of
 from fedmerit.ledger import Ledger
 from fedmerit.reading import Content
+from fedmerit.secagg.setting import LEAST_IN_SUM, default_threshold
 from fedmerit.types import Reports
 
 LEDGER = "ledger.sqlite"
@@ -34,7 +35,7 @@ def recorded(folder: str | Path, *, utility: str | None = None) -> Recorded:
         utility: which one, the paid one unless given.
 
     Raises:
-        StoreError: no round is scored yet; it says what the ledger holds.
+        StoreError: no round is scored; it says what the ledger holds, and what to do where the run is over.
     """
     path = Path(folder) / LEDGER
     with Ledger(path, read_only=True) as ledger:
@@ -48,7 +49,13 @@ def recorded(folder: str | Path, *, utility: str | None = None) -> Recorded:
         raise FileFormatError(f"{path}: has no utility {utility!r}; it has {', '.join(utilities)}")
     scored = scored_in(rounds, utility or utilities[0])
     if not scored:
-        raise StoreError(f"{folder}: no round is scored yet: {_holds(size, rounds, begun, config)}")
+        holds = _holds(size, rounds, begun, config)
+        if len(rounds) < config.training.rounds:
+            raise StoreError(f"{folder}: no round is scored yet: {holds}")
+        raise StoreError(
+            f"{folder}: no round was scored, and the run is over: {holds}; "
+            f"start another in a new folder, with {_needed(rounds, config)}"
+        )
     return Recorded(Content(scored, config.clients), tuple(about(rounds)))
 
 
@@ -59,9 +66,23 @@ def scored_in(rounds: Sequence[Round], utility: str) -> list[Reports]:
 
 def _holds(size: int, rounds: Sequence[Round], begun: int, config: Config) -> str:
     """What there is in place of scores."""
-    kinds = (("aborted", aborted(rounds)), ("summed, but without any report", unreported(rounds)))
-    said = [f"{numbered(numbers)} {kind}" for kind, numbers in kinds if numbers]
+    said = []
+    if why := [f"(round {one.number}: {one.aborted})" for one in rounds if one.aborted]:
+        said.append(f"{numbered(aborted(rounds))} aborted {why[-1]}")
+    if without := unreported(rounds):
+        said.append(f"{numbered(without)} summed, but without any report")
     if begun > len(rounds):
         said.append(f"round {begun} begun and not closed")
     closed = f"{len(rounds)} of {config.training.rounds} rounds closed"
     return f"its ledger holds {size} records, {'; '.join([closed, *said])}"
+
+
+def _needed(rounds: Sequence[Round], config: Config) -> str:
+    """What a run like this one lacked."""
+    if not aborted(rounds):
+        return "members that report"
+    least = config.secure_aggregation.threshold or default_threshold(
+        max(len(one.scheduled) for one in rounds)
+    )
+    lower = " or a lower secure_aggregation.threshold, which protects less" if least > LEAST_IN_SUM else ""
+    return f"more members that stay to the end of a round{lower}"
