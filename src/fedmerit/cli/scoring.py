@@ -106,15 +106,17 @@ def score(
             "scores of single rounds and no sums"
         )
     (content, left_out), counts = read_reports(file, utility), _missing(file, missing)
-    rounds, clients = content.rounds, content.clients
+    rounds, clients, warning = content.rounds, content.clients, _unfinished(file, "covers")
     if format is Format.table:
         chosen = score or Summed.alpha
         summary = summarise(rounds, score=chosen.value, missing=counts, clients=clients)
         summary = replace(summary, notes=(*summary.notes, *left_out))
         print_summary(out, advised(summary), utility=rounds[0].utility)
-        return
-    written = document(rounds, clients=clients, missing=counts)
-    write(as_json(written) if format is Format.json else as_csv(written))
+    else:
+        written = document(rounds, clients=clients, missing=counts)
+        write(as_json(written) if format is Format.json else as_csv(written))
+    if warning:
+        (out if format is Format.table else err).print(f"WARNING: {warning}")
 
 
 @app.command()
@@ -153,9 +155,10 @@ def rewards(
     notes = (advice(note, "--on-undefined") for note in (*divided.notes, *gone, *left_out))
     divided = replace(divided, notes=tuple(dict.fromkeys(notes)))
     paid, without = payouts(divided, budget), unscored(content.rounds, content.clients)
-    run = (file / "ledger.sqlite").is_file()
-    warning, said = _unfinished(file) if run else "", ""
-    if run and not dry_run:  # first: what is printed stands in the ledger
+    warning, said = _unfinished(file, "pays for"), ""
+    if warning:
+        warning += "; a later decision can replace it"
+    if (file / "ledger.sqlite").is_file() and not dry_run:  # first: what is printed stands in the ledger
         terms = {"floor": floor, "cap": cap, "on_undefined": on_undefined.value, "missing": counts}
         said = _record(
             file, str(paid.budget), content.rounds[0].utility, rule=rule.value, score=score.value, **terms
@@ -194,16 +197,16 @@ def _payouts_as(format: Format, paid: Payouts, divided: Shares, unscored: Sequen
     return json.dumps(plain, indent=1, ensure_ascii=False) + "\n"
 
 
-def _unfinished(folder: Path) -> str:
-    """What to know before paying from a run that is not over; nothing where it is."""
+def _unfinished(source: Path, does: str) -> str:
+    """That a run is not over, and what that does to so many rounds; nothing where it is, or is no run."""
     from fedmerit.federation.verify import config_of
     from fedmerit.ledger import Ledger
 
-    with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
-        closed, planned = sum(1 for _ in ledger.records("round")), config_of(ledger).training.rounds
-    if closed >= planned:
+    if not (source / "ledger.sqlite").is_file():
         return ""
-    return f"the run is not over: this pays for {closed} of {planned} rounds; a later decision can replace it"
+    with Ledger(source / "ledger.sqlite", read_only=True) as ledger:
+        closed, planned = sum(1 for _ in ledger.records("round")), config_of(ledger).training.rounds
+    return f"the run is not over: this {does} {closed} of {planned} rounds" if closed < planned else ""
 
 
 def _record(folder: Path, budget: str, utility: str | None, **terms: Any) -> str:
