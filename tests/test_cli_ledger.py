@@ -176,7 +176,9 @@ def test_a_page_with_everybodys_numbers_is_not_for_everybody_where_only_the_coor
     assert said in unescape((closed / "page.html").read_text())
     assert page_of_run(folder) == f"for everybody else: open {folder / 'page.html'} in a browser"
     assert fedmerit("page", folder)[1] == f"wrote {folder / 'page.html'}\n"
-    assert said not in unescape((folder / "page.html").read_text())
+    shown = unescape((folder / "page.html").read_text())
+    assert said not in shown
+    assert "--roster FILE" not in shown  # one process held all keys, and the page says that
 
 
 def test_exports_that_cannot_be_made(fedmerit, folder, tmp_path):

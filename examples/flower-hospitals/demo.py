@@ -52,10 +52,7 @@ def main() -> None:
     say(f"done after {time.monotonic() - began:.0f} s")
     fedmerit("score", folder / "run")
     fedmerit("rewards", folder / "run", "--budget", BUDGET)
-    copy = folder / "members" / VERIFIER / "run"
-    shutil.copytree(folder / "run", copy, ignore=shutil.ignore_patterns("keys"))  # the server's stay there
-    say(f"{VERIFIER} was sent a copy of the run folder, and checks it:")
-    fedmerit("verify", copy)
+    verify_copy(folder, roster)
 
 
 def make_roster(folder: Path) -> Path:
@@ -91,6 +88,14 @@ def follow(federation: Loopback, run: Run) -> None:
     run.wait(deadline=30)
     if not killed:
         raise FedmeritError(f"{VICTIM} was to die in round {DIES_IN_ROUND}, but the run was over before")
+
+
+def verify_copy(folder: Path, roster: Path) -> None:
+    """What another member does: without its roster it would take the ledger's word for everybody's keys."""
+    copy = folder / "members" / VERIFIER / "run"
+    shutil.copytree(folder / "run", copy, ignore=shutil.ignore_patterns("keys"))  # the server's stay there
+    say(f"{VERIFIER} was sent a copy of the run folder, and checks it against the roster that it has:")
+    fedmerit("verify", copy, "--roster", roster)
 
 
 def fedmerit(*arguments: object) -> None:

@@ -40,6 +40,16 @@ def test_the_noisy_hospital_is_last(hospitals, tmp_path):
     assert any("rounds: 2 of 2, 0 aborted" in line for line in verify_folder(tmp_path / "run"))
 
 
+def test_the_demonstration_verifies_with_the_members_roster(hospitals, finished, capfd):
+    import demo
+
+    demo.verify_copy(finished, finished / "roster.toml")
+    shown = capfd.readouterr().out
+    assert f"keys: those of {finished / 'roster.toml'}, roster hash " in shown
+    assert "keys: as the ledger states them" not in shown
+    assert not (finished / "members" / "Bridge" / "run" / "keys").exists()
+
+
 def test_most_processes_of_a_member_load_no_torch(hospitals):
     folder, _ = hospitals
     code = "import sys; import hospitals.client_app; sys.exit('torch' in sys.modules)"

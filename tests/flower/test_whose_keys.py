@@ -10,6 +10,8 @@ from fedmerit.errors import LedgerError
 from fedmerit.federation.verify import verify_copy, verify_folder
 from fedmerit.keys import Member, Roster, load_key, public_key, read_roster
 from fedmerit.ledger import SERVER, exact
+from fedmerit.page.html import facts_of
+from fedmerit.page.promises import not_guaranteed
 
 
 @pytest.fixture
@@ -55,6 +57,11 @@ def roster_of(keys, weights=None):
     return Roster(
         Member(name, public_key(keys[name]), weights and weights[name]) for name in keys if name != SERVER
     )
+
+
+def test_a_page_says_that_no_roster_was_compared(home):
+    (said,) = [item for item in not_guaranteed(facts_of(home / "run")) if "--roster FILE" in item]
+    assert said.startswith("Whose keys signed is known from the ledger alone")
 
 
 @pytest.mark.parametrize("thorough", [False, True])

@@ -54,6 +54,11 @@ def not_guaranteed(facts: Facts) -> list[str]:
             found.append(
                 "It was a rehearsal: one process held all keys, so signatures prove order, not who spoke."
             )
+        elif source.book.run["keys"]:
+            found.append(
+                "Whose keys signed is known from the ledger alone, into which a forger would write its own: "
+                "fedmerit verify --roster FILE compares them with the roster that you have."
+            )
         if source.book.run["analysis"]:
             found.append(
                 "Plain updates were looked at for analysis, which secure aggregation would have hidden."
