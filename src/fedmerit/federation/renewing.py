@@ -40,7 +40,8 @@ def _renewed(path: Path) -> str:
         for _ in verify_folder(path):
             pass
         rounds = rounds_of(folder.ledger)
-        late = check_scores(path, read_scores(path), rounds, config)
+        files = read_scores(path)
+        late = check_scores(path, files, rounds, config)
         if not late:
             return ""
         if config.scoring.truth:
@@ -49,6 +50,9 @@ def _renewed(path: Path) -> str:
                 "does: `fedmerit run --resume` writes it anew"
             )
         write_scores(path, rounds, config)
-    older = max(late.values())
     names, were = " and ".join(late), "was" if len(late) == 1 else "were"
-    return f"wrote {names} anew, which {were} {older} round{'' if older == 1 else 's'} older than the ledger"
+    older = [count for name, count in late.items() if files[name] is not None]
+    if not older:
+        return f"wrote {names} anew, which {were} not there"
+    behind = f"{max(older)} round{'' if max(older) == 1 else 's'} older than the ledger"
+    return f"wrote {names} anew, which {were} {'' if len(older) == len(late) else 'not there or '}{behind}"
