@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fedmerit.federation.decisions import Terms, decide
-from fedmerit.statement_facts import _alike, _cost
+from fedmerit.statement_facts import Statement, _alike, _cost
+from fedmerit.statements import as_markdown
 from fedmerit.summary import summarise
 from fedmerit.types import Reports
 from fedmerit.uncertainty import compare_pairs
@@ -57,3 +58,39 @@ def test_what_absence_cost_is_counted_with_the_errors_of_the_other_way():
     assert (cost.score, cost.other) == pytest.approx((0.2, 0.1))
     assert (cost.cents, cost.other_cents) == (10909, 10000)
     assert _cost("A", rounds, decision) is None
+
+
+def told(member, alpha, terms):
+    """The statement of one member of a run of one round."""
+    given = reports(alpha, [0.01] * len(alpha), clients=tuple("ABCD"[: len(alpha)]))
+    decision = decide([SimpleNamespace(to_reports=lambda _: given)], terms)
+    standing = {one.client: one for one in summarise([given], score=terms.score).standings}[member]
+    counted = {"counted": (1,), "silent": (), "declined": (), "lost": (), "away": ()}
+    return as_markdown(
+        Statement(
+            member=member, decision=decision, rounds=counted, aborted=(), unreported=(), standing=standing,
+            cents=int(decision.paid[member] * 100), share=decision.shares[member], cost=None, like=(),
+            names=True, head="0" * 64, members=len(alpha), planned=1,
+        )
+    )  # fmt: skip
+
+
+def test_a_smallest_share_is_named_beside_the_rule_it_bends():
+    text = told("C", [0.3, 0.2, -0.1], Terms("1000.00", "accuracy", floor=0.05))
+    assert "**50.00** of 1,000.00" in text
+    assert (
+        "whoever is below zero earns nothing. But by the terms of this decision no member that reported has "
+        "a share below 5.00%, whatever its score. What that gives or takes is spread over the others in "
+        "proportion."
+    ) in text
+    assert "terms of this decision" not in told("C", [0.3, 0.2, -0.1], Terms("1000.00", "accuracy"))
+
+
+def test_another_score_than_the_contribution_is_named():
+    text = told("A", [0.3, 0.2, 0.1], Terms("1000.00", "accuracy", score="LOO"))
+    assert "What the shared model loses without your update (LOO), summed over rounds, is +0.3000;" in text
+    assert "In proportion to the summed LOO;" in text
+    assert "ontribution" not in text
+    text = told("A", [0.3, 0.2, 0.1], Terms("1000.00", "accuracy"))
+    assert "Your contribution, summed over rounds, is +0.3000;" in text
+    assert "Your contribution is +0.3000 ± 0.0196" in text

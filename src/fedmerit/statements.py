@@ -14,7 +14,8 @@ from fedmerit.config import Config
 from fedmerit.federation.decisions import Decision, cents, money
 from fedmerit.federation.journal import Round
 from fedmerit.federation.unscored import numbered
-from fedmerit.page.words import RULES, listed, spoken
+from fedmerit.page.terms import SCORES, bounds, noun, rule_text
+from fedmerit.page.words import listed, spoken
 from fedmerit.statement_facts import STATUSES as STATUSES
 from fedmerit.statement_facts import Cost as Cost
 from fedmerit.statement_facts import Statement as Statement
@@ -54,7 +55,7 @@ def as_markdown(one: Statement) -> str:
         "\n".join(_did(one)),
         "## What you earn",
         _earns(one),
-        RULES[terms.rule],
+        " ".join([rule_text(terms.rule, terms.score), *bounds(terms)]),
         "## What absence or silence cost",
         _costs(one),
         "## How sure this is",
@@ -105,15 +106,24 @@ def _earns(one: Statement) -> str:
         )
     measure = spoken(decision.terms.utility)
     text = f"**{money(one.cents)}** of {budget}, that is {one.share:.2%}, by the rule {rule}."
+    gain = signed(decision.total.gain, one.standing.digits)
     text += (
-        f" Your contribution, summed over rounds, is {bare_text(one.standing)}; the {measure} of the "
-        f"shared model changed by {signed(decision.total.gain, one.standing.digits)} {_over(one)}."
+        f" {_number(decision.terms.score)}, summed over rounds, is {bare_text(one.standing)}; "
+        f"the {measure} of the shared model changed by {gain} {_over(one)}."
     )
     if decision.shares.status != "ok":
         text += " The scores allowed no shares, so that the agreed way out was taken."
     if one.standing.total < 0 and rule != "equal":
-        text += " A contribution below zero counts as zero."
+        text += " Below zero counts as zero."
     return text
+
+
+def _number(score: str) -> str:
+    """What is paid by, as the member reads it first."""
+    if score not in SCORES:
+        return "Your contribution"
+    what = SCORES[score].format("your")
+    return f"{what[0].upper()}{what[1:]} ({score})"
 
 
 def _over(one: Statement) -> str:
@@ -140,7 +150,7 @@ def _costs(one: Statement) -> str:
         without += " counted as zero."
         as_other = "Counted as your own average over the rounds you did report"
     other, score = (signed(value, one.standing.digits) for value in (cost.other, cost.score))
-    then = f"{as_other}, your contribution would be {other} where it is {score}"
+    then = f"{as_other}, your {noun(one.decision.terms.score)} would be {other} where it is {score}"
     if cost.other_cents is None:
         then += ", and the scores would allow no shares."
     else:
@@ -162,8 +172,8 @@ def _sure(one: Statement) -> Iterator[str]:
     low, high = one.standing.rank_interval
     rank = f"rank {low}" if low == high else f"some rank from {low} to {high}"
     yield (
-        f"Your contribution is {total_text(one.standing)} (95 % interval for the sampling error of the test "
-        f"set in this run), which means {rank} of {one.decision.total.n}."
+        f"Your {noun(one.decision.terms.score)} is {total_text(one.standing)} (95 % interval for the "
+        f"sampling error of the test set in this run), which means {rank} of {one.decision.total.n}."
     )
     if one.like is None:
         return

@@ -141,7 +141,7 @@ def test_a_decision_is_shown_before_what_another_would_pay(folder):
     assert "Decision 2 stands: 25,000.00 by the rule fenced, after three rounds." in decided
     assert f"Record {made.record} of the ledger, in place of decision 1." in decided
     assert "Paid by expected accuracy (ALPHA)" in decided
-    assert "Shares lie between 0.00% and 50.00%." in decided
+    assert "But by the terms of this decision no member has a share above 50.00%." in decided
     for name, amount in made.paid.items():
         assert f"{name} {made.shares[name]:.2%} {amount:,.2f}" in decided
     assert "budget 25,000.00" in decided
@@ -150,6 +150,53 @@ def test_a_decision_is_shown_before_what_another_would_pay(folder):
     assert "Decision 2 stands: 25,000.00" in hidden
     amounts = re.findall(r"Member [A-E] [\d.]+% ([\d,.]+)", hidden.split("What is each paid?")[2])[:5]
     assert sorted(Decimal(one.replace(",", "")) for one in amounts) == sorted(made.paid.values())
+
+
+def calculator(text):
+    """Member -> share and amount that the page opens with, below the decision."""
+    table = text.split('<table id="payouts">')[1].split("</table>")[0]
+    return {name: rest for name, *rest in re.findall(r">([^<]+)</th><td>([\d.]+%)</td><td>([\d,.]+)<", table)}
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"floor": 0.1, "cap": 0.5},
+        {"score": "LOO"},
+        {"utility": "accuracy", "on_undefined": "equal"},
+        {"missing": "own-mean"},
+    ],
+)
+def test_the_page_divides_as_the_decision_did(folder, terms):
+    made, _ = record_decision(folder, Terms("1000.00", **{"utility": "expected-accuracy", **terms}))
+    paid = {name: [f"{made.shares[name]:.2%}", f"{amount:,.2f}"] for name, amount in made.paid.items()}
+    assert calculator(page(folder)) == paid
+    assert "gives the same amounts on the terms of the decision" in said_of(folder)
+
+
+def test_a_smallest_and_a_largest_share_are_told_with_who_pays_for_them(folder):
+    record_decision(folder, Terms("1000.00", "expected-accuracy", floor=0.1, cap=0.5))
+    said = said_of(folder)
+    assert (
+        "whoever is below zero earns nothing. But by the terms of this decision no member that reported has "
+        "a share below 10.00%, whatever its score, and no member has a share above 50.00%. What that gives "
+        "or takes is spread over the others in proportion."
+    ) in said
+    assert "All else is as decided: by which numbers, and the smallest and the largest share." in said
+    assert "From noise alone" not in said  # that is of shares without bounds
+
+
+def test_what_is_paid_by_is_marked_and_shown(folder):
+    made, _ = record_decision(folder, Terms("1000.00", "accuracy", score="LOO", on_undefined="equal"))
+    said = said_of(folder)
+    assert "Paid by accuracy (LOO: what the shared model loses without a member’s update);" in said
+    assert "It does not pay by the contribution of part 1, but by the column “LOO by accuracy”." in said
+    for name, value in zip(made.total.clients, made.total.raw, strict=True):
+        assert f"{name} {value:+.4f} {made.shares[name]:.2%} {made.paid[name]:,.2f}" in said
+    assert "accuracy (paid, by LOO)" in said
+    assert "expected accuracy (paid" not in said
+    assert "expected accuracy in front, paid by accuracy." in said
+    assert "the paid measure" not in said
 
 
 def test_rewards_write_the_page_anew_where_there_is_one_of_ours(folder):

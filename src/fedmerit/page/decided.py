@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedmerit.federation.decisions import Terms
+from fedmerit.federation.decisions import Decision, Terms
 from fedmerit.page.source import Source
+from fedmerit.summary import digits_for
+from fedmerit.tables import signed
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,19 @@ class Decided:
     budget: str
     lines: tuple[tuple[str, str, str], ...]  # member, share, amount: best paid first
     foot: tuple[tuple[str, str], ...]
+    basis: Mapping[str, str]  # what it pays by, where that is not the contribution of part 1
+
+
+def terms_of(source: Source) -> Terms:
+    """The terms of the decision that stands; the usual ones where there is none."""
+    last = _last(source)
+    return Terms("0", str(source.rounds[0].utility), missing=source.missing) if last is None else last.terms
+
+
+def _last(source: Source) -> Decision | None:
+    if source.book is None or not source.book.decisions or source.settings is None:
+        return None
+    return source.book.decisions[-1]
 
 
 def decided(source: Source, unscored: tuple[str, ...]) -> Decided | None:
@@ -31,11 +47,19 @@ def decided(source: Source, unscored: tuple[str, ...]) -> Decided | None:
         source: with the names to be shown.
         unscored: who never reported, under those names.
     """
-    if source.book is None or not source.book.decisions or source.settings is None:
+    last = _last(source)
+    if last is None:
         return None
-    last = source.book.decisions[-1]
+    assert source.settings is not None
     paid, names = last.paid, source.names
     best_first = sorted(paid, key=lambda name: (-paid[name], names[name]))
+    terms, raw = last.terms, last.total.raw.tolist()
+    basis = {}
+    if (terms.utility, terms.score, terms.missing) != (source.rounds[0].utility, "ALPHA", source.missing):
+        digits = digits_for(max(map(abs, raw)))
+        basis = {
+            names[name]: signed(value, digits) for name, value in zip(last.total.clients, raw, strict=True)
+        }
     lines = [(names[name], f"{last.shares[name]:.2%}", f"{paid[name]:,.2f}") for name in best_first]
     return Decided(
         number=last.number,
@@ -43,9 +67,10 @@ def decided(source: Source, unscored: tuple[str, ...]) -> Decided | None:
         replaces=last.replaces,
         rounds=last.rounds,
         planned=source.settings["training"]["rounds"],
-        terms=last.terms,
+        terms=terms,
         defined=last.shares.status == "ok",
         budget=str(paid.budget),
         lines=(*lines, *((name, "0.00%", "0.00") for name in unscored)),
         foot=(("unpaid", f"{paid.unpaid:,.2f}"), ("budget", f"{paid.budget:,.2f}")),
+        basis=basis,
     )

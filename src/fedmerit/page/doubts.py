@@ -45,11 +45,25 @@ def _s(items: Sequence[object]) -> str:
     return "" if len(items) == 1 else "s"
 
 
-def _turned(client: str, helped: bool, measure: str) -> str:
+def heading(facts: Facts, utility: str | None) -> str:
+    """A measure as the head of a column: with a mark where it is paid by."""
+    if utility != facts.paid_by:
+        return spoken(utility)
+    return (
+        f"{spoken(utility)} ({'paid' if facts.terms.score == 'ALPHA' else f'paid, by {facts.terms.score}'})"
+    )
+
+
+def _first(facts: Facts) -> str:
+    """The measure that ranks members on this page."""
+    return "the paid measure" if facts.paid_by == facts.utility else spoken(facts.utility)
+
+
+def _turned(client: str, helped: bool, measure: str, first: str) -> str:
     here, paid = (
         ("improved the model", "made it worse") if helped else ("made the model worse", "improved it")
     )
-    return f"Measured by {measure}, {client} surely {here}; by the paid measure it surely {paid}"
+    return f"Measured by {measure}, {client} surely {here}; by {first} it surely {paid}"
 
 
 def companions(facts: Facts) -> list[str]:
@@ -66,14 +80,14 @@ def companions(facts: Facts) -> list[str]:
         if len(one.contradicts) > 4:
             said.append(f"{name} contradicts {len(one.contradicts) - 4} more differences.")
         for client, helped in one.turned.items():
-            said.append(_turned(client, helped, spoken(one.utility)) + ".")
+            said.append(_turned(client, helped, spoken(one.utility), _first(facts)) + ".")
         if not one.sure:
-            said.append(f"{name}{close} contradicts nothing: the paid measure is sure of no difference.")
+            said.append(f"{name}{close} contradicts nothing: {_first(facts)} is sure of no difference.")
         elif not one.contradicts:
             pairs = "the one difference" if one.sure == 1 else f"any of the {one.sure} differences"
             confirmed = "all" if one.confirms == one.sure else count(one.confirms) if one.confirms else "none"
             said.append(
-                f"{name}{close} does not contradict {pairs} that the paid measure is sure of, "
+                f"{name}{close} does not contradict {pairs} that {_first(facts)} is sure of, "
                 f"and confirms {confirmed} of them."
             )
     return said

@@ -6,15 +6,15 @@ import math
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import get_args
 
 from fedmerit.accumulate import accumulate
 from fedmerit.agreement import agreement
 from fedmerit.document import scores_of, totals_of
-from fedmerit.errors import InputError, UndefinedScore, UndefinedShares
-from fedmerit.page.decided import Decided, decided
+from fedmerit.errors import UndefinedScore
+from fedmerit.federation.decisions import Terms
+from fedmerit.page.decided import Decided, decided, terms_of
+from fedmerit.page.rules import RuleFacts, payable, rules_of
 from fedmerit.page.source import Source
-from fedmerit.rewards import Rule, shares
 from fedmerit.scores import alpha, influence
 from fedmerit.summary import Summary, digits_for, summarise, unscored
 from fedmerit.types import Reports, Scores
@@ -73,18 +73,6 @@ class Companion:
 
 
 @dataclass(frozen=True)
-class RuleFacts:
-    """Shares under one rule as exact integers over a common denominator, or why there are none."""
-
-    name: str
-    problem: str
-    parts: Mapping[str, int]
-    one: int
-    shares: Mapping[str, float]
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Facts:
     """Everything a page says."""
 
@@ -104,13 +92,28 @@ class Facts:
 
     @property
     def total(self) -> Scores:
-        """The paid score, summed over rounds."""
+        """The contributions, summed over rounds."""
         return self.summary.total
 
     @property
     def utility(self) -> str | None:
-        """Name of the paid utility."""
+        """Name of the utility that ranks members here: the paid one, unless a decision names another."""
         return self.source.rounds[0].utility
+
+    @property
+    def terms(self) -> Terms:
+        """Those of the decision that stands, or the usual ones."""
+        return terms_of(self.source)
+
+    @property
+    def paid_by(self) -> str | None:
+        """Name of the utility that is paid by."""
+        return self.decided.terms.utility if self.decided else self.utility
+
+    @property
+    def payable(self) -> Scores:
+        """What budgets are divided by: the score that the terms name."""
+        return payable(self.source)
 
     @property
     def level_digits(self) -> int:
@@ -152,7 +155,7 @@ def gather(source: Source, original: Source) -> Facts:
         decided=decided(source, without),
         rounds=_rounds(source),
         companions=tuple(_companion(source, summary, key) for key in source.companions),
-        rules=tuple(_rule(original, source, rule) for rule in get_args(Rule)),
+        rules=rules_of(original, source),
         influence=_influence(rounds),
         truth=_truth(source),
     )
@@ -265,25 +268,6 @@ def _companion(source: Source, summary: Summary, utility: str) -> Companion:
         one.client: one.surely > 0 for one in other.standings if one.surely * mine_by.get(one.client, 0) < 0
     }
     return Companion(utility, other, spearman, sure, confirms, tuple(contradicts), turned)
-
-
-def _rule(original: Source, source: Source, rule: Rule) -> RuleFacts:
-    total = accumulate(original.rounds, missing=original.missing)
-    try:
-        divided = shares(total, rule)
-    except (UndefinedShares, InputError) as error:
-        return RuleFacts(rule, str(error), {}, 1, {}, ())
-    shown = accumulate(source.rounds, missing=source.missing)
-    ratios = {source.names[name]: share.as_integer_ratio() for name, share in divided.items()}
-    one = math.lcm(*(bottom for _, bottom in ratios.values()))
-    return RuleFacts(
-        name=rule,
-        problem="",
-        parts={name: top * (one // bottom) for name, (top, bottom) in ratios.items()},
-        one=one,
-        shares={source.names[name]: share for name, share in divided.items()},
-        notes=tuple(note for note in shares(shown, rule).notes if note not in shown.notes),
-    )
 
 
 def _influence(

@@ -14,7 +14,7 @@ from typing import Any
 from fedmerit import __version__
 from fedmerit.errors import MissingExtra
 from fedmerit.money import payouts
-from fedmerit.page import doubts, promises, words
+from fedmerit.page import doubts, promises, terms, words
 from fedmerit.page.facts import MOST_CELLS, Facts, gather
 from fedmerit.page.source import pseudonymised, read_source
 from fedmerit.tables import bare_text, rank_text, signed, total_text
@@ -81,6 +81,7 @@ def render(facts: Facts) -> str:
         facts=facts,
         words=words,
         promises=promises,
+        terms=terms,
         doubts=doubts,
         version=__version__,
         budget=_budget(facts),
@@ -107,7 +108,7 @@ def _rules(facts: Facts) -> dict[str, Any]:
             "one": str(one.one),
             "parts": [[name, str(one.parts[name]), f"{one.shares[name]:.2%}"] for name in sorted(one.parts)],
             "notes": [words.note(note) for note in one.notes],
-            "about": words.RULES[one.name],
+            "about": terms.rule_text(one.name, facts.terms.score),
         }
         for one in facts.rules
     }

@@ -5,11 +5,9 @@ from __future__ import annotations
 import itertools
 import string
 from collections.abc import Sequence
-from decimal import Decimal
 
 from fedmerit.accumulate import NO_SCORE
 from fedmerit.federation.unscored import in_words
-from fedmerit.page.decided import Decided
 from fedmerit.page.facts import Facts
 from fedmerit.rewards import null_share
 from fedmerit.summary import Standing
@@ -24,13 +22,6 @@ UTILITIES = {
     "brier": "1 less half the squared distance between predicted probabilities and the truth",
     "neg-loss": "minus the cross-entropy loss",
     "dice": "the overlap of predicted and true regions",
-}
-
-RULES = {
-    "fair": "In proportion to the summed contribution. A contribution below zero earns nothing.",
-    "fenced": "As fair, but nobody is paid for more than the others' scores make plausible.",
-    "impartial": "Nobody's own report touches its own share. Shares are nearly equal; a part stays unpaid.",
-    "equal": "The same for everybody who ever reported, whatever the scores.",
 }
 
 STATUS = {
@@ -240,31 +231,11 @@ def away(facts: Facts) -> list[str]:
     return said
 
 
-def decision(one: Decided) -> list[str]:
-    """What was decided: in one sentence, then on which terms."""
-    terms = one.terms
-    covers = f"{one.rounds} of {one.planned} rounds" if one.rounds < one.planned else rounds(one.rounds)
-    said = [
-        f"Decision {one.number} stands: {Decimal(one.budget):,.2f} by the rule {terms.rule}, after {covers}."
-    ]
-    if one.rounds < one.planned:
-        said.append("What later rounds bring is in no decision yet.")
-    instead = f", in place of decision {one.replaces}" if one.replaces else ""
-    counts = "as zero" if terms.missing == "zero" else "at the member’s own mean"
-    said.append(f"Record {one.record} of the ledger{instead}.")
-    said.append(f"Paid by {spoken(terms.utility)} ({terms.score}); missed rounds count {counts}.")
-    if (terms.floor, terms.cap) != (0.0, 1.0):
-        said.append(f"Shares lie between {terms.floor:.2%} and {terms.cap:.2%}.")
-    if not one.defined:
-        said.append("The scores allowed no shares, so that the agreed way out was taken.")
-    said.append(RULES[terms.rule])
-    return said
-
-
 def noise_share(facts: Facts) -> str:
     """What a member without any contribution could expect from luck."""
-    nothing = null_share(facts.total)
-    if nothing is None:
+    terms = facts.terms
+    nothing = null_share(facts.payable)
+    if nothing is None or (terms.floor, terms.cap) != (0.0, 1.0):
         return ""
     return (
         f"From noise alone, a member that contributed nothing could expect {nothing:.2%} under the rule fair."
