@@ -6,11 +6,12 @@ import json
 import os
 import re
 import shutil
+import sqlite3
 import stat
 import subprocess
 import sys
 import warnings
-from contextlib import suppress
+from contextlib import closing, suppress
 from decimal import Decimal
 
 import numpy as np
@@ -702,9 +703,17 @@ def test_tampering_is_one_line_on_the_command_line(fedmerit, run_folder, tmp_pat
     (folder / "scores.json").write_text(text.replace('"round": 2', '"round": 9', 1))
     code, out, err = fedmerit("verify", folder)
     assert code == 2
-    assert "head: " not in out
+    assert "scores: " not in out
+    assert out.splitlines()[-1].startswith("head: ")  # of the ledger, which is as it was
     assert_one_line(err)
     assert "scores.json.rounds[1].round: states 9, the reports give 2" in err
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as db, db:
+        db.execute("DELETE FROM records WHERE seq = 5")
+    code, out, err = fedmerit("verify", folder)
+    assert code == 2
+    assert "head: " not in out
+    assert_one_line(err)
+    assert "record 5" in err
     code, _, err = fedmerit("verify", tmp_path / "nowhere")
     assert code == 2
     assert_one_line(err)
