@@ -14,7 +14,7 @@ from fedmerit.config import Config
 from fedmerit.federation.decisions import Decision, cents, money
 from fedmerit.federation.journal import Round
 from fedmerit.federation.unscored import numbered
-from fedmerit.page.terms import SCORES, bounds, noun, rule_text
+from fedmerit.page.terms import SCORES, about, noun
 from fedmerit.page.words import listed, spoken
 from fedmerit.statement_facts import STATUSES as STATUSES
 from fedmerit.statement_facts import Cost as Cost
@@ -55,7 +55,7 @@ def as_markdown(one: Statement) -> str:
         "\n".join(_did(one)),
         "## What you earn",
         _earns(one),
-        " ".join([rule_text(terms.rule, terms.score), *bounds(terms)]),
+        about(terms),
         "## What absence or silence cost",
         _costs(one),
         "## How sure this is",

@@ -182,6 +182,7 @@ def test_a_smallest_and_a_largest_share_are_told_with_who_pays_for_them(folder):
         "a share below 10.00%, whatever its score, and no member has a share above 50.00%. What that gives "
         "or takes is spread over the others in proportion."
     ) in said
+    assert said.count("no member that reported has a share below 10.00%") == 2  # decision and calculator
     assert "All else is as decided: by which numbers, and the smallest and the largest share." in said
     assert "From noise alone" not in said  # that is of shares without bounds
 

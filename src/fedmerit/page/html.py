@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from importlib import resources
@@ -86,6 +87,7 @@ def render(facts: Facts) -> str:
         version=__version__,
         budget=_budget(facts),
         paid=_paid(facts),
+        about=_rules(facts)[facts.rules[0].name]["about"],
         checks=[line for line in facts.source.checks if not line.startswith("head:")],  # has its own line
         small=[one.client for one in facts.courses[: charts.MOST_SMALL]],
         most_rows=charts.MOST_ROWS,
@@ -108,7 +110,7 @@ def _rules(facts: Facts) -> dict[str, Any]:
             "one": str(one.one),
             "parts": [[name, str(one.parts[name]), f"{one.shares[name]:.2%}"] for name in sorted(one.parts)],
             "notes": [words.note(note) for note in one.notes],
-            "about": terms.rule_text(one.name, facts.terms.score),
+            "about": terms.about(replace(facts.terms, rule=one.name)),
         }
         for one in facts.rules
     }

@@ -19,7 +19,7 @@ from fedmerit.types import Scores
 class RuleFacts:
     """Shares under one rule as exact integers over a common denominator, or why there are none."""
 
-    name: str
+    name: Rule
     problem: str
     parts: Mapping[str, int]
     one: int

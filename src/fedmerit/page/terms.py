@@ -43,7 +43,12 @@ def rule_text(rule: str, score: str = "ALPHA") -> str:
     return RULES[rule].format(noun(score))
 
 
-def bounds(terms: Terms) -> list[str]:
+def about(terms: Terms) -> str:
+    """What the rule of these terms does, within which bounds."""
+    return " ".join([rule_text(terms.rule, terms.score), *_bounds(terms)])
+
+
+def _bounds(terms: Terms) -> list[str]:
     """What smallest and largest shares were agreed, and who pays for them; nothing where none were."""
     ends = []
     if terms.floor > 0:
@@ -84,5 +89,4 @@ def decision(one: Decided) -> list[str]:
         said.append(f"It does not pay by the contribution of part 1, but by the column “{basis(terms)}”.")
     if not one.defined:
         said.append("The scores allowed no shares, so that the agreed way out was taken.")
-    said.append(rule_text(terms.rule, terms.score))
-    return said + bounds(terms)
+    return [*said, about(terms)]
