@@ -12,7 +12,7 @@ from fedmerit.cli import app
 from fedmerit.document import as_csv, document
 from fedmerit.federation.decisions import Terms
 from fedmerit.federation.paying import record_decision
-from fedmerit.page import words
+from fedmerit.page import doubts, words
 from fedmerit.page.html import facts_of, page
 from fedmerit.types import Reports
 
@@ -88,7 +88,7 @@ def test_the_headline_is_sure_of_all_that_it_says_at_once(tmp_path, alpha, expec
 def test_who_never_reported_is_on_the_page(tmp_path, se):
     path = file_of(tmp_path, [0.1, 0.1, 0.1], silent=("Eve",), se=se)
     facts, said = facts_of(path), said_of(path)
-    assert words.headline(facts).startswith("Three of four members contributed")
+    assert words.headline(facts).startswith("All three members that reported contributed")
     assert "Eve never reported and has no score." in words.lede(facts)
     assert "Nobody missed a round" not in said
     nothing = "it has no score and is paid nothing under any rule"
@@ -97,6 +97,44 @@ def test_who_never_reported_is_on_the_page(tmp_path, se):
     assert "Eve 0.00% 0.00" in said
     assert not re.search(r"\bEve\b", page(path, pseudonyms=True))
     assert "Member D 0.00% 0.00" in said_of(path, pseudonyms=True)
+
+
+def test_some_of_those_that_reported_contributed_most(tmp_path):
+    five = file_of(tmp_path, [0.1, 0.1, 0.1, 0.1, 0.02], names=tuple("ABCDE"), silent=("Eve",), se=0.001)
+    expected = "Four of the five members that reported contributed most and cannot be told apart"
+    assert words.headline(facts_of(five)) == expected
+    five = file_of(tmp_path, [0.1, 0.1, 0.1, 0.1, 0.02], names=tuple("ABCDE"), se=0.001)
+    assert words.headline(facts_of(five)) == "Four of five members contributed most and cannot be told apart"
+
+
+WARNING = "think twice before paying from this measure"
+
+
+def test_a_silent_member_is_no_fault_of_the_measure(tmp_path):
+    """Three members of 0.05 each in a gain of 0.2: three quarters, whether or not there was a fourth."""
+    alone = doubts.adds_up(facts_of(file_of(tmp_path, [0.05] * 3)))
+    assert "75% of the +0.2000 that the model gained. That strays far from the gain" in alone
+    assert WARNING in alone
+    said = doubts.adds_up(facts_of(file_of(tmp_path, [0.05] * 3, silent=("Eve",))))
+    assert said.endswith(
+        "75% of the +0.2000 that the model gained; what Eve added in rounds without its report is not in it."
+    )
+
+
+@pytest.mark.parametrize(("share", "warns"), [(0.05, False), (0.02, True)])
+def test_the_measure_is_judged_by_the_rounds_that_everybody_reported_on(tmp_path, share, warns):
+    whole = {"empty": 0.1, "grand": 0.3, "clients": tuple("ABCD"), "slice": "s", "round": 1}
+    partly = {"empty": 0.3, "grand": 0.5, "clients": tuple("ABC"), "silent": ("D",), "slice": "s", "round": 2}
+    rounds = [
+        Reports(**whole, alone=[0.1 + share] * 4, without=[0.3 - share] * 4),
+        Reports(**partly, alone=[0.31] * 3, without=[0.49] * 3),
+    ]
+    path = tmp_path / "reports.csv"
+    path.write_text(as_csv(document(rounds)))
+    said = doubts.adds_up(facts_of(path))
+    assert "what D added in rounds without its report is not in it." in said
+    assert (WARNING in said) is warns
+    assert ("Where everybody reported, they make 40% of the gain." in said) is warns
 
 
 def test_the_leaders_are_all_that_may_be_first_however_many(tmp_path, monkeypatch):

@@ -74,17 +74,15 @@ def headline(facts: Facts) -> str:
         if len(leaders) == roster:
             return f"The {count(n)} members cannot be told apart"
         if len(leaders) == n:
-            return f"{_of(n, roster)} reported, and cannot be told apart"
+            return f"{count(n).capitalize()} of {count(roster)} members reported, and cannot be told apart"
         others = "one other" if len(leaders) == 2 else f"{count(len(leaders) - 1)} others"
         return f"{leaders[0]} stands first, but cannot be told apart from {others}{worse}"
-    if len(leaders) == roster:
-        return f"{_all(n)} members contributed, and cannot be told apart"
     if len(leaders) == n:
-        return f"{_of(n, roster)} contributed, and cannot be told apart"
+        return f"{_some(n, facts)} contributed, and cannot be told apart"
     if len(leaders) <= 3:
         return f"{listed(leaders)} contributed most, and cannot be told apart{worse}"
     most = " most" if len(helpful) > len(leaders) else ""
-    return f"{_of(len(leaders), roster)} contributed{most} and cannot be told apart{worse}"
+    return f"{_some(len(leaders), facts)} contributed{most} and cannot be told apart{worse}"
 
 
 def _without_errors(facts: Facts) -> str:
@@ -95,12 +93,9 @@ def _without_errors(facts: Facts) -> str:
         return "No member improved the model"
     if len(leaders) == 1:
         return f"{leaders[0]} contributed most"
-    roster = len(standings) + len(facts.unscored)
-    if len(leaders) == roster:
-        return f"{_all(roster)} members contributed alike"
     if len(leaders) == len(standings) or len(leaders) > 3:
         most = "" if len(leaders) == len(standings) else " most, and"
-        return f"{_of(len(leaders), roster)} contributed{most} alike"
+        return f"{_some(len(leaders), facts)} contributed{most} alike"
     return f"{listed(leaders)} contributed most, and alike"
 
 
@@ -108,8 +103,14 @@ def _all(number: int) -> str:
     return "Both" if number == 2 else f"All {count(number)}"
 
 
-def _of(some: int, all_: int) -> str:
-    return f"{count(some).capitalize()} of {count(all_)} members"
+def _some(number: int, facts: Facts) -> str:
+    """So many of those that could be measured: nothing is said against who sent no report."""
+    n = facts.total.n
+    which = "members that reported" if facts.unscored else "members"
+    if number == n:
+        return f"{_all(n)} {which}"
+    the = "the " if facts.unscored else ""
+    return f"{count(number).capitalize()} of {the}{count(n)} {which}"
 
 
 def lede(facts: Facts) -> list[str]:
