@@ -233,6 +233,32 @@ def test_everything_is_reached_by_keyboard_and_shows_it(written, opened):
     assert ("SELECT", "rule") in reached
 
 
+LONG = "Universitätsklinikum Schleswig-Holstein, Campus Lübeck, Radiolog"
+
+
+@pytest.mark.parametrize("width", [360, 400, 1200])
+def test_no_number_breaks_and_no_name_into_crumbs(tmp_path, opened, width):
+    path = tmp_path / "page.html"
+    names = ("North", LONG, "x" * 64, "West")
+    path.write_text(page(write_scores(tmp_path, names, companion=True)), encoding="utf-8")
+    tab = opened(path, width)
+    lines = """rows => rows.map(cell => {
+        const range = document.createRange();
+        range.selectNodeContents(cell);
+        return [cell.textContent, new Set([...range.getClientRects()].map(box => Math.round(box.top))).size];
+    })"""
+    for budget in ("1000.00", "9" * 24 + ".99"):
+        tab.fill("#budget", budget)
+        cells = tab.eval_on_selector_all("#payouts td:not(.bar)", lines)
+        assert len(cells) >= 12
+        assert [text for text, count in cells if count > 1] == []
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    named = dict(tab.eval_on_selector_all("#who tbody th", lines))
+    assert set(named) == set(names)
+    assert named["North"] == 1
+    assert named[LONG] <= 5
+
+
 def test_names_run_nothing(tmp_path, opened):
     path = tmp_path / "page.html"
     path.write_text(page(write_scores(tmp_path, HOSTILE, companion=True)), encoding="utf-8")

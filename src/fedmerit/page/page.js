@@ -28,6 +28,7 @@ function row(cells) {
   cells.forEach((text, place) => {
     const cell = document.createElement(place === 0 ? "th" : "td");
     if (place === 0) cell.scope = "row";
+    if (place === 0 && text.length > 12) cell.className = "long";
     cell.textContent = text;
     line.append(cell);
   });
