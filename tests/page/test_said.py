@@ -2,18 +2,20 @@
 
 import re
 import shutil
+from dataclasses import replace
 from decimal import Decimal
+from html import unescape
 
 import pytest
 from sample import changed, write_scores
 from typer.testing import CliRunner
 
 from fedmerit.cli import app
-from fedmerit.document import as_csv, document
+from fedmerit.document import as_csv, as_json, document
 from fedmerit.federation.decisions import Terms
 from fedmerit.federation.paying import record_decision
 from fedmerit.page import doubts, words
-from fedmerit.page.html import facts_of, page
+from fedmerit.page.html import facts_of, page, render
 from fedmerit.types import Reports
 
 
@@ -163,6 +165,65 @@ def test_the_lede_states_no_sum_that_contradicts_its_ends(tmp_path):
     expected = "went from 0.1000 to 0.3500, but the gains of the rounds add up to +0.4000"
     assert expected in words.lede(facts_of(apart))[0]
     assert "round 1 ends at 0.3 and round 2 begins at 0.15" in said_of(apart)
+
+
+def with_a_gap(folder, *, jump=0.0):
+    """Rounds 1, 2, 3 and 5 gain 0.2, 0.1, 0.1 and 0.1; round 4, that nobody reported on, 0.05."""
+    ends = ((1, 0.1, 0.3), (2, 0.3 + jump, 0.4 + jump), (3, 0.4 + jump, 0.5 + jump), (5, 0.55, 0.65))
+    content = document(
+        [
+            Reports(
+                empty=low, grand=high, alone=[low + (high - low) / 2] * 2, without=[(low + high) / 2] * 2,
+                clients=("A", "B"), slice="s", round=number,
+            )
+            for number, low, high in ends
+        ]
+    )  # fmt: skip
+    content["rounds"].insert(3, {"round": 4, "participants": [], "reports": None, "scores": None})
+    path = folder / "scores.json"
+    path.write_text(as_json(content))
+    return path
+
+
+def test_a_round_without_reports_is_told_once_and_counted_in_no_part(tmp_path):
+    path = with_a_gap(tmp_path)
+    said = said_of(path)
+    opening = "By round 5 the utility of the shared model went from 0.1000 to 0.6500; +0.5000 of that came in"
+    assert f"{opening} rounds with reports. Round 4 was summed, but nobody reported on it:" in said
+    assert "The first two rounds of four with reports brought 60% of the gain in rounds with reports." in said
+    assert "there are no reports between" not in said
+    assert "do not join up" not in said
+    assert "on the same test samples, round" not in said
+
+
+def test_a_gap_that_no_known_round_explains_is_told(tmp_path):
+    said = said_of(with_a_gap(tmp_path, jump=0.01))
+    assert "the rounds do not join up" in said
+    assert "round 1 ends at 0.3 and round 2 begins at 0.31" in said
+
+
+def test_notes_beside_the_ranking_are_for_those_who_read_it(tmp_path):
+    part = r"Shares are those of the rule(.*?)2 How did it build up"
+    path = file_of(tmp_path, [-0.1, -0.1, -0.1], silent=("Eve",))
+    (about,) = re.findall(part, unescape(said_of(path)))
+    assert "nobody's contribution is above zero, so there is nothing to divide by" in about
+    assert "member 'Eve' was summed but sent no report: round 1" in about
+    for odd in ("client", "1e-12", "pot ", "FP"):
+        assert odd not in about
+    reversed_ = file_of(tmp_path, [-0.1, -0.1, 0.05])
+    assert any("FP" in text for text in facts_of(reversed_).summary.notes)
+    (about,) = re.findall(part, unescape(said_of(reversed_)))
+    assert "FP" not in about
+    assert "FP in round 1: reversed" in said_of(reversed_)
+
+
+def test_a_run_that_is_not_over_says_so_first(run_folder):
+    facts = facts_of(run_folder)
+    assert "not over" not in render(facts)
+    settings = {**facts.source.settings, "training": {**facts.source.settings["training"], "rounds": 30}}
+    text = render(replace(facts, source=replace(facts.source, settings=settings)))
+    assert "Who contributed what, after 3 of 30 rounds</p>" in text
+    assert "After 3 of 30 rounds (the run is not over) the expected accuracy" in text
 
 
 @pytest.fixture

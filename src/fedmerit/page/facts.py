@@ -116,6 +116,14 @@ class Facts:
         return payable(self.source)
 
     @property
+    def unfinished(self) -> tuple[int, int] | None:
+        """Rounds closed and rounds planned of a run that is not over; None where it is, or is no run."""
+        if self.source.book is None or self.source.settings is None:
+            return None
+        closed, planned = len(self.source.book.rounds), self.source.settings["training"]["rounds"]
+        return (closed, planned) if closed < planned else None
+
+    @property
     def level_digits(self) -> int:
         """Decimals that show the utilities of the shared model, and how they changed."""
         levels = [abs(value) for one in self.source.rounds for value in (one.empty, one.grand)]

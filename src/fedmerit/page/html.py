@@ -15,7 +15,7 @@ from typing import Any
 from fedmerit import __version__
 from fedmerit.errors import MissingExtra
 from fedmerit.money import payouts
-from fedmerit.page import doubts, promises, terms, words
+from fedmerit.page import doubts, notes, promises, terms, words
 from fedmerit.page.facts import MOST_CELLS, Facts, gather
 from fedmerit.page.source import pseudonymised, read_source
 from fedmerit.tables import bare_text, rank_text, signed, total_text
@@ -74,7 +74,7 @@ def render(facts: Facts) -> str:
     environment.filters |= {
         "signed": partial(signed, digits=facts.summary.digits), "total": total_text, "bare": bare_text,
         "level": f"{{:.{facts.level_digits}f}}".format, "rank": rank_text, "listed": words.listed,
-        "toml": written, "note": words.note,
+        "toml": written,
     }  # fmt: skip
     return environment.from_string(
         _asset("page.html")
@@ -83,6 +83,7 @@ def render(facts: Facts) -> str:
         words=words,
         promises=promises,
         terms=terms,
+        notes=notes.notes(facts),
         doubts=doubts,
         version=__version__,
         budget=_budget(facts),
@@ -106,10 +107,10 @@ def _rules(facts: Facts) -> dict[str, Any]:
     """What the payouts are computed from: integers as text, names in the order in which equals get a cent."""
     return {
         one.name: {
-            "problem": words.note(one.problem),
+            "problem": notes.note(one.problem),
             "one": str(one.one),
             "parts": [[name, str(one.parts[name]), f"{one.shares[name]:.2%}"] for name in sorted(one.parts)],
-            "notes": [words.note(note) for note in one.notes],
+            "notes": [notes.note(text) for text in one.notes],
             "about": terms.about(replace(facts.terms, rule=one.name)),
         }
         for one in facts.rules

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from fedmerit.accumulate import NO_SCORE
 from fedmerit.federation.unscored import in_words
 from fedmerit.page.facts import Facts
+from fedmerit.page.notes import gaps_known
 from fedmerit.rewards import null_share
 from fedmerit.summary import Standing
-from fedmerit.tables import advice, signed, total_text
+from fedmerit.tables import signed, total_text
 
 _COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
@@ -146,7 +147,7 @@ def lede(facts: Facts) -> list[str]:
 def _change(facts: Facts) -> str:
     """How the shared model changed, in numbers that agree with each other."""
     total, reports, digits = facts.total, facts.source.rounds, facts.level_digits
-    span = "In one round" if total.rounds == 1 else f"Over {rounds(total.rounds)}"
+    span = _span(facts)
     measure = f"the {spoken(facts.utility)} of the shared model"
     moved = "rose" if total.gain > 0 else "fell" if total.gain < 0 else "stayed the same"
     change = "" if total.gain == 0 else f" by {abs(total.gain):.{digits}f}"
@@ -154,12 +155,28 @@ def _change(facts: Facts) -> str:
         low, high = reports[0].empty, reports[-1].grand
         ends = f"from {low:.{digits}f} to {high:.{digits}f}"
         if abs((high - low) - total.gain) > 1e-6 * max(abs(low), abs(high), abs(total.gain)):
+            if gaps_known(facts):
+                part = f"{signed(total.gain, digits)} of that came in rounds with reports"
+                return f"{span} {measure} went {ends}; {part}."
             return (
                 f"{span} {measure} went {ends}, but the gains of the rounds add up to "
                 f"{signed(total.gain, digits)}: the rounds do not join up."
             )
         change += f", {ends}"
     return f"{span} {measure} {moved}{change}."
+
+
+def _span(facts: Facts) -> str:
+    """Which rounds the change covers."""
+    number, last = facts.total.rounds, facts.source.rounds[-1].round
+    if facts.unfinished:
+        closed, planned = facts.unfinished
+        return f"After {closed} of {planned} rounds (the run is not over)"
+    if facts.source.unreported and facts.one_slice and last is not None:
+        return f"By round {last}"
+    if number == 1:
+        return "In one round"
+    return f"Over {rounds(number)}" + (" with reports" if facts.source.unreported else "")
 
 
 def _place(equals: Sequence[Standing], where: str, n: int) -> str:
@@ -210,7 +227,8 @@ def built_up(facts: Facts) -> str:
     first = "The first round" if place == 1 else f"The first {count(place)} rounds"
     part = f"{sums[place - 1] / gain:.0%}"
     of = f"{count(len(reports))} with reports" if facts.source.unreported else count(len(reports))
-    return f"{first} of {of} brought {part} of the whole gain. Who is away then misses most."
+    gained = "the gain in rounds with reports" if facts.source.unreported else "the whole gain"
+    return f"{first} of {of} brought {part} of {gained}. Who is away then misses most."
 
 
 def away(facts: Facts) -> list[str]:
@@ -255,8 +273,3 @@ def sentence(text: str) -> str:
     'Round 4 was aborted.'
     """
     return f"{text[:1].upper()}{text[1:]}."
-
-
-def note(text: str) -> str:
-    """A note of the library in the words of the page."""
-    return advice(text.replace("ALPHA", "contribution"))
