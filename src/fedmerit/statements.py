@@ -105,7 +105,7 @@ def _earns(one: Statement) -> str:
             f"**0.00** of {budget}: you never reported. Without a report there is no score, and no rule pays."
         )
     measure = spoken(decision.terms.utility)
-    text = f"**{money(one.cents)}** of {budget}, that is {one.share:.2%}, by the rule {rule}."
+    text = f"**{money(one.cents)}** of {budget}, for a share of {one.share:.2%}, by the rule {rule}."
     gain = signed(decision.total.gain, one.standing.digits)
     text += (
         f" {_number(decision.terms.score)}, summed over rounds, is {bare_text(one.standing)}; "

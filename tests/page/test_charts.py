@@ -1,5 +1,6 @@
 """Charts whose labels are right: whole rounds, different names, numbers that are not zero."""
 
+import json
 import re
 
 import pytest
@@ -60,3 +61,20 @@ def test_labels_are_short_and_different(names):
 def test_names_that_differ_in_the_middle_are_numbered():
     names = [f"{'a' * 30}{k}{'b' * 30}" for k in range(3)]
     assert list(labels(names).values()) == [f"{'a' * 13}… ({k})" for k in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(("sign", "least"), [(1, 62), (-1, 10)])
+def test_a_bracket_stands_beside_the_bars(tmp_path, sign, least):
+    """Bars of members that all made the model worse end at zero, where the bracket would cross them."""
+    alpha = [sign * 0.1] * 3
+    rounds = [
+        Reports(
+            empty=0.1, grand=0.3, alone=[0.1 + a for a in alpha], without=[0.3 - a for a in alpha],
+            clients=("A", "B", "C"), se_alpha=[0.01] * 3, round=1,
+        )
+    ]  # fmt: skip
+    path = tmp_path / "r.csv"
+    path.write_text(as_csv(document(rounds)))
+    spec = json.dumps(charts.contribution(facts_of(path)).to_dict())
+    (right,) = set(re.findall(r"\+ (\d+) \* [\d.e-]+ / max\(60", spec))
+    assert int(right) > least

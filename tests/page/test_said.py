@@ -326,6 +326,14 @@ def test_without_altair_a_decision_says_that_the_page_is_old(folder, monkeypatch
     assert f"{path} is from before this: pip install 'fedmerit[page]', then fedmerit page {folder}" in said
 
 
+def test_a_name_with_a_comma_does_not_read_as_two(tmp_path):
+    names = ("A", "Lübeck, Campus 2", "C")
+    path = file_of(tmp_path, [0.1, 0.1, 0.1], names=names, silent=("Bonn, Radiology", "Eve"), se=0.01)
+    said = said_of(path)
+    assert "The test cannot tell A, “Lübeck, Campus 2” and C apart." in said
+    assert "no report from “Bonn, Radiology”, Eve" in said
+
+
 def test_small_utilities_are_not_all_zero(tmp_path):
     rounds = [
         Reports(

@@ -63,7 +63,8 @@ def contribution(facts: Facts) -> alt.TopLevelMixin:
         )
     low, high = min(0.0, *(row["low"] for row in rows)), max(0.0, *(row["high"] for row in rows))
     brackets = _brackets(facts, rows)
-    right = (LABEL + 5 * len(brackets)) if high > 0 else 0
+    room = 5 * len(brackets)
+    right = LABEL + room if high > 0 else room + 8 if brackets else 0  # beyond the bars, which end at zero
     scale = alt.Scale(domain=with_room(low, high, LABEL if low < 0 else 0, right), nice=False)
     base = on(rows)
     y = _members(rows)

@@ -13,6 +13,7 @@ from fedmerit.document import scores_of, totals_of
 from fedmerit.errors import UndefinedScore
 from fedmerit.federation.decisions import Terms
 from fedmerit.page.decided import Decided, decided, terms_of
+from fedmerit.page.labels import quoted
 from fedmerit.page.rules import RuleFacts, payable, rules_of
 from fedmerit.page.source import Source
 from fedmerit.scores import alpha, influence
@@ -251,9 +252,9 @@ def _rounds(source: Source) -> tuple[RoundFacts, ...]:
         status = {key: "none" if (one := scores.get(key)) is None else one.status for key in ("FP", "EE")}
         remarks = []
         if reports.silent:
-            remarks.append(f"no report from {', '.join(reports.silent)}")
+            remarks.append(f"no report from {', '.join(map(quoted, reports.silent))}")
         if number in books and books[number].declined:
-            remarks.append(f"declined: {', '.join(books[number].declined)}")
+            remarks.append(f"declined: {', '.join(map(quoted, books[number].declined))}")
         explained = math.fsum(alpha(reports).values.tolist())
         found.append(RoundFacts(number, reports.n, reports.gain, explained, status, "; ".join(remarks)))
     return tuple(sorted(found, key=lambda one: one.number))

@@ -1,4 +1,4 @@
-"""Names short enough to stand beside a bar, and still different from each other."""
+"""Names that stand beside a bar or in a list: short enough, and still different from each other."""
 
 from __future__ import annotations
 
@@ -24,6 +24,15 @@ def labels(names: Sequence[str], width: int = WIDTH) -> dict[str, str]:
         name: f" ({place})" for place, name in enumerate(names, start=1)
     }  # they differ in the middle only
     return {name: _head(name, width - len(mark) - 1) + "…" + mark for name, mark in taken.items()}
+
+
+def quoted(name: str) -> str:
+    """A name as it may stand in a list: in quotes where it would read as two.
+
+    >>> quoted("Ulm"), quoted("Bonn, Radiology")
+    ('Ulm', '“Bonn, Radiology”')
+    """
+    return f"“{name}”" if "," in name or ";" in name or " and " in name else name
 
 
 def _cut(name: str, head: int, tail: int) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from fedmerit.accumulate import NO_SCORE
 from fedmerit.federation.unscored import in_words
 from fedmerit.page.facts import Facts
+from fedmerit.page.labels import quoted
 from fedmerit.page.notes import gaps_known
 from fedmerit.rewards import null_share
 from fedmerit.summary import Standing
@@ -39,10 +40,15 @@ def listed(names: Sequence[str], most: int = 6) -> str:
 
     >>> listed(["A", "B", "C"]), listed(list("ABCDEFGH"), most=3)
     ('A, B and C', 'A, B, C and 5 more')
+    >>> listed(["Ulm", "Bonn, Radiology"])
+    'Ulm and “Bonn, Radiology”'
     """
+    if len(names) == 1:
+        return names[0]
+    told = [quoted(name) for name in names[:most]]
     if len(names) > most:
-        return ", ".join(names[:most]) + f" and {len(names) - most} more"
-    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
+        return ", ".join(told) + f" and {len(names) - most} more"
+    return ", ".join(told[:-1]) + " and " + told[-1]
 
 
 def count(number: int) -> str:
