@@ -283,6 +283,10 @@ def test_a_smallest_and_a_largest_share_are_told_with_who_pays_for_them(folder):
     ) in said
     assert said.count("no member that reported has a share below 10.00%") == 2  # decision and calculator
     assert "All else is as decided: by which numbers, and the smallest and the largest share." in said
+    other = (
+        "Shares are those of the rule “fair”, and not those of the decision in part 3, which has other terms."
+    )
+    assert other in said
     assert "From noise alone" not in said  # that is of shares without bounds
 
 
