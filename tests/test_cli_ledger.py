@@ -173,11 +173,14 @@ def test_a_page_with_everybodys_numbers_is_not_for_everybody_where_only_the_coor
     assert page_of_run(closed).startswith(mine)
     assert fedmerit("page", closed)[1].splitlines()[1].startswith(mine)
     said = "this page shows everybody's: it is for the coordinator alone"
-    assert said in unescape((closed / "page.html").read_text())
+    shown = unescape((closed / "page.html").read_text())
+    assert said in shown
+    assert shown.index("This page shows everybody’s numbers.") < shown.index(said)
     assert page_of_run(folder) == f"for everybody else: open {folder / 'page.html'} in a browser"
     assert fedmerit("page", folder)[1] == f"wrote {folder / 'page.html'}\n"
     shown = unescape((folder / "page.html").read_text())
     assert said not in shown
+    assert "shows everybody’s numbers" not in shown
     assert "--roster FILE" not in shown  # one process held all keys, and the page says that
 
 

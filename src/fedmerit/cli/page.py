@@ -56,6 +56,8 @@ def page(
         facts = facts_of(source, pseudonyms=pseudonyms)
     write(target, render(facts).encode())
     out.print(f"wrote {target}")
+    if facts.source.broken:
+        out.print(f"WARNING: the ledger does not verify: {facts.source.broken}")
     if private(facts):
         out.print(for_coordinator(target))
     for kind in dict.fromkeys(figures or ()):
