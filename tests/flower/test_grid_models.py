@@ -119,7 +119,8 @@ def test_a_node_that_could_not_join_is_asked_again(home, monkeypatch):
     contributions.start(nodes, model(), 3)
     assert "client-1" not in contributions.scores["rounds"][0]["participants"]
     assert "client-1" in contributions.scores["rounds"][2]["participants"]
-    assert any("nowhere.pem" in note for note in contributions.notes)
+    assert any("node 101 does not take part" in note for note in contributions.notes)
+    assert not any("nowhere.pem" in note for note in contributions.notes)  # that is in the member's own log
 
 
 def test_too_few_are_waited_for(home):

@@ -23,7 +23,7 @@ from fedmerit.ledger import canonical, exact
 # --------------------------------------------------------------------------------------------- who takes part
 
 
-def test_a_node_without_a_place_on_the_roster_does_not_take_part(home):
+def test_a_node_without_a_place_on_the_roster_does_not_take_part(home, caplog):
     new_key(home / "stranger.pem")
     grid = grid_of(home)
     grid.apps[999] = client.app
@@ -36,7 +36,7 @@ def test_a_node_without_a_place_on_the_roster_does_not_take_part(home):
     notes = checked(strategy, rounds, home)
     assert len(notes) == 1
     assert "node 999 does not take part" in notes[0]
-    assert "not the key of a member" in notes[0]
+    assert "stranger.pem: not the key of a member" in caplog.text
 
 
 def test_a_member_with_another_roster_refuses_to_join(home, tmp_path_factory):
