@@ -186,11 +186,16 @@ def agreements(cell: Result, utility: str, at: int, truth: str, against: str) ->
     return known[key]  # type: ignore[no-any-return]
 
 
+def flipper_of(cell: Result) -> int:
+    """The place of the label flipper among the clients."""
+    return int(cell["clients"].index(cell["settings"]["corruption"]["label_flip"][0]))
+
+
 def detected(cells: Sequence[Result], utility: str, at: int) -> dict[str, tuple[int, int]]:
     """Per score: in how many cells the label flipper has the lowest value, and of how many."""
     counts: dict[str, tuple[int, int]] = {}
     for cell in cells:
-        flipper = cell["clients"].index(cell["settings"]["corruption"]["label_flip"][0])
+        flipper = flipper_of(cell)
         for name, values in scores(cell, utility, at).items():
             hit, total = counts.get(name, (0, 0))
             alone = bool(np.all(np.delete(values, flipper) > values[flipper]))

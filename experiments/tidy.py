@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cells import Result, Row, datasets
-from measures import HIDDEN, SCORES, agreements, curve, reports, scores, turned
+from measures import HIDDEN, SCORES, agreements, curve, detected, reports, scores, turned
 from sections import done
 
 from fedmerit import ee, fp, normalise
@@ -76,12 +76,9 @@ def misbeh(rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[st
         pool = "" if "whole test set" in row.row else ", class-balanced test set"
         name_of = about["short"] + (f", {row.row}" if row.row else "") + pool
         for cell in cells:
-            flipper = cell["clients"].index(cell["settings"]["corruption"]["label_flip"][0])
             for utility in cell["utilities"]:
-                for name, values in scores(cell, utility, row.at).items():
+                for name, (last, _) in detected([cell], utility, row.at).items():
                     if name in SCORES and name != "samples":
-                        others = [value for i, value in enumerate(values) if i != flipper]
-                        last = int(all(other > values[flipper] for other in others))
                         by_sign = turned([cell], utility, row.at, name) if name in ("FP", "EE") else 0
                         out.append(_hit(name_of, utility, name, cell["seed"], last, by_sign))
         if cells:

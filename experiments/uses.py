@@ -24,7 +24,7 @@ from evidence import (
     spearman,
 )
 from manipulation import lying
-from measures import curve, detected, mean_influence, reports, scores, spread, turned
+from measures import curve, detected, flipper_of, mean_influence, reports, scores, spread, turned
 
 from fedmerit import alpha, ee
 
@@ -110,18 +110,14 @@ def _place(cells: Sequence[Result], utility: str) -> list[str]:
     places, paid = [], 0
     for cell in cells:
         places.append(float(_rank(cell, utility, "ALPHA sum")))
-        paid += bool(scores(cell, utility, LAST)["ALPHA sum"][_flipper(cell)] > 0)
+        paid += bool(scores(cell, utility, LAST)["ALPHA sum"][flipper_of(cell)] > 0)
     return [f"{mean(places):.1f}", f"{paid} of {len(cells)}"]
 
 
 def _rank(cell: Result, utility: str, score: str) -> int:
     """The flipper's."""
     values = scores(cell, utility, LAST)[score]
-    return 1 + int(np.sum(values > values[_flipper(cell)]))
-
-
-def _flipper(cell: Result) -> int:
-    return int(cell["clients"].index(cell["settings"]["corruption"]["label_flip"][0]))
+    return 1 + int(np.sum(values > values[flipper_of(cell)]))
 
 
 def downstream(evidence: Evidence, facts: Facts, claims: Claims) -> None:

@@ -144,28 +144,41 @@ def _counted(rounds: Sequence[Reports], warmup: int) -> Sequence[Reports]:
             raise ReportError(f"rounds must come in order, each once: {later} follows {earlier}")
     for place, reports in enumerate(rounds[warmup:], start=warmup + 1):
         if not reports.n:
-            number = place if reports.round is None else reports.round
             raise ReportError(
-                f"round {number}: expected at least 1 report, but all {len(reports.silent)} clients are "
-                "silent; leave the round out, it counts for nobody"
+                f"round {number_of(reports, place)}: expected at least 1 report, but all "
+                f"{len(reports.silent)} clients are silent; leave the round out, it counts for nobody"
             )
     return rounds[warmup:]
+
+
+def number_of(reports: Reports, place: int) -> int:
+    """The number of a round; its place among the others, from 1, where it has none."""
+    return place if reports.round is None else reports.round
+
+
+def join_up(earlier: Reports, later: Reports, place: int) -> bool:
+    """Whether nothing changed between two rounds, of which the earlier stands at this place.
+
+    On the same test samples the later one begins where the earlier ended; on others it is the next.
+    """
+    if _on_one_slice(earlier, later):
+        largest = max(abs(later.empty), abs(earlier.grand))
+        return abs(later.empty - earlier.grand) <= 1e-6 * largest
+    return number_of(later, place + 1) <= number_of(earlier, place) + 1
 
 
 def _apart(rounds: Sequence[Reports]) -> Iterator[str]:
     """Rounds that do not join up: what changed between them is in nobody's score."""
     gone, jumps = [], []
     for place, (earlier, later) in enumerate(pairwise(rounds), start=1):
-        numbers = [place if earlier.round is None else earlier.round]
-        numbers += [place + 1 if later.round is None else later.round]
-        same_slice = _on_one_slice(earlier, later)
-        largest = max(abs(later.empty), abs(earlier.grand))
-        joined = same_slice and abs(later.empty - earlier.grand) <= 1e-6 * largest
-        if same_slice and not joined:
+        if join_up(earlier, later, place):
+            continue
+        one, next_ = number_of(earlier, place), number_of(later, place + 1)
+        if _on_one_slice(earlier, later):
             ends, begins = f"{earlier.grand:.6g}", f"{later.empty:.6g}"
-            jumps.append(f"round {numbers[0]} ends at {ends} and round {numbers[1]} begins at {begins}")
-        if numbers[1] > numbers[0] + 1 and not joined:
-            gone.append(f"{numbers[0]} and {numbers[1]}")
+            jumps.append(f"round {one} ends at {ends} and round {next_} begins at {begins}")
+        if next_ > one + 1:
+            gone.append(f"{one} and {next_}")
     if gone:
         yield f"there are no reports between rounds {_first(gone)}: what changed then is in nobody's score"
     if jumps:

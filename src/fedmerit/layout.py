@@ -1,4 +1,4 @@
-"""The fields of a file of reports, and where one of them stands."""
+"""The fields of a file of reports, where one of them stands, and what a run folder's ledger is called."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ PER_CLIENT = ("se_loo", "se_ioi", "se_alpha", "se_alpha_total", "samples", "cosi
 PER_ROUND = ("empty", "grand", "solo_empty", "slice", "utility")
 TEXT = ("slice", "utility")
 VECTORS = ("alone", "without", *PER_CLIENT)
+LEDGER = "ledger.sqlite"
+"""In a run folder."""
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ import numpy.typing as npt
 
 from fedmerit.config import Config, difference, load
 from fedmerit.errors import ConfigError, MissingExtra, StoreError
+from fedmerit.layout import LEDGER
 from fedmerit.ledger import Ledger
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -70,7 +71,7 @@ class Folder:
             raise
 
     def _open(self, config: Config, *, resume: bool) -> None:
-        recorded = (self.path / "ledger.sqlite").exists() and _has_records(self.path / "ledger.sqlite")
+        recorded = (self.path / LEDGER).exists() and _has_records(self.path / LEDGER)
         trained = any((self.path / "checkpoints").glob("*.safetensors"))
         if resume:
             self._check_config(config)
@@ -83,7 +84,7 @@ class Folder:
         (self.path / "checkpoints").mkdir(exist_ok=True)
         for folder in (self.path, self.path / "checkpoints", self.path / "keys"):
             sweep(folder)
-        self.ledger = Ledger(self.path / "ledger.sqlite")
+        self.ledger = Ledger(self.path / LEDGER)
 
     def __enter__(self) -> Folder:
         return self

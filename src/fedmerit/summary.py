@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.accumulate import NO_SCORE, Missing, accumulate
+from fedmerit.accumulate import NO_SCORE, Missing, accumulate, number_of
 from fedmerit.document import scores_of
 from fedmerit.errors import UndefinedShares
 from fedmerit.rewards import shares
@@ -173,7 +173,7 @@ def absences(rounds: Sequence[Reports], clients: Sequence[str]) -> Iterator[str]
     missed: dict[str, list[str]] = {}
     for place, reports in enumerate(rounds, start=1):
         for name in reports.silent:
-            missed.setdefault(name, []).append(str(place if reports.round is None else reports.round))
+            missed.setdefault(name, []).append(str(number_of(reports, place)))
     for name, when in missed.items():
         yield f"client {name!r} was summed but sent no report: round {', '.join(when)}"
     seen = {name for reports in rounds for name in (*reports.clients, *reports.silent)}

@@ -19,10 +19,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedmerit.accumulate import Missing, accumulate
+from fedmerit.accumulate import Missing, accumulate, number_of
 from fedmerit.config import Config, load
 from fedmerit.errors import InputError, MissingExtra, UndefinedShares
 from fedmerit.federation.recorded import recorded
+from fedmerit.layout import LEDGER
 from fedmerit.reading import read_content
 from fedmerit.rewards import shares
 from fedmerit.scores import alpha
@@ -113,13 +114,13 @@ def tracked(
 def replay(folder: Path, tracker: Tracker) -> int:
     """Tell a tracker about a run that is over, such as one between machines; how many rounds had scores."""
     config = load(folder / "config.toml")
-    has_ledger = (folder / "ledger.sqlite").is_file()
+    has_ledger = (folder / LEDGER).is_file()
     content = recorded(folder).content if has_ledger else read_content(folder / "scores.json")
     rounds = content.rounds
     tracker.start(config.as_dict())
     for k, one in enumerate(rounds, start=1):
         points = curves(rounds[:k], missing=config.scoring.missing)
-        tracker.round(k if one.round is None else one.round, points)
+        tracker.round(number_of(one, k), points)
     tracker.end(summary_of(rounds, missing=config.scoring.missing))
     return len(rounds)
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedmerit.cli.base import app, fail, out
+from fedmerit.layout import LEDGER
 
 
 @app.command()
@@ -36,7 +37,6 @@ def verify(
 
     SOURCE is a run folder, or an exported ledger (.jsonl).
     """
-    from fedmerit.federation.recorded import LEDGER
     from fedmerit.federation.verify import verify_copy, verify_folder
 
     copy = source.suffix == ".jsonl" and not source.is_dir()
@@ -72,7 +72,7 @@ def export(
         fail(f"{out_}: expected a name that ends in .jsonl")
     if not out_.parent.is_dir():
         fail(f"{out_}: could not be written: there is no folder {out_.parent}")
-    with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
+    with Ledger(folder / LEDGER, read_only=True) as ledger:
         config = config_of(ledger)
         if for_ is not None and for_ not in config.clients:
             fail(f"{for_!r} is not a member of the run; members are {', '.join(config.clients)}")

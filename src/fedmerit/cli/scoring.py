@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fedmerit.cli.base import advised, app, err, fail, out, write
+from fedmerit.layout import LEDGER
 
 if TYPE_CHECKING:
+    from fedmerit.federation.recorded import Recorded
     from fedmerit.money import Payouts
     from fedmerit.reading import Content
     from fedmerit.rewards import Shares
@@ -105,12 +107,12 @@ def score(
             f"--{'score' if score else 'missing'}: expected --format table or json, got csv, which holds the "
             "scores of single rounds and no sums"
         )
-    (content, left_out), counts = read_reports(file, utility), _missing(file, missing)
-    rounds, clients, warning = content.rounds, content.clients, _unfinished(file, "covers")
+    (content, run), counts = read_reports(file, utility), _missing(file, missing)
+    rounds, clients, warning = content.rounds, content.clients, _unfinished(run, "covers")
     if format is Format.table:
         chosen = score or Summed.alpha
         summary = summarise(rounds, score=chosen.value, missing=counts, clients=clients)
-        summary = replace(summary, notes=(*summary.notes, *left_out))
+        summary = replace(summary, notes=(*summary.notes, *(run.notes if run else ())))
         print_summary(out, advised(summary), utility=rounds[0].utility)
     else:
         written = document(rounds, clients=clients, missing=counts)
@@ -147,18 +149,19 @@ def rewards(
     from fedmerit.summary import absences, unscored
     from fedmerit.tables import advice, print_payouts
 
-    (content, left_out), counts = read_reports(file, utility), _missing(file, missing)
+    (content, run), counts = read_reports(file, utility), _missing(file, missing)
     total = accumulate(content.rounds, score=score.value, missing=counts)
     with _option_names():
         divided = shares(total, rule.value, floor=floor, cap=cap, on_undefined=on_undefined.value)
     gone = absences(content.rounds, content.clients)
+    left_out = run.notes if run else ()
     notes = (advice(note, "--on-undefined") for note in (*divided.notes, *gone, *left_out))
     divided = replace(divided, notes=tuple(dict.fromkeys(notes)))
     paid, without = payouts(divided, budget), unscored(content.rounds, content.clients)
-    warning, said = _unfinished(file, "pays for"), ""
+    warning, said = _unfinished(run, "pays for"), ""
     if warning:
         warning += "; a later decision can replace it"
-    if (file / "ledger.sqlite").is_file() and not dry_run:  # first: what is printed stands in the ledger
+    if run and not dry_run:  # first: what is printed stands in the ledger
         terms = {"floor": floor, "cap": cap, "on_undefined": on_undefined.value, "missing": counts}
         said = _record(
             file, str(paid.budget), content.rounds[0].utility, rule=rule.value, score=score.value, **terms
@@ -197,15 +200,11 @@ def _payouts_as(format: Format, paid: Payouts, divided: Shares, unscored: Sequen
     return json.dumps(plain, indent=1, ensure_ascii=False) + "\n"
 
 
-def _unfinished(source: Path, does: str) -> str:
+def _unfinished(run: Recorded | None, does: str) -> str:
     """That a run is not over, and what that does to so many rounds; nothing where it is, or is no run."""
-    from fedmerit.federation.verify import config_of
-    from fedmerit.ledger import Ledger
-
-    if not (source / "ledger.sqlite").is_file():
+    if run is None:
         return ""
-    with Ledger(source / "ledger.sqlite", read_only=True) as ledger:
-        closed, planned = sum(1 for _ in ledger.records("round")), config_of(ledger).training.rounds
+    closed, planned = len(run.rounds), run.config.training.rounds
     return f"the run is not over: this {does} {closed} of {planned} rounds" if closed < planned else ""
 
 
@@ -246,16 +245,16 @@ def _option_names() -> Iterator[None]:
         raise UndefinedShares(advice(str(error), "--on-undefined")) from error
 
 
-def read_reports(source: Path, utility: str | None = None) -> tuple[Content, tuple[str, ...]]:
-    """Reports of a file, or of a run as its ledger has them; and what to know about rounds without any."""
+def read_reports(source: Path, utility: str | None = None) -> tuple[Content, Recorded | None]:
+    """Reports of a file, or of a run as its ledger has them; and of a run, what else the ledger says."""
     from fedmerit.reading import read_content
 
-    if (source / "ledger.sqlite").is_file():
+    if (source / LEDGER).is_file():
         from fedmerit.federation.recorded import recorded
 
         found = recorded(source, utility=utility)
-        return found.content, found.notes
-    return read_content(source / "scores.json" if source.is_dir() else source, utility=utility), ()
+        return found.content, found
+    return read_content(source / "scores.json" if source.is_dir() else source, utility=utility), None
 
 
 def _missing(file: Path, given: Missing | None) -> Literal["zero", "own-mean"]:

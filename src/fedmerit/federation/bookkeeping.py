@@ -13,18 +13,26 @@ import numpy.typing as npt
 from fedmerit import __version__
 from fedmerit.config import Config
 from fedmerit.errors import MissingExtra, StoreError
-from fedmerit.federation.journal import Journal, Round, closing, first_body, score_files, scores_document
+from fedmerit.federation.journal import (
+    EMBEDDED,
+    Journal,
+    Round,
+    closing,
+    first_body,
+    score_files,
+    scores_document,
+)
 from fedmerit.federation.measuring import Member, mean
 from fedmerit.federation.protocol import Model, Outcome, PerSample, Report, model_hash
 from fedmerit.federation.setup import Federation
 from fedmerit.federation.visibility import after_round
+from fedmerit.layout import LEDGER
 from fedmerit.ledger import SERVER, Ledger, exact
 from fedmerit.store import Folder, write
 
 if TYPE_CHECKING:
     from fedmerit.federation.identities import Identities
 
-ENGINE = "embedded"
 Values = tuple[PerSample, PerSample, PerSample | None]
 """Utilities of M0, of M, and of the first model where members train alone too."""
 
@@ -57,7 +65,7 @@ class Books:
                 {
                     "run": self.run_id,
                     "version": __version__,
-                    "engine": ENGINE,
+                    "engine": EMBEDDED,
                     "config": config.to_toml(),
                     "config_hash": config.hash(),
                     "members": list(federation.names),
@@ -199,12 +207,12 @@ def _private(members: Mapping[str, Member], solo: Mapping[str, Model]) -> dict[s
 
 def check_engine(path: Path) -> None:
     """Refuse to go on with a run between machines: nobody here holds its members' keys."""
-    file = path / "ledger.sqlite"
+    file = path / LEDGER
     if not file.is_file():
         return
     with Ledger(file, read_only=True) as ledger:
         engines = [record.body.get("engine") for record in ledger.records("run")]
-    if engines and engines[0] != ENGINE:
+    if engines and engines[0] != EMBEDDED:
         raise StoreError(
             f"{path}: cannot be resumed here: it holds a run between machines (engine {engines[0]!r}), which "
             "ends with its server. The rounds that were closed stay good (fedmerit verify, score, page, "

@@ -67,6 +67,14 @@ def check_scores(path: Path, found: Found, rounds: Sequence[Round], config: Conf
     Raises:
         CopyDiffers: a file says something else, or cannot be read.
     """
+    made: dict[int, dict[str, bytes]] = {}
+
+    def expected(count: int) -> dict[str, bytes]:
+        """The files after so many rounds, computed once."""
+        if count not in made:
+            made[count] = _expected(rounds[:count], config)
+        return made[count]
+
     late = {}
     text = found["scores.json"]
     held = 0
@@ -75,9 +83,9 @@ def check_scores(path: Path, found: Found, rounds: Sequence[Round], config: Conf
             there = _json(path / "scores.json", text)
         listed = there.get("rounds")
         held = min(len(listed), len(rounds)) if isinstance(listed, list) else len(rounds)
-        expected = json.loads(_expected(rounds[:held], config)["scores.json"])
+        right = json.loads(expected(held)["scores.json"])
         with _copy(path, "scores.json", config):
-            compare(there, expected, "scores.json")
+            compare(there, right, "scores.json")
     if held < len(rounds):
         late["scores.json"] = len(rounds) - held
     text = found["scores.csv"]
@@ -86,9 +94,9 @@ def check_scores(path: Path, found: Found, rounds: Sequence[Round], config: Conf
         with _copy(path, "scores.csv", config):
             table = _table(path / "scores.csv", text)
         held = _last_round(table, len(rounds))
-        right = _rows(_expected(rounds[:held], config)["scores.csv"].decode())
+        right = _rows(expected(held)["scores.csv"].decode())
         if table.get("1") != right["1"]:  # its columns are not those of so few rounds: it was cut
-            right = _rows(_expected(rounds, config)["scores.csv"].decode())
+            right = _rows(expected(len(rounds))["scores.csv"].decode())
         with _copy(path, "scores.csv", config):
             compare(table, right, "scores.csv line")
     if any(one.reports for one in rounds[held:]) or (text is None and rounds):  # others have no line in it

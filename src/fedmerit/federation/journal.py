@@ -25,6 +25,8 @@ from fedmerit.federation.valued import differences
 from fedmerit.ledger import SERVER, Ledger, Record, Records, content, exact, number
 from fedmerit.types import Reports
 
+EMBEDDED = "embedded"
+"""The engine of a rehearsal: one process holds all keys."""
 Sign = Callable[[str, bytes], bytes]
 """(author, message) -> signature; empty bytes where there are no keys."""
 

@@ -9,6 +9,7 @@ from fedmerit.errors import LedgerError, StoreError
 from fedmerit.federation.decisions import Decision, Terms, decide, decisions_of
 from fedmerit.federation.journal import Journal, Round, Sign, first_body, rounds_of
 from fedmerit.federation.verify import verify_folder
+from fedmerit.layout import LEDGER
 from fedmerit.ledger import SERVER, Ledger
 from fedmerit.store import Folder
 
@@ -45,7 +46,7 @@ def record_decision(path: Path, terms: Terms) -> tuple[Decision, bool]:
 def read_run(path: Path) -> tuple[list[Round], list[Decision], str]:
     """Rounds, decisions and head of a run that has been verified."""
     config = load(path / "config.toml")
-    with Ledger(path / "ledger.sqlite", read_only=True) as ledger:
+    with Ledger(path / LEDGER, read_only=True) as ledger:
         rounds = rounds_of(ledger)
         return rounds, decisions_of(ledger, rounds, config.scoring), ledger.head
 

@@ -10,6 +10,7 @@ from fedmerit.federation.files import check_scores, read_scores, write_scores
 from fedmerit.federation.journal import rounds_of
 from fedmerit.federation.steady import snapshot
 from fedmerit.federation.verify import verify_folder
+from fedmerit.layout import LEDGER
 from fedmerit.store import Folder
 
 
@@ -33,7 +34,7 @@ def renew(path: Path) -> str:
 
 def _renewed(path: Path) -> str:
     config = load(path / "config.toml")
-    files, ledger = read_scores(path), snapshot(path / "ledger.sqlite")
+    files, ledger = read_scores(path), snapshot(path / LEDGER)
     if not check_scores(path, files, rounds_of(ledger), config):
         return ""
     with Folder(path, config, resume=True) as folder:

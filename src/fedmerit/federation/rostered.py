@@ -11,6 +11,7 @@ from typing import Any
 
 from fedmerit.config import Config
 from fedmerit.errors import KeyFileError, LedgerError
+from fedmerit.federation.journal import EMBEDDED
 from fedmerit.keys import Member, Roster
 
 
@@ -26,7 +27,7 @@ def about_keys(run: Mapping[str, Any], config: Config, roster: Roster | None, na
     Raises:
         LedgerError: names whose key differs.
     """
-    rehearsal = run["engine"] == "embedded"
+    rehearsal = run["engine"] == EMBEDDED
     if roster is not None:
         _check(run, config, roster, name)
         but = "; but one process held them all, so they do not show who spoke" if rehearsal else ""
@@ -49,7 +50,7 @@ def _check(run: Mapping[str, Any], config: Config, roster: Roster, name: str) ->
             theirs, here = listed[member].hex(), run["keys"][member]
             wrong.append(f"the key of {member} is {here[:16]}..., on the roster {theirs[:16]}...")
     if wrong:
-        made = "; a rehearsal makes keys of its own" if run["engine"] == "embedded" else ""
+        made = "; a rehearsal makes keys of its own" if run["engine"] == EMBEDDED else ""
         raise LedgerError(f"its keys are not those of {name}: {'; '.join(wrong)}{made}")
     training = config.training
     if training.weights == "roster" and training.roster_weights != roster.weights:

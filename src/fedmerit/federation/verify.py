@@ -14,7 +14,7 @@ from fedmerit.copies import Copy
 from fedmerit.errors import ConfigError, CopyDiffers, LedgerError
 from fedmerit.federation.decisions import Decision, decisions_of, money
 from fedmerit.federation.files import about_scores, check_config, check_scores, read_scores
-from fedmerit.federation.journal import Round, first_body, moves, reading, rounds_of
+from fedmerit.federation.journal import EMBEDDED, Round, first_body, moves, reading, rounds_of
 from fedmerit.federation.own import OwnPart, own_parts
 from fedmerit.federation.rostered import about_keys
 from fedmerit.federation.steady import head_of, snapshot
@@ -23,6 +23,7 @@ from fedmerit.federation.valued import check_server, differences
 from fedmerit.federation.visibility import check_stated, reader_of
 from fedmerit.federation.witness import check_head, check_kept, places_of, signed_heads, told
 from fedmerit.keys import Roster, read_roster
+from fedmerit.layout import LEDGER
 from fedmerit.ledger import SERVER, Record, Records, verify_chain
 
 A = TypeVar("A")
@@ -62,7 +63,7 @@ def verify_folder(
         LedgerError: names the first record, or the place in a file, that is wrong.
     """
     path = Path(path)
-    ledger, before = path / "ledger.sqlite", ""
+    ledger, before = path / LEDGER, ""
     for attempt in range(1, ATTEMPTS + 1):
         lines: list[str] = []
         read = head_of(ledger)
@@ -166,7 +167,7 @@ class _Checked:
         members = self.config.clients
         if not self.signed:
             yield "unsigned: the run had secure aggregation off, so anyone could have written it"
-        elif self.run["engine"] == "embedded":
+        elif self.run["engine"] == EMBEDDED:
             yield "rehearsal: one process held all keys, so signatures prove order, not who spoke"
         else:
             joined = {record.author for record in self.records if record.kind == "join"}

@@ -147,7 +147,7 @@ class Secured(ClientApp):
         del message.content[BYTES]
         shown: list[MetricRecord] = []
         member = self._member(context)
-        work = (lambda: self._work(message, context, shown)) if kind == "train" else None
+        work = (lambda: self._work(message, context, member.run_config, shown)) if kind == "train" else None
         content = put(member.answer(data, str(context.node_id), work))
         if shown and member.masked:
             content[METRICS] = shown[0]
@@ -186,10 +186,10 @@ class Secured(ClientApp):
     def _evaluator(self, shape: Any, utilities: Sequence[str]) -> Evaluate:
         return evaluator(self.value, Shape.load(shape), utilities)
 
-    def _work(self, message: Message, context: Context, shown: list[MetricRecord]) -> Work:
+    def _work(self, message: Message, context: Context, run_config: bytes, shown: list[MetricRecord]) -> Work:
         """The model in a message, and the user's training of it."""
         shape = Shape.of(only_arrays(message.content))
-        extra = digest(message, config_digest(context.run_config))
+        extra = digest(message, run_config)
         return Work(shape.vector, extra, lambda: self._train(shape, message, context, shown))
 
     def _train(self, shape: Shape, message: Message, context: Context, shown: list[MetricRecord]) -> Trained:

@@ -11,6 +11,7 @@ from typing import Any
 
 import altair as alt
 
+from fedmerit.accumulate import number_of
 from fedmerit.page.drawing import PLAIN_ZERO, dressed, on, scale_of, ticks_of, with_room, zero
 from fedmerit.page.facts import Facts
 from fedmerit.page.labels import labels
@@ -172,7 +173,7 @@ def quality(facts: Facts) -> alt.TopLevelMixin:
             rows.append({"utility": name, "round": facts.shown[0] - 1, "value": rounds[0].empty})
         numbers = set(facts.shown)
         for place, one in enumerate(rounds, start=1):
-            number = place if one.round is None else one.round
+            number = number_of(one, place)
             if number in numbers:
                 rows.append({"utility": name, "round": number, "value": one.grand})
     paid = next(iter(measured))

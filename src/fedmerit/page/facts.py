@@ -7,7 +7,7 @@ import string
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedmerit.accumulate import accumulate
+from fedmerit.accumulate import accumulate, number_of
 from fedmerit.agreement import agreement
 from fedmerit.document import scores_of, totals_of
 from fedmerit.errors import UndefinedScore
@@ -157,7 +157,7 @@ def gather(source: Source, original: Source) -> Facts:
         source=source,
         summary=summary,
         letters=_letters(summary),
-        shown=tuple(_number(rounds[k - 1], k) for k in shown),
+        shown=tuple(number_of(rounds[k - 1], k) for k in shown),
         courses=_courses(source, summary, shown),
         absences=_absences(source),
         unscored=without,
@@ -168,10 +168,6 @@ def gather(source: Source, original: Source) -> Facts:
         influence=_influence(rounds),
         truth=_truth(source),
     )
-
-
-def _number(reports: Reports, place: int) -> int:
-    return place if reports.round is None else reports.round
 
 
 def _shown(count: int) -> list[int]:
@@ -210,7 +206,7 @@ def _missed(source: Source) -> dict[str, dict[int, str]]:
     books = {one.number: one for one in source.book.rounds} if source.book else {}
     found: dict[str, dict[int, str]] = {}
     for place, reports in enumerate(source.rounds, start=1):
-        number, reported = _number(reports, place), set(reports.clients)
+        number, reported = number_of(reports, place), set(reports.clients)
         book = books.get(number)
         for name in source.clients:
             if name in reported:
@@ -230,7 +226,7 @@ def _missed(source: Source) -> dict[str, dict[int, str]]:
 def _absences(source: Source) -> tuple[Absence, ...]:
     mean = accumulate(source.rounds, missing="own-mean").as_dict()
     zero = accumulate(source.rounds, missing="zero").as_dict()
-    gains = {_number(reports, place): reports.gain for place, reports in enumerate(source.rounds, start=1)}
+    gains = {number_of(reports, place): reports.gain for place, reports in enumerate(source.rounds, start=1)}
     return tuple(
         Absence(
             name,
@@ -247,7 +243,7 @@ def _rounds(source: Source) -> tuple[RoundFacts, ...]:
     without = {**source.aborted, **dict.fromkeys(source.unreported, "summed, but nobody reported")}
     found = [RoundFacts(number, 0, None, None, {}, f"not scored: {why}") for number, why in without.items()]
     for place, reports in enumerate(source.rounds, start=1):
-        number = _number(reports, place)
+        number = number_of(reports, place)
         scores = scores_of(reports)
         status = {key: "none" if (one := scores.get(key)) is None else one.status for key in ("FP", "EE")}
         remarks = []

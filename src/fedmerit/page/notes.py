@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
+from fedmerit.accumulate import join_up, number_of
 from fedmerit.document import scores_of
 from fedmerit.page.facts import Facts
 from fedmerit.tables import advice
@@ -45,14 +46,7 @@ def gaps_known(facts: Facts) -> bool:
     """Whether rounds do not join up, and only because of rounds that are known to have no report."""
     without = set(facts.source.unreported)
     for place, (earlier, later) in enumerate(pairwise(facts.source.rounds), start=1):
-        first = place if earlier.round is None else earlier.round
-        last = place + 1 if later.round is None else later.round
-        if without.intersection(range(first + 1, last)):
-            continue
-        if earlier.slice is None or earlier.slice != later.slice:
-            joined = last == first + 1
-        else:
-            joined = abs(later.empty - earlier.grand) <= 1e-6 * max(abs(later.empty), abs(earlier.grand))
-        if not joined:
+        between = range(number_of(earlier, place) + 1, number_of(later, place + 1))
+        if not without.intersection(between) and not join_up(earlier, later, place):
             return False
     return bool(without)

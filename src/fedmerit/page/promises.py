@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedmerit.federation.journal import EMBEDDED
 from fedmerit.page.costs import BYTES_A_PARAMETER
 from fedmerit.page.facts import Facts
 
@@ -50,7 +51,7 @@ def not_guaranteed(facts: Facts) -> list[str]:
             "This page was made from reports alone: who wrote them, and from which models, is not known here."
         )
     else:
-        if source.book.run["engine"] == "embedded":
+        if source.book.run["engine"] == EMBEDDED:
             found.append(
                 "It was a rehearsal: one process held all keys, so signatures prove order, not who spoke."
             )

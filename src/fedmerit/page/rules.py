@@ -29,7 +29,8 @@ class RuleFacts:
 
 def rules_of(original: Source, source: Source) -> tuple[RuleFacts, ...]:
     """Every rule; arguments as those of :func:`fedmerit.page.facts.gather`."""
-    return tuple(_rule(original, source, rule) for rule in get_args(Rule))
+    total, shown = payable(original), payable(source)
+    return tuple(_rule(source, total, shown, rule) for rule in get_args(Rule))
 
 
 def payable(source: Source) -> Scores:
@@ -39,9 +40,10 @@ def payable(source: Source) -> Scores:
     return accumulate(measured[terms.utility], score=terms.score, missing=terms.missing)
 
 
-def _rule(original: Source, source: Source, rule: Rule) -> RuleFacts:
+def _rule(source: Source, total: Scores, shown: Scores, rule: Rule) -> RuleFacts:
+    """One rule, from the scores with the real names and with those that the page shows."""
     try:
-        divided = _divided(original, rule)
+        divided = _divided(source, total, rule)
     except (UndefinedShares, InputError) as error:
         return RuleFacts(rule, str(error), {}, 1, {}, ())
     ratios = {source.names[name]: share.as_integer_ratio() for name, share in divided.items()}
@@ -52,10 +54,10 @@ def _rule(original: Source, source: Source, rule: Rule) -> RuleFacts:
         parts={name: top * (one // bottom) for name, (top, bottom) in ratios.items()},
         one=one,
         shares={source.names[name]: share for name, share in divided.items()},
-        notes=tuple(note for note in _divided(source, rule).notes if note not in payable(source).notes),
+        notes=tuple(note for note in _divided(source, shown, rule).notes if note not in shown.notes),
     )
 
 
-def _divided(source: Source, rule: Rule) -> Shares:
+def _divided(source: Source, total: Scores, rule: Rule) -> Shares:
     terms = terms_of(source)
-    return shares(payable(source), rule, floor=terms.floor, cap=terms.cap, on_undefined=terms.on_undefined)
+    return shares(total, rule, floor=terms.floor, cap=terms.cap, on_undefined=terms.on_undefined)

@@ -16,12 +16,11 @@ from fedmerit.accumulate import Missing, accumulate
 from fedmerit.config import load
 from fedmerit.errors import CopyDiffers, FedmeritError, FileFormatError, StoreError
 from fedmerit.federation.decisions import Decision, decisions_of
-from fedmerit.federation.journal import Round, first_body, rounds_of
-from fedmerit.federation.recorded import LEDGER, recorded, scored_in
+from fedmerit.federation.journal import Round, first_body
+from fedmerit.federation.recorded import recorded, scored_in
 from fedmerit.federation.unscored import unreported
-from fedmerit.federation.verify import config_of, verify_folder
-from fedmerit.layout import VECTORS
-from fedmerit.ledger import Ledger
+from fedmerit.federation.verify import verify_folder
+from fedmerit.layout import LEDGER, VECTORS
 from fedmerit.page.costs import Costs, read_costs
 from fedmerit.reading import read_content
 from fedmerit.types import Reports
@@ -105,16 +104,15 @@ def _of_run(folder: Path) -> Source:
     lines: list[str] = []
     changed = None
     try:
-        found = recorded(folder).content
+        found = recorded(folder)
         try:
             lines.extend(verify_folder(folder))
         except CopyDiffers as error:  # nothing of this page comes from that file
             changed = error.file, str(error)
-        with Ledger(folder / LEDGER, read_only=True) as ledger:
-            run, pool = first_body(ledger, "run"), first_body(ledger, "pool")
-            rounds, scoring = rounds_of(ledger), config_of(ledger).scoring
-            decisions = tuple(decisions_of(ledger, rounds, scoring))
-            book = Book(run, pool, tuple(rounds), decisions, ledger.head, len(ledger))
+        ledger, rounds, scoring = found.ledger, found.rounds, found.config.scoring
+        run, pool = first_body(ledger, "run"), first_body(ledger, "pool")
+        decisions = tuple(decisions_of(ledger, rounds, scoring))
+        book = Book(run, pool, rounds, decisions, ledger.head, len(ledger))
     except StoreError:  # nothing is scored yet
         raise
     except FedmeritError as error:  # the page says so: a reader must learn of it, not of an exit code
@@ -126,8 +124,8 @@ def _of_run(folder: Path) -> Source:
     raw = _document(file) if readable else {}
     complete = len(raw.get("rounds", ())) == len(rounds)  # if not, the file is from before the last round
     return Source(
-        rounds=tuple(scored_in(rounds, scoring.utilities[0])),
-        clients=found.clients,
+        rounds=tuple(found.content.rounds),
+        clients=found.config.clients,
         companions={name: tuple(scored_in(rounds, name)) for name in scoring.utilities[1:]},
         aborted={one.number: one.aborted for one in rounds if one.aborted},
         unreported=unreported(rounds),
@@ -135,7 +133,7 @@ def _of_run(folder: Path) -> Source:
         book=book,
         checks=tuple(lines),
         changed=changed,
-        names={name: name for name in found.clients},
+        names={name: name for name in found.config.clients},
     )
 
 
