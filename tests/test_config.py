@@ -1,20 +1,35 @@
 """Settings: what is read is what is written, and what cannot mean anything is refused by name."""
 
 import dataclasses
+import hashlib
+import json
 import math
 import tomllib
 import typing
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedmerit
 from fedmerit.checks import two_spellings
-from fedmerit.config import Config, Partition, Training, difference, from_dict, load
+from fedmerit.config import (
+    SCHEMA,
+    Config,
+    Partition,
+    Training,
+    difference,
+    from_dict,
+    load,
+    recorded,
+    recorded_hash,
+)
 from fedmerit.errors import ConfigError
 from fedmerit.examples import DEMO, commented_config
 from fedmerit.limits import STAGES
 
+SCHEMAS = Path(fedmerit.__file__).with_name("schemas")
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NAMES = st.lists(
     st.text(st.sampled_from("aZ9éλ漢 '\"#=.,[]{}-_:;🏥"), min_size=1, max_size=8)
@@ -112,9 +127,11 @@ def test_every_key_survives_toml(config):
     text = config.to_toml()
     again = from_dict(tomllib.loads(text))
     assert again == config
-    assert again.hash() == config.hash()
     assert again.to_toml() == text
-    for section, keys in tomllib.loads(text).items():
+    assert recorded(text) == config
+    written = tomllib.loads(text)
+    assert written.pop("schema") == SCHEMA
+    for section, keys in written.items():
         assert set(keys) == set(typing.get_type_hints(type(getattr(config, section))))
 
 
@@ -160,37 +177,64 @@ def _variants():
 
 
 @pytest.mark.parametrize(("section", "key", "value"), list(_variants()), ids=lambda v: str(v)[:20])
-def test_the_hash_moves_with_every_setting(section, key, value):
+def test_every_setting_is_compared_and_moves_the_hash(section, key, value):
     changed = from_dict({section: {key: value}})
-    assert changed.hash() != Config().hash()
     assert difference(Config(), changed).startswith(f"{section}.{key} is ")
-    assert from_dict({section: {key: value}}).hash() == changed.hash()
+    assert recorded_hash(changed.to_toml()) != recorded_hash(Config().to_toml())
+    assert difference(from_dict({section: {key: value}}), changed) == ""
 
 
-def test_the_hash_moves_with_roster_weights_but_not_with_the_order_of_names():
+def test_roster_weights_are_compared_but_not_the_order_of_names():
     weights = dict.fromkeys(Config().clients, 1.0)
     even, heavier, turned = (
         from_dict({"training": {"weights": "roster", "roster_weights": chosen}})
         for chosen in (weights, weights | {"client-0": 2.0}, dict(reversed(weights.items())))
     )
-    assert even.hash() == turned.hash()
-    assert even.hash() != heavier.hash()
+    assert difference(even, turned) == ""
     assert difference(even, heavier).startswith("training.roster_weights is {'client-0': 1.0")
 
 
-def test_the_hash_moves_with_sizes():
+def test_sizes_are_compared():
     even, other = (
         from_dict({"partition": {"clients": 3, "scheme": "sizes", "sizes": sizes}})
         for sizes in ([1, 1, 1], [1, 1, 2])
     )
-    assert even.hash() != other.hash()
+    assert difference(even, other).startswith("partition.sizes is ")
 
 
 def test_one_and_one_point_zero_are_the_same_setting():
     whole, broken = (from_dict({"partition": {"mu": mu}}) for mu in (1, 1.0))
-    assert whole.hash() == broken.hash()
     assert whole == broken
-    assert Config(partition=Partition(mu=1)).hash() == broken.hash()
+    assert difference(Config(partition=Partition(mu=1)), broken) == ""
+    assert whole.to_toml() == broken.to_toml()
+
+
+def test_keys_and_defaults_are_those_of_the_schema_and_a_change_needs_a_new_one():
+    """Whoever fails here takes a new SCHEMA and commits its file, if this one has been in a release."""
+    assert Config().to_toml() == (SCHEMAS / f"{SCHEMA}.toml").read_text(encoding="utf-8")
+
+
+def test_a_text_without_schema_is_todays_for_a_user_and_the_first_where_it_was_recorded():
+    assert from_dict({}) == Config()
+    assert recorded("") == from_dict(tomllib.loads((SCHEMAS / "1.toml").read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("schema", [0, SCHEMA + 1, -1, True, 1.0, "2", [2]])
+def test_settings_of_an_unknown_schema_are_refused(schema):
+    with pytest.raises(ConfigError, match=f"^schema: expected a whole number from 1 to {SCHEMA}, got "):
+        from_dict({"schema": schema})
+
+
+def test_the_hash_of_schema_1_is_that_of_all_its_values_also_of_defaults():
+    """As version 0.1.0 computed it: of all settings, in JSON with sorted keys."""
+    text = '[partition]\nnames = ["A", "B", "C", "D"]\n\n[training]\nrounds = 3\n'
+    values = tomllib.loads((SCHEMAS / "1.toml").read_text(encoding="utf-8"))
+    values["partition"] |= {"names": ["A", "B", "C", "D"], "clients": 4}
+    values["training"]["rounds"] = 3
+    expected = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    assert recorded_hash(text) == expected
+    assert recorded_hash(text + "[run]\nseed = 0\n") == expected
+    assert recorded_hash(text + "[run]\nseed = 1\n") != expected
 
 
 def test_counts_stay_counts_and_fractions_fractions():

@@ -2,6 +2,11 @@
 
 Settings are plain frozen dataclasses, so that they work where only numpy and torch are installed. What a
 value means is checked where it is used; here it is checked that it can mean something.
+
+Settings that were recorded (in a ledger, in terms, in a run folder) are text that begins with its ``schema``.
+They are read as they were meant: ``schemas/N.toml`` holds all keys of schema N and their defaults then.
+Whoever adds a key, changes a default or forbids what was allowed takes a new number (`SCHEMA`) and adds the
+file; so what an earlier version wrote keeps its meaning and its hash.
 """
 
 from __future__ import annotations
@@ -12,13 +17,17 @@ import json
 import tomllib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from fedmerit.errors import ConfigError
 from fedmerit.limits import check
 from fedmerit.toml import as_kind, fits, words, written
+
+SCHEMA = 2
+"""Of the settings in this file. Texts of schema 1 do not name it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,12 +148,13 @@ class Config:
     scoring: Scoring = Scoring()
     secure_aggregation: SecureAggregation = SecureAggregation()
     run: Run = Run()
+    rules: InitVar[int] = SCHEMA  # the schema whose limits apply: what was allowed when it was recorded
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, rules: int) -> None:
         for section, key, value, hint in self._settings():
             if not fits(value, hint):
                 raise ConfigError(f"{section}.{key}: expected {words(hint)}, got {value!r:.100}")
-        check(self)
+        check(self, rules)
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -166,17 +176,9 @@ class Config:
         again: dict[str, Any] = json.loads(json.dumps(plain))
         return again
 
-    def hash(self) -> str:
-        """SHA-256 of all settings, as hex: what binds masks and records to this configuration."""
-        return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()
-
     def to_toml(self) -> str:
-        """All settings as TOML, defaults included."""
-        sections = []
-        for section, values in self.as_dict().items():
-            lines = [f"{key} = {written(value)}" for key, value in values.items()]
-            sections.append("\n".join([f"[{section}]", *lines]) + "\n")
-        return "\n".join(sections)
+        """Return all settings as TOML, defaults included."""
+        return as_toml(self.as_dict())
 
     def _settings(self) -> Iterator[tuple[str, str, Any, Any]]:
         """Section, key, value and type of every setting."""
@@ -187,22 +189,76 @@ class Config:
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Settings from a TOML file, with ``section.key=value`` overrides (values as in TOML, or bare words)."""
-    path = Path(path)
+    text = _text_in(path)
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path}: no such file") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from error
-    try:
-        return from_dict(raw, overrides)
+        return from_dict(_parsed(text), overrides)
     except ConfigError as error:
         asked = [override.partition("=")[0].strip() for override in overrides]
         if any(_is_about(str(error), setting) for setting in asked):
             raise  # --set is at fault, not the file
         raise ConfigError(f"{path}: {error}") from error
+
+
+def of_folder(path: str | Path) -> Config:
+    """Return the settings that the run folder ``path`` records in its ``config.toml``."""
+    file = Path(path) / "config.toml"
+    text = _text_in(file)
+    try:
+        return recorded(text)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
+
+
+def recorded(text: str) -> Config:
+    """Return the settings that were recorded as TOML, as the version that wrote them meant them."""
+    raw = {"schema": 1, **_parsed(text)}
+    return _built(*_by_schema(raw), as_recorded=True)
+
+
+def recorded_hash(text: str) -> str:
+    """Return the SHA-256 that binds masks and records to settings that are recorded as this text, as hex.
+
+    It is that of the text itself. Schema 1 hashed the values of all its keys, also of those that are not in
+    the text.
+    """
+    raw = _parsed(text)
+    if raw.get("schema", 1) != 1:
+        return hashlib.sha256(text.encode()).hexdigest()
+    now = recorded(text).as_dict()
+    values = {section: {key: now[section][key] for key in part} for section, part in _defaults(1).items()}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def as_toml(settings: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return settings, section by section, as the text that is recorded."""
+    sections = [
+        "\n".join([f"[{section}]", *(f"{key} = {written(value)}" for key, value in values.items())]) + "\n"
+        for section, values in settings.items()
+    ]
+    return "\n".join([f"schema = {SCHEMA}\n", *sections])
+
+
+def _text_in(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"not TOML: {error}") from error
+
+
+@cache
+def _defaults(schema: int) -> Mapping[str, Mapping[str, Any]]:
+    """Return every key of an earlier schema, and its default then."""
+    found = tomllib.loads(Path(__file__).with_name("schemas").joinpath(f"{schema}.toml").read_text("utf-8"))
+    return {section: part for section, part in found.items() if section != "schema"}
 
 
 def _is_about(message: str, setting: str) -> bool:
@@ -211,15 +267,31 @@ def _is_about(message: str, setting: str) -> bool:
 
 
 def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
-    """Settings from nested mappings."""
+    """Settings from nested mappings; an entry ``schema`` says of which version they are, else of this one."""
+    tree, schema = _by_schema(raw)
+    for override in overrides:
+        _override(tree, override)
+    return _built(tree, schema)
+
+
+def _by_schema(raw: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """Return sections that can be changed, and the schema they are of."""
     tree: dict[str, Any] = {
         name: dict(part) if isinstance(part, Mapping) else part for name, part in raw.items()
     }
-    for override in overrides:
-        _override(tree, override)
-    sections = {item.name: item.type for item in dataclasses.fields(Config)}
+    schema = tree.pop("schema", SCHEMA)
+    if type(schema) is not int or not 1 <= schema <= SCHEMA:
+        raise ConfigError(
+            f"schema: expected a whole number from 1 to {SCHEMA}, got {schema!r:.40}; settings of a later "
+            "version of fedmerit need that version"
+        )
+    return tree, schema
+
+
+def _built(tree: dict[str, Any], schema: int, *, as_recorded: bool = False) -> Config:
+    """Return the settings of a schema, held to today's limits unless they were recorded under its own."""
     kinds = typing.get_type_hints(Config)
-    built = {}
+    sections = [item.name for item in dataclasses.fields(Config)]
     for name, given in tree.items():
         if name not in sections:
             raise ConfigError(f"{name}: unknown section; expected one of {', '.join(sections)}")
@@ -227,8 +299,11 @@ def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
             raise ConfigError(f"{name}: expected a section [{name}], got {given!r}")
         if name == "partition" and "clients" not in given and isinstance(given.get("names"), list):
             given["clients"] = len(given["names"])
-        built[name] = _section(name, kinds[name], given)
-    return Config(**built)
+    if schema < SCHEMA:
+        for name, part in _defaults(schema).items():
+            tree[name] = {**part, **tree.get(name, {})}
+    built = {name: _section(name, kinds[name], given) for name, given in tree.items()}
+    return Config(**built, rules=schema if as_recorded else SCHEMA)
 
 
 def _section(name: str, kind: type, given: Mapping[str, Any]) -> Any:
@@ -242,13 +317,13 @@ def _section(name: str, kind: type, given: Mapping[str, Any]) -> Any:
 
 
 def difference(there: Config, here: Config) -> str:
-    """The first setting in which two configs differ, in words."""
+    """Return the first setting in which two configs differ, in words; nothing where they are the same."""
     mine = here.as_dict()
     for section, values in there.as_dict().items():
         for key, value in values.items():
-            if written(mine[section][key]) != written(value):
+            if mine[section][key] != value:
                 return f"{section}.{key} is {value!r:.100} there and {mine[section][key]!r:.100} here"
-    return "they are the same"
+    return ""
 
 
 def _override(tree: dict[str, Any], override: str) -> None:

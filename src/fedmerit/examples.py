@@ -24,7 +24,7 @@ DEMO: dict[str, Any] = {
 def is_demo(folder: Path) -> bool:
     """Whether a folder holds a run of the demo's hospitals."""
     try:
-        found = config.load(folder / "config.toml")
+        found = config.of_folder(folder)
     except ConfigError:
         return False
     return found.clients == tuple(DEMO["partition"]["names"])

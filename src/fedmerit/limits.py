@@ -32,8 +32,13 @@ STAGES = ("advertise", "share", "masked", "check", "unmask", "report")
 TRUTHS = ("mr-shapley", "shapley")
 
 
-def check(config: Config) -> None:
-    """Refuse settings that cannot mean anything; the message names the setting's path."""
+def check(config: Config, schema: int) -> None:
+    """Refuse settings that cannot mean anything; the message names the setting's path.
+
+    Args:
+        config: all settings.
+        schema: whose limits apply; what an earlier version allowed can still be read.
+    """
     for path, (low, high, allowed) in _RANGES.items():
         section, key = path.split(".")
         value = getattr(getattr(config, section), key)

@@ -30,7 +30,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.config import Config, difference, load
+from fedmerit.config import Config, difference, of_folder
 from fedmerit.errors import ConfigError, MissingExtra, StoreError
 from fedmerit.layout import LEDGER
 from fedmerit.ledger import Ledger
@@ -95,11 +95,11 @@ class Folder:
 
     def _check_config(self, config: Config) -> None:
         try:
-            there = load(self.path / "config.toml")
+            there = of_folder(self.path)
         except ConfigError as error:
             raise StoreError(f"{self.path}: damaged run folder: {error}") from error
-        if there.hash() != config.hash():
-            raise StoreError(f"{self.path}: holds a run of another config: {difference(there, config)}")
+        if found := difference(there, config):
+            raise StoreError(f"{self.path}: holds a run of another config: {found}")
 
     def checkpoint(self, name: str, number: int) -> Path:
         """Where a checkpoint of a round lies."""

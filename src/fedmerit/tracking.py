@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedmerit.accumulate import Missing, accumulate, number_of
-from fedmerit.config import Config, load
+from fedmerit.config import Config, of_folder
 from fedmerit.errors import InputError, MissingExtra, UndefinedShares
 from fedmerit.federation.recorded import recorded
 from fedmerit.layout import LEDGER
@@ -113,7 +113,7 @@ def tracked(
 
 def replay(folder: Path, tracker: Tracker) -> int:
     """Tell a tracker about a run that is over, such as one between machines; how many rounds had scores."""
-    config = load(folder / "config.toml")
+    config = of_folder(folder)
     has_ledger = (folder / LEDGER).is_file()
     content = recorded(folder).content if has_ledger else read_content(folder / "scores.json")
     rounds = content.rounds

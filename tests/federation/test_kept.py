@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedmerit.config import from_dict
+from fedmerit.config import as_toml, from_dict, recorded_hash
 from fedmerit.data.pool import Pool
 from fedmerit.errors import LedgerError, RoundAborted
 from fedmerit.federation.journal import Round
@@ -23,7 +23,6 @@ from fedmerit.federation.verify import verify_folder
 from fedmerit.keys import Member, Roster, new_key
 from fedmerit.secagg.server import Server
 from fedmerit.store import Folder
-from fedmerit.toml import written
 
 ALL = ["A", "B", "C", "D"]
 M0 = np.linspace(-1, 1, 30, dtype=np.float32)
@@ -83,18 +82,14 @@ class Federation:
             "training": {"rounds": 4, "weights": "uniform"},
             "scoring": {"utilities": ["value"]},
         }
-        text = "\n".join(
-            "\n".join([f"[{key}]", *(f"{name} = {written(one)}" for name, one in part.items())])
-            for key, part in settings.items()
-        )
-        config = from_dict(settings)
+        text, config = as_toml(settings), from_dict(settings)
         pool = Pool(
             indices=np.arange(20), x=np.zeros((20, 1)), y=np.zeros(20), slices=1, balanced=False, classes=0,
             utility_hash="0" * 64, key=secrets.token_bytes(32),
         )  # fmt: skip
         terms = {
-            "config": text, "config_hash": config.hash(), "roster": roster.hash.hex(), "strategy": "FedAvg",
-            "optimiser": optimiser, "evaluates": "server",
+            "config": text, "config_hash": recorded_hash(text), "roster": roster.hash.hex(),
+            "strategy": "FedAvg", "optimiser": optimiser, "evaluates": "server",
         }  # fmt: skip
         key, run = Ed25519PrivateKey.generate(), secrets.token_hex(16)
         self.transport, self.run, self.open = Transport(folder, roster), run, ExitStack()

@@ -210,14 +210,14 @@ def _unfinished(run: Recorded | None, does: str) -> str:
 
 def _record(folder: Path, budget: str, utility: str | None, **terms: Any) -> str:
     """The decision into the ledger, a statement to everybody, the page anew; what was done, in words."""
-    from fedmerit.config import load
+    from fedmerit.config import of_folder
     from fedmerit.federation.decisions import Terms
     from fedmerit.federation.paying import read_run, record_decision
     from fedmerit.federation.renewing import renew
     from fedmerit.page.writing import refreshed
     from fedmerit.statements import write_statements
 
-    config = load(folder / "config.toml")
+    config = of_folder(folder)
     wanted = Terms(budget, utility or config.scoring.utilities[0], **terms)
     renewed = renew(folder)
     decision, new = record_decision(folder, wanted)
@@ -259,8 +259,8 @@ def read_reports(source: Path, utility: str | None = None) -> tuple[Content, Rec
 
 def _missing(file: Path, given: Missing | None) -> Literal["zero", "own-mean"]:
     """What was asked for, else what the run in this folder has."""
-    from fedmerit.config import load
+    from fedmerit.config import of_folder
 
     if given is None and (file / "config.toml").is_file():
-        return load(file / "config.toml").scoring.missing
+        return of_folder(file).scoring.missing
     return "own-mean" if given is Missing.own_mean else "zero"

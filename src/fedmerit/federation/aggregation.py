@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedmerit.config import Config
+from fedmerit.config import Config, recorded_hash
 from fedmerit.data.corruptions import ClientData
 from fedmerit.federation.journal import Round
 from fedmerit.federation.protocol import Model, model_hash
@@ -118,7 +118,7 @@ class Aggregation:
             attempt=0,
             members=tuple(offer.name for offer in offers),
             roster=self.identities.roster,
-            config_hash=bytes.fromhex(self.config.hash()),
+            config_hash=bytes.fromhex(recorded_hash(self.config.to_toml())),
             threshold=threshold,
             checked=self.config.secure_aggregation.check,
         )

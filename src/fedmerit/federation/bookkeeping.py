@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit import __version__
-from fedmerit.config import Config
+from fedmerit.config import Config, recorded_hash
 from fedmerit.errors import MissingExtra, StoreError
 from fedmerit.federation.journal import (
     EMBEDDED,
@@ -67,7 +67,7 @@ class Books:
                     "version": __version__,
                     "engine": EMBEDDED,
                     "config": config.to_toml(),
-                    "config_hash": config.hash(),
+                    "config_hash": recorded_hash(config.to_toml()),
                     "members": list(federation.names),
                     "keys": self._keys,
                     "m0": model_hash(federation.first),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmerit.checks import written_number
-from fedmerit.config import Config, difference, load
+from fedmerit.config import Config, difference, of_folder
 from fedmerit.errors import ConfigError, CopyDiffers, FedmeritError, LedgerError
 from fedmerit.federation.comparing import compare
 from fedmerit.federation.journal import Round, score_files, scores_document
@@ -23,13 +23,11 @@ SCORE_FILES = ("scores.json", "scores.csv")
 def check_config(path: Path, config: Config) -> None:
     """``config.toml`` must be the config in the ledger."""
     try:
-        there = load(path / "config.toml")
+        there = of_folder(path)
     except ConfigError as error:
         raise LedgerError(f"config.toml is damaged: {error}") from error
-    if there.hash() != config.hash():
-        raise LedgerError(
-            f"{path / 'config.toml'}: not the config in the ledger: {difference(there, config)}"
-        )
+    if found := difference(there, config):
+        raise LedgerError(f"{path / 'config.toml'}: not the config in the ledger: {found}")
 
 
 Found = Mapping[str, bytes | None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedmerit.config import load
+from fedmerit.config import of_folder
 from fedmerit.errors import LedgerError, StoreError
 from fedmerit.federation.decisions import Decision, Terms, decide, decisions_of
 from fedmerit.federation.journal import Journal, Round, Sign, first_body, rounds_of
@@ -27,7 +27,7 @@ def record_decision(path: Path, terms: Terms) -> tuple[Decision, bool]:
     """
     for _ in verify_folder(path):  # money is paid from what verifies, or not at all
         pass
-    config = load(path / "config.toml")
+    config = of_folder(path)
     with Folder(path, config, resume=True) as folder:
         rounds = rounds_of(folder.ledger)
         before = decisions_of(folder.ledger, rounds, config.scoring)
@@ -45,7 +45,7 @@ def record_decision(path: Path, terms: Terms) -> tuple[Decision, bool]:
 
 def read_run(path: Path) -> tuple[list[Round], list[Decision], str]:
     """Rounds, decisions and head of a run that has been verified."""
-    config = load(path / "config.toml")
+    config = of_folder(path)
     with Ledger(path / LEDGER, read_only=True) as ledger:
         rounds = rounds_of(ledger)
         return rounds, decisions_of(ledger, rounds, config.scoring), ledger.head

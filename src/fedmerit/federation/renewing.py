@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedmerit.config import load
+from fedmerit.config import of_folder
 from fedmerit.errors import CopyDiffers, StoreError
 from fedmerit.federation.files import check_scores, read_scores, write_scores
 from fedmerit.federation.journal import rounds_of
@@ -33,7 +33,7 @@ def renew(path: Path) -> str:
 
 
 def _renewed(path: Path) -> str:
-    config = load(path / "config.toml")
+    config = of_folder(path)
     files, ledger = read_scores(path), snapshot(path / LEDGER)
     if not check_scores(path, files, rounds_of(ledger), config):
         return ""

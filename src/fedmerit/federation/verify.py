@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedmerit.config import Config, from_dict
+from fedmerit.config import Config, recorded, recorded_hash
 from fedmerit.copies import Copy
 from fedmerit.errors import ConfigError, CopyDiffers, LedgerError
 from fedmerit.federation.decisions import Decision, decisions_of, money
@@ -266,10 +265,10 @@ def _run(ledger: Records, *, signed: bool) -> tuple[Mapping[str, Any], Config]:
     run = first_body(ledger, "run")
     with reading(next(ledger.records("run"))):
         try:
-            config = from_dict(tomllib.loads(run["config"]))
-        except (ConfigError, tomllib.TOMLDecodeError) as error:
+            config, digest = recorded(run["config"]), recorded_hash(run["config"])
+        except ConfigError as error:
             raise LedgerError(f"its config cannot be read: {error}") from error
-        if config.hash() != run["config_hash"]:
+        if digest != run["config_hash"]:
             raise LedgerError("its config is not the one of its hash")
         if list(config.clients) != run["members"]:
             raise LedgerError("its members are not those of its config")

@@ -23,7 +23,7 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from fedmerit.config import Config, from_dict
+from fedmerit.config import Config, as_toml, from_dict, recorded_hash
 from fedmerit.data.pool import Pool
 from fedmerit.errors import ConfigError, DataError, ProtocolError
 from fedmerit.federation.remote.books import Books
@@ -38,7 +38,6 @@ from fedmerit.keys import Roster, load_key, new_key, read_roster
 from fedmerit.page.writing import page_of_run
 from fedmerit.secagg.setting import LEAST_IN_SUM
 from fedmerit.store import Folder, write
-from fedmerit.toml import written
 
 log = logging.getLogger("fedmerit")
 AVERAGING = ("FedAvg", "FedProx")
@@ -215,11 +214,7 @@ class Contributions:
     def _config(self, rounds: int) -> tuple[Config, str]:
         """The settings that apply, and the same as TOML."""
         settings = {**self._settings, "training": {"rounds": rounds, **self._settings["training"]}}
-        sections = [
-            "\n".join([f"[{name}]", *(f"{key} = {written(value)}" for key, value in part.items())]) + "\n"
-            for name, part in settings.items()
-        ]
-        return from_dict(settings), "\n".join(sections)
+        return from_dict(settings), as_toml(settings)
 
     def _books(self, folder: Folder, config: Config, text: str, pool: Pool) -> Books:
         key = folder.path / "keys" / "server.pem"
@@ -230,7 +225,7 @@ class Contributions:
         name = type(self.strategy).__name__
         terms = {
             "config": text,
-            "config_hash": config.hash(),
+            "config_hash": recorded_hash(text),
             "roster": self.roster.hash.hex(),
             "strategy": name,
             "optimiser": not _averages(self.strategy),

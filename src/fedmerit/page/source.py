@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedmerit.accumulate import Missing, accumulate
-from fedmerit.config import load
+from fedmerit.config import of_folder
 from fedmerit.errors import CopyDiffers, FedmeritError, FileFormatError, StoreError
 from fedmerit.federation.decisions import Decision, decisions_of
 from fedmerit.federation.journal import Round, first_body
@@ -74,7 +74,7 @@ def read_source(path: str | Path) -> Source:
         return _of_file(path)
     source = _of_run(path) if (path / LEDGER).is_file() else _of_file(path / "scores.json")
     if (path / "config.toml").is_file():
-        config = load(path / "config.toml")
+        config = of_folder(path)
         source = replace(source, settings=config.as_dict(), missing=config.scoring.missing)
     return replace(source, costs=read_costs(path))
 

@@ -8,16 +8,16 @@ it can change: its hash enters every mask and every signature of the run.
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fedmerit.config import Config, from_dict
-from fedmerit.errors import BindingError, MessageError, RefusedError
+from fedmerit.config import SCHEMA, Config, recorded, recorded_hash
+from fedmerit.errors import BindingError, ConfigError, MessageError, RefusedError
 from fedmerit.keys import Roster
 from fedmerit.ledger import canonical
+from fedmerit.limits import check
 from fedmerit.secagg.setting import LEAST_IN_SUM, Setting, default_threshold
 
 LARGEST_BOUND = 100.0
@@ -61,15 +61,26 @@ class Agreed:
 def config_in(terms: Mapping[str, Any]) -> Config:
     """The settings that terms hold, if they are of a run between machines."""
     try:
-        config = from_dict(tomllib.loads(terms["config"]))
+        text = str(terms["config"])
+        config = recorded(text)
     except (KeyError, TypeError, ValueError, RecursionError) as error:  # a ConfigError is a ValueError
         raise MessageError(f"the server's settings cannot be read: {error!s:.200}", stage="join") from None
-    if config.hash() != terms.get("config_hash"):
+    if recorded_hash(text) != terms.get("config_hash"):
         raise MessageError("the server's settings are not those of their hash", stage="join")
     if config.analysis or not config.secure_aggregation.enabled:
         raise RefusedError("asked for a run that looks at plain updates", stage="join")
     if config.training.weights not in ("uniform", "secret", "roster"):
         raise RefusedError(f"weights {config.training.weights!r} are for one process only", stage="join")
+    return config
+
+
+def proposed(terms: Mapping[str, Any]) -> Config:
+    """Return the settings that a server proposes, held to today's limits whatever schema they name."""
+    config = config_in(terms)
+    try:
+        check(config, SCHEMA)
+    except ConfigError as error:
+        raise MessageError(f"the server's settings are not allowed: {error!s:.200}", stage="join") from None
     return config
 
 

@@ -66,7 +66,7 @@ class Books:
                     "version": __version__,
                     "engine": self.engine,
                     "config": self.terms["config"],
-                    "config_hash": self.config.hash(),
+                    "config_hash": self.terms["config_hash"],
                     "terms": dict(self.terms),
                     "members": list(self.config.clients),
                     "keys": keys,
