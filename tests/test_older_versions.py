@@ -122,9 +122,7 @@ def test_another_config_is_still_refused(old):
 def test_a_changed_config_in_an_old_ledger_is_still_found(old):
     file = old / "masked" / "config.toml"
     file.write_text(file.read_text().replace("weight_cap = 1000\n", "weight_cap = 1001\n"))
-    with pytest.raises(
-        LedgerError, match=r"config in the ledger: training\.weight_cap is 1001 there"
-    ):
+    with pytest.raises(LedgerError, match=r"config in the ledger: training\.weight_cap is 1001 there"):
         list(verify_folder(old / "masked"))
 
 
