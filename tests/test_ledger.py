@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import signal
 import sqlite3
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from fedmerit.errors import LedgerError
 from fedmerit.ledger import SERVER, Ledger, canonical, content, exact, number, verify_chain
+from ledgers import cut
 
 KEYS = {name: Ed25519PrivateKey.generate() for name in (SERVER, "north", "south")}
 PUBLIC = {name: key.public_key().public_bytes_raw() for name, key in KEYS.items()}
@@ -193,11 +195,78 @@ def test_a_record_before_the_first_is_found(path):
 
 
 def test_a_tail_that_was_cut_off_shows_in_the_head_alone(path, original):
-    sql(path, ("DELETE FROM records WHERE seq > 3",))
+    cut(path, 3)
     assert verify(path) is True
     with Ledger(path, read_only=True) as short, Ledger(original, read_only=True) as whole:
         assert short.head == list(whole.records())[2].digest.hex()
         assert short.head != whole.head
+
+
+@pytest.mark.parametrize("digest", ["'text'", "7", "x'00'", "1.5"])
+def test_a_last_digest_that_is_none_is_an_error_that_says_so(path, digest):
+    """A flipped bit in the header of a cell makes a number or text of a blob."""
+    sql(path, ("PRAGMA ignore_check_constraints = ON",), (f"UPDATE OR IGNORE records SET digest = {digest}",))
+    with Ledger(path) as ledger, pytest.raises(LedgerError, match=r"damaged"):
+        ledger.head  # noqa: B018
+    with pytest.raises(LedgerError):
+        verify(path)
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    """Enough unsigned records for several pages of the table, all of them in the file itself."""
+    file = tmp_path_factory.mktemp("long") / "ledger.sqlite"
+    bodies = [(SERVER, "run" if k == 1 else "round", {"round": k, "x": "é" * (k % 90)}) for k in range(1, 81)]
+    fill(file, bodies, signed=False)
+    db = sqlite3.connect(file)
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    db.execute("PRAGMA journal_mode=DELETE")
+    db.close()
+    return file
+
+
+def read_all(path):
+    """The digests of a ledger that verifies, or what is wrong with it."""
+    try:
+        with Ledger(path, read_only=True) as ledger:
+            verify_chain(ledger, lambda _: {})
+            return [record.digest for record in ledger.records()]
+    except LedgerError as error:
+        return str(error)
+
+
+def test_flipped_bits_of_the_table_lose_no_record_unnoticed(long, tmp_path):
+    """Every bit in the head of every page (type, number of cells, where they are), and many elsewhere."""
+    whole, right, path = long.read_bytes(), read_all(long), tmp_path / "ledger.sqlite"
+    assert len(right) == 80
+    page, chooser = int.from_bytes(whole[16:18], "big"), random.Random(5)
+    heads = [start + (100 if start == 0 else 0) for start in range(0, len(whole), page)]
+    assert len(heads) >= 5
+    places = [8 * (head + k) + bit for head in heads for k in range(16) for bit in range(8)]
+    places += [chooser.randrange(8 * len(whole)) for _ in range(400)]
+    noticed = 0
+    for place in places:
+        wrong = bytearray(whole)
+        wrong[place // 8] ^= 1 << place % 8
+        path.write_bytes(wrong)
+        found = read_all(path)
+        noticed += isinstance(found, str)
+        assert isinstance(found, str) or found == right, place
+    assert noticed > len(places) / 4
+
+
+def test_records_that_disappeared_are_missed_by_the_header(long, tmp_path):
+    path = shutil.copy(long, tmp_path / "ledger.sqlite")
+    sql(path, ("DELETE FROM records WHERE seq > 78",))
+    assert read_all(path).endswith(
+        "damaged: by its header it ends with record 80, the last one here is record 78"
+    )
+    with (
+        Ledger(path) as ledger,
+        ledger.transaction(),
+        pytest.raises(LedgerError, match="ends with record 80"),
+    ):
+        append(ledger, SERVER, "round", {}, signed=False)
 
 
 def test_a_fork_that_is_chained_anew_lacks_the_seal(path):

@@ -41,6 +41,9 @@ WAIT = 5.0
 """Seconds to wait for another process that is writing."""
 Signer = Callable[[bytes], bytes]
 """Signs a message with somebody's Ed25519 key."""
+_END = "pragma_user_version, pragma_application_id"
+_ENDS = "user_version, application_id"
+"""Two numbers in the header of the file: how many records there are, and of the last digest what fits."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,8 @@ class Ledger:
             "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?)",
             (record.seq, author, kind, canonical(body), digest, signature, sealed),
         )
+        self._execute(f"PRAGMA user_version = {record.seq}")
+        self._execute(f"PRAGMA application_id = {_mark(digest)}")
         return record
 
     @property
@@ -171,7 +176,7 @@ class Ledger:
     def records(self, kind: str | None = None) -> Iterator[Record]:
         """All records in order, or those of one kind. Bodies are parsed, nothing is verified."""
         where, values = ("WHERE kind = ?", (kind,)) if kind else ("", ())
-        query = f"SELECT seq, author, kind, body, digest, signature, seal FROM records {where} ORDER BY seq"  # noqa: S608 - no outside text
+        query = f"SELECT * FROM records, {_END} {where} ORDER BY seq"  # noqa: S608 - no outside text
         rows = self._execute(query, values)
         last = 0
         while True:
@@ -180,13 +185,41 @@ class Ledger:
             except sqlite3.Error as error:
                 raise LedgerError(f"{self.path}: damaged after record {last}: {error}") from error
             if row is None:
-                return
-            last = row[0]
-            yield parsed_record(*row)
+                break
+            *cells, kept, mark = row
+            found = parsed_record(*cells)
+            yield found
+            last = found.seq
+        if kind is None and last:
+            self._check_end(last, found.digest, kept, mark)
 
     def _tip(self) -> tuple[int, bytes]:
-        row = self._execute("SELECT seq, digest FROM records ORDER BY seq DESC LIMIT 1").fetchone()
-        return (int(row[0]), bytes(row[1])) if row else (0, START)
+        """Number and digest of the last record, if they are what the file's header keeps of them."""
+        try:
+            row = self._execute(
+                f"SELECT seq, digest, {_ENDS} FROM records, {_END} ORDER BY seq DESC LIMIT 1"  # noqa: S608
+            ).fetchone()
+        except sqlite3.Error as error:
+            raise LedgerError(f"{self.path}: damaged: {error}") from error
+        if row is None:
+            return 0, START
+        seq, digest, kept, mark = row
+        if not isinstance(digest, bytes) or len(digest) != len(START):
+            raise LedgerError(f"{self.path}: damaged: the digest of record {seq}, its last, is not one")
+        self._check_end(seq, digest, kept, mark)
+        return int(seq), digest
+
+    def _check_end(self, seq: int, digest: bytes, kept: int, mark: int) -> None:
+        """Raise LedgerError unless the records end where the header of the file says that they do.
+
+        A damaged page of the table can make its last records disappear, and what is left is a chain in order.
+        Ledgers of version 0.1.0 keep nothing in the header.
+        """
+        if (kept or mark) and (kept, mark) != (seq, _mark(digest)):
+            last = f"another record {seq}" if kept == seq else f"record {seq}"
+            raise LedgerError(
+                f"{self.path}: damaged: by its header it ends with record {kept}, the last one here is {last}"
+            )
 
     def _execute(self, statement: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
         try:
@@ -234,6 +267,11 @@ def new_salt() -> str:
 def _content(author: str, kind: str, body: bytes) -> bytes:
     plain = canonical({"author": author, "kind": kind, "body": body.hex()})
     return hashlib.sha256(b"fedmerit record 2\0" + plain).digest()
+
+
+def _mark(digest: bytes) -> int:
+    """Return what a file's header has room for of the last digest."""
+    return int.from_bytes(digest[:4], "big") & 0x7FFFFFFF
 
 
 def link(previous: bytes, seq: int, content_: bytes, signature: bytes) -> bytes:

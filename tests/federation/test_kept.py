@@ -213,7 +213,7 @@ def test_a_ledger_with_others_in_the_sum_is_an_error(federation):
     books, found = federation.shown.books, Round(1, tuple(ALL), included=tuple(ALL))
     head = books.head
     books.schedule(1, ALL, None)
-    books.masked(1, dict.fromkeys(ALL, "00"))
+    books.masked(1, dict.fromkeys(ALL, "00" * 32))
     told = Outcome(1, model, 4.0, tuple(ALL), federation.shown.pool.slice(1), model_hash(M0), head)
     books.close(found, model, told, None)
     message = (

@@ -2,12 +2,12 @@
 
 import json
 import re
-import sqlite3
 
 import pytest
 from tiny import tiny
 from typer.testing import CliRunner
 
+import ledgers
 from fedmerit.cli import app
 from fedmerit.errors import StoreError
 from fedmerit.federation.embedded import run
@@ -106,9 +106,7 @@ def begun(folder, tmp_path):
             (path / name).write_bytes((folder / name).read_bytes())
         with Ledger(path / "ledger.sqlite", read_only=True) as ledger:
             last = [record.seq for record in ledger.records(kind)][which] if kind else 0
-        with sqlite3.connect(path / "ledger.sqlite") as db:
-            db.execute("DELETE FROM records WHERE seq > ?", (last,))
-        db.close()
+        ledgers.cut(path / "ledger.sqlite", last)
         return path
 
     return cut

@@ -23,6 +23,7 @@ from fedmerit.federation.identities import Identities
 from fedmerit.federation.journal import Journal, rounds_of, score_files, scores_document
 from fedmerit.federation.verify import keys_of, verify_folder
 from fedmerit.ledger import SERVER, Ledger, content, exact, number
+from ledgers import cut
 
 CONFIG = tiny('participation.lost={client-3 = "2:report"}', "scoring.disclose_samples=true")
 
@@ -128,9 +129,7 @@ def test_without_secure_aggregation_it_is_unsigned(plain):
 def test_a_run_that_was_interrupted(folder):
     whole = verify(folder)[-1]
     start = [record.seq for record in records_of(folder) if record.kind == "schedule"]
-    with sqlite3.connect(folder / "ledger.sqlite") as db:
-        db.execute("DELETE FROM records WHERE seq >= ?", (start[1],))
-    db.close()
+    cut(folder / "ledger.sqlite", start[1] - 1)
     with Ledger(folder / "ledger.sqlite") as ledger:
         content = scores_document(rounds_of(ledger), CONFIG.clients, CONFIG.scoring.utilities)
     for name, data in score_files(content):
@@ -141,9 +140,7 @@ def test_a_run_that_was_interrupted(folder):
 
 
 def test_before_the_first_round(folder):
-    with sqlite3.connect(folder / "ledger.sqlite") as db:
-        db.execute("DELETE FROM records WHERE seq > 2")
-    db.close()
+    cut(folder / "ledger.sqlite", 2)
     for name in ("scores.json", "scores.csv"):
         (folder / name).unlink()
     assert verify(folder)[2:5] == [

@@ -1,8 +1,5 @@
 """Members with the state that an earlier version kept take part in a run of this one."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from federation_in import InProcess
@@ -17,8 +14,6 @@ from fedmerit.federation.verify import verify_folder
 from fedmerit.keys import load_key
 from fedmerit.ledger import Ledger
 from fedmerit.secagg import Client
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from older_files import copied
 
 SITES = {f"Site {i}": 99 + i for i in range(1, 5)}

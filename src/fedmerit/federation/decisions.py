@@ -230,6 +230,8 @@ def _same(told: Mapping[str, Any], again: Mapping[str, Any], *, exactly: bool) -
 
 def _same_totals(told: Mapping[str, Any], again: Decision, stated: Mapping[str, float]) -> None:
     right = _totals(again.total, Shares(stated, again.shares.rule), again.terms.budget)
+    if odd := sorted(set(told) ^ set(right)):
+        raise LedgerError(f"totals.{odd[0]}: {'missing' if odd[0] in right else 'not one of the totals'}")
     for key, value in right.items():
         same = told[key] == value
         if not same and isinstance(value, str):

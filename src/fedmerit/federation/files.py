@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from fedmerit.config import Config, difference, of_folder
 from fedmerit.errors import ConfigError, CopyDiffers, FedmeritError, LedgerError
 from fedmerit.federation.comparing import compare
 from fedmerit.federation.journal import Round, score_files, scores_document
-from fedmerit.store import write
+from fedmerit.store import checkpoint_in, write
 
 SCORE_FILES = ("scores.json", "scores.csv")
 
@@ -28,6 +29,21 @@ def check_config(path: Path, config: Config) -> None:
         raise LedgerError(f"config.toml is damaged: {error}") from error
     if found := difference(there, config):
         raise LedgerError(f"{path / 'config.toml'}: not the config in the ledger: {found}")
+
+
+def check_checkpoints(path: Path, rounds: Sequence[Round]) -> None:
+    """Raise LedgerError where a checkpoint that is still there is not the one that its round recorded."""
+    for one in rounds:
+        for name, field in (("model", "checkpoint"), ("members", "members_checkpoint")):
+            file = checkpoint_in(path, name, one.number)
+            if field not in one.body or not file.exists():  # only the last ones are kept
+                continue
+            try:
+                found = hashlib.sha256(file.read_bytes()).hexdigest()
+            except OSError as error:
+                raise LedgerError(f"{file}: cannot be read: {error}") from error
+            if found != one.body[field]:
+                raise LedgerError(f"{file}: not the checkpoint that round {one.number} recorded")
 
 
 Found = Mapping[str, bytes | None]

@@ -27,6 +27,9 @@ from fedmerit.types import Reports
 
 EMBEDDED = "embedded"
 """The engine of a rehearsal: one process holds all keys."""
+FLOWER = "flower"
+"""Between machines, over Flower."""
+ENGINES = (EMBEDDED, FLOWER)
 Sign = Callable[[str, bytes], bytes]
 """(author, message) -> signature; empty bytes where there are no keys."""
 

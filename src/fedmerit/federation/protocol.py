@@ -191,10 +191,10 @@ class Report:
                 round=_whole(body["round"]),
                 bound_to={str(key): str(value) for key, value in body["bound_to"].items()},
                 measured={
-                    str(name): Measured(**{key: number(value) for key, value in one.items()})
+                    str(name): Measured(**{key: _finite(value) for key, value in one.items()})
                     for name, one in body["measured"].items()
                 },
-                cosine=None if cosine is None else number(cosine),
+                cosine=None if cosine is None else _finite(cosine),
                 salt=_salt(body["salt"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError, LedgerError) as error:
@@ -226,6 +226,12 @@ def _salt(value: Any) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{32}", value):
         raise ValueError("a salt is 32 hexadecimal digits")
     return value
+
+
+def _finite(text: Any) -> float:
+    if not math.isfinite(found := number(text)):
+        raise ValueError(f"a report holds finite numbers, got {found}")
+    return found
 
 
 def _whole(value: Any) -> int:

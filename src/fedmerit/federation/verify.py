@@ -12,9 +12,10 @@ from fedmerit.config import Config, recorded, recorded_hash
 from fedmerit.copies import Copy
 from fedmerit.errors import ConfigError, CopyDiffers, LedgerError
 from fedmerit.federation.decisions import Decision, decisions_of, money
-from fedmerit.federation.files import about_scores, check_config, check_scores, read_scores
+from fedmerit.federation.files import about_scores, check_checkpoints, check_config, check_scores, read_scores
 from fedmerit.federation.journal import EMBEDDED, Round, first_body, moves, reading, rounds_of
 from fedmerit.federation.own import OwnPart, own_parts
+from fedmerit.federation.records import check_forms, check_rounds
 from fedmerit.federation.rostered import about_keys
 from fedmerit.federation.steady import head_of, snapshot
 from fedmerit.federation.unscored import aborted, numbered, unreported
@@ -71,6 +72,7 @@ def verify_folder(
             checked = _Checked(book, member, roster)
             lines.extend(checked.lines(head, heads))
             check_config(path, checked.config)
+            check_checkpoints(path, checked.rounds)
             late = check_scores(path, files, checked.rounds, checked.config)
         except LedgerError as error:
             if head_of(ledger) == read:
@@ -143,6 +145,8 @@ class _Checked:
         self.rounds, self.heads = _both(
             lambda: self._stated(ledger), lambda: signed_heads(self.records, self.run, pool, self.places)
         )
+        check_forms(self.records, self.config)
+        check_rounds(self.records, self.rounds, self.config)
         self.decisions: list[Decision] = []
         self.own: list[OwnPart] = []
         if self.reader is None:

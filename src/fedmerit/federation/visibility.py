@@ -171,8 +171,7 @@ def _check_one(record: Record, upto: Sequence[Round], scoring: Scoring, reader: 
         compare(told, own, f"cumulative alpha of {name}")
         return
     again = _read(stated(upto, scoring.utilities, scoring.missing))
-    for utility, each in told.items():
-        compare(each, again[utility], f"cumulative alpha of {utility}")
+    compare(told, again, "cumulative alpha")
 
 
 def _check_totals(told: Mapping[str, Any], one: Round, scoring: Scoring) -> None:
@@ -209,4 +208,8 @@ def _read(value: Any) -> Any:
     """Numbers in hexadecimal as numbers, everywhere in a value."""
     if isinstance(value, Mapping):
         return {key: _read(item) for key, item in value.items()}
-    return number(value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    if exact(found := number(value)) != value:
+        raise LedgerError(f"expected a number as it is recorded, got {value!r:.40}")
+    return found

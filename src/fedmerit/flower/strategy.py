@@ -26,11 +26,12 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from fedmerit.config import Config, as_toml, from_dict, recorded_hash
 from fedmerit.data.pool import Pool
 from fedmerit.errors import ConfigError, DataError, ProtocolError
+from fedmerit.federation.journal import FLOWER
 from fedmerit.federation.remote.books import Books
 from fedmerit.federation.remote.coordinator import Coordinator
 from fedmerit.federation.remote.wire import LEAST_SAMPLES
 from fedmerit.flower.arrays import Shape
-from fedmerit.flower.folders import ENGINE, make_free
+from fedmerit.flower.folders import make_free
 from fedmerit.flower.grid import SecureGrid
 from fedmerit.flower.logs import Notes, log_inside_flower
 from fedmerit.flower.measuring import Value, definition, evaluator
@@ -232,7 +233,7 @@ class Contributions:
             "evaluates": "members" if self.value is None else "server",
         }
         run, commitment = secrets.token_hex(16), pool.commitment
-        return Books(folder, config, self.roster, load_key(key), run, ENGINE, terms, commitment)
+        return Books(folder, config, self.roster, load_key(key), run, FLOWER, terms, commitment)
 
     def _pool(self, rounds: int) -> Pool:
         if isinstance(self.test, Pool):
