@@ -38,13 +38,16 @@ class Data:
 class Partition:
     """Who holds which training samples."""
 
-    clients: int = 6
     scheme: Literal["iid", "dirichlet", "group", "sizes", "file"] = "dirichlet"
+    clients: int = 6  # for "group" and "file" leave it out, or 0: as many as the data or the file name
     mu: float = 0.5  # Dirichlet: small means few classes per client
     minimum: int = 10  # fewest samples of a client
-    sizes: Sequence[int] | Sequence[float] = ()  # for "sizes": counts, or fractions
+    sizes: Sequence[int] | Sequence[float] = ()  # for "sizes": counts, or fractions, in the order of names
     file: str = ""  # for "file": a saved partition
-    names: Sequence[str] = ()  # client-0, client-1, ... unless given
+    # client-0, client-1, ... unless given; members of "group" and "file" have the names of the data or file
+    names: Sequence[str] = ()  # with "group" and "file" in which order; with "group" also which take part
+    # for "group": groups that are one member together; groups that are not listed stay members of their own
+    merge: Mapping[str, Sequence[str]] = field(default_factory=dict)  # {North = ["Site 1", "Site 2"]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,10 +151,19 @@ class Config:
 
     @property
     def clients(self) -> tuple[str, ...]:
-        """Names of the members."""
+        """Names of the members; final where the config is ``resolved``."""
         if self.partition.names:
             return tuple(self.partition.names)
         return tuple(f"client-{i}" for i in range(self.partition.clients))
+
+    @property
+    def resolved(self) -> bool:
+        """Whether the settings say who the members are; else the data or a saved partition names them.
+
+        `fedmerit.federation.setup.resolve` fills ``partition.names`` and ``partition.clients`` in, and that
+        config is the one a run records.
+        """
+        return bool(self.partition.names) or self.partition.scheme not in ("group", "file")
 
     @property
     def analysis(self) -> bool:
@@ -225,8 +237,11 @@ def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
             raise ConfigError(f"{name}: unknown section; expected one of {', '.join(sections)}")
         if not isinstance(given, dict):
             raise ConfigError(f"{name}: expected a section [{name}], got {given!r}")
-        if name == "partition" and "clients" not in given and isinstance(given.get("names"), list):
-            given["clients"] = len(given["names"])
+        if name == "partition" and "clients" not in given:
+            if isinstance(given.get("names"), list) and given["names"]:
+                given["clients"] = len(given["names"])
+            elif given.get("scheme") in ("group", "file"):
+                given["clients"] = 0
         built[name] = _section(name, kinds[name], given)
     return Config(**built)
 
