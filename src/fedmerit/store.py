@@ -96,10 +96,13 @@ class Folder:
             there = load(self.path / "config.toml")
         except ConfigError as error:
             raise StoreError(f"{self.path}: damaged run folder: {error}") from error
-        if config.resolved and not there.resolved:  # recorded before data named members: client-0, ...
+        older = ""
+        if config.resolved and not there.resolved:
             there = replace(there, partition=replace(there.partition, names=there.clients))
+            older = "; the version that started it did not take members and names from the data"
         if there.hash() != config.hash():
-            raise StoreError(f"{self.path}: holds a run of another config: {difference(there, config)}")
+            differ = difference(there, config)
+            raise StoreError(f"{self.path}: holds a run of another config: {differ}{older}")
 
     def checkpoint(self, name: str, number: int) -> Path:
         """Where a checkpoint of a round lies."""
