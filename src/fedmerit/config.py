@@ -39,7 +39,7 @@ class Partition:
     """Who holds which training samples."""
 
     scheme: Literal["iid", "dirichlet", "group", "sizes", "file"] = "dirichlet"
-    clients: int = 6  # for "group" and "file" leave it out, or 0: as many as the data or the file name
+    clients: int = 6  # for "group" and "file" leave it out, or 0: as many as there are in the data or file
     mu: float = 0.5  # Dirichlet: small means few classes per client
     minimum: int = 10  # fewest samples of a client
     sizes: Sequence[int] | Sequence[float] = ()  # for "sizes": counts, or fractions, in the order of names

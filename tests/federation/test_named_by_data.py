@@ -14,13 +14,13 @@ from fedmerit.cli import app
 from fedmerit.config import from_dict, load
 from fedmerit.data import Dataset, save
 from fedmerit.data import load as load_data
-from fedmerit.errors import ConfigError, DataError, StoreError
+from fedmerit.errors import ConfigError, DataError, LedgerError, StoreError
 from fedmerit.federation.embedded import Engine, run
-from fedmerit.federation.journal import first_body
+from fedmerit.federation.journal import Journal, first_body
 from fedmerit.federation.planning import plan
 from fedmerit.federation.setup import prepare, read, resolve
 from fedmerit.federation.verify import verify_folder
-from fedmerit.ledger import Ledger
+from fedmerit.ledger import SERVER, Ledger
 from fedmerit.toml import written
 
 SITES = [f"Site {i}" for i in range(1, 11)]
@@ -236,6 +236,22 @@ def test_merged_groups_in_a_run_and_a_page_with_pseudonyms(eight, tmp_path):
     page = (tmp_path / "board.html").read_text(encoding="utf-8")
     assert "withheld" in page
     assert not [name for name in (*SITES, "North", "South") if name in page]
+
+
+def test_a_ledger_must_say_who_its_members_are(eight, tmp_path):
+    config = from_dict(small(eight), ["secure_aggregation.enabled=false"])
+    run(config, tmp_path / "run")
+    with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
+        body, pool = dict(first_body(ledger, "run")), dict(first_body(ledger, "pool"))
+    (tmp_path / "forged").mkdir()
+    (tmp_path / "forged" / "config.toml").write_text(config.to_toml())
+    body |= {"config": config.to_toml(), "config_hash": config.hash(), "members": []}
+    with Ledger(tmp_path / "forged" / "ledger.sqlite") as ledger, ledger.transaction():
+        journal = Journal(ledger, lambda author, message: b"")
+        journal.write(SERVER, "run", body)
+        journal.write(SERVER, "pool", pool)
+    with pytest.raises(LedgerError, match="its members are not those of its config"):
+        list(verify_folder(tmp_path / "forged"))
 
 
 # --------------------------------------------------------------------------------------------- resume
