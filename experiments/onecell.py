@@ -20,6 +20,7 @@ from engine import BothGames, analysed
 
 from fedmerit import __version__, config, data
 from fedmerit.federation.embedded import Progress
+from fedmerit.federation.setup import read, resolve
 from fedmerit.ledger import number
 from fedmerit.store import Folder
 
@@ -105,6 +106,7 @@ def run_cell(
         settings |= {"run": {"seed": cell.seed}, "secure_aggregation": {"enabled": False}}
         special = settings.pop("experiment", {})
         made = config.from_dict(settings)
+        made, _ = resolve(made, read(made))
         with Folder(folder / "run", made) as opened, analysed(special):
             loop = loop or special.get("loop", False)
             engine = BothGames(made, opened, watch, loop=loop, games=special.get("games", "both"))

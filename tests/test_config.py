@@ -47,6 +47,11 @@ PLAIN = st.recursive(
 POSITIVE = st.floats(1e-9, 1e9)
 
 
+def _disjoint(lists):
+    listed = [item for one in lists for item in one]
+    return len(set(listed)) == len(listed)
+
+
 @st.composite
 def configs(draw):
     """Settings with every key away from its default."""
@@ -61,6 +66,10 @@ def configs(draw):
 
     weights = draw(st.sampled_from(["uniform", "roster", "secret", "scores"]))
     roster = {name: draw(POSITIVE) for name in names} if weights == "roster" else {}
+    merge = {}
+    if scheme == "group":
+        groups = st.lists(TEXT, min_size=1, max_size=3, unique=True)
+        merge = draw(by_name(groups).filter(lambda merge: _disjoint(merge.values())))
     return from_dict(
         {
             "data": {
@@ -77,6 +86,7 @@ def configs(draw):
                 "minimum": draw(st.integers(1, 100)),
                 "sizes": sizes if scheme == "sizes" else [],
                 "file": draw(TEXT),
+                "merge": merge,
             },
             "corruption": {
                 "label_noise": draw(by_name(st.floats(0, 1)) | st.just("ramp")),
@@ -163,8 +173,8 @@ def _variants():
         part = getattr(Config(), section.name)
         for key, hint in typing.get_type_hints(type(part)).items():
             value = getattr(part, key)
-            if key in ("roster_weights", "sizes"):
-                continue  # stand with weights = "roster" and scheme = "sizes" only, see below
+            if key in ("roster_weights", "sizes", "merge"):
+                continue  # stand with weights = "roster", scheme = "sizes" and "group" only, see below
             if typing.get_origin(hint) is typing.Literal:
                 changed = typing.get_args(hint)[-2 if key == "weights" else -1]
             elif isinstance(value, bool):
@@ -200,6 +210,46 @@ def test_sizes_are_compared():
         for sizes in ([1, 1, 1], [1, 1, 2])
     )
     assert difference(even, other).startswith("partition.sizes is ")
+
+
+def test_merged_groups_are_compared():
+    one, other = (
+        from_dict({"partition": {"scheme": "group", "merge": {"North": groups}}})
+        for groups in (["Site 1"], ["Site 1", "Site 2"])
+    )
+    assert difference(one, other) == (
+        "partition.merge is {'North': ['Site 1']} there and {'North': ['Site 1', 'Site 2']} here"
+    )
+
+
+def test_members_that_the_data_names_are_checked_once_they_are_known():
+    raw = {
+        "partition": {"scheme": "group"},
+        "corruption": {"label_flip": ["Site 10"], "label_noise": {"Site 2": 0.5}},
+        "participation": {"away": {"Site 1": [1]}, "lost": {"Site 3": "1:masked"}},
+        "training": {"weights": "roster", "roster_weights": {"Site 1": 2.0}},
+        "secure_aggregation": {"threshold": 9},
+    }
+    config = from_dict(raw)
+    assert not config.resolved
+    assert config.clients == ()
+    assert (config.partition.names, config.partition.clients) == ((), 0)
+    assert from_dict(tomllib.loads(config.to_toml())) == config
+    with pytest.raises(ConfigError, match=r"^corruption\.label_noise: unknown member 'Site 2'; members are"):
+        from_dict({**raw, "partition": {"scheme": "group", "names": ["Site 1", "Site 10", "Site 3"]}})
+    for wrong, message in (
+        (
+            {"corruption": {"label_noise": {"Site 2": 1.5}}},
+            r"^corruption\.label_noise\.Site 2: expected a rate",
+        ),
+        ({"participation": {"lost": {"Site 3": "1:lunch"}}}, r"^participation\.lost\.Site 3: expected"),
+        (
+            {"partition": {"scheme": "group", "clients": 2}},
+            r"^partition\.clients: expected 3 to 1024 members",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            from_dict({**raw, **wrong})
 
 
 def test_one_and_one_point_zero_are_the_same_setting():
@@ -286,6 +336,19 @@ def test_counts_stay_counts_and_fractions_fractions():
         ({"partition": {"names": ["a", "b", "a"]}}, r"^partition\.names: expected 3 different names"),
         ({"partition": {"names": ["a", "b", 3]}}, r"^partition\.names: expected a list of texts"),
         ({"partition": {"names": "abc"}}, r"^partition\.names: expected a list of texts, got 'abc'"),
+        ({"partition": {"clients": 0}}, r"^partition\.clients: expected 3 to 1024 members"),
+        ({"partition": {"scheme": "file", "clients": 0, "names": ["a", "b", "c"]}},
+         r"^partition\.clients: expected 3 to 1024 members"),
+        ({"partition": {"merge": {"North": ["a", "b"]}}},
+         r'^partition\.merge: only with partition\.scheme = "group", got \'dirichlet\''),
+        ({"partition": {"scheme": "group", "merge": {"North": []}}},
+         r"^partition\.merge\.North: expected at least one group, got none"),
+        ({"partition": {"scheme": "group", "merge": {"North": ["a", "b"], "South": ["c", "a"]}}},
+         r"^partition\.merge: group 'a' is in 'North' and in 'South'"),
+        ({"partition": {"scheme": "group", "merge": {"North": "a"}}},
+         r"^partition\.merge: expected a table of a list of texts by name"),
+        ({"corruption": {"duplicate": {"client-0": "x"}}},
+         r"^corruption\.duplicate: unknown member 'x'; members are client-0, client-1"),
         ({"partition": {"sizes": [1, "2"]}},
          r"^partition\.sizes: expected a list of whole numbers or a list of numbers"),
         ({"corruption": {"label_noise": {"client-9": 0.5}}},

@@ -17,7 +17,7 @@ import json
 import tomllib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -47,13 +47,16 @@ class Data:
 class Partition:
     """Who holds which training samples."""
 
-    clients: int = 6
     scheme: Literal["iid", "dirichlet", "group", "sizes", "file"] = "dirichlet"
+    clients: int = 6  # for "group" and "file" leave it out, or 0: as many as there are in the data or file
     mu: float = 0.5  # Dirichlet: small means few classes per client
     minimum: int = 10  # fewest samples of a client
-    sizes: Sequence[int] | Sequence[float] = ()  # for "sizes": counts, or fractions
+    sizes: Sequence[int] | Sequence[float] = ()  # for "sizes": counts, or fractions, in the order of names
     file: str = ""  # for "file": a saved partition
-    names: Sequence[str] = ()  # client-0, client-1, ... unless given
+    # client-0, client-1, ... unless given; members of "group" and "file" have the names of the data or file
+    names: Sequence[str] = ()  # with "group" and "file" in which order; with "group" also which take part
+    # for "group": groups that are one member together; groups that are not listed stay members of their own
+    merge: Mapping[str, Sequence[str]] = field(default_factory=dict)  # {North = ["Site 1", "Site 2"]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,20 +151,28 @@ class Config:
     scoring: Scoring = Scoring()
     secure_aggregation: SecureAggregation = SecureAggregation()
     run: Run = Run()
-    rules: InitVar[int] = SCHEMA  # the schema whose limits apply: what was allowed when it was recorded
 
-    def __post_init__(self, rules: int) -> None:
+    def __post_init__(self) -> None:
         for section, key, value, hint in self._settings():
             if not fits(value, hint):
                 raise ConfigError(f"{section}.{key}: expected {words(hint)}, got {value!r:.100}")
-        check(self, rules)
+        check(self)
 
     @property
     def clients(self) -> tuple[str, ...]:
-        """Names of the members."""
+        """Names of the members; final where the config is ``resolved``."""
         if self.partition.names:
             return tuple(self.partition.names)
         return tuple(f"client-{i}" for i in range(self.partition.clients))
+
+    @property
+    def resolved(self) -> bool:
+        """Whether the settings say who the members are; else the data or a saved partition names them.
+
+        `fedmerit.federation.setup.resolve` fills ``partition.names`` and ``partition.clients`` in, and that
+        config is the one a run records.
+        """
+        return bool(self.partition.names) or self.partition.scheme not in ("group", "file")
 
     @property
     def analysis(self) -> bool:
@@ -211,8 +222,7 @@ def of_folder(path: str | Path) -> Config:
 
 def recorded(text: str) -> Config:
     """Return the settings that were recorded as TOML, as the version that wrote them meant them."""
-    raw = {"schema": 1, **_parsed(text)}
-    return _built(*_by_schema(raw), as_recorded=True)
+    return from_dict({"schema": 1, **_parsed(text)})
 
 
 def recorded_hash(text: str) -> str:
@@ -268,14 +278,6 @@ def _is_about(message: str, setting: str) -> bool:
 
 def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
     """Settings from nested mappings; an entry ``schema`` says of which version they are, else of this one."""
-    tree, schema = _by_schema(raw)
-    for override in overrides:
-        _override(tree, override)
-    return _built(tree, schema)
-
-
-def _by_schema(raw: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """Return sections that can be changed, and the schema they are of."""
     tree: dict[str, Any] = {
         name: dict(part) if isinstance(part, Mapping) else part for name, part in raw.items()
     }
@@ -285,11 +287,8 @@ def _by_schema(raw: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
             f"schema: expected a whole number from 1 to {SCHEMA}, got {schema!r:.40}; settings of a later "
             "version of fedmerit need that version"
         )
-    return tree, schema
-
-
-def _built(tree: dict[str, Any], schema: int, *, as_recorded: bool = False) -> Config:
-    """Return the settings of a schema, held to today's limits unless they were recorded under its own."""
+    for override in overrides:
+        _override(tree, override)
     kinds = typing.get_type_hints(Config)
     sections = [item.name for item in dataclasses.fields(Config)]
     for name, given in tree.items():
@@ -297,13 +296,15 @@ def _built(tree: dict[str, Any], schema: int, *, as_recorded: bool = False) -> C
             raise ConfigError(f"{name}: unknown section; expected one of {', '.join(sections)}")
         if not isinstance(given, dict):
             raise ConfigError(f"{name}: expected a section [{name}], got {given!r}")
-        if name == "partition" and "clients" not in given and isinstance(given.get("names"), list):
-            given["clients"] = len(given["names"])
+        if name == "partition" and "clients" not in given:
+            if isinstance(given.get("names"), list) and given["names"]:
+                given["clients"] = len(given["names"])
+            elif schema > 1 and given.get("scheme") in ("group", "file"):
+                given["clients"] = 0
     if schema < SCHEMA:
         for name, part in _defaults(schema).items():
             tree[name] = {**part, **tree.get(name, {})}
-    built = {name: _section(name, kinds[name], given) for name, given in tree.items()}
-    return Config(**built, rules=schema if as_recorded else SCHEMA)
+    return Config(**{name: _section(name, kinds[name], given) for name, given in tree.items()})
 
 
 def _section(name: str, kind: type, given: Mapping[str, Any]) -> Any:

@@ -32,37 +32,21 @@ STAGES = ("advertise", "share", "masked", "check", "unmask", "report")
 TRUTHS = ("mr-shapley", "shapley")
 
 
-def check(config: Config, schema: int) -> None:
+def check(config: Config) -> None:
     """Refuse settings that cannot mean anything; the message names the setting's path.
 
-    Args:
-        config: all settings.
-        schema: whose limits apply; what an earlier version allowed can still be read.
+    What depends on who the members are is checked once that is known (`Config.resolved`).
     """
     for path, (low, high, allowed) in _RANGES.items():
         section, key = path.split(".")
         value = getattr(getattr(config, section), key)
+        if path == "partition.clients" and value == 0 and not config.resolved:
+            continue
         if not low <= value <= high:
             raise ConfigError(f"{path}: expected {allowed}, got {value}")
-    names = config.clients
-    if len(set(names)) != len(names) or len(names) != config.partition.clients:
-        raise ConfigError(
-            f"partition.names: expected {config.partition.clients} different names, got {list(names)}"
-        )
-    try:
-        check_names(names)
-    except KeyFileError as error:
-        raise ConfigError(f"partition.names: {error}") from error
-    _check_sizes(config)
-    for section, key in (
-        ("corruption", "label_noise"), ("corruption", "label_flip"), ("corruption", "free_rider"),
-        ("corruption", "duplicate"), ("corruption", "test_set"), ("participation", "away"),
-        ("participation", "lost"), ("training", "roster_weights"),
-    ):  # fmt: skip
-        given = getattr(getattr(config, section), key)
-        for name in () if isinstance(given, str) else given:
-            if name not in names:
-                raise ConfigError(f"{section}.{key}: unknown member {name!r}; members are {', '.join(names)}")
+    _check_partition(config)
+    if config.resolved:
+        _check_members(config)
     noise = config.corruption.label_noise
     if isinstance(noise, str) and noise != "ramp":
         raise ConfigError(f'corruption.label_noise: expected a table of rates or "ramp", got {noise!r}')
@@ -88,10 +72,6 @@ def check(config: Config, schema: int) -> None:
     for name in config.scoring.truth:
         if name not in TRUTHS:
             raise ConfigError(f"scoring.truth: expected {' or '.join(TRUTHS)}, got {name!r}")
-    threshold = config.secure_aggregation.threshold
-    if threshold and not len(names) / 2 < threshold <= len(names):
-        half = f"{len(names) // 2 + 1} to {len(names)}, more than half of the {len(names)} members"
-        raise ConfigError(f"secure_aggregation.threshold: expected {half}, got {threshold}")
     if config.scoring.visibility == "coordinator":
         for path, tells in (
             ("scoring.disclose_samples", config.scoring.disclose_samples),
@@ -103,19 +83,53 @@ def check(config: Config, schema: int) -> None:
                     f'scoring.visibility: "coordinator" cannot hold with {path} as it is: '
                     "that would tell every member about the others"
                 )
-    weights = config.training.roster_weights
-    if config.training.weights == "roster":
-        for name in names:
-            if weights.get(name, 0) <= 0:
-                raise ConfigError(
-                    f"training.roster_weights.{name}: expected a weight above 0, got {weights.get(name)}"
-                )
-    elif weights:
+    if config.training.roster_weights and config.training.weights != "roster":
         raise ConfigError('training.roster_weights: only with training.weights = "roster"')
 
 
-def _check_sizes(config: Config) -> None:
+def _check_members(config: Config) -> None:
+    """Refuse names that no member may have, and settings that name somebody else."""
+    names = config.clients
+    if len(set(names)) != len(names) or len(names) != config.partition.clients:
+        raise ConfigError(
+            f"partition.names: expected {config.partition.clients} different names, got {list(names)}"
+        )
+    try:
+        check_names(names)
+    except KeyFileError as error:
+        raise ConfigError(f"partition.names: {error}") from error
+    for section, key in (
+        ("corruption", "label_noise"), ("corruption", "label_flip"), ("corruption", "free_rider"),
+        ("corruption", "duplicate"), ("corruption", "test_set"), ("participation", "away"),
+        ("participation", "lost"), ("training", "roster_weights"),
+    ):  # fmt: skip
+        given = getattr(getattr(config, section), key)
+        whose = config.corruption.duplicate.values() if key == "duplicate" else ()
+        for name in () if isinstance(given, str) else (*given, *whose):
+            if name not in names:
+                raise ConfigError(f"{section}.{key}: unknown member {name!r}; members are {', '.join(names)}")
+    threshold = config.secure_aggregation.threshold
+    if threshold and not len(names) / 2 < threshold <= len(names):
+        half = f"{len(names) // 2 + 1} to {len(names)}, more than half of the {len(names)} members"
+        raise ConfigError(f"secure_aggregation.threshold: expected {half}, got {threshold}")
+    for name in names if config.training.weights == "roster" else ():
+        weight = config.training.roster_weights.get(name)
+        if weight is None or weight <= 0:
+            raise ConfigError(f"training.roster_weights.{name}: expected a weight above 0, got {weight}")
+
+
+def _check_partition(config: Config) -> None:
     part = config.partition
+    if part.merge and part.scheme != "group":
+        raise ConfigError(f'partition.merge: only with partition.scheme = "group", got {part.scheme!r}')
+    owner: dict[str, str] = {}
+    for name, groups in part.merge.items():
+        if not groups:
+            raise ConfigError(f"partition.merge.{name}: expected at least one group, got none")
+        for group in groups:
+            if group in owner:
+                raise ConfigError(f"partition.merge: group {group!r} is in {owner[group]!r} and in {name!r}")
+            owner[group] = name
     if part.sizes and part.scheme != "sizes":
         raise ConfigError(f'partition.sizes: only with partition.scheme = "sizes", got {part.scheme!r}')
     if part.scheme == "sizes" and len(part.sizes) != part.clients:

@@ -24,6 +24,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -52,12 +53,9 @@ class Folder:
         """``text`` is written as config.toml where not all settings apply; it must mean the same."""
         self.path = Path(path)
         self._text = config.to_toml() if text is None else text
-        if resume and not (self.path / "config.toml").exists():
-            raise StoreError(f"{self.path}: nothing to resume, there is no config.toml")
+        check_usable(self.path, resume=resume)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            if not resume and not all(_is_early(item.name) for item in self.path.iterdir()):
-                raise _not_empty(self.path)
             self._lock = held(self.path)
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be used as a run folder: {error}") from error
@@ -98,8 +96,12 @@ class Folder:
             there = of_folder(self.path)
         except ConfigError as error:
             raise StoreError(f"{self.path}: damaged run folder: {error}") from error
+        older = ""
+        if config.resolved and not there.resolved:
+            there = replace(there, partition=replace(there.partition, names=there.clients))
+            older = "; the version that started it did not take members and names from the data"
         if found := difference(there, config):
-            raise StoreError(f"{self.path}: holds a run of another config: {found}")
+            raise StoreError(f"{self.path}: holds a run of another config: {found}{older}")
 
     def checkpoint(self, name: str, number: int) -> Path:
         """Where a checkpoint of a round lies."""
@@ -122,6 +124,17 @@ class Folder:
             number = path.stem.rpartition("-")[2]
             if number.isdecimal() and int(number) < keep:
                 path.unlink(missing_ok=True)
+
+
+def check_usable(path: Path, *, resume: bool) -> None:
+    """Raise StoreError if a run cannot begin in a folder, or with ``resume`` go on; writes nothing."""
+    if resume and not (path / "config.toml").exists():
+        raise StoreError(f"{path}: nothing to resume, there is no config.toml")
+    try:
+        if not resume and path.exists() and not all(_is_early(item.name) for item in path.iterdir()):
+            raise _not_empty(path)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be used as a run folder: {error}") from error
 
 
 def write(path: Path, data: bytes, *, mode: int = 0o644) -> None:

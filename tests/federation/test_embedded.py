@@ -519,9 +519,14 @@ def test_a_run_that_could_not_start_can_be_started_again(tmp_path):
     config = from_dict(TINY, ("data.name=npz", f"data.path={tmp_path / 'later.npz'}"))
     with pytest.raises(DataError):
         run(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
     rng = np.random.default_rng(0)
-    images, labels = rng.integers(0, 256, (300, 8, 8, 1), np.uint8), np.arange(300) % 5
-    np.savez(tmp_path / "later.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    for size in (100, 300):  # with 100 there is too little to deal, which shows once the folder was made
+        images, labels = rng.integers(0, 256, (size, 8, 8, 1), np.uint8), np.arange(size) % 5
+        np.savez(tmp_path / "later.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+        if size == 100:
+            with pytest.raises(DataError, match="they add up to 220 samples, the data has 100"):
+                run(config, tmp_path / "run")
     content = run(config, tmp_path / "run", resume=True)
     assert len(content["rounds"]) == 2
 

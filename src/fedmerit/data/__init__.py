@@ -2,7 +2,7 @@
 
 from fedmerit.data.corruptions import Behaviour, ClientData, apply, label_flip, label_noise, ramp
 from fedmerit.data.dataset import Dataset
-from fedmerit.data.partitions import SCHEMES, restore, save, split
+from fedmerit.data.partitions import SCHEMES, by_group, members, restore, save, saved_names, split
 from fedmerit.data.pool import Commitment, Pool, Slice, choose_pool
 from fedmerit.data.readers import READERS, load
 
@@ -16,12 +16,15 @@ __all__ = [
     "Pool",
     "Slice",
     "apply",
+    "by_group",
     "choose_pool",
     "label_flip",
     "label_noise",
     "load",
+    "members",
     "ramp",
     "restore",
     "save",
+    "saved_names",
     "split",
 ]

@@ -88,8 +88,14 @@ class Books:
         }
         for what, is_same in same.items():
             if not is_same:
+                dealt = ""
+                if what == "training data" and self.config.partition.scheme == "group":
+                    dealt = (
+                        "; a run that was started by a version that gave partition.names to groups by their "
+                        "place, not by name, cannot go on here either: start it anew"
+                    )
                 raise StoreError(
-                    f"{self.folder.path}: cannot be resumed: the {what} changed since it started"
+                    f"{self.folder.path}: cannot be resumed: the {what} changed since it started{dealt}"
                 )
 
     @property

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedmerit.config import Config
+from fedmerit.data.dataset import Dataset
 from fedmerit.errors import ProtocolError
 from fedmerit.federation.aggregation import Aggregation
 from fedmerit.federation.bookkeeping import (
@@ -28,11 +29,11 @@ from fedmerit.federation.local import LocalTraining
 from fedmerit.federation.measuring import Member
 from fedmerit.federation.protocol import Known, Model, Outcome, Report, accept, model_hash, moved
 from fedmerit.federation.reweighting import from_this_round
-from fedmerit.federation.setup import losses, prepare, schedule
+from fedmerit.federation.setup import losses, prepare, read, resolve, schedule
 from fedmerit.federation.summing import Observer, Offer
 from fedmerit.federation.truth import Truth
 from fedmerit.secagg.quantise import Encoding
-from fedmerit.store import Folder
+from fedmerit.store import Folder, check_usable
 
 
 @dataclass(frozen=True)
@@ -67,20 +68,35 @@ def run(
         watch: told what happens.
         observe: sees every byte the server receives under secure aggregation.
     """
+    check_usable(Path(path), resume=resume)
     if resume:
         check_engine(Path(path))
+    dataset = read(config)
+    config, _ = resolve(config, dataset)
     with Folder(path, config, resume=resume) as folder:
-        return Engine(config, folder, watch or (lambda _: None), observe).run()
+        engine = Engine(config, folder, watch or (lambda _: None), observe, dataset)
+        del dataset  # members hold their own parts
+        return engine.run()
 
 
 class Engine:
     """One run in one folder."""
 
-    def __init__(self, config: Config, folder: Folder, watch: Watch, observe: Observer | None = None) -> None:
-        self.config, self.watch = config, watch
+    def __init__(
+        self,
+        config: Config,
+        folder: Folder,
+        watch: Watch,
+        observe: Observer | None = None,
+        dataset: Dataset | None = None,
+    ) -> None:
+        """The folder was opened with the same, resolved config; ``dataset`` is its data, if that was read."""
+        self.watch = watch
         started = len(folder.ledger) > 0
         pool_key = pool_key_in(folder) if started else secrets.token_bytes(32)
-        self.federation = prepare(config, pool_key=pool_key)  # whatever is wrong with the settings shows here
+        # whatever is wrong with the settings shows here
+        self.federation = prepare(config, pool_key=pool_key, dataset=dataset)
+        config = self.config = self.federation.config
         if not started:
             keep_pool_key(folder, pool_key)
         secure = config.secure_aggregation.enabled

@@ -66,6 +66,7 @@ class Plan:
 def plan(config: Config, *, calibrate: bool = True) -> Plan:
     """Cost of a run of this config on this machine."""
     federation = prepare(config, pool_key=bytes(32))
+    config = federation.config
     rounds = config.training.rounds
     present = [len(schedule(config, federation.names, number)) for number in range(1, rounds + 1)]
     per_image, per_step = _calibration(federation) if calibrate else (float("nan"), float("nan"))

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedmerit import data
 from fedmerit.config import Config
 from fedmerit.data.corruptions import ClientData
-from fedmerit.data.dataset import Images, Labels
+from fedmerit.data.dataset import Dataset, Images, Labels
 from fedmerit.data.pool import Pool, Slice
 from fedmerit.encoding import seed_from
 from fedmerit.errors import ConfigError
@@ -95,17 +95,44 @@ class Federation:
         return evaluate(self.network, self._shown[1], self._shown[2], self.utilities)
 
 
-def prepare(config: Config, *, pool_key: bytes | None = None) -> Federation:
-    """Read the data, deal it, choose and commit the pool, build the model.
+def read(config: Config) -> Dataset:
+    """Read the data of a run."""
+    return data.load(config.data.name, config.data.path or None, **config.data.options)
+
+
+def resolve(config: Config, dataset: Dataset) -> tuple[Config, tuple[str, ...]]:
+    """Return the config with its members named, and what a run says about them.
+
+    With the schemes ``group`` and ``file`` the data or the saved partition names the members. Their names
+    stand in ``partition.names`` of the config that is returned, and all checks that name members are done.
+    A resolved config resolves to itself.
+    """
+    part = config.partition
+    if part.scheme not in ("group", "file"):
+        return config, ()
+    names, notes = data.members(
+        part.scheme,
+        part.names,
+        clients=part.clients,
+        groups=dataset.group_train,
+        merge=part.merge,
+        file=part.file,
+    )
+    return replace(config, partition=replace(part, names=names, clients=len(names))), notes
+
+
+def prepare(config: Config, *, pool_key: bytes | None = None, dataset: Dataset | None = None) -> Federation:
+    """Read the data, resolve the members, deal it to them, choose and commit the pool, build the model.
 
     Args:
         config: of the run.
         pool_key: secret behind the pool's salts; a resumed run passes the one it started with.
+        dataset: what `read` read, where that has been done.
     """
+    dataset = read(config) if dataset is None else dataset
+    config, said = resolve(config, dataset)
     device = choose_device(config.run.device)
     utilities = resolve_all(config.scoring.utilities)
-    options = dict(config.data.options)
-    dataset = data.load(config.data.name, config.data.path or None, **options)
     pool = data.choose_pool(
         dataset,
         config.data.test_size,
@@ -124,7 +151,9 @@ def prepare(config: Config, *, pool_key: bytes | None = None) -> Federation:
         minimum=config.partition.minimum,
         sizes=_sizes(config.partition.sizes) or None,
         groups=dataset.group_train,
+        merge=config.partition.merge,
         file=config.partition.file or None,
+        names=config.clients,
     )
     corruption = config.corruption
     clients = data.apply(
@@ -154,7 +183,7 @@ def prepare(config: Config, *, pool_key: bytes | None = None) -> Federation:
     if any(":" in name for name in (config.model.name, *config.scoring.utilities)):
         # somebody's own code: better to fail now than after hours of training
         evaluate(network, pool.slice(1).x, pool.slice(1).y, utilities)
-    notes = list(dataset.notes)
+    notes = [*dataset.notes, *said]
     fraction, members = config.participation.fraction, len(clients)
     if fraction < 1 and round(fraction * members) < LEAST_IN_SUM:
         notes.append(

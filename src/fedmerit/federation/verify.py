@@ -274,7 +274,7 @@ def _run(ledger: Records, *, signed: bool) -> tuple[Mapping[str, Any], Config]:
             raise LedgerError(f"its config cannot be read: {error}") from error
         if digest != run["config_hash"]:
             raise LedgerError("its config is not the one of its hash")
-        if list(config.clients) != run["members"]:
+        if not config.clients or list(config.clients) != run["members"]:
             raise LedgerError("its members are not those of its config")
         if config.secure_aggregation.enabled != signed:
             state = "on, but the ledger is unsigned" if not signed else "off, but the ledger is signed"

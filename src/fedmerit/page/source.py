@@ -215,6 +215,7 @@ def _renamed_settings(
         ("data", "options"),
         ("partition", "file"),
         ("partition", "sizes"),
+        ("partition", "merge"),
     ):
         if changed[section][key]:
             changed[section][key] = "withheld"

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fedmerit.config import SCHEMA, Config, recorded, recorded_hash
-from fedmerit.errors import BindingError, ConfigError, MessageError, RefusedError
+from fedmerit.config import Config, recorded, recorded_hash
+from fedmerit.errors import BindingError, MessageError, RefusedError
 from fedmerit.keys import Roster
 from fedmerit.ledger import canonical
-from fedmerit.limits import check
 from fedmerit.secagg.setting import LEAST_IN_SUM, Setting, default_threshold
 
 LARGEST_BOUND = 100.0
@@ -71,16 +70,6 @@ def config_in(terms: Mapping[str, Any]) -> Config:
         raise RefusedError("asked for a run that looks at plain updates", stage="join")
     if config.training.weights not in ("uniform", "secret", "roster"):
         raise RefusedError(f"weights {config.training.weights!r} are for one process only", stage="join")
-    return config
-
-
-def proposed(terms: Mapping[str, Any]) -> Config:
-    """Return the settings that a server proposes, held to today's limits whatever schema they name."""
-    config = config_in(terms)
-    try:
-        check(config, SCHEMA)
-    except ConfigError as error:
-        raise MessageError(f"the server's settings are not allowed: {error!s:.200}", stage="join") from None
     return config
 
 

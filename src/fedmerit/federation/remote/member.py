@@ -31,7 +31,7 @@ from fedmerit.errors import (
     StoreError,
 )
 from fedmerit.federation.protocol import model_hash
-from fedmerit.federation.remote.agreeing import Agreed, cautious, check_roster, least_scheduled, proposed
+from fedmerit.federation.remote.agreeing import Agreed, cautious, check_roster, config_in, least_scheduled
 from fedmerit.federation.remote.keeping import Keeping
 from fedmerit.federation.remote.reporting import Evaluator, scoring_side, told, vector
 from fedmerit.federation.remote.wire import Ask, checked_head, join_body, pack, same
@@ -127,7 +127,7 @@ class RemoteMember:
     def _join(self, ask: Ask, keeping: Keeping, address: str) -> bytes:
         terms, commitment = ask.get("terms", dict), ask.get("commitment", dict)
         server = ask.get("server", bytes)
-        config = proposed(terms)
+        config = config_in(terms)
         check_roster(terms, config, self.roster, self.name)
         self.accept(config)
         try:

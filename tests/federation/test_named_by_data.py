@@ -1,0 +1,411 @@
+"""Members that the data names: a name never ends up on the samples of another."""
+
+import json
+import tomllib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from fedmerit.checks import two_spellings
+from fedmerit.cli import app
+from fedmerit.config import from_dict, load, recorded_hash
+from fedmerit.data import Dataset, save
+from fedmerit.data import load as load_data
+from fedmerit.errors import ConfigError, DataError, LedgerError, StoreError
+from fedmerit.federation.embedded import Engine, run
+from fedmerit.federation.journal import Journal, first_body
+from fedmerit.federation.planning import plan
+from fedmerit.federation.setup import prepare, read, resolve
+from fedmerit.federation.verify import verify_folder
+from fedmerit.ledger import SERVER, Ledger
+from fedmerit.toml import written
+
+SITES = [f"Site {i}" for i in range(1, 11)]
+SMALL = {
+    "data": {"name": "npz", "test_size": 50},
+    "partition": {"scheme": "group"},
+    "model": {"name": "mlp"},
+    "training": {"rounds": 2, "local_epochs": 1, "batch_size": 16},
+}
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, [str(one) for one in arguments])
+
+
+def write_npz(path, groups, *, flipped=(), size=None):
+    """The pictures of the package, recorded by the given groups in turn; some have all labels wrong."""
+    shipped = load_data("fashion-mini")
+    count = size or len(shipped.y_train)
+    recorded_by = np.array([groups[i % len(groups)] for i in range(count)])
+    y = shipped.y_train[:count].copy()
+    wrong = np.isin(recorded_by, flipped)
+    y[wrong] = 9 - y[wrong]
+    arrays = {key: getattr(shipped, key) for key in ("x_test", "y_test")}
+    np.savez(path, x_train=shipped.x_train[:count], y_train=y, group_train=recorded_by, **arrays)
+    return path
+
+
+def small(path, **partition):
+    raw = {section: dict(values) for section, values in SMALL.items()}
+    raw["data"]["path"] = str(path)
+    raw["partition"] |= partition
+    return raw
+
+
+def write_toml(path, raw):
+    lines = []
+    for section, values in raw.items():
+        lines += [f"[{section}]", *(f"{key} = {written(value)}" for key, value in values.items())]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def test_ten_sites_and_the_one_with_wrong_labels_is_the_one_that_is_named(tmp_path):
+    file = write_npz(tmp_path / "ten.npz", SITES, flipped=["Site 10"])
+    raw = small(file)
+    raw["data"]["test_size"] = 500
+    raw["training"]["local_epochs"] = 3
+    toml = write_toml(tmp_path / "ten.toml", raw)
+    planned = call("plan", toml)
+    assert planned.exit_code == 0
+    assert planned.stdout.startswith("10 members, 2 rounds")
+    done = call("run", toml, "--out", tmp_path / "run")
+    assert done.exit_code == 0, done.stderr
+    assert "Site 10 is significantly below everybody else" in done.stdout
+    assert "Site 2 is significantly below" not in done.stdout
+    content = json.loads((tmp_path / "run" / "scores.json").read_text())
+    assert content["clients"] == SITES
+    summed = dict(zip(SITES, content["cumulative"]["ALPHA"], strict=True))
+    assert min(summed, key=summed.get) == "Site 10"
+    assert all(value > 0 for name, value in summed.items() if name != "Site 10")
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory):
+    """Eight hospitals in a file, of 45 or 46 samples each."""
+    return write_npz(tmp_path_factory.mktemp("eight") / "eight.npz", SITES[:8], size=363)
+
+
+def test_all_groups_are_members_in_plan_and_run_and_the_resolved_config_is_what_is_recorded(eight, tmp_path):
+    config = from_dict(small(eight))
+    assert not config.resolved
+    assert plan(config, calibrate=False).members == 8
+    assert run(config, tmp_path / "run")["clients"] == SITES[:8]
+    assert list(verify_folder(tmp_path / "run"))
+    recorded = load(tmp_path / "run" / "config.toml")
+    assert recorded.resolved
+    assert recorded.partition.names == tuple(SITES[:8])
+    assert recorded.partition.clients == 8
+    with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
+        body = first_body(ledger, "run")
+    assert from_dict(tomllib.loads(body["config"])) == recorded
+    assert body["config_hash"] == recorded_hash(body["config"])
+    assert body["members"] == SITES[:8]
+    dataset = read(recorded)
+    assert resolve(recorded, dataset) == (recorded, ())
+    assert resolve(config, dataset) == (recorded, ())
+
+
+@pytest.mark.parametrize(
+    ("partition", "other", "message"),
+    [
+        ({"clients": 6}, {}, r"partition\.clients: expected 8, as many as .* \(Site 1, .*Site 8\), got 6"),
+        ({"clients": 9}, {}, r"partition\.clients: expected 8, as many as .* \(Site 1, .*Site 8\), got 9"),
+        (
+            {"names": ["Site 1", "Site 9", "Site 3"]},
+            {},
+            r"partition\.names: 'Site 9' not among .*; asked for: Site 1, Site 9, Site 3; "
+            r"groups of the data: Site 1, .*Site 8",
+        ),
+        (
+            {"merge": {"North": ["Site 1", "site 2"]}},
+            {},
+            r"partition\.merge: 'site 2' not among .*; asked for: Site 1, site 2; groups of the data: Site 1",
+        ),
+        (
+            {"merge": {"North": SITES[:4], "South": SITES[4:8]}},
+            {},
+            r"partition\.clients: expected 3 to 1024 members: with two, each learns .*, got 2",
+        ),
+        (
+            {},
+            {"corruption": {"label_flip": ["client-0"]}},
+            r"corruption\.label_flip: unknown member 'client-0'; members are Site 1, .*, Site 8",
+        ),
+        (
+            {},
+            {"participation": {"away": {"Site 9": [1]}}},
+            r"participation\.away: unknown member 'Site 9'; members are Site 1, .*, Site 8",
+        ),
+        (
+            {},
+            {"participation": {"lost": {"Site 9": "1:masked"}}},
+            r"participation\.lost: unknown member 'Site 9'; members are",
+        ),
+        (
+            {"merge": {"North": ["Site 1", "Site 2"]}},
+            {"corruption": {"duplicate": {"North": "Site 2"}}},
+            r"corruption\.duplicate: unknown member 'Site 2'; members are North, Site 3",
+        ),
+        (
+            {"names": SITES[:3]},
+            {"training": {"weights": "roster", "roster_weights": dict.fromkeys(SITES[:4], 1.0)}},
+            r"training\.roster_weights: unknown member 'Site 4'; members are Site 1, Site 2, Site 3",
+        ),
+        (
+            {},
+            {"training": {"weights": "roster", "roster_weights": dict.fromkeys(SITES[:7], 1.0)}},
+            r"training\.roster_weights\.Site 8: expected a weight above 0, got None",
+        ),
+        (
+            {},
+            {"secure_aggregation": {"threshold": 4}},
+            r"secure_aggregation\.threshold: expected 5 to 8, more than half of the 8 members, got 4",
+        ),
+    ],
+)
+def test_plan_and_run_refuse_the_same_and_write_nothing(eight, tmp_path, partition, other, message):
+    raw = {**small(eight, **partition), **other}
+    for attempt in (
+        lambda: plan(from_dict(raw), calibrate=False),
+        lambda: run(from_dict(raw), tmp_path / "run"),
+    ):
+        with pytest.raises((ConfigError, DataError), match=f"^{message}"):
+            attempt()
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_names_the_file_of_a_member_that_is_not_in_the_data(eight, tmp_path):
+    toml = write_toml(tmp_path / "x.toml", small(eight) | {"corruption": {"label_flip": ["Site 10"]}})
+    for command in (["plan", toml], ["run", toml, "--out", tmp_path / "run"]):
+        error = call(*command).exception
+        assert isinstance(error, ConfigError)
+        assert str(error).startswith(f"{toml}: corruption.label_flip: unknown member 'Site 10'; members are ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_without_groups(tmp_path):
+    raw = small("") | {"data": {"name": "fashion-mini"}}
+    with pytest.raises(
+        DataError, match=r"^partition\.scheme: 'group' needs groups \(this dataset has none\)"
+    ):
+        run(from_dict(raw), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_settings_about_a_member_reach_the_samples_of_its_group(eight):
+    raw = small(eight) | {"corruption": {"label_flip": ["Site 8"], "duplicate": {"Site 2": "Site 7"}}}
+    federation = prepare(from_dict(raw))
+    held = {client.name: client for client in federation.clients}
+    dataset = read(federation.config)
+    for name in set(SITES[:8]) - {"Site 8", "Site 2"}:
+        assert np.array_equal(held[name].y, dataset.y_train[dataset.group_train == name])
+    assert np.array_equal(held["Site 8"].y, 9 - dataset.y_train[dataset.group_train == "Site 8"])
+    assert np.array_equal(held["Site 2"].x, dataset.x_train[dataset.group_train == "Site 7"])
+
+
+def test_who_is_left_out_is_said_by_plan_and_run(eight, tmp_path):
+    config = from_dict(small(eight, names=["Site 8", "Site 1", "Site 4", "Site 3", "Site 2"]))
+    note = (
+        "partition.names leaves out 3 of the 8 groups of the data, 135 of 363 training samples: "
+        "Site 5 (45), Site 6 (45), Site 7 (45)"
+    )
+    assert note in plan(config, calibrate=False).notes
+    said = []
+    content = run(config, tmp_path / "run", watch=said.append)
+    assert content["clients"] == ["Site 8", "Site 1", "Site 4", "Site 3", "Site 2"]
+    assert note in [step.text for step in said]
+
+
+def test_merged_groups_in_a_run_and_a_page_with_pseudonyms(eight, tmp_path):
+    merge = {"North": ["Site 1", "Site 2"], "South": ["Site 3", "Site 4", "Site 5"]}
+    config = from_dict(small(eight, merge=merge, clients=5))
+    assert run(config, tmp_path / "run")["clients"] == ["North", "Site 6", "Site 7", "Site 8", "South"]
+    assert list(verify_folder(tmp_path / "run"))
+    assert load(tmp_path / "run" / "config.toml").partition.merge["North"] == ("Site 1", "Site 2")
+    held = {client.name: client for client in prepare(config).clients}
+    dataset = read(config)
+    north = np.isin(dataset.group_train, merge["North"])
+    assert np.array_equal(held["North"].x, dataset.x_train[north])
+    done = call("page", tmp_path / "run", "--pseudonyms", "--out", tmp_path / "board.html")
+    assert done.exit_code == 0, done.stderr
+    page = (tmp_path / "board.html").read_text(encoding="utf-8")
+    assert "withheld" in page
+    assert not [name for name in (*SITES, "North", "South") if name in page]
+
+
+def test_a_ledger_must_say_who_its_members_are(eight, tmp_path):
+    config = from_dict(small(eight), ["secure_aggregation.enabled=false"])
+    run(config, tmp_path / "run")
+    with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
+        body, pool = dict(first_body(ledger, "run")), dict(first_body(ledger, "pool"))
+    (tmp_path / "forged").mkdir()
+    (tmp_path / "forged" / "config.toml").write_text(config.to_toml())
+    body |= {"config": config.to_toml(), "config_hash": recorded_hash(config.to_toml()), "members": []}
+    with Ledger(tmp_path / "forged" / "ledger.sqlite") as ledger, ledger.transaction():
+        journal = Journal(ledger, lambda author, message: b"")
+        journal.write(SERVER, "run", body)
+        journal.write(SERVER, "pool", pool)
+    with pytest.raises(LedgerError, match="its members are not those of its config"):
+        list(verify_folder(tmp_path / "forged"))
+
+
+# --------------------------------------------------------------------------------------------- resume
+
+
+@pytest.fixture
+def stopped(monkeypatch):
+    """Run a config and stop before the second round."""
+
+    def begin(config, folder):
+        original = Engine._round
+
+        def stop(engine, number):
+            if number == 2:
+                raise KeyboardInterrupt
+            original(engine, number)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Engine, "_round", stop)
+            with pytest.raises(KeyboardInterrupt):
+                run(config, folder)
+        return folder
+
+    return begin
+
+
+@pytest.mark.parametrize("partition", [{}, {"names": SITES[5:0:-1]}, {"clients": 8}])
+def test_a_run_goes_on_with_the_users_own_file_and_with_the_recorded_one(eight, tmp_path, stopped, partition):
+    raw = small(eight, **partition)
+    toml = write_toml(tmp_path / "user.toml", raw)
+    run(from_dict(raw), tmp_path / "whole")
+    wanted = (tmp_path / "whole" / "scores.json").read_bytes()
+    for name, file in (("a", toml), ("b", tmp_path / "b" / "config.toml")):
+        folder = stopped(from_dict(raw), tmp_path / name)
+        done = call("run", file, "--out", folder, "--resume")
+        assert done.exit_code == 0, done.stderr
+        assert (folder / "scores.json").read_bytes() == wanted
+        assert list(verify_folder(folder))
+
+
+def test_a_run_does_not_go_on_with_other_groups(eight, tmp_path, stopped):
+    file = tmp_path / "now.npz"
+    file.write_bytes(eight.read_bytes())
+    folder = stopped(from_dict(small(file)), tmp_path / "run")
+    write_npz(file, SITES[:9], size=363)
+    with pytest.raises(StoreError, match=r"another config: partition\.clients is 8 there and 9 here$"):
+        run(from_dict(small(file)), folder, resume=True)
+
+
+def test_a_run_whose_members_were_numbered_is_not_given_the_names_of_the_data(eight, tmp_path, stopped):
+    """Versions before recorded names = [] and called the groups client-0, client-1, ... in sorted order."""
+    file = tmp_path / "now.npz"
+    write_npz(file, [f"client-{i}" for i in range(8)], size=363)
+    folder = stopped(from_dict(small(file)), tmp_path / "run")
+    text = (folder / "config.toml").read_text()
+    names = next(line for line in text.splitlines() if line.startswith("names = "))
+    (folder / "config.toml").write_text(text.replace(names, "names = []"))
+    run(from_dict(small(file)), folder, resume=True)  # the names are those of the data: it goes on as it was
+    file.write_bytes(eight.read_bytes())
+    with pytest.raises(StoreError) as caught:
+        run(from_dict(small(file, clients=8)), folder, resume=True)
+    assert "holds a run of another config: partition.names is ['client-0', 'client-1'" in str(caught.value)
+    assert "and ['Site 1', 'Site 2'" in str(caught.value)
+    assert "the version that started it did not take members and names from the data" in str(caught.value)
+
+
+def test_a_run_whose_names_were_given_by_place_is_refused(tmp_path, stopped):
+    """Versions before gave "Site 2" the samples of "Site 10": second in the order of characters."""
+    file, names = tmp_path / "ten.npz", SITES
+    by_place = dict(zip(sorted(names), names, strict=True))
+    write_npz(file, [by_place[name] for name in names], size=400)
+    folder = stopped(from_dict(small(file, names=names)), tmp_path / "run")
+    write_npz(file, names, size=400)
+    with pytest.raises(StoreError, match=r"the training data changed since it started; .* by their place"):
+        run(from_dict(small(file, names=names)), folder, resume=True)
+
+
+# ------------------------------------------------------------------------------- any names, any order
+
+
+TEXT = st.text(st.sampled_from("ab 0127-_.é"), min_size=1, max_size=5).filter(
+    lambda name: name == name.strip() and name not in (".", "..")
+)
+TOGETHER = st.lists(TEXT, min_size=3, max_size=12, unique=True).filter(
+    lambda names: two_spellings(names) is None
+)
+
+
+@given(TOGETHER, st.data())
+@settings(max_examples=25, deadline=None)
+def test_the_data_of_every_member_are_those_of_its_group(names, data):
+    count = 5 * len(names)
+    recorded_by = np.array(names)[data.draw(st.permutations([i % len(names) for i in range(count)]))]
+    x = np.arange(count, dtype=np.float32).reshape(count, 1, 1, 1)
+    y = np.arange(count) % 2
+    dataset = Dataset(
+        name="any", x_train=x, y_train=y, x_test=x, y_test=y, classes=("a", "b"), group_train=recorded_by
+    )
+    asked = data.draw(st.just([]) | st.permutations(names).map(lambda all_: all_[: max(3, len(all_) // 2)]))
+    config = from_dict(
+        {
+            "data": {"name": "npz", "path": "none", "test_size": 4},
+            "partition": {"scheme": "group", "names": asked, "minimum": 1},
+            "model": {"name": "mlp"},
+        }
+    )
+    federation = prepare(config, dataset=dataset)
+    assert set(federation.names) == set(asked or names)
+    assert list(federation.names) == list(federation.config.clients) == (asked or list(federation.names))
+    for client in federation.clients:
+        assert client.x.ravel().tolist() == np.flatnonzero(recorded_by == client.name).tolist()
+    assert any("leaves out" in note for note in federation.notes) == (0 < len(asked) < len(names))
+
+
+# ------------------------------------------------------------------------------ a saved partition
+
+
+@pytest.mark.parametrize("name", ["parts.json", "parts.npz"])
+def test_a_saved_partition_names_the_members(tmp_path, name):
+    parts = [np.arange(0, 30), np.arange(30, 70), np.arange(70, 90)]
+    save(tmp_path / name, parts, 1813, names=["Ulm", "Bonn", "Köln"])
+    raw = {**SMALL, "data": {"test_size": 50}, "partition": {"scheme": "file", "file": str(tmp_path / name)}}
+    assert run(from_dict(raw), tmp_path / "run")["clients"] == ["Ulm", "Bonn", "Köln"]
+    assert list(verify_folder(tmp_path / "run"))
+    assert load(tmp_path / "run" / "config.toml").partition.names == ("Ulm", "Bonn", "Köln")
+    run(from_dict(raw), tmp_path / "run", resume=True)
+    raw["partition"]["names"] = ["Köln", "Ulm", "Bonn"]
+    raw["corruption"] = {"label_flip": ["Bonn"]}
+    clients = prepare(from_dict(raw)).clients
+    assert {client.name: len(client.y) for client in clients} == {"Köln": 20, "Ulm": 30, "Bonn": 40}
+    shipped = load_data("fashion-mini")
+    assert np.array_equal(clients[2].y, 9 - shipped.y_train[30:70])
+    raw["partition"]["names"] = ["Köln", "Bern", "Bonn"]
+    with pytest.raises(DataError, match=r"asked for: Köln, Bern, Bonn; in the file: Ulm, Bonn, Köln$"):
+        run(from_dict(raw), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_saved_partition_without_names_goes_on_as_it_was(tmp_path, stopped):
+    file = tmp_path / "parts.json"
+    save(file, [np.arange(0, 30), np.arange(30, 70), np.arange(70, 90)], 1813)
+    raw = {**SMALL, "data": {"test_size": 50}, "partition": {"scheme": "file", "file": str(file)}}
+    folder = stopped(from_dict(raw), tmp_path / "run")
+    text = (folder / "config.toml").read_text()
+    assert 'names = ["client-0", "client-1", "client-2"]' in text
+    (folder / "config.toml").write_text(text.replace('["client-0", "client-1", "client-2"]', "[]"))
+    assert run(from_dict(raw), folder, resume=True)["clients"] == ["client-0", "client-1", "client-2"]
+    raw["partition"] = {**raw["partition"], "names": ["Ulm", "Bonn", "Köln"]}
+    notes = prepare(from_dict(raw)).notes
+    assert any("has no names: partition.names are given to its parts in order" in note for note in notes)
+
+
+def test_sizes_belong_to_names_in_the_order_they_were_written():
+    raw = {**SMALL, "data": {"test_size": 50}}
+    raw["partition"] = {"scheme": "sizes", "sizes": [30, 50, 20], "names": ["Ulm", "Bonn", "Köln"]}
+    held = {client.name: len(client.y) for client in prepare(from_dict(raw)).clients}
+    assert held == {"Ulm": 30, "Bonn": 50, "Köln": 20}
