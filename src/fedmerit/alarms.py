@@ -88,7 +88,7 @@ def balance(rounds: Sequence[Reports]) -> Balance | None:
 
     Members share test samples, so their errors may point the same way: standard errors are added up over
     members, which bounds the error of the sum. Swapping alone and without turns each alpha into the gain less
-    alpha; with two members in a sum that changes no sum, so there it cannot be seen.
+    alpha; with two members in a sum that keeps the distance from the gain, so there it cannot be seen.
 
     >>> balance([Reports(empty=0, grand=3, alone=[3, 2, 1], without=[0, 1, 2])])  # doctest: +ELLIPSIS
     Balance(gain=3.0, said=6.0, swapped=3.0, error=None, rounding=..., fits_swapped=True)
