@@ -51,11 +51,11 @@ def test_who_never_reported_has_a_row_with_nothing_and_a_reason(silent, rule):
     assert ["Eve", "0.00%", "0.00"] in [line.split() for line in text.splitlines()]
     assert f"note: {reason}" in text
     assert f"note: {when}" in text
-    plain = json.loads(call("rewards", silent, "--budget", "1000", "--rule", rule, "--format", "json").output)
+    plain = json.loads(call("rewards", silent, "--budget", "1000", "--rule", rule, "--format", "json").stdout)
     assert (plain["shares"]["Eve"], plain["payouts"]["Eve"]) == (0.0, "0.00")
     assert {reason, when} <= set(plain["notes"])
     rows = csv.DictReader(
-        io.StringIO(call("rewards", silent, "--budget", "9", "--rule", rule, "--format", "csv").output)
+        io.StringIO(call("rewards", silent, "--budget", "9", "--rule", rule, "--format", "csv").stdout)
     )
     assert [(row["client"], row["payout"]) for row in rows][-1] == ("Eve", "0.00")
 
@@ -70,7 +70,7 @@ def test_rounds_that_do_not_join_up_are_told_with_scores_and_payouts(tmp_path):
 
 def test_advice_names_the_option_of_the_command_line(tmp_path):
     path = tmp_path / "r.csv"
-    path.write_text("round,client,empty,grand,alone,without\n1,A,0.5,0.4,0.3,0.5\n1,B,0.5,0.4,0.3,0.5\n")
+    path.write_text("round,client,empty,grand,alone,without\n1,A,0.5,0.4,0.45,0.45\n1,B,0.5,0.4,0.45,0.45\n")
     said = failure("rewards", path, "--budget", "1")
     assert "; --on-undefined equal or zero would say what to do then" in said
     assert "on_undefined" not in said

@@ -87,11 +87,11 @@ def test_a_smallest_share_is_named_beside_the_rule_it_bends():
 
 
 def test_another_score_than_the_contribution_is_named():
-    text = told("A", [0.3, 0.2, 0.1], Terms("1000.00", "accuracy", score="LOO"))
+    text = told("A", [0.3, 0.1, 0.0], Terms("1000.00", "accuracy", score="LOO"))
     assert "What the shared model loses without your update (LOO), summed over rounds, is +0.3000;" in text
     assert "In proportion to the summed LOO;" in text
     assert "ontribution" not in text
-    text = told("A", [0.3, 0.2, 0.1], Terms("1000.00", "accuracy"))
+    text = told("A", [0.3, 0.1, 0.0], Terms("1000.00", "accuracy"))
     assert "Your contribution, summed over rounds, is +0.3000;" in text
     assert "Your contribution is +0.3000 ± 0.0196" in text
 

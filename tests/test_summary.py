@@ -227,7 +227,8 @@ def test_samples_only_where_disclosed():
 def test_other_sums(score):
     found = summarise([reports(), reports(2)], score=score)
     assert found.total.score == score
-    assert score.lower() in shown(found).splitlines()[1]
+    header = next(line for line in shown(found).splitlines() if "client" in line)
+    assert score.lower() in header
     assert f"{score} summed over 2 rounds, utility brier" in shown(found, utility="brier")
 
 
@@ -248,7 +249,8 @@ def test_numbers_keep_to_one_line(width):
     )
     text = shown(found, width=width)
     assert "…" not in text
-    table = text.partition("ALPHA summed")[0]
+    doubt, table = text.partition("ALPHA summed")[0].split("\n", 1)
+    assert doubt.startswith("WARNING: ")
     assert max(map(len, table.splitlines())) <= width
     assert table.count("x") >= 70
     assert "[b]" in table

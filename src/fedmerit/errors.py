@@ -12,6 +12,7 @@
     ├── NeedsTable              a value that needs every coalition, which secure aggregation never yields
     ├── UndefinedScore          the score does not exist for these reports (and no guess is made)
     ├── UndefinedShares         these scores must not be turned into money
+    │   └── DoubtfulShares      the reports behind them contradict themselves
     ├── ProtocolError           secure aggregation or a round: names stage and member
     │   ├── MessageError        bytes that are not a message of this protocol
     │   ├── SignatureError      not signed by the member it names
@@ -73,6 +74,14 @@ class UndefinedScore(FedmeritError):
 
 class UndefinedShares(FedmeritError):
     """These scores must not be turned into money as they are."""
+
+
+class DoubtfulShares(UndefinedShares):
+    """The reports behind these scores contradict themselves. ``codes`` say how: see `fedmerit.alarms`."""
+
+    def __init__(self, message: str, codes: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.codes = codes
 
 
 class ProtocolError(FedmeritError):

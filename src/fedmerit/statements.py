@@ -51,6 +51,7 @@ def as_markdown(one: Statement) -> str:
     parts = [
         f"# Statement for {one.member}",
         _opening(one),
+        *_doubts(one),
         "## What you did",
         "\n".join(_did(one)),
         "## What you earn",
@@ -78,6 +79,13 @@ def _opening(one: Statement) -> str:
     if decision.replaces:
         text += f" It takes the place of decision {decision.replaces}."
     return text
+
+
+def _doubts(one: Statement) -> Iterator[str]:
+    """Why to think twice about all that follows."""
+    for doubt in one.decision.doubts:
+        despite = " The decision was made despite this." if doubt in one.decision.overruled else ""
+        yield f"**{doubt.title}.** {doubt.text}{despite}"
 
 
 def _did(one: Statement) -> Iterator[str]:
@@ -204,6 +212,7 @@ def as_dict(one: Statement) -> dict[str, Any]:
         "record": decision.record,
         "head": one.head,
         **vars(decision.terms),
+        "doubts": [str(doubt) for doubt in decision.doubts],
         "rounds": {status: list(numbers) for status, numbers in one.rounds.items()},
         "aborted": list(one.aborted),
         "unreported": list(one.unreported),

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.accumulate import NO_SCORE, Missing, accumulate, number_of
+from fedmerit.alarms import Doubt, doubts
 from fedmerit.document import scores_of
 from fedmerit.errors import UndefinedShares
 from fedmerit.rewards import shares
@@ -49,6 +50,7 @@ class Summary:
     groups: tuple[tuple[str, ...], ...]  # who cannot be told apart
     suspects: tuple[str, ...]  # reported every round and significantly below everybody else
     notes: tuple[str, ...]
+    doubts: tuple[Doubt, ...] = ()  # said before everything else
 
     @property
     def digits(self) -> int:
@@ -62,6 +64,7 @@ def summarise(
     score: str = "ALPHA",
     missing: Missing = "zero",
     clients: Sequence[str] = (),
+    game: str | None = None,
 ) -> Summary:
     """A score summed over rounds with intervals, ranks and shares, and the last round's LOO, FP and EE.
 
@@ -70,6 +73,7 @@ def summarise(
         score: see :func:`fedmerit.accumulate`.
         missing: see :func:`fedmerit.accumulate`.
         clients: the whole roster, where known; who never reported is noted.
+        game: see :func:`fedmerit.alarms.doubts`.
     """
     total = accumulate(rounds, score=score, missing=missing)
     last = rounds[-1]
@@ -124,7 +128,16 @@ def summarise(
             )
         )
     status = {key: one.status for key in ("FP", "EE") if (one := found.get(key)) is not None}
-    return Summary(tuple(standings), total, last, status, groups, suspects, tuple(dict.fromkeys(notes)))
+    return Summary(
+        standings=tuple(standings),
+        total=total,
+        last=last,
+        status=status,
+        groups=groups,
+        suspects=suspects,
+        notes=tuple(dict.fromkeys(notes)),
+        doubts=doubts(rounds, game=game),
+    )
 
 
 def sure_signs(scores: Scores, *, level: float = 0.95) -> list[int]:

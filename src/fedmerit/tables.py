@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmerit.agreement import agreement
+from fedmerit.alarms import Doubt
 from fedmerit.money import Payouts
 from fedmerit.rewards import Shares
 from fedmerit.summary import Standing, Summary
@@ -22,7 +23,9 @@ if TYPE_CHECKING:  # it needs torch
 
 
 def print_summary(console: Console, summary: Summary, *, utility: str | None) -> None:
-    """Who, how much, how sure; then what to know about it."""
+    """What is in doubt; who, how much, how sure; then what to know about it."""
+    for doubt in summary.doubts:
+        _say(console, f"WARNING: {doubt}")
     total = summary.total
     rounds = f"{total.rounds} round{'s' if total.rounds > 1 else ''}"
     caption = f"{total.score} summed over {rounds}"
@@ -134,9 +137,17 @@ def printable(text: str) -> str:
 
 
 def print_payouts(
-    console: Console, paid: Payouts, divided: Shares, *, unscored: Sequence[str] = (), warning: str = ""
+    console: Console,
+    paid: Payouts,
+    divided: Shares,
+    *,
+    unscored: Sequence[str] = (),
+    warning: str = "",
+    doubts: Sequence[Doubt] = (),
 ) -> None:
-    """Name, share, amount, also of who never reported; what is left; what to know about it."""
+    """What is in doubt; name, share, amount, also of who never reported; what to know about it."""
+    for doubt in doubts:
+        _say(console, f"WARNING: {doubt}")
     best_first = sorted(paid.items(), key=lambda item: (-item[1], item[0]))
     best_first += [(name, Decimal(0)) for name in unscored]
     columns = {
@@ -203,4 +214,5 @@ def advice(text: str, option: str = "fedmerit rewards --on-undefined") -> str:
     'nothing; fedmerit rewards --on-undefined equal or zero would say what to do then'
     """
     text = text.replace("on_undefined='equal' or 'zero' would", f"{option} equal or zero would")
+    text = text.replace("despite_doubts=True", "--despite-doubts")
     return re.sub(r"on_undefined='(\w+)' decided", rf"{option} \1 decided", text)

@@ -48,6 +48,7 @@ def page(
     from fedmerit.page.promises import private
     from fedmerit.page.writing import NAME, check_target, for_coordinator
     from fedmerit.store import write
+    from fedmerit.tables import printable
 
     target = out_ or (source / NAME if source.is_dir() else source.with_suffix(".html"))
     check_target(target, force=force)
@@ -56,6 +57,8 @@ def page(
         facts = facts_of(source, pseudonyms=pseudonyms)
     write(target, render(facts).encode())
     out.print(f"wrote {target}")
+    for doubt in facts.summary.doubts:
+        out.print(f"WARNING: {printable(str(doubt))}")
     if facts.source.broken:
         out.print(f"WARNING: the ledger does not verify: {facts.source.broken}")
     if private(facts):

@@ -127,7 +127,9 @@ def _run(config: Config, folder: Path, *, resume: bool, track: Sequence[str] = (
         written = run_embedded(config, folder, resume=resume, watch=watched)
     found = recorded(folder)
     content = found.content
-    summary = summarise(content.rounds, missing=config.scoring.missing, clients=content.clients)
+    summary = summarise(
+        content.rounds, missing=config.scoring.missing, clients=content.clients, game=config.scoring.game
+    )
     summary = replace(summary, notes=(*summary.notes, *found.notes))
     print_summary(out, advised(summary), utility=content.rounds[0].utility)
     if config.analysis:

@@ -18,6 +18,7 @@ from fedmerit.cli.base import advised, app, err, fail, out, write
 from fedmerit.layout import LEDGER
 
 if TYPE_CHECKING:
+    from fedmerit.alarms import Doubt
     from fedmerit.federation.recorded import Recorded
     from fedmerit.money import Payouts
     from fedmerit.reading import Content
@@ -98,6 +99,7 @@ def score(
 
     SOURCE is a file of reports (.json or .csv), or a run folder.
     """
+    from fedmerit.alarms import doubts
     from fedmerit.document import as_csv, as_json, document
     from fedmerit.summary import summarise
     from fedmerit.tables import print_summary
@@ -109,14 +111,16 @@ def score(
         )
     (content, run), counts = read_reports(file, utility), _missing(file, missing)
     rounds, clients, warning = content.rounds, content.clients, _unfinished(run, "covers")
+    game = _game(file, run)
     if format is Format.table:
         chosen = score or Summed.alpha
-        summary = summarise(rounds, score=chosen.value, missing=counts, clients=clients)
+        summary = summarise(rounds, score=chosen.value, missing=counts, clients=clients, game=game)
         summary = replace(summary, notes=(*summary.notes, *(run.notes if run else ())))
         print_summary(out, advised(summary), utility=rounds[0].utility)
     else:
         written = document(rounds, clients=clients, missing=counts)
         write(as_json(written) if format is Format.json else as_csv(written))
+        _warn(doubts(rounds, game=game))
     if warning:
         (out if format is Format.table else err).print(f"WARNING: {warning}")
 
@@ -137,6 +141,10 @@ def rewards(
         OnUndefined, typer.Option(help="Where scores allow no shares.")
     ] = OnUndefined.refuse,
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.table,
+    despite_doubts: Annotated[
+        bool,
+        typer.Option("--despite-doubts", help="Pay although the reports contradict themselves; recorded."),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print: record and write nothing.")] = False,
 ) -> None:
     """Payouts in exact cents. Of a run folder they are recorded in its ledger, with a statement a member.
@@ -144,6 +152,7 @@ def rewards(
     SOURCE is a file of reports (.json or .csv), or a run folder. Who never reported is paid nothing.
     """
     from fedmerit.accumulate import accumulate
+    from fedmerit.alarms import check_payable, doubts
     from fedmerit.money import payouts
     from fedmerit.rewards import shares
     from fedmerit.summary import absences, unscored
@@ -151,7 +160,9 @@ def rewards(
 
     (content, run), counts = read_reports(file, utility), _missing(file, missing)
     total = accumulate(content.rounds, score=score.value, missing=counts)
-    with _option_names():
+    doubted = doubts(content.rounds, game=_game(file, run))
+    with _option_names(doubted):
+        check_payable(doubted, rule.value, despite=despite_doubts)
         divided = shares(total, rule.value, floor=floor, cap=cap, on_undefined=on_undefined.value)
     gone = absences(content.rounds, content.clients)
     left_out = run.notes if run else ()
@@ -162,15 +173,20 @@ def rewards(
     if warning:
         warning += "; a later decision can replace it"
     if run and not dry_run:  # first: what is printed stands in the ledger
-        terms = {"floor": floor, "cap": cap, "on_undefined": on_undefined.value, "missing": counts}
+        terms = {
+            "floor": floor, "cap": cap, "on_undefined": on_undefined.value, "missing": counts,
+            "despite_doubts": despite_doubts,
+        }  # fmt: skip
         said = _record(
             file, str(paid.budget), content.rounds[0].utility, rule=rule.value, score=score.value, **terms
         )
     if format is Format.table:
-        print_payouts(out, paid, divided, unscored=without, warning=warning)
+        print_payouts(out, paid, divided, unscored=without, warning=warning, doubts=doubted)
     else:
-        noted = replace(divided, notes=(*divided.notes, warning)) if warning else divided
+        more = (warning,) if warning else ()
+        noted = replace(divided, notes=(*map(str, doubted), *divided.notes, *more))
         write(_payouts_as(format, paid, noted, without))
+        _warn(doubted)
         if warning:
             err.print(f"WARNING: {warning}")
     if said:
@@ -234,15 +250,25 @@ def _record(folder: Path, budget: str, utility: str | None, **terms: Any) -> str
 
 
 @contextmanager
-def _option_names() -> Iterator[None]:
-    """Advice of the library in the words of the command line."""
-    from fedmerit.errors import UndefinedShares
+def _option_names(doubted: Sequence[Doubt]) -> Iterator[None]:
+    """Advice of the library in the words of the command line, after what is in doubt anyway."""
+    from fedmerit.errors import DoubtfulShares, UndefinedShares
     from fedmerit.tables import advice
 
     try:
         yield
+    except DoubtfulShares as error:
+        raise DoubtfulShares(advice(str(error)), error.codes) from error
     except UndefinedShares as error:
-        raise UndefinedShares(advice(str(error), "--on-undefined")) from error
+        raise UndefinedShares(" ".join([*map(str, doubted), advice(str(error), "--on-undefined")])) from error
+
+
+def _warn(doubted: Sequence[Doubt]) -> None:
+    """Beside output for programs."""
+    from fedmerit.tables import printable
+
+    for doubt in doubted:
+        err.print(f"WARNING: {printable(str(doubt))}")
 
 
 def read_reports(source: Path, utility: str | None = None) -> tuple[Content, Recorded | None]:
@@ -255,6 +281,15 @@ def read_reports(source: Path, utility: str | None = None) -> tuple[Content, Rec
         found = recorded(source, utility=utility)
         return found.content, found
     return read_content(source / "scores.json" if source.is_dir() else source, utility=utility), None
+
+
+def _game(file: Path, run: Recorded | None) -> str | None:
+    """That of the run; None where nothing beside the reports tells."""
+    from fedmerit.config import of_folder
+
+    if run is not None:
+        return run.config.scoring.game
+    return of_folder(file).scoring.game if (file / "config.toml").is_file() else None
 
 
 def _missing(file: Path, given: Missing | None) -> Literal["zero", "own-mean"]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedmerit.accumulate import Missing, accumulate
+from fedmerit.alarms import Doubt, doubts
 from fedmerit.config import Scoring
 from fedmerit.errors import LedgerError
 from fedmerit.federation.journal import Round, reading
@@ -39,6 +40,7 @@ class Terms:
     floor: float = 0.0
     cap: float = 1.0
     on_undefined: OnUndefined = "refuse"
+    despite_doubts: bool = False  # whether gross doubts about the reports were to be overruled
 
     def body(self) -> dict[str, Any]:
         """For the ledger."""
@@ -47,7 +49,10 @@ class Terms:
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Terms:
         """As a record has them."""
-        plain = {key: body[key] for key in cls.__dataclass_fields__}
+        plain = {"despite_doubts": False, **body}  # which decisions of earlier versions do not have
+        plain = {key: plain[key] for key in cls.__dataclass_fields__}
+        if not isinstance(plain["despite_doubts"], bool):
+            raise LedgerError(f"despite_doubts: expected true or false, got {plain['despite_doubts']!r:.40}")
         return cls(**{**plain, "floor": number(plain["floor"]), "cap": number(plain["cap"])})
 
 
@@ -62,7 +67,13 @@ class Decision:
     total: Scores
     shares: Shares
     paid: Payouts
+    doubts: tuple[Doubt, ...] = ()  # about the reports that it rests on
     record: int = 0  # its place in the ledger, once it is there
+
+    @property
+    def overruled(self) -> tuple[Doubt, ...]:
+        """The gross doubts that it was made despite; none by the rule equal, which pays by no score."""
+        return tuple(one for one in self.doubts if one.gross and self.terms.rule != "equal")
 
     def records(self, scoring: Scoring) -> Iterator[tuple[str, dict[str, Any]]]:
         """Kinds and bodies of what goes into the ledger."""
@@ -95,8 +106,10 @@ def money(amount: int) -> str:
     return f"{amount // 100:,}.{amount % 100:02d}"
 
 
-def decide(rounds: Sequence[Round], terms: Terms, before: Sequence[Decision] = ()) -> Decision:
-    """What these rounds pay under these terms; ``before`` are the decisions so far."""
+def decide(
+    rounds: Sequence[Round], terms: Terms, before: Sequence[Decision] = (), *, game: str | None = None
+) -> Decision:
+    """What these rounds of a run with this game pay under these terms; ``before``: the decisions so far."""
     scored = [reports for one in rounds if (reports := one.to_reports(terms.utility)) is not None]
     total = accumulate(scored, score=terms.score, missing=terms.missing)
     divided = shares(total, terms.rule, floor=terms.floor, cap=terms.cap, on_undefined=terms.on_undefined)
@@ -108,6 +121,7 @@ def decide(rounds: Sequence[Round], terms: Terms, before: Sequence[Decision] = (
         total=total,
         shares=divided,
         paid=payouts(divided, terms.budget),
+        doubts=doubts(scored, game=game),
     )
 
 
@@ -148,7 +162,7 @@ def decisions_of(ledger: Records, rounds: Sequence[Round], scoring: Scoring) -> 
     found: list[Decision] = []
     for one in found_in(ledger):
         with reading(one.record):
-            again = _again(one, rounds, found)
+            again = _again(one, rounds, found, scoring)
             told = _stated(one, scoring)
             _same(told["shares"], dict(again.shares), exactly=False)
             anew = division(Shares(told["shares"], again.shares.rule), again.terms.budget)
@@ -162,14 +176,14 @@ def decisions_of(ledger: Records, rounds: Sequence[Round], scoring: Scoring) -> 
     return found
 
 
-def _again(one: Found, rounds: Sequence[Round], before: Sequence[Decision]) -> Decision:
+def _again(one: Found, rounds: Sequence[Round], before: Sequence[Decision], scoring: Scoring) -> Decision:
     """The decision as it should be, from the rounds that were closed when it was made."""
     body = one.record.body
     if one.record.author != SERVER:
         raise LedgerError("only the server decides")
     if body["rounds"] != one.rounds:
         raise LedgerError(f"rests on {body['rounds']!r:.20} rounds, {one.rounds} were closed before it")
-    made = decide(rounds[: one.rounds], Terms.of(body), before)
+    made = decide(rounds[: one.rounds], Terms.of(body), before, game=scoring.game)
     if (body["decision"], body["replaces"]) != (made.number, made.replaces):
         raise LedgerError(f"expected decision {made.number}, which replaces {made.replaces}")
     if body["status"] != made.shares.status:

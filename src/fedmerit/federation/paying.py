@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedmerit.alarms import check_payable, doubts
 from fedmerit.config import of_folder
 from fedmerit.errors import LedgerError, StoreError
 from fedmerit.federation.decisions import Decision, Terms, decide, decisions_of
 from fedmerit.federation.journal import Journal, Round, Sign, first_body, rounds_of
+from fedmerit.federation.recorded import scored_in
 from fedmerit.federation.verify import verify_folder
 from fedmerit.layout import LEDGER
 from fedmerit.ledger import SERVER, Ledger
@@ -24,6 +26,9 @@ def record_decision(path: Path, terms: Terms) -> tuple[Decision, bool]:
     Returns:
         The decision, and whether it is new: the same terms over the same rounds as the last decision are
         that decision, and nothing is written.
+
+    Raises:
+        DoubtfulShares: the reports contradict themselves, and the terms do not say to pay despite that.
     """
     for _ in verify_folder(path):  # money is paid from what verifies, or not at all
         pass
@@ -31,7 +36,9 @@ def record_decision(path: Path, terms: Terms) -> tuple[Decision, bool]:
     with Folder(path, config, resume=True) as folder:
         rounds = rounds_of(folder.ledger)
         before = decisions_of(folder.ledger, rounds, config.scoring)
-        made = decide(rounds, terms, before)
+        found = doubts(scored_in(rounds, terms.utility), game=config.scoring.game)
+        check_payable(found, terms.rule, despite=terms.despite_doubts)
+        made = decide(rounds, terms, before, game=config.scoring.game)
         if before and before[-1].terms == terms and before[-1].rounds == made.rounds:
             return before[-1], False
         journal = Journal(folder.ledger, _signer(path, folder.ledger))

@@ -72,7 +72,7 @@ FORMS = {
     "decision": _form(
         SERVER,
         "decision replaces rounds budget utility rule score missing floor cap on_undefined status unpaid",
-        "shares cents totals",
+        "shares cents totals despite_doubts",
     ),
     "payout": _form(SERVER, "decision member salt share cents"),
 }

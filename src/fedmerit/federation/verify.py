@@ -213,13 +213,14 @@ class _Checked:
                 f"{one.paid.budget:,.2f} by the rule {one.terms.rule} follows from the scores, "
                 f"to the cent{mine}"
             )
-        covered = {
-            record.body["decision"]: record.body["rounds"]
-            for record in self.records
-            if record.kind == "decision"
-        }
+            despite = (
+                ", as its record says" if one.terms.despite_doubts else ", which its record does not say"
+            )
+            for doubt in one.overruled:
+                yield f"doubts: decision {one.number} was made despite this{despite}: {doubt}"
+        made = {record.body["decision"]: record.body for record in self.records if record.kind == "decision"}
         for part in self.own:
-            until = covered[part.number]
+            until = made[part.number]["rounds"]
             after = f", after round {until} of {planned}" if until < planned else ""
             what = "share and cents follow" if part.recomputed else "cents follow from the stated share"
             rest = (
@@ -231,6 +232,8 @@ class _Checked:
                 f"payouts: decision {part.number}{after}: {money(part.cents)} for {self.reader}: {what}"
                 f"{' ' if part.recomputed else '; '}{rest}; nobody else's were computed"
             )
+            if made[part.number].get("despite_doubts"):
+                yield f"doubts: decision {part.number} was to be made despite any doubts, as its record says"
 
 
 def _both(one: Callable[[], A], other: Callable[[], B]) -> tuple[A, B]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fedmerit.alarms import Doubt
 from fedmerit.federation.decisions import Decision, Terms
 from fedmerit.page.source import Source
 from fedmerit.summary import digits_for
@@ -25,6 +26,8 @@ class Decided:
     budget: str
     lines: tuple[tuple[str, str, str], ...]  # member, share, amount: best paid first
     foot: tuple[tuple[str, str], ...]
+    doubts: tuple[Doubt, ...]  # about the reports that it rests on
+    overruled: tuple[Doubt, ...]  # those of them that it was made despite
     basis: Mapping[str, str]  # what it pays by, where that is not the contribution of part 1
 
 
@@ -72,5 +75,7 @@ def decided(source: Source, unscored: tuple[str, ...]) -> Decided | None:
         budget=str(paid.budget),
         lines=(*lines, *((name, "0.00%", "0.00") for name in unscored)),
         foot=(("unpaid", f"{paid.unpaid:,.2f}"), ("budget", f"{paid.budget:,.2f}")),
+        doubts=last.doubts,
+        overruled=last.overruled,
         basis=basis,
     )

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
+from fedmerit.alarms import balance
 from fedmerit.federation.unscored import in_words
 from fedmerit.page.facts import Facts
 from fedmerit.page.words import STATUS, count, listed, rounds, sentence, spoken
-from fedmerit.scores import alpha
 from fedmerit.tables import signed
 
-FAR = 0.2
-"""How far the sum may lie from the gain, as a part of it, before the page warns."""
 _STRAYS = " That strays far from the gain: think twice before paying from this measure."
 
 
@@ -20,22 +17,22 @@ def adds_up(facts: Facts) -> str:
     """The sum of the contributions against the gain."""
     said = float(facts.total.raw.sum())
     gain, explained = (signed(value, facts.summary.digits) for value in (facts.total.gain, said))
+    strays = _STRAYS if any(one.code in ("swapped", "strays") for one in facts.summary.doubts) else ""
     if facts.total.gain <= 0:
-        return f"The contributions add up to {explained}, and there is no gain to attribute ({gain})."
+        return f"The contributions add up to {explained}, and there is no gain to attribute ({gain}).{strays}"
     ratio = said / facts.total.gain
     where = " in the rounds with reports" if facts.source.unreported else ""
     told = f"The contributions add up to {explained}, {ratio:.0%} of the {gain} that the model gained{where}"
     silent = list(dict.fromkeys(name for one in facts.source.rounds for name in one.silent))
     if not silent:
-        return f"{told}.{_STRAYS}" if abs(ratio - 1) > FAR else f"{told}."
+        return f"{told}.{strays}"
     whose = "its" if len(silent) == 1 else "their"
     lacks = "not in it" if facts.source.missing == "zero" else "not measured"
     told += f"; what {listed(silent)} added in rounds without {whose} report is {lacks}."
-    whole = [alpha(one) for one in facts.source.rounds if not one.silent]  # only these can be judged
-    gained, summed = (math.fsum(values) for values in ([s.gain for s in whole], [s.raw.sum() for s in whole]))
-    if gained > 0 and abs(summed / gained - 1) > FAR:
-        told += f" Where everybody reported, they make {summed / gained:.0%} of the gain.{_STRAYS}"
-    return told
+    judged = balance(facts.source.rounds)
+    if strays and judged and judged.gain > 0:
+        told += f" Where everybody reported, they make {judged.said / judged.gain:.0%} of the gain."
+    return told + strays
 
 
 def statuses(facts: Facts) -> list[str]:

@@ -150,7 +150,8 @@ def gather(source: Source, original: Source) -> Facts:
             ``fedmerit rewards`` to the last bit, whatever the members are called here.
     """
     rounds = source.rounds
-    summary = summarise(rounds, missing=source.missing, clients=source.clients)
+    game = None if source.settings is None else source.settings["scoring"]["game"]
+    summary = summarise(rounds, missing=source.missing, clients=source.clients, game=game)
     shown = _shown(len(rounds))
     without = unscored(rounds, source.clients)
     return Facts(

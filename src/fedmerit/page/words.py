@@ -61,6 +61,12 @@ def rounds(number: int) -> str:
     return "one round" if number == 1 else f"{count(number)} rounds"
 
 
+def title(facts: Facts) -> str:
+    """What the page opens with: a gross doubt, or who contributed what."""
+    first = facts.summary.doubts[:1]
+    return first[0].title if first and first[0].gross else headline(facts)
+
+
 def headline(facts: Facts) -> str:
     """Who contributed what, in one sentence."""
     standings, n = facts.summary.standings, facts.total.n
