@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedmerit.errors import ConfigError
-from fedmerit.limits import check
+from fedmerit.limits import check, check_schedule
+from fedmerit.secagg.setting import default_threshold
 from fedmerit.toml import as_kind, fits, words, written
 
 
@@ -112,8 +113,8 @@ class SecureAggregation:
 
     enabled: bool = True
     bound: float = 4.0  # largest |M_i - M0| per coordinate
-    threshold: int = 0  # members needed to finish; 0: floor(2N/3) + 1
-    least: int = 0  # between machines: fewest members a schedule may name; 0: floor(2/3 of the usual) + 1
+    threshold: int = 0  # members needed to finish; 0: floor(2/3 of all members) + 1
+    least: int = 0  # between machines: fewest members a schedule may name; 0: the threshold
     check: bool = True  # false saves an exchange; updates are then hidden from an honest server only
     clip: bool = False  # cut (and count) what lies beyond the bound, where the default is to refuse it
 
@@ -152,6 +153,11 @@ class Config:
         if self.partition.names:
             return tuple(self.partition.names)
         return tuple(f"client-{i}" for i in range(self.partition.clients))
+
+    @property
+    def threshold(self) -> int:
+        """t: how many of all members must stay to the end of a round, whoever is scheduled."""
+        return self.secure_aggregation.threshold or default_threshold(len(self.clients))
 
     @property
     def analysis(self) -> bool:
@@ -210,8 +216,8 @@ def _is_about(message: str, setting: str) -> bool:
     return message.startswith((f"{setting}:", f"{setting}.", "expected section.key=value"))
 
 
-def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
-    """Settings from nested mappings."""
+def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = (), *, recorded: bool = False) -> Config:
+    """Settings from nested mappings; ``recorded`` ones are of a run that was begun, maybe long ago."""
     tree: dict[str, Any] = {
         name: dict(part) if isinstance(part, Mapping) else part for name, part in raw.items()
     }
@@ -228,7 +234,10 @@ def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
         if name == "partition" and "clients" not in given and isinstance(given.get("names"), list):
             given["clients"] = len(given["names"])
         built[name] = _section(name, kinds[name], given)
-    return Config(**built)
+    config = Config(**built)
+    if not recorded:
+        check_schedule(config)
+    return config
 
 
 def _section(name: str, kind: type, given: Mapping[str, Any]) -> Any:

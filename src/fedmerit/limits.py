@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedmerit.errors import ConfigError, KeyFileError
 from fedmerit.names import check_names
+from fedmerit.secagg.setting import LEAST_IN_SUM
 
 if TYPE_CHECKING:
     from fedmerit.config import Config
@@ -107,6 +108,32 @@ def check(config: Config) -> None:
                 )
     elif weights:
         raise ConfigError('training.roster_weights: only with training.weights = "roster"')
+
+
+def check_schedule(config: Config) -> None:
+    """Refuse a new run whose rounds could never finish; those recorded are read by the rules of their time.
+
+    The threshold is one of all members: were it one of those scheduled, a server that schedules fewer would
+    need fewer colluders.
+    """
+    members, t = len(config.clients), config.threshold
+    least, fraction = config.secure_aggregation.least, config.participation.fraction
+    if least and not t <= least <= members:
+        raise ConfigError(
+            f"secure_aggregation.least: expected {t} to {members}, since {t} of the {members} members must "
+            f"stay to the end of a round, got {least}"
+        )
+    if usual_schedule(config) < t:
+        raise ConfigError(
+            f"participation.fraction: expected at least {math.ceil(1000 * t / members) / 1000:g}, since {t} "
+            f"of the {members} members must stay to the end of a round, got {fraction:g}, which schedules "
+            f"{usual_schedule(config)}"
+        )
+
+
+def usual_schedule(config: Config) -> int:
+    """How many members a round schedules where nobody is away."""
+    return max(LEAST_IN_SUM, round(config.participation.fraction * len(config.clients)))
 
 
 def _check_sizes(config: Config) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fedmerit.config import Config, from_dict
+from fedmerit.config import Config, SecureAggregation, from_dict
 from fedmerit.errors import BindingError, MessageError, RefusedError
 from fedmerit.keys import Roster
 from fedmerit.ledger import canonical
@@ -91,8 +91,6 @@ def cautious(config: Config) -> None:
         weak = "asked to leave the check out, which hides updates from honest servers only"
     elif secure.threshold and secure.threshold < default_threshold(members):
         weak = f"asked for a threshold of {secure.threshold} of {members} members"
-    elif secure.least and secure.least < usual_least(config):
-        weak = f"asked to take part in rounds of {secure.least} of {members} members"
     elif config.participation.fraction < 1:
         weak = f"asked to let the server choose {config.participation.fraction:g} of the members each round"
     elif secure.bound > LARGEST_BOUND:
@@ -101,11 +99,12 @@ def cautious(config: Config) -> None:
         raise RefusedError(weak, stage="join")
 
 
-def everybody(config: Config, weights: str = "uniform") -> None:
-    """`cautious`, and every sum is over all members, weighted in one way, or there is none.
+def everybody(config: Config, weights: str = "uniform", bound: float = SecureAggregation.bound) -> None:
+    """`cautious`, and every sum is over all members, weighted in one way and never clipped, or there is none.
 
-    So no two sums of the same updates differ, and there is nothing to subtract. A federation with other
-    weights gives them by name, in the same words on every machine: ``partial(everybody, weights="roster")``.
+    So no two sums of the same updates differ by more than their rounding, and there is nothing to subtract. A
+    federation with other weights or another bound gives them by name, in the same words on every machine and
+    in every run: ``partial(everybody, weights="roster", bound=8.0)``.
     """
     cautious(config)
     secure, members = config.secure_aggregation, len(config.clients)
@@ -113,6 +112,18 @@ def everybody(config: Config, weights: str = "uniform") -> None:
         raise RefusedError(
             f"asked for {config.training.weights} weights, expected {weights}: sums with different weights "
             "can be subtracted",
+            stage="join",
+        )
+    if secure.clip:
+        raise RefusedError(
+            "asked to clip updates: two clipped sums with different bounds differ by the update of whoever "
+            "lies beyond them",
+            stage="join",
+        )
+    if secure.bound != bound:
+        raise RefusedError(
+            f"asked for a bound of {secure.bound:g}, expected {bound:g}: who declines under which bound says "
+            "how large its update is",
             stage="join",
         )
     if secure.threshold != members or secure.least != members:
@@ -125,10 +136,4 @@ def everybody(config: Config, weights: str = "uniform") -> None:
 
 def least_scheduled(config: Config) -> int:
     """Fewest members that a round may schedule."""
-    return config.secure_aggregation.least or usual_least(config)
-
-
-def usual_least(config: Config) -> int:
-    """Two thirds of those a round usually schedules, and one more: a server must not choose whom to sum."""
-    usual = max(LEAST_IN_SUM, round(config.participation.fraction * len(config.clients)))
-    return max(LEAST_IN_SUM, default_threshold(usual))
+    return max(LEAST_IN_SUM, config.threshold, config.secure_aggregation.least)
