@@ -51,7 +51,7 @@ def test_a_truncated_or_longer_message_is_caught(stage):
 def test_an_oversized_message_is_refused_before_it_is_parsed(monkeypatch):
     parties = Parties(3)
     monkeypatch.setattr("fedmerit.secagg.messages.open_head", lambda *_: pytest.fail("was parsed"))
-    limit = 8 + head_limit(parties.setting) + 4 * parties.encoding.words
+    limit = 8 + head_limit(parties.setting.n) + 4 * parties.encoding.words
     with pytest.raises(MessageError, match=f"to {limit} bytes, got {limit + 1}"):
         parties.server.receive(b"FMS1" + bytes(limit - 3), A)
     with pytest.raises(MessageError, match="a head of"):
