@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedmerit.errors import ConfigError
-from fedmerit.limits import check, check_schedule
+from fedmerit.limits import check
 from fedmerit.secagg.setting import default_threshold
 from fedmerit.toml import as_kind, fits, words, written
 
@@ -216,8 +216,8 @@ def _is_about(message: str, setting: str) -> bool:
     return message.startswith((f"{setting}:", f"{setting}.", "expected section.key=value"))
 
 
-def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = (), *, recorded: bool = False) -> Config:
-    """Settings from nested mappings; ``recorded`` ones are of a run that was begun, maybe long ago."""
+def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
+    """Settings from nested mappings."""
     tree: dict[str, Any] = {
         name: dict(part) if isinstance(part, Mapping) else part for name, part in raw.items()
     }
@@ -234,10 +234,7 @@ def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = (), *, recorded
         if name == "partition" and "clients" not in given and isinstance(given.get("names"), list):
             given["clients"] = len(given["names"])
         built[name] = _section(name, kinds[name], given)
-    config = Config(**built)
-    if not recorded:
-        check_schedule(config)
-    return config
+    return Config(**built)
 
 
 def _section(name: str, kind: type, given: Mapping[str, Any]) -> Any:

@@ -111,7 +111,7 @@ def check(config: Config) -> None:
 
 
 def check_schedule(config: Config) -> None:
-    """Refuse a new run whose rounds could never finish; those recorded are read by the rules of their time.
+    """Refuse a run whose rounds could never finish, before it begins; those recorded are read as they are.
 
     The threshold is one of all members: were it one of those scheduled, a server that schedules fewer would
     need fewer colluders.

@@ -266,7 +266,7 @@ def _run(ledger: Records, *, signed: bool) -> tuple[Mapping[str, Any], Config]:
     run = first_body(ledger, "run")
     with reading(next(ledger.records("run"))):
         try:
-            config = from_dict(tomllib.loads(run["config"]), recorded=True)
+            config = from_dict(tomllib.loads(run["config"]))
         except (ConfigError, tomllib.TOMLDecodeError) as error:
             raise LedgerError(f"its config cannot be read: {error}") from error
         if config.hash() != run["config_hash"]:

@@ -35,6 +35,7 @@ from fedmerit.flower.grid import SecureGrid
 from fedmerit.flower.logs import Notes, log_inside_flower
 from fedmerit.flower.measuring import Value, definition, evaluator
 from fedmerit.keys import Roster, load_key, new_key, read_roster
+from fedmerit.limits import check_schedule
 from fedmerit.page.writing import page_of_run
 from fedmerit.secagg.setting import LEAST_IN_SUM
 from fedmerit.store import Folder, write
@@ -152,7 +153,7 @@ class Contributions:
                 "clip": clip,
             },
         }
-        self._config(1)  # whatever is wrong with the settings shows here
+        check_schedule(self._config(1)[0])  # whatever is wrong with the settings shows here
         self.scores: dict[str, Any] = {}
         self.notes: list[str] = []
         self.seconds: dict[str, list[float]] = {}

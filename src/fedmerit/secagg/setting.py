@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
-import msgpack
-
 from fedmerit.errors import BindingError, KeyFileError, RefusedError, RoundAborted
 from fedmerit.keys import Roster
 from fedmerit.secagg.quantise import MOST_MEMBERS, Encoding, is_number, whole
@@ -26,6 +24,8 @@ LEAST_IN_SUM = 3  # a sum of two is no secret to either of the two
 
 def pack(*fields: Any) -> bytes:
     """Fields as bytes, without ambiguity: what is hashed, signed or bound into a key."""
+    import msgpack  # settings of a run without masks need none
+
     return bytes(msgpack.packb(list(fields)))
 
 

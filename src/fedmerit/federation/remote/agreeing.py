@@ -18,6 +18,7 @@ from fedmerit.config import Config, SecureAggregation, from_dict
 from fedmerit.errors import BindingError, MessageError, RefusedError
 from fedmerit.keys import Roster
 from fedmerit.ledger import canonical
+from fedmerit.limits import check_schedule
 from fedmerit.secagg.setting import LEAST_IN_SUM, Setting, default_threshold
 
 LARGEST_BOUND = 100.0
@@ -62,6 +63,7 @@ def config_in(terms: Mapping[str, Any]) -> Config:
     """The settings that terms hold, if they are of a run between machines."""
     try:
         config = from_dict(tomllib.loads(terms["config"]))
+        check_schedule(config)
     except (KeyError, TypeError, ValueError, RecursionError) as error:  # a ConfigError is a ValueError
         raise MessageError(f"the server's settings cannot be read: {error!s:.200}", stage="join") from None
     if config.hash() != terms.get("config_hash"):
