@@ -72,10 +72,10 @@ class Contributions:
         weight_cap: for secret weights, the largest sample count anyone may claim; public.
         bound: largest change of a coordinate in one round.
         clip: cut what lies beyond the bound, where the default is that such a member leaves the round.
-        threshold: members needed to finish a round; None for floor(2N/3) + 1.
+        threshold: members needed to finish a round; None for floor(2/3 of the roster) + 1.
         check: False saves an exchange a round; updates are then hidden from an honest server only, and
             members must have agreed to that (``accept`` of `secure`).
-        least: fewest members a round may schedule; None for floor(2/3 of the usual) + 1.
+        least: fewest members a round may schedule; None for the threshold.
         reveal: one test slice for all rounds (``fixed``), or a fresh one each round (``per-round``).
         game: how coalition models are built.
         missing: what a missed round counts in the sum.
