@@ -167,7 +167,7 @@ def open_broadcast(data: bytes, setting: Setting, stage: str) -> dict[str, Head]
         raise MessageError(f"a list of heads has at most {limit} bytes, got {len(data)}", stage=stage)
     if data[: len(BROADCAST)] != BROADCAST:
         raise MessageError(f"a list of heads starts with {BROADCAST!r}, got {data[:4]!r}", stage=stage)
-    version, which, raws = _fields(data[len(BROADCAST) :], (int, str, list), limit, 4 + setting.n)
+    version, which, raws = _fields(data[len(BROADCAST) :], (int, str, list), limit, 4 + 2 * setting.n)
     if version != VERSION:
         raise MessageError(f"expected version {VERSION} of the protocol, got {version}", stage=stage)
     if which != stage:

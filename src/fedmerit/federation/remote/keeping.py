@@ -11,14 +11,15 @@
     KEY.state/RUN/0003.asked      the one request for a report that is answered
     KEY.state/RUN/0003.report     the answer, and the per-sample sums behind cumulative standard errors
     KEY.state/RUN/heads           the ledger's heads as they were shown to this member, from which models it
-                                  trained, for which sums it released shares, and the hashes of its reports
-                                  and of what they were about, one a line: see witness.py
+                                  trained, hashes of what it masked, for which sums it released shares, and
+                                  hashes of its reports and of what they were about, one a line: see
+                                  witness.py
 
-All have mode 600 and are written in one step. All but the last are also encrypted (AES-256-GCM under a key
-derived from the identity key): a backup of the folder alone says nothing, and a file that was cut, emptied or
-put in another's place is an error. ``released`` is written before the first run's folder is made, so where
-there is a folder and it is gone, it was lost. What nobody can notice is an older copy of it put back, or a
-key that was taken elsewhere without its folder.
+All have mode 600, in a folder of mode 700, and are written in one step. All but the last are also encrypted
+(AES-256-GCM under a key derived from the identity key): a backup of the folder alone says nothing, and a file
+that was cut, emptied or put in another's place is an error. ``released`` is written before the first run's
+folder is made, so where there is a folder and it is gone, it was lost. What nobody can notice is an older
+copy of it put back, or a key that was taken elsewhere without its folder.
 """
 
 from __future__ import annotations
