@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 import tomllib
 import typing
 from pathlib import Path
@@ -27,7 +28,7 @@ from fedmerit.config import (
 )
 from fedmerit.errors import ConfigError
 from fedmerit.examples import DEMO, commented_config
-from fedmerit.limits import STAGES
+from fedmerit.limits import STAGES, check_schedule
 
 SCHEMAS = Path(fedmerit.__file__).with_name("schemas")
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -404,6 +405,45 @@ def test_counts_stay_counts_and_fractions_fractions():
 def test_bad_values_are_named_with_their_path_and_what_is_allowed(raw, message):
     with pytest.raises(ConfigError, match=message):
         from_dict(raw)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"secure_aggregation": {"least": 4}},
+         r"^secure_aggregation\.least: expected 5 to 6, since 5 of the 6 members must stay .*, got 4"),
+        ({"secure_aggregation": {"least": 7}}, r"^secure_aggregation\.least: expected 5 to 6, .*, got 7"),
+        ({"secure_aggregation": {"least": 5, "threshold": 6}},
+         r"^secure_aggregation\.least: expected 6 to 6, since 6 of the 6 members must stay .*, got 5"),
+        ({"participation": {"fraction": 0.5}},
+         r"^participation\.fraction: expected at least 0\.834, since 5 of the 6 members must stay to the end "
+         r"of a round, got 0\.5, which schedules 3"),
+        ({"participation": {"fraction": 0.9}, "secure_aggregation": {"threshold": 6}},
+         r"^participation\.fraction: expected at least 1, since 6 of the 6 .* got 0\.9, which schedules 5"),
+        ({"participation": {"fraction": 0.5}, "secure_aggregation": {"enabled": False}},
+         r"^participation\.fraction: expected at least 0\.834"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_rounds_that_could_never_finish_are_refused_before_a_run(raw, message):
+    """What was recorded when that was allowed is read all the same."""
+    config = from_dict(raw)
+    with pytest.raises(ConfigError, match=message):
+        check_schedule(config)
+
+
+@given(members=st.integers(3, 1024), threshold=st.integers(0, 1024))
+def test_the_fraction_that_is_named_is_allowed(members, threshold):
+    t = threshold if members / 2 < threshold <= members else 0
+    given = {"partition": {"clients": members}, "secure_aggregation": {"threshold": t}}
+    few = from_dict({**given, "participation": {"fraction": 0.5}})
+    try:
+        check_schedule(few)
+    except ConfigError as error:
+        named = float(re.search(r"expected at least ([\d.]+),", str(error))[1])
+        check_schedule(from_dict({**given, "participation": {"fraction": named}}))
+    else:  # 3 of 3 or 4 members are scheduled whatever the fraction
+        assert few.threshold == 3
 
 
 def test_settings_made_in_python_are_checked_too():

@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 from fedmerit.errors import ConfigError
 from fedmerit.limits import check
+from fedmerit.secagg.setting import default_threshold
 from fedmerit.toml import as_kind, fits, words, written
 
 SCHEMA = 2
@@ -124,8 +125,8 @@ class SecureAggregation:
 
     enabled: bool = True
     bound: float = 4.0  # largest |M_i - M0| per coordinate
-    threshold: int = 0  # members needed to finish; 0: floor(2N/3) + 1
-    least: int = 0  # between machines: fewest members a schedule may name; 0: floor(2/3 of the usual) + 1
+    threshold: int = 0  # members needed to finish; 0: floor(2/3 of all members) + 1
+    least: int = 0  # between machines: fewest members a schedule may name; 0: the threshold
     check: bool = True  # false saves an exchange; updates are then hidden from an honest server only
     clip: bool = False  # cut (and count) what lies beyond the bound, where the default is to refuse it
 
@@ -173,6 +174,11 @@ class Config:
         config is the one a run records.
         """
         return bool(self.partition.names) or self.partition.scheme not in ("group", "file")
+
+    @property
+    def threshold(self) -> int:
+        """t: how many of all members must stay to the end of a round, whoever is scheduled."""
+        return self.secure_aggregation.threshold or default_threshold(len(self.clients))
 
     @property
     def analysis(self) -> bool:

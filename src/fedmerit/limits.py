@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedmerit.errors import ConfigError, KeyFileError
 from fedmerit.names import check_names
+from fedmerit.secagg.setting import LEAST_IN_SUM
 
 if TYPE_CHECKING:
     from fedmerit.config import Config
@@ -116,6 +117,32 @@ def _check_members(config: Config) -> None:
         weight = config.training.roster_weights.get(name)
         if weight is None or weight <= 0:
             raise ConfigError(f"training.roster_weights.{name}: expected a weight above 0, got {weight}")
+
+
+def check_schedule(config: Config) -> None:
+    """Refuse a run whose rounds could never finish, before it begins; those recorded are read as they are.
+
+    The threshold is one of all members: were it one of those scheduled, a server that schedules fewer would
+    need fewer colluders.
+    """
+    members, t = len(config.clients), config.threshold
+    least, fraction = config.secure_aggregation.least, config.participation.fraction
+    if least and not t <= least <= members:
+        raise ConfigError(
+            f"secure_aggregation.least: expected {t} to {members}, since {t} of the {members} members must "
+            f"stay to the end of a round, got {least}"
+        )
+    if usual_schedule(config) < t:
+        raise ConfigError(
+            f"participation.fraction: expected at least {math.ceil(1000 * t / members) / 1000:g}, since {t} "
+            f"of the {members} members must stay to the end of a round, got {fraction:g}, which schedules "
+            f"{usual_schedule(config)}"
+        )
+
+
+def usual_schedule(config: Config) -> int:
+    """How many members a round schedules where nobody is away."""
+    return max(LEAST_IN_SUM, round(config.participation.fraction * len(config.clients)))
 
 
 def _check_partition(config: Config) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from contextlib import ExitStack
 
@@ -19,6 +20,7 @@ from fedmerit.federation.remote.coordinator import Coordinator
 from fedmerit.federation.remote.member import RemoteMember
 from fedmerit.federation.remote.wire import Ask
 from fedmerit.federation.remote.work import Trained, Work
+from fedmerit.federation.steady import snapshot
 from fedmerit.federation.verify import verify_folder
 from fedmerit.keys import Member, Roster, new_key
 from fedmerit.secagg.server import Server
@@ -178,7 +180,7 @@ def test_an_old_model_in_a_round_that_the_server_calls_aborted_is_an_error(feder
     assert federation.round(3, old, ALL[:3], by=federation.hidden) is not None
     federation.pretend(3, model)
     message = (
-        r"heads: line 5: this member trained from another M0 in round 3 than the ledger says: "
+        r"heads: line 6: this member trained from another M0 in round 3 than the ledger says: "
         rf"from {model_hash(old)}, not from {model_hash(model)}"
     )
     with pytest.raises(LedgerError, match=message):
@@ -189,7 +191,7 @@ def test_a_round_that_is_not_in_the_ledger_is_an_error(federation):
     federation.round(1, M0)
     federation.transport.away = unreported
     assert federation.round(3, M0, ALL[:3], by=federation.hidden) is not None
-    with pytest.raises(LedgerError, match=r"heads: line 5: this member trained in round 3, which is not in"):
+    with pytest.raises(LedgerError, match=r"heads: line 6: this member trained in round 3, which is not in"):
         federation.lines("A")
 
 
@@ -206,6 +208,11 @@ def test_a_server_that_moves_the_model_back_is_found_by_what_started_from_the_sa
         )
 
 
+def inputs_in(folder):
+    """Digests of the masked words of round 1, from a ledger."""
+    return next(snapshot(folder / "ledger.sqlite").records("masked")).body["inputs"]
+
+
 def test_a_ledger_with_others_in_the_sum_is_an_error(federation):
     """Nobody is asked for a report, so nobody has signed for the outcome."""
     federation.transport.away = unreported
@@ -213,14 +220,26 @@ def test_a_ledger_with_others_in_the_sum_is_an_error(federation):
     books, found = federation.shown.books, Round(1, tuple(ALL), included=tuple(ALL))
     head = books.head
     books.schedule(1, ALL, None)
-    books.masked(1, dict.fromkeys(ALL, "00" * 32))
+    books.masked(1, {**inputs_in(federation.folder / "hidden"), "D": "00" * 32})
     told = Outcome(1, model, 4.0, tuple(ALL), federation.shown.pool.slice(1), model_hash(M0), head)
     books.close(found, model, told, None)
     message = (
-        r"line 2: .* for the sum of A, B, C in round 1, but the ledger says that the sum is of A, B, C, D"
+        r"line 3: .* for the sum of A, B, C in round 1, but the ledger says that the sum is of A, B, C, D"
     )
     with pytest.raises(LedgerError, match=message):
         federation.lines("A")
+
+
+def test_a_ledger_with_other_masked_words_than_a_member_sent_is_an_error(federation):
+    """The server writes down that B sent something else, by which nobody could audit B."""
+    real = federation.shown.books.masked
+    federation.shown.books.masked = lambda number, inputs: real(number, inputs | {"B": inputs["A"]})
+    assert federation.round(1, M0) is not None
+    assert any(line.startswith("trained in 1 rounds") for line in federation.lines("A"))
+    with pytest.raises(
+        LedgerError, match=r"heads: line 2: B sent other masked words in round 1 than the led"
+    ):
+        federation.lines("B")
 
 
 # -------------------------------------------------------------------------------------------- honest servers
@@ -306,12 +325,28 @@ def test_a_file_of_an_earlier_version_is_read(federation):
     model = federation.round(1, M0)
     federation.shown.finish(federation.round(2, model))
     heads = federation.folder / "A.pem.state" / federation.run / "heads"
-    old = [
-        line for line in heads.read_text().splitlines() if "trained" not in line and "released" not in line
-    ]
+    new = re.compile("trained|masked|released")
+    old = [line for line in heads.read_text().splitlines() if not new.search(line)]
     heads.write_text("".join(f"{line}\n" for line in old))
     lines = federation.lines("A")
     assert [line.partition(" in ")[0] for line in lines] == ["all 3 heads", "2 of 2 reports are"]
+
+
+def test_the_masked_words_in_a_members_file_are_those_of_the_ledger(federation):
+    federation.round(1, M0)
+    inputs = inputs_in(federation.folder / "run")
+    for name in ALL:
+        lines = (federation.folder / f"{name}.pem.state" / federation.run / "heads").read_text().splitlines()
+        assert f'1 masked "{name}" {inputs[name]}' in lines
+
+
+@pytest.mark.parametrize("line", ["1 masked A 00", '1 masked "A', "1 masked [[ 00", "1 masked 00"])
+def test_masked_words_that_cannot_be_read_are_an_error(federation, line):
+    federation.round(1, M0)
+    heads = federation.folder / "A.pem.state" / federation.run / "heads"
+    heads.write_text(f"{heads.read_text()}{line}\n")
+    with pytest.raises(LedgerError, match=r"heads: line 6: expected a"):
+        federation.lines("A")
 
 
 @pytest.mark.parametrize("names", ["A, B", "[", "7", "null"])
@@ -319,5 +354,5 @@ def test_names_that_cannot_be_read_are_an_error(federation, names):
     federation.round(1, M0)
     heads = federation.folder / "A.pem.state" / federation.run / "heads"
     heads.write_text(f"{heads.read_text()}1 released {names}\n")
-    with pytest.raises(LedgerError, match=r"heads: line 5: expected the names of members as JSON, got"):
+    with pytest.raises(LedgerError, match=r"heads: line 6: expected the names of members as JSON, got"):
         federation.lines("A")

@@ -1,5 +1,6 @@
 """Members that agree to sums over everybody only: with one lost there is no sum, so nothing to subtract."""
 
+import numpy as np
 import pytest
 from federation_in import NODES, client, grid_of, run, task
 from lies import exchange_of
@@ -7,6 +8,7 @@ from lies import exchange_of
 import fedmerit.flower
 from fedmerit.config import from_dict
 from fedmerit.errors import ProtocolError, RefusedError
+from fedmerit.secagg import Encoding
 
 SIX = {"partition": {"names": [f"client-{i}" for i in range(6)]}}
 
@@ -63,3 +65,41 @@ def test_one_lost_member_means_no_sum(home):
 def test_nobody_joins_where_smaller_sums_are_allowed(home):
     with pytest.raises(ProtocolError, match=r"0 of 4 members joined .* asked for sums of fewer than all"):
         run(home, grid_of(home, strict()), join=0.5)
+
+
+# --------------------------------------------------------------------------------------- two bounds, clipped
+
+
+def clipped_sum(bound, deltas):
+    """What a server learns from one run over everybody, in which updates are cut to the bound."""
+    encoding = Encoding(deltas.shape[1], len(deltas), bound, clip=True)
+    words = sum(encoding.encode(delta, seed=i).words for i, delta in enumerate(deltas))
+    return encoding.decode(words, included=len(deltas)).weighted_sum
+
+
+@pytest.mark.parametrize("given", [{"clip": True}, {"bound": 0.01}, {"clip": True, "bound": 0.01}])
+def test_sums_under_another_bound_are_not_accepted(given):
+    """Everybody is in both sums, and their difference is what only the outlier has beyond the lower bound."""
+    deltas = np.random.default_rng(0).uniform(-0.01, 0.01, (6, 30))
+    deltas[2] = np.random.default_rng(1).choice([-1, 1], 30) * np.random.default_rng(2).uniform(0.5, 2, 30)
+    found = clipped_sum(4.0, deltas) - clipped_sum(0.01, deltas)
+    assert np.abs(found - deltas[2]).max() <= 0.01 + 1e-6
+    whole = {"threshold": 6, "least": 6}
+    fedmerit.flower.everybody(from_dict({**SIX, "secure_aggregation": whole}))
+    with pytest.raises(RefusedError, match="asked to clip updates" if "clip" in given else "expected 4"):
+        fedmerit.flower.everybody(from_dict({**SIX, "secure_aggregation": whole | given}))
+
+
+def test_another_bound_is_given_by_name():
+    whole = {"threshold": 6, "least": 6, "bound": 8.0}
+    config = from_dict({**SIX, "secure_aggregation": whole})
+    fedmerit.flower.everybody(config, bound=8.0)
+    with pytest.raises(RefusedError, match="asked for a bound of 8, expected 4: who declines"):
+        fedmerit.flower.everybody(config)
+    with pytest.raises(RefusedError, match="asked for a bound of 8, expected 2"):
+        fedmerit.flower.everybody(config, bound=2.0)
+
+
+def test_nobody_joins_where_updates_are_clipped(home):
+    with pytest.raises(ProtocolError, match=r"0 of 4 members joined .* asked to clip updates"):
+        run(home, grid_of(home, strict()), threshold=4, least=4, clip=True, join=0.5)

@@ -87,7 +87,7 @@ def test_a_server_that_writes_another_history_is_found_by_a_members_file(home):
         heads["end"] = next(ledger.records("end")).digest.hex()
     anew(home, other, sign_as=(SERVER, *NAMES))
     assert list(verify_folder(home / "run"))
-    with pytest.raises(LedgerError, match=r"heads: line 9: head [0-9a-f]{64} is not on this chain"):
+    with pytest.raises(LedgerError, match=r"heads: line 11: head [0-9a-f]{64} is not on this chain"):
         list(verify_folder(home / "run", heads=heads_of(home, "client-1")))
 
 
@@ -104,7 +104,7 @@ def test_a_server_that_tells_one_member_another_model_is_found_by_that_members_f
     strategy, rounds = run(tmp_path, grid)
     checked(strategy, rounds, tmp_path)  # to everybody else the ledger is in order
     assert LIAR not in rounds[0].reports
-    told = r"heads: line 4: the server told this member another outcome of round 1 .* than it wrote down"
+    told = r"heads: line 5: the server told this member another outcome of round 1 .* than it wrote down"
     with pytest.raises(LedgerError, match=told):
         list(verify_folder(tmp_path / "run", heads=heads_of(tmp_path, LIAR)))
     assert list(verify_folder(tmp_path / "run", heads=heads_of(tmp_path, "client-2")))
@@ -137,7 +137,7 @@ def test_a_report_that_the_server_left_out_is_missed_by_its_author(tmp_path):
 def test_a_kept_file_that_is_none_is_refused(home, line):
     path = heads_of(home, LIAR)
     path.write_text(path.read_text() + line + "\n")
-    with pytest.raises(LedgerError, match=r"heads: line 10: (expected a round and a head|a head is 64 hex)"):
+    with pytest.raises(LedgerError, match=r"heads: line 12: (expected a round and a head|a head is 64 hex)"):
         list(verify_folder(home / "run", heads=path))
 
 

@@ -67,7 +67,6 @@ def test_without_the_check_it_takes_four(home):
     [
         ({"check": False}, "asked to leave the check out"),
         ({"threshold": 4}, "asked for a threshold of 4 of 6 members"),
-        ({"least": 4}, "asked to take part in rounds of 4 of 6 members"),
         ({"bound": 1e20}, "asked for a bound of 1e"),
     ],
 )
@@ -76,8 +75,8 @@ def test_members_agree_to_nothing_weaker_than_the_default(weak, reason):
     members = {"partition": {"names": [f"client-{i}" for i in range(6)]}}
     with pytest.raises(RefusedError, match=reason):
         cautious(from_dict({**members, "secure_aggregation": weak}))
-    with pytest.raises(RefusedError, match=r"let the server choose 0\.5 of the members"):
-        cautious(from_dict({**members, "participation": {"fraction": 0.5}}))
+    with pytest.raises(RefusedError, match=r"let the server choose 0\.9 of the members"):
+        cautious(from_dict({**members, "participation": {"fraction": 0.9}}))
     cautious(from_dict(members))
 
 
@@ -229,6 +228,9 @@ def test_what_cannot_run_here_is_refused_with_the_reason(home):
     ):
         with pytest.raises(ConfigError, match=reason):
             fedmerit.flower.Contributions(strategy, **options)
+    half = stock.FedAvg(fraction_train=0.5)
+    with pytest.raises(ConfigError, match=r"participation\.fraction: expected at least 1, since 4 of the 4"):
+        fedmerit.flower.Contributions(half, **options, threshold=4)
     with pytest.raises(ConfigError, match="truth: needs plain updates"):
         fedmerit.flower.Contributions(stock.FedAvg(), **options, truth=["shapley"])
     with pytest.raises(ConfigError, match="the roster holds none"):

@@ -25,7 +25,8 @@ def names_of(n):
 
 @dataclass
 class Parties:
-    """N members and a server in one attempt; `vectors` and `weights` are what the members bring."""
+    """N members and a server in one attempt; `vectors` and `weights` are what the members bring, `others` are
+    on the roster and not scheduled."""
 
     n: int = 4
     length: int = LENGTH
@@ -36,11 +37,13 @@ class Parties:
     public: tuple | None = None
     keys: list = field(default_factory=list)
     released: dict = field(default_factory=dict)
+    others: int = 0
 
     def __post_init__(self):
         self.names = names_of(self.n)
-        self.keys = self.keys or [Ed25519PrivateKey.generate() for _ in self.names]
-        self.identity = dict(zip(self.names, self.keys, strict=True))
+        everybody = names_of(self.n + self.others)
+        self.keys = self.keys or [Ed25519PrivateKey.generate() for _ in everybody]
+        self.identity = dict(zip(everybody, self.keys, strict=True))
         self.roster = Roster(Member(name, public_key(key)) for name, key in self.identity.items())
         self.setting = Setting(
             "run", self.round, self.attempt, self.names, self.roster, CONFIG, self.threshold

@@ -185,7 +185,7 @@ def test_signed_heads():
     assert message == b"FMS1" + len(head).to_bytes(4, "big") + head
     assert sha(message).hex() == "4e0df04eb3317c3dbb5c989d3153234a1e104aae249c7365858d3684d4aa5727"
     assert open_message(message, SETTING, 0)[0].sender == "a"
-    assert len(head) < head_limit(SETTING)
+    assert len(head) < head_limit(SETTING.n)
 
 
 def test_any_t_shares_rebuild_a_secret_and_fewer_say_nothing():

@@ -44,5 +44,5 @@ def test_the_table_of_sizes(row):
 
 @pytest.mark.parametrize(("n", "t", "tolerated"), [(9, 5, 0), (9, 6, 2), (9, 7, 2), (9, 8, 1), (4, 3, 1)])
 def test_colluders_tolerated_with_a_configured_threshold(n, t, tolerated):
-    assert "min(N - t, 2t - N - 1)" in TEXT
+    assert "min(R - t, 2t - R - 1)" in TEXT
     assert Parties(n, threshold=t).setting.tolerated == tolerated

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import struct
+import tracemalloc
 from dataclasses import replace
 
 import msgpack
@@ -16,7 +18,7 @@ from fedmerit.errors import (
     SignatureError,
 )
 from fedmerit.secagg import STAGES, Client
-from fedmerit.secagg.messages import DOMAIN, head_limit, to_broadcast
+from fedmerit.secagg.messages import DOMAIN, head_limit, list_limit, to_broadcast
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -51,7 +53,7 @@ def test_a_truncated_or_longer_message_is_caught(stage):
 def test_an_oversized_message_is_refused_before_it_is_parsed(monkeypatch):
     parties = Parties(3)
     monkeypatch.setattr("fedmerit.secagg.messages.open_head", lambda *_: pytest.fail("was parsed"))
-    limit = 8 + head_limit(parties.setting) + 4 * parties.encoding.words
+    limit = 8 + head_limit(parties.setting.n) + 4 * parties.encoding.words
     with pytest.raises(MessageError, match=f"to {limit} bytes, got {limit + 1}"):
         parties.server.receive(b"FMS1" + bytes(limit - 3), A)
     with pytest.raises(MessageError, match="a head of"):
@@ -59,6 +61,27 @@ def test_an_oversized_message_is_refused_before_it_is_parsed(monkeypatch):
     parties.clients[A].advertise()
     with pytest.raises(MessageError, match="at most"):
         parties.clients[A].share(b"FMB1" + bytes(10**6))
+
+
+def test_a_list_or_head_of_many_values_is_refused_before_they_are_made():
+    """Within the size that a list of 26 heads can have; an empty map is one byte, and 64 in memory."""
+    parties = Parties(26)
+    limit = list_limit(26)
+    parties.clients[A].advertise()
+    head = b"\xdd" + struct.pack(">I", limit // 2) + b"\x80" * (limit // 2)
+    listed = b"FMB1\x93\x01\xa9advertise" + head
+    small = b"\xdd" + struct.pack(">I", 6000) + b"\x80" * 6000
+    for call in (
+        lambda: parties.clients[A].share(listed),
+        lambda: parties.server.receive(b"FMS1" + struct.pack(">I", len(small)) + small, A),
+    ):
+        tracemalloc.start()
+        try:
+            with pytest.raises(MessageError, match=r"expected at most \d+ values, got more"):
+                call()
+            assert tracemalloc.get_traced_memory()[1] < 3 * limit
+        finally:
+            tracemalloc.stop()
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -193,6 +193,56 @@ def test_a_sum_that_honest_members_cannot_reach_is_refused():
             encoding.decode(np.array([0, 0, weight], np.uint32), included=3)
 
 
+WORD = st.integers(0, MODULUS - 1) | st.sampled_from([0, 1, 2**31 - 1, 2**31, 2**31 + 1, MODULUS - 1])
+
+
+@settings(max_examples=300, deadline=None)
+@given(members=st.integers(3, 40), bound=st.sampled_from([1e-6, 0.1, 4.0, 1e6]), data=st.data())
+def test_whatever_words_are_summed_the_model_moves_by_the_bound_at_most_or_not_at_all(members, bound, data):
+    """Whoever cheats can add anything modulo 2^32, so any words can come out."""
+    kind = data.draw(st.sampled_from(["uniform", "public", "secret"]))
+    cap = 1 if kind == "uniform" else data.draw(st.sampled_from([1, 100, 10**6]))
+    n = data.draw(st.integers(3, members))
+    encoding = Encoding(length=3, members=members, bound=bound, weights=kind, weight_cap=cap)
+    size = data.draw(st.sampled_from([1, n, n * cap]) | st.integers(1, n * cap))  # most words are no weight
+    words = data.draw(st.lists(WORD, min_size=3, max_size=3))
+    words += [data.draw(WORD | st.just(size))] if kind == "secret" else []
+    public = float(size) if kind == "public" else None
+    try:
+        decoded = encoding.decode(np.array(words, np.uint32), included=n, public_total=public)
+    except BoundError:
+        return
+    total = decoded.total_weight
+    assert (n if kind == "secret" else 0) <= total <= n * cap
+    rounding = n * cap / (total * encoding.limit)
+    assert np.abs(decoded.mean).max() <= bound * (1 + rounding + 1e-9)
+
+
+def test_what_is_not_noticed_one_member_can_move_the_model_as_far_as_all_together():
+    """Uniform weights and nobody missing: the last of nine puts in nine times its bound, less the others."""
+    encoding = Encoding(length=4, members=9, bound=4.0)
+    honest = plain_sum(encoding, [np.full(4, 0.01)] * 8)
+    wanted = np.array([9, -9, 5, -1]) * encoding.limit
+    bad = (wanted - honest.view(np.int32)).astype(np.int64) % MODULUS
+    decoded = encoding.decode(honest + bad.astype(np.uint32), included=9)
+    assert decoded.mean == pytest.approx(4.0 * wanted / (9 * encoding.limit), rel=1e-12)
+
+
+def test_what_is_not_noticed_a_negative_secret_weight_makes_the_others_larger():
+    """25 members, 24 of weight 100; the last says -2,300 and has no update: M moves 24 times as far. Members
+    that report know a little better: `test_a_weight_below_ones_own_and_one_for_each_other_is_refused`."""
+    encoding = Encoding(length=2, members=25, bound=4.0, weights="secret", weight_cap=1000)
+    honest = plain_sum(encoding, [np.full(2, 0.1)] * 24, [100] * 24)
+    for said, total in ((-2276, 124), (-2300, 100), (-2340, 60)):
+        decoded = encoding.decode(honest + np.array([0, 0, said % MODULUS], np.uint32), included=25)
+        assert decoded.total_weight == total
+        assert decoded.mean == pytest.approx(np.full(2, 0.1 * 2400 / total), rel=1e-4)
+    with pytest.raises(BoundError, match="beyond what 25 members within the bound can reach"):  # 9.6 times
+        encoding.decode(honest + np.array([0, 0, -2375 % MODULUS], np.uint32), included=25)
+    with pytest.raises(BoundError, match="25 members cannot weigh 24 together"):
+        encoding.decode(honest + np.array([0, 0, -2376 % MODULUS], np.uint32), included=25)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     members=st.integers(3, 40),
@@ -217,5 +267,7 @@ def test_it_loads_where_the_cryptographic_packages_are_absent():
         "from fedmerit.secagg import Encoding\n"
         "from fedmerit.secagg.quantise import rounding_bits\n"
         "import fedmerit.secagg\n"
+        "from fedmerit.config import from_dict\n"
+        "assert from_dict({}).threshold == 5\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

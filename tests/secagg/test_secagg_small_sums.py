@@ -51,13 +51,13 @@ def test_who_masked_in_a_round_takes_part_in_no_smaller_attempt_at_it(n, colludi
         first.server.receive(first.answer(name))
     first.server.advance()
     assert first.server.result.included == first.names
-    honest = first.names[t + max(0, colluding - 1) :]
-    members = first.names[:colluding] + honest
-    assert len(members) == 3
-    released = {name: Released.load(first.clients[name].released.dump()) for name in honest}
+    with pytest.raises(RefusedError, match=f"3 members scheduled, {t} of the {n} on the roster are needed"):
+        replace(first.setting, attempt=1, members=first.names[-3:])
+    members = first.names[-t:]  # the smallest there may be
+    released = {name: Released.load(first.clients[name].released.dump()) for name in members}
     released |= {name: Released() for name in members[:colluding]}
     clients, shown, updates = attempt_of(first, members, released)
-    for name in honest:
+    for name in first.names[t:]:
         with pytest.raises(RefusedError, match="another schedule or threshold") as error:
             clients[name].masked(shown[name], updates[name])
         caught(error, RefusedError, "masked", name)

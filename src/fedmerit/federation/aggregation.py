@@ -17,7 +17,7 @@ from fedmerit.federation.setup import seed_for
 from fedmerit.federation.summing import Attempt, Observer, Offer, masked_sum, plain_sum
 from fedmerit.federation.weighing import are_public, encoding_of, roster_weights
 from fedmerit.secagg.quantise import Encoding
-from fedmerit.secagg.setting import LEAST_IN_SUM, Setting, Task, default_threshold
+from fedmerit.secagg.setting import LEAST_IN_SUM, Setting, Task
 
 if TYPE_CHECKING:
     from fedmerit.federation.identities import Identities
@@ -79,13 +79,15 @@ class Aggregation:
     ) -> tuple[Attempt, Encoding | None]:
         """One attempt with everybody the schedule names; who is lost stays lost for this round.
 
-        N and the threshold are those of the schedule, never those of who answered: otherwise a server could
-        choose the members of a small sum by losing the others. In one process a retry would lose the same
-        members again, so there is none.
+        N is that of the schedule and the threshold that of all members, never those of who answered:
+        otherwise a server could choose the members of a small sum by losing the others. In one process a
+        retry would lose the same members again, so there is none.
         """
-        least = max(LEAST_IN_SUM, self.config.secure_aggregation.threshold)
+        least = max(LEAST_IN_SUM, self.config.threshold)
         if len(offers) < least:
-            return Attempt(aborted=f"{len(offers)} members scheduled, {least} are needed"), None
+            everybody = len(self.config.clients)
+            said = f"{len(offers)} members scheduled, {least} of all {everybody} are needed"
+            return Attempt(aborted=said), None
         encoding = encoding_of(self.config, model.size, len(offers), self.public_of(offers))
         return self._attempt(number, model, offers, encoding, lost), encoding
 
@@ -105,7 +107,7 @@ class Aggregation:
     ) -> Attempt:
         public = self.public_of(offers)
         weights = None if public is None else tuple(public.values())
-        threshold = self.config.secure_aggregation.threshold or default_threshold(len(offers))
+        threshold = self.config.threshold
         if self.identities is None:
 
             def need(stage: str) -> int:

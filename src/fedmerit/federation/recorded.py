@@ -14,7 +14,7 @@ from fedmerit.federation.unscored import aborted, about, numbered, unreported
 from fedmerit.federation.verify import config_of
 from fedmerit.layout import LEDGER
 from fedmerit.reading import Content
-from fedmerit.secagg.setting import LEAST_IN_SUM, default_threshold
+from fedmerit.secagg.setting import LEAST_IN_SUM
 from fedmerit.types import Reports
 
 
@@ -86,8 +86,7 @@ def _needed(rounds: Sequence[Round], config: Config) -> str:
     """What a run like this one lacked."""
     if not aborted(rounds):
         return "members that report"
-    least = config.secure_aggregation.threshold or default_threshold(
-        max(len(one.scheduled) for one in rounds)
-    )
-    lower = " or a lower secure_aggregation.threshold, which protects less" if least > LEAST_IN_SUM else ""
+    lower = ""
+    if config.threshold > LEAST_IN_SUM:
+        lower = " or a lower secure_aggregation.threshold, which protects less"
     return f"more members that stay to the end of a round{lower}"

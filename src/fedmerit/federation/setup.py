@@ -22,6 +22,7 @@ from fedmerit.encoding import seed_from
 from fedmerit.errors import ConfigError
 from fedmerit.federation.protocol import Model, PerSample
 from fedmerit.ledger import canonical
+from fedmerit.limits import check_schedule, usual_schedule
 from fedmerit.models import as_tensor, build, left_out, load_vector, to_vector
 from fedmerit.secagg.setting import LEAST_IN_SUM
 from fedmerit.training import TrainingSettings
@@ -131,6 +132,7 @@ def prepare(config: Config, *, pool_key: bytes | None = None, dataset: Dataset |
     """
     dataset = read(config) if dataset is None else dataset
     config, said = resolve(config, dataset)
+    check_schedule(config)
     device = choose_device(config.run.device)
     utilities = resolve_all(config.scoring.utilities)
     pool = data.choose_pool(
@@ -253,7 +255,7 @@ def schedule(config: Config, names: Sequence[str], number: int) -> tuple[str, ..
     fraction, away = config.participation.fraction, config.participation.away
     drawn = set(names)
     if fraction < 1.0:
-        count = max(LEAST_IN_SUM, round(fraction * len(names)))
+        count = usual_schedule(config)
         drawn = set(
             generator_for(config, "participation", number).choice(names, count, replace=False).tolist()
         )

@@ -7,14 +7,16 @@ A member between machines keeps a file, ASCII, of what it was shown and did, one
 
     ROUND HEAD                       the head after that round, as it was shown
     ROUND trained M0                 it masked an update: hash of the model that this update starts from
+    ROUND masked NAME DIGEST         and sent it: its own name (JSON), SHA-256 of the masked words
     ROUND released ["A", "B", "C"]   it released shares, for the sum of these members (JSON)
     ROUND report REPORT OUTCOME      hashes of what it reported, and of what the server said the round was
 
-Each is written before the message that it speaks of is sent; files of earlier versions lack the second and
-the third kind. The last shows a server that told one member another M than it wrote down. The two before it
-show a server that has more sums than the ledger says: two over the same updates from the same M0, one of them
-without a member, are that member's update by subtraction. Two models that differ, however little, have
-different hashes: from models that the server moves as it likes (an optimiser) this tells only equal ones.
+Each is written before the message that it speaks of is sent; files of earlier versions lack the second to
+fourth kind. ``masked`` shows a ledger with other inputs than were sent, ``report`` a server that told one
+member another M than it wrote down, ``trained`` and ``released`` one that has more sums than it says: two
+over the same updates from the same M0, one of them without a member, are that member's update by subtraction.
+Two models that differ, however little, have different hashes: from models that the server moves as it likes
+(an optimiser) this tells only equal ones.
 """
 
 from __future__ import annotations
@@ -77,6 +79,11 @@ def kept_trained(number: int, m0_hash: str) -> str:
     return f"{number} trained {m0_hash}"
 
 
+def kept_masked(number: int, member: str, digest: str) -> str:
+    """The line of the masked words that this member sent, as the ledger's record ``masked`` has them."""
+    return f"{number} masked {json.dumps(member)} {digest}"
+
+
 def kept_released(number: int, included: Sequence[str]) -> str:
     """The line of shares that were released for the sum of these members."""
     return f"{number} released {json.dumps(list(included))}"
@@ -109,6 +116,8 @@ def check_kept(path: Path, places: Mapping[str, Place], records: Sequence[Record
                         gone.append(number)
                 case [number, "trained", m0_hash] if number.isdecimal():
                     did.train(int(number), m0_hash)
+                case [number, "masked", sent] if number.isdecimal() and " " in sent:
+                    _check_sent(int(number), sent, records)
                 case [number, "released", names] if number.isdecimal():
                     did.release(int(number), names)
                 case [number, head] if number.isdecimal():
@@ -116,8 +125,8 @@ def check_kept(path: Path, places: Mapping[str, Place], records: Sequence[Record
                     _check_shown(int(number), head, places)
                 case _:
                     raise LedgerError(
-                        "expected a round and a head, trained, released or a report, as a member writes "
-                        f"them, got {line!r:.80}"
+                        "expected a round and a head, trained, masked, released or a report, as a member "
+                        f"writes them, got {line!r:.80}"
                     )
         except LedgerError as error:
             raise LedgerError(f"{path}: line {at}: {error}") from error
@@ -237,6 +246,23 @@ def _check_shown(number: int, head: str, places: Mapping[str, Place]) -> None:
     place = check_head(head, places)
     if place.rounds != number:
         raise LedgerError(f"shown as the head after round {number}, but it is that of {place}")
+
+
+def _check_sent(number: int, sent: str, records: Sequence[Record]) -> None:
+    """The ledger holds the masked words that this member sent, or none of it: its answer can be lost."""
+    name, _, digest = sent.rpartition(" ")
+    try:
+        member = str(json.loads(name))
+    except (ValueError, RecursionError):
+        raise LedgerError(f"expected a member's name as JSON, got {name!r:.80}") from None
+    for record in records:
+        if record.kind == "masked" and record.body["round"] == number:
+            stated = record.body["inputs"].get(member, digest)
+            if stated != digest:
+                raise LedgerError(
+                    f"{member} sent other masked words in round {number} than the ledger says: "
+                    f"{digest:.64}, not {stated!s:.64}"
+                )
 
 
 def _check_told(number: int, outcome: str, outcomes: Mapping[int, str]) -> None:

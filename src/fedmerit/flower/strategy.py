@@ -36,6 +36,7 @@ from fedmerit.flower.grid import SecureGrid
 from fedmerit.flower.logs import Notes, log_inside_flower
 from fedmerit.flower.measuring import Value, definition, evaluator
 from fedmerit.keys import Roster, load_key, new_key, read_roster
+from fedmerit.limits import check_schedule
 from fedmerit.page.writing import page_of_run
 from fedmerit.secagg.setting import LEAST_IN_SUM
 from fedmerit.store import Folder, write
@@ -71,10 +72,10 @@ class Contributions:
         weight_cap: for secret weights, the largest sample count anyone may claim; public.
         bound: largest change of a coordinate in one round.
         clip: cut what lies beyond the bound, where the default is that such a member leaves the round.
-        threshold: members needed to finish a round; None for floor(2N/3) + 1.
+        threshold: members needed to finish a round; None for floor(2/3 of the roster) + 1.
         check: False saves an exchange a round; updates are then hidden from an honest server only, and
             members must have agreed to that (``accept`` of `secure`).
-        least: fewest members a round may schedule; None for floor(2/3 of the usual) + 1.
+        least: fewest members a round may schedule; None for the threshold.
         reveal: one test slice for all rounds (``fixed``), or a fresh one each round (``per-round``).
         game: how coalition models are built.
         missing: what a missed round counts in the sum.
@@ -152,7 +153,7 @@ class Contributions:
                 "clip": clip,
             },
         }
-        self._config(1)  # whatever is wrong with the settings shows here
+        check_schedule(self._config(1)[0])  # whatever is wrong with the settings shows here
         self.scores: dict[str, Any] = {}
         self.notes: list[str] = []
         self.seconds: dict[str, list[float]] = {}

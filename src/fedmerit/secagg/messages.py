@@ -73,9 +73,14 @@ class Head:
     raw: bytes = field(repr=False)
 
 
-def head_limit(setting: Setting) -> int:
-    """Most bytes a head can have."""
-    return 1024 + 256 * setting.n
+def head_limit(members: int) -> int:
+    """Most bytes a head can have where so many members are scheduled."""
+    return 1024 + 256 * members
+
+
+def list_limit(members: int) -> int:
+    """Most bytes a list of the heads of so many members can have."""
+    return len(BROADCAST) + 64 + members * (head_limit(members) + 5)
 
 
 def seal(
@@ -102,7 +107,7 @@ def open_message(data: bytes, setting: Setting, most_payload: int) -> tuple[Head
 
     Which stage is due is for the caller to say; the payload is not compared with its digest here.
     """
-    least, limit = 8, head_limit(setting)
+    least, limit = 8, head_limit(setting.n)
     if not least <= len(data) <= least + limit + most_payload:
         raise MessageError(f"a message has {least} to {least + limit + most_payload} bytes, got {len(data)}")
     if data[:4] != MESSAGE:
@@ -119,8 +124,9 @@ def open_message(data: bytes, setting: Setting, most_payload: int) -> tuple[Head
 
 def open_head(raw: bytes, setting: Setting) -> Head:
     """Check form, binding and signature of a head."""
-    content, signature = _fields(raw, (bytes, 64), head_limit(setting))
-    fields = _fields(content, (int, str, str, int, int, str, 32, 32, list), head_limit(setting))
+    content, signature = _fields(raw, (bytes, 64), head_limit(setting.n), 3)
+    most = 10 + 5 * setting.n  # a row for every peer is the largest body
+    fields = _fields(content, (int, str, str, int, int, str, 32, 32, list), head_limit(setting.n), most)
     if pack(content, signature) != raw or pack(*fields) != content:
         raise MessageError("not in the one form that members write")
     version, stage, run, number, attempt, sender, session, seen, body = fields
@@ -156,12 +162,12 @@ def to_broadcast(stage: str, heads: Iterable[bytes]) -> bytes:
 
 def open_broadcast(data: bytes, setting: Setting, stage: str) -> dict[str, Head]:
     """Check a list of heads of this stage, each signed by another scheduled member; heads by member."""
-    limit = len(BROADCAST) + 64 + setting.n * (head_limit(setting) + 5)
+    limit = list_limit(setting.n)
     if len(data) > limit:
         raise MessageError(f"a list of heads has at most {limit} bytes, got {len(data)}", stage=stage)
     if data[: len(BROADCAST)] != BROADCAST:
         raise MessageError(f"a list of heads starts with {BROADCAST!r}, got {data[:4]!r}", stage=stage)
-    version, which, raws = _fields(data[len(BROADCAST) :], (int, str, list), limit)
+    version, which, raws = _fields(data[len(BROADCAST) :], (int, str, list), limit, 4 + 2 * setting.n)
     if version != VERSION:
         raise MessageError(f"expected version {VERSION} of the protocol, got {version}", stage=stage)
     if which != stage:
@@ -191,10 +197,46 @@ def digest_of(data: bytes | memoryview) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-def _fields(data: bytes, shape: Sequence[Any], limit: int) -> list[Any]:
-    """Unpack a list of this shape and nothing after it."""
+def refuse_many(data: bytes, most: int) -> None:
+    """Raise `MessageError` if these bytes of msgpack stand for more than ``most`` values.
+
+    One byte can be a value of 64 bytes in memory, so they are counted by their headers before one is made.
+    """
+    at, due, seen = 0, 1, 0
+    while due and at < len(data):
+        kind, at, due, seen = data[at], at + 1, due - 1, seen + 1
+        if kind in _SIZED:
+            width, skip, inner = _SIZED[kind]
+            count = int.from_bytes(data[at : at + width], "big") if width else 1
+            at, due = at + width + skip * count + (kind in _EXT), due + inner * count
+        elif 0x80 <= kind <= 0x9F:
+            due += (kind & 15) * (2 if kind < 0x90 else 1)
+        elif 0xA0 <= kind <= 0xBF:
+            at += kind & 31
+        if seen + due > most:
+            raise MessageError(f"expected at most {most} values, got more")
+
+
+# header byte -> bytes of the count that follows, bytes a unit of that count, values a unit of it
+_SIZED: Final[dict[int, tuple[int, int, int]]] = {
+    **{0xC4 + i: (2**i, 1, 0) for i in range(3)},  # bytes
+    **{0xC7 + i: (2**i, 1, 0) for i in range(3)},  # extensions, and a byte for their type
+    **{0xD9 + i: (2**i, 1, 0) for i in range(3)},  # text
+    **{0xDC + i: (2 ** (i + 1), 0, 1) for i in range(2)},  # lists
+    **{0xDE + i: (2 ** (i + 1), 0, 2) for i in range(2)},  # maps
+    **{0xCA + i: (0, 4 * 2**i, 0) for i in range(2)},  # floats
+    **{0xCC + i: (0, 2**i, 0) for i in range(4)},  # integers
+    **{0xD0 + i: (0, 2**i, 0) for i in range(4)},
+    **{0xD4 + i: (0, 1 + 2**i, 0) for i in range(5)},  # extensions of fixed size
+}
+_EXT: Final = (0xC7, 0xC8, 0xC9)
+
+
+def _fields(data: bytes, shape: Sequence[Any], limit: int, most: int) -> list[Any]:
+    """Unpack a list of this shape and of so many values, and nothing after it."""
     if len(data) > limit:
         raise MessageError(f"expected at most {limit} bytes, got {len(data)}")
+    refuse_many(data, most)
     try:
         value = msgpack.unpackb(data, raw=False, strict_map_key=True, max_map_len=0, max_ext_len=0)
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException):

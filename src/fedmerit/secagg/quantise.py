@@ -243,6 +243,12 @@ class Encoding:
             included: how many members it sums.
             public_total: with public weights, the sum of the included members' weights.
 
+        Somebody who cheats can add any words at all, and only the sum is known. So what is refused is a sum
+        that would move the model further than the bound, or a W that so many members cannot have: with W in
+        [n, n cap], every coordinate of the mean is within bound (1 + n cap / (W Q)), the last term being the
+        rounding. A smaller lie is not seen. With equal weights and nobody missing no sum is beyond this, as
+        the words themselves end there.
+
         Raises:
             BoundError: members within the bound and the cap cannot have summed to this: somebody cheated.
         """

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
-import msgpack
-
 from fedmerit.errors import BindingError, KeyFileError, RefusedError, RoundAborted
 from fedmerit.keys import Roster
 from fedmerit.secagg.quantise import MOST_MEMBERS, Encoding, is_number, whole
@@ -26,6 +24,8 @@ LEAST_IN_SUM = 3  # a sum of two is no secret to either of the two
 
 def pack(*fields: Any) -> bytes:
     """Fields as bytes, without ambiguity: what is hashed, signed or bound into a key."""
+    import msgpack  # settings of a run without masks need none
+
     return bytes(msgpack.packb(list(fields)))
 
 
@@ -34,12 +34,13 @@ def _is_digest(value: object) -> bool:
 
 
 def default_threshold(members: int) -> int:
-    """t = floor(2N/3) + 1, the least t at which N - t colluding members cannot help a server that splits
-    views.
+    """t = floor(2R/3) + 1 of the R members on a roster, the least t at which R - t colluding members cannot
+    help a server that splits views, whomever it schedules.
 
-    To obtain both share kinds of one peer the server needs t members behind each of two views. c colluders
-    serve both and the N - c honest ones only one each: 2(t - c) <= N - c, that is c >= 2t - N. With 3t > 2N
-    this is more than N - t.
+    To obtain both share kinds of one peer the server needs t members behind each of two views. With N of the
+    R scheduled, c of them colluding, the c serve both views and the N - c honest ones only one each:
+    2(t - c) <= N - c, that is c >= 2t - N >= 2t - R. With 3t > 2R this is more than R - t. A t made from N
+    would not do: of a roster of 10 a server could schedule 7, with t = 5 and all 3 colluders among them.
 
     >>> [default_threshold(n) for n in (3, 4, 6, 7, 9, 12)]
     [3, 3, 5, 5, 7, 9]
@@ -58,7 +59,8 @@ class Setting:
         members: everybody the schedule names, in its order, whether or not they will answer.
         roster: everybody's public keys.
         config_hash: SHA-256 of the settings all members agreed on.
-        threshold: t, how many members together can reconstruct what a lost one left; None for the default.
+        threshold: t, how many members together can reconstruct what a lost one left; None for the default of
+            the whole roster, whoever is scheduled.
         checked: False leaves the stage check out, which saves an exchange and trusts the server to show
             everybody the same list of masked inputs.
     """
@@ -102,11 +104,17 @@ class Setting:
             )
         if self.threshold is not None and (t := whole(self.threshold)) is not None:
             object.__setattr__(self, "threshold", t)
-        if type(self.t) is not int or not self.n / 2 < self.t <= self.n:
+        if type(self.t) is not int or not self.on_roster / 2 < self.t <= self.on_roster:
             raise RefusedError(
-                f"the threshold must be a whole number above half of the {self.n} members and not above all "
-                f"of them, got {self.t!r:.40}; "
+                f"the threshold must be a whole number above half of the {self.on_roster} members on the "
+                f"roster and not above all of them, got {self.t!r:.40}; "
                 f"otherwise a server could unmask one member with two halves",
+                stage="setting",
+            )
+        if self.n < self.t:
+            raise RefusedError(
+                f"{self.n} members scheduled, {self.t} of the {self.on_roster} on the roster are needed; "
+                f"a smaller round needs fewer colluders to unmask one member",
                 stage="setting",
             )
 
@@ -115,8 +123,13 @@ class Setting:
         return len(self.members)
 
     @property
+    def on_roster(self) -> int:
+        """R: everybody the server can schedule, and everybody it can have on its side."""
+        return len(self.roster.members)
+
+    @property
     def t(self) -> int:
-        return default_threshold(self.n) if self.threshold is None else self.threshold
+        return default_threshold(self.on_roster) if self.threshold is None else self.threshold
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -125,10 +138,11 @@ class Setting:
 
     @property
     def tolerated(self) -> int:
-        """How many members may collude with the server: docs/threats.md says why."""
+        """How many members on the roster may collude with the server, whomever it schedules: docs/threats.md
+        says why."""
         if not self.checked:
             return 0
-        return min(self.n - self.t, 2 * self.t - self.n - 1)
+        return min(self.on_roster - self.t, 2 * self.t - self.on_roster - 1)
 
     def need(self, stage: str) -> int:
         """How many members a stage needs: the threshold, and at least three as long as they make the sum."""
@@ -140,10 +154,11 @@ class Setting:
         notes = []
         if self.n == LEAST_IN_SUM:
             notes.append("3 members: none may be lost, and any two of them see the third one's update")
-        if self.t < default_threshold(self.n):
+        t, everybody = self.t, self.on_roster
+        if t < default_threshold(everybody):
             notes.append(
-                f"threshold {self.t} of {self.n}: {2 * self.t - self.n} members and the server together "
-                f"can unmask a third party (the default threshold is {default_threshold(self.n)})"
+                f"threshold {t} of {everybody}: {2 * t - everybody} members and the server together "
+                f"can unmask a third party (the default threshold is {default_threshold(everybody)})"
             )
         if not self.checked:
             notes.append(

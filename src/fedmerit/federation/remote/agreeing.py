@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fedmerit.config import Config, recorded, recorded_hash
+from fedmerit.config import Config, SecureAggregation, recorded, recorded_hash
 from fedmerit.errors import BindingError, MessageError, RefusedError
 from fedmerit.keys import Roster
 from fedmerit.ledger import canonical
+from fedmerit.limits import check_schedule
 from fedmerit.secagg.setting import LEAST_IN_SUM, Setting, default_threshold
 
 LARGEST_BOUND = 100.0
@@ -62,6 +63,7 @@ def config_in(terms: Mapping[str, Any]) -> Config:
     try:
         text = str(terms["config"])
         config = recorded(text)
+        check_schedule(config)
     except (KeyError, TypeError, ValueError, RecursionError) as error:  # a ConfigError is a ValueError
         raise MessageError(f"the server's settings cannot be read: {error!s:.200}", stage="join") from None
     if recorded_hash(text) != terms.get("config_hash"):
@@ -91,8 +93,6 @@ def cautious(config: Config) -> None:
         weak = "asked to leave the check out, which hides updates from honest servers only"
     elif secure.threshold and secure.threshold < default_threshold(members):
         weak = f"asked for a threshold of {secure.threshold} of {members} members"
-    elif secure.least and secure.least < usual_least(config):
-        weak = f"asked to take part in rounds of {secure.least} of {members} members"
     elif config.participation.fraction < 1:
         weak = f"asked to let the server choose {config.participation.fraction:g} of the members each round"
     elif secure.bound > LARGEST_BOUND:
@@ -101,11 +101,12 @@ def cautious(config: Config) -> None:
         raise RefusedError(weak, stage="join")
 
 
-def everybody(config: Config, weights: str = "uniform") -> None:
-    """`cautious`, and every sum is over all members, weighted in one way, or there is none.
+def everybody(config: Config, weights: str = "uniform", bound: float = SecureAggregation.bound) -> None:
+    """`cautious`, and every sum is over all members, weighted in one way and never clipped, or there is none.
 
-    So no two sums of the same updates differ, and there is nothing to subtract. A federation with other
-    weights gives them by name, in the same words on every machine: ``partial(everybody, weights="roster")``.
+    So no two sums of the same updates differ by more than their rounding, and there is nothing to subtract. A
+    federation with other weights or another bound gives them by name, in the same words on every machine and
+    in every run: ``partial(everybody, weights="roster", bound=8.0)``.
     """
     cautious(config)
     secure, members = config.secure_aggregation, len(config.clients)
@@ -113,6 +114,18 @@ def everybody(config: Config, weights: str = "uniform") -> None:
         raise RefusedError(
             f"asked for {config.training.weights} weights, expected {weights}: sums with different weights "
             "can be subtracted",
+            stage="join",
+        )
+    if secure.clip:
+        raise RefusedError(
+            "asked to clip updates: two clipped sums with different bounds differ by the update of whoever "
+            "lies beyond them",
+            stage="join",
+        )
+    if secure.bound != bound:
+        raise RefusedError(
+            f"asked for a bound of {secure.bound:g}, expected {bound:g}: who declines under which bound says "
+            "how large its update is",
             stage="join",
         )
     if secure.threshold != members or secure.least != members:
@@ -125,10 +138,4 @@ def everybody(config: Config, weights: str = "uniform") -> None:
 
 def least_scheduled(config: Config) -> int:
     """Fewest members that a round may schedule."""
-    return config.secure_aggregation.least or usual_least(config)
-
-
-def usual_least(config: Config) -> int:
-    """Two thirds of those a round usually schedules, and one more: a server must not choose whom to sum."""
-    usual = max(LEAST_IN_SUM, round(config.participation.fraction * len(config.clients)))
-    return max(LEAST_IN_SUM, default_threshold(usual))
+    return max(LEAST_IN_SUM, config.threshold, config.secure_aggregation.least)

@@ -35,8 +35,11 @@ from fedmerit.federation.remote.wire import Ask, Exchange, pack_outcome, unpack
 from fedmerit.federation.weighing import are_public, roster_weights, scheduled_encoding
 from fedmerit.keys import public_key
 from fedmerit.secagg import Server, Setting, Task
+from fedmerit.secagg.messages import head_limit
 
 log = logging.getLogger("fedmerit")
+ANSWER = 4096
+"""Most bytes of a member's answer, beside what depends on the settings."""
 _KIND: dict[str, Exchange] = {"share": "share", "masked": "train", "check": "check", "unmask": "unmask"}
 
 
@@ -85,7 +88,11 @@ class Coordinator:
 
     def admit(self, address: str, answer: bytes) -> str:
         """The member at an address, if it proves to be one; the run's ledger then says so."""
-        match unpack(answer, "an answer to an invitation"):
+        if len(answer) > ANSWER:
+            raise MessageError(
+                f"the node at {address} answers an invitation with {len(answer)} bytes", stage="join"
+            )
+        match unpack(answer, "an answer to an invitation", values=4):
             case [str(name), bytes(signature), bytes(handed)] if name in self.config.clients:
                 if self.books.joined(name, address, handed, signature):
                     self._handed[name] = handed
@@ -233,7 +240,14 @@ class Coordinator:
             self._early = server, number + 1
 
     def _opened(self, name: str, answer: bytes) -> tuple[Report, bytes, bytes]:
-        match unpack(answer, "an answer to a request for a report"):
+        utilities = self.config.scoring.utilities  # a name takes up to 12 bytes a character as JSON
+        limit = ANSWER + sum(ANSWER + 12 * len(utility) for utility in utilities)
+        limit += head_limit(len(self.config.clients))
+        if len(answer) > limit:
+            raise MessageError(
+                f"a report has at most {limit} bytes, got {len(answer)}", stage="report", member=name
+            )
+        match unpack(answer, "an answer to a request for a report", values=4):
             case [bytes(body), bytes(signature), bytes(keys)]:
                 try:
                     parsed = json.loads(body)

@@ -11,14 +11,15 @@
     KEY.state/RUN/0003.asked      the one request for a report that is answered
     KEY.state/RUN/0003.report     the answer, and the per-sample sums behind cumulative standard errors
     KEY.state/RUN/heads           the ledger's heads as they were shown to this member, from which models it
-                                  trained, for which sums it released shares, and the hashes of its reports
-                                  and of what they were about, one a line: see witness.py
+                                  trained, hashes of what it masked, for which sums it released shares, and
+                                  hashes of its reports and of what they were about, one a line: see
+                                  witness.py
 
-All have mode 600 and are written in one step. All but the last are also encrypted (AES-256-GCM under a key
-derived from the identity key): a backup of the folder alone says nothing, and a file that was cut, emptied or
-put in another's place is an error. ``released`` is written before the first run's folder is made, so where
-there is a folder and it is gone, it was lost. What nobody can notice is an older copy of it put back, or a
-key that was taken elsewhere without its folder.
+All have mode 600, in a folder of mode 700, and are written in one step. All but the last are also encrypted
+(AES-256-GCM under a key derived from the identity key): a backup of the folder alone says nothing, and a file
+that was cut, emptied or put in another's place is an error. ``released`` is written before the first run's
+folder is made, so where there is a folder and it is gone, it was lost. What nobody can notice is an older
+copy of it put back, or a key that was taken elsewhere without its folder.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import fcntl
 import logging
 import os
 import re
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,6 +47,8 @@ log = logging.getLogger("fedmerit")
 _RUN = re.compile(r"[0-9a-f]{32}")
 IDLE = 86_400.0
 """Seconds without a message after which a run that never ended is taken to be over."""
+MOST_RUNS = 100
+"""A run costs a server one invitation, and a member a folder."""
 NONCE = 12
 ALL_RUNS = "all runs"
 RESTORE = (
@@ -69,6 +73,12 @@ class Keeping:
         """One process at a time: a second message waits until the first is answered."""
         try:
             self.home.mkdir(mode=0o700, exist_ok=True)
+            mode = stat.S_IMODE(self.home.stat().st_mode)
+            if os.name == "posix" and mode & 0o077:
+                raise StoreError(
+                    f"{self.home}: a member's state must have mode 700, got {mode:o}; others could put back "
+                    f"what must never be done again; run: chmod 700 {self.home}"
+                )
             lock = (self.home / ".lock").open("w")
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError as error:
@@ -84,6 +94,12 @@ class Keeping:
         others = [folder for folder in self.home.iterdir() if folder.is_dir() and folder != self.folder]
         if going := sum(not _tidied(folder) for folder in others):
             log.warning("joins a run while %d other(s) are not over; what is kept for those stays", going)
+        if (kept := sum(folder.exists() for folder in others)) >= MOST_RUNS:
+            raise StoreError(
+                f"{self.home}: holds {kept} runs, and a member keeps at most {MOST_RUNS}; those that were "
+                "only invitations go after a day; of those that are over, verify what you need (fedmerit "
+                "verify --heads) and delete the folders"
+            )
         self.folder.mkdir(mode=0o700, exist_ok=True)
 
     # ------------------------------------------------------------------------------------------- what is kept

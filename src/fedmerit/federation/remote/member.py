@@ -37,11 +37,11 @@ from fedmerit.federation.remote.reporting import Evaluator, scoring_side, told, 
 from fedmerit.federation.remote.wire import Ask, checked_head, join_body, pack, same
 from fedmerit.federation.remote.work import Work
 from fedmerit.federation.weighing import scheduled_encoding
-from fedmerit.federation.witness import kept_head, kept_released, kept_report, kept_trained
+from fedmerit.federation.witness import kept_head, kept_masked, kept_released, kept_report, kept_trained
 from fedmerit.keys import Roster, load_key, public_key
 from fedmerit.ledger import canonical, content
 from fedmerit.secagg import Client, Setting, Task, Update
-from fedmerit.secagg.messages import open_broadcast
+from fedmerit.secagg.messages import open_broadcast, open_message
 
 log = logging.getLogger("fedmerit")
 REFUSED = "refuses; the reason is in its own log"
@@ -89,7 +89,7 @@ class RemoteMember:
         Raises:
             ProtocolError: the message is refused. Only before it joins does a member say why.
         """
-        ask, signed_by = Ask.unpack(data)
+        ask, signed_by = Ask.unpack(data, len(self.roster.members))
         keeping = Keeping(self.key_file, self.identity, ask.run)
         with keeping.held():
             if ask.exchange == "join":
@@ -142,7 +142,11 @@ class RemoteMember:
         signature = self.identity.sign(content(self.name, "join", body))
         kept = keeping.get("terms")
         if kept is None:
-            keeping.open()
+            try:
+                keeping.open()
+            except StoreError as error:
+                log.warning("%s does not join: %s", self.name, error)
+                raise RefusedError("cannot keep another run; its own log says why", stage="join") from None
             keeping.put("terms", [terms, commitment, server])
         elif not same(body, join_body(ask.run, address, *kept, run_config=self.run_config)):
             raise RefusedError("asked to agree to something else than before", stage="join", member=self.name)
@@ -202,7 +206,11 @@ class RemoteMember:
             message = client.decline()
         self._keep(keeping, client)
         if due == "masked" and self.masked:
-            keeping.add_kept(kept_trained(ask.round, keeping.get(_file(ask.round, "began"))))
+            sent = open_message(message, client.setting, len(message))[0].body[2].hex()
+            keeping.add_kept(
+                kept_trained(ask.round, keeping.get(_file(ask.round, "began"))),
+                kept_masked(ask.round, self.name, sent),
+            )
         elif due == "unmask" and client.stage == "done":
             keeping.add_kept(kept_released(ask.round, client.survivors))
         return message

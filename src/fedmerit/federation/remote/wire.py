@@ -18,12 +18,16 @@ from fedmerit.errors import FedmeritError, MessageError
 from fedmerit.federation.protocol import Outcome
 from fedmerit.keys import verifies
 from fedmerit.ledger import Signer, canonical
+from fedmerit.secagg.messages import list_limit, refuse_many
+from fedmerit.secagg.quantise import MOST_MEMBERS
 
 Exchange = Literal["join", "advertise", "share", "train", "check", "unmask", "report", "close"]
 EXCHANGES: Final[tuple[Exchange, ...]] = get_args(Exchange)
 FORMAT: Final = "fedmerit remote 1"
 LEAST_SAMPLES: Final = 10
 KINDS: Final = "fiub"  # of test samples: numbers, never objects
+VALUES: Final = 256
+"""Most values in a message of the server, and two more a member: it holds one list of names at a time."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,20 @@ class Ask:
         return pack([FORMAT, inner, sign(_signed(inner))])
 
     @classmethod
-    def unpack(cls, data: bytes) -> tuple[Ask, Callable[[bytes], bool]]:
-        """A message, and what tells whether a key signed it."""
-        match unpack(data, "a message of the server"):
+    def unpack(cls, data: bytes, members: int = MOST_MEMBERS) -> tuple[Ask, Callable[[bytes], bool]]:
+        """A message to one of so many members, and what tells whether a key signed it.
+
+        Before its author is known it costs no more memory than a few times its size.
+        """
+        what, values = "a message of the server", VALUES + 2 * members
+        match unpack(data, what, values=4):
             case [form, bytes(inner), bytes(signature)] if form == FORMAT:
-                match unpack(inner, "a message of the server"):
+                match unpack(inner, what, values=values, text=words_limit(members)):
                     case [str(exchange), str(run), int(number), dict(body)] if exchange in EXCHANGES:
+                        if len(data) > (limit := ask_limit(exchange, members)):
+                            raise MessageError(
+                                f"expected at most {limit} bytes, got {len(data)}", stage=exchange
+                            )
                         return cls(exchange, run, number, body), partial(_verifies, inner, signature)
         raise MessageError(f"not a message of {FORMAT}")
 
@@ -71,12 +83,39 @@ def pack(value: Any) -> bytes:
     return bytes(msgpack.packb(value))
 
 
-def unpack(data: bytes, what: str) -> Any:
-    """The value that these bytes stand for."""
+def unpack(data: bytes, what: str, *, values: int | None = None, text: int = -1) -> Any:
+    """The value that these bytes stand for.
+
+    Args:
+        data: the bytes.
+        what: they should be, for the error.
+        values: most values in it, counted before any is made; None for what this machine wrote itself.
+        text: most bytes of one text.
+    """
     try:
-        return msgpack.unpackb(data)
+        if values is not None:
+            refuse_many(data, values)
+        return msgpack.unpackb(data, max_str_len=text)
+    except MessageError as error:
+        raise MessageError(f"not {what}: {error}") from None
     except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise MessageError(f"not {what}: {type(error).__name__}") from None
+
+
+def words_limit(members: int) -> int:
+    """Most bytes of names and settings: a member keeps them, so nobody may make them large."""
+    return 65_536 + 1024 * members
+
+
+def ask_limit(exchange: Exchange, members: int) -> float:
+    """Most bytes of a message to one of so many members.
+
+    A request for a report holds a model and test samples. It is compared with the member's own model and the
+    pool's commitment, and has no other limit than that of the transport.
+    """
+    if exchange == "report":
+        return math.inf
+    return words_limit(members) + (0 if exchange in ("join", "advertise", "close") else list_limit(members))
 
 
 def join_body(

@@ -32,6 +32,7 @@ def run(
     check=True,
     threshold=None,
     least=None,
+    clip=False,
     **_,
 ):
     """A whole run over any Grid."""
@@ -47,6 +48,7 @@ def run(
         check=check,
         threshold=threshold,
         least=least,
+        clip=clip,
         weights=weights,
         page=False,
     )

@@ -1,0 +1,254 @@
+"""What somebody else sent costs little before it is refused, and little is kept of it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+import struct
+import tracemalloc
+
+import msgpack
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given
+from hypothesis import strategies as st
+from test_kept import ALL, M0, Federation
+
+from fedmerit.errors import MessageError, RefusedError, StoreError
+from fedmerit.federation.remote import keeping
+from fedmerit.federation.remote.keeping import Keeping
+from fedmerit.federation.remote.wire import EXCHANGES, Ask, ask_limit, pack, words_limit
+from fedmerit.keys import load_key, public_key
+from fedmerit.secagg.messages import list_limit, refuse_many
+
+SIZE = 8 * 2**20
+
+
+@pytest.fixture
+def federation(tmp_path):
+    made = Federation(tmp_path)
+    with made.open:
+        yield made
+
+
+def peak_of(call):
+    """Bytes that were held at once while something ran."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def many(kind, count=SIZE):
+    """A list of so many empty values, of one byte each."""
+    return b"\xdd" + struct.pack(">I", count) + kind * count
+
+
+# -------------------------------------------------------------------------------------------- counted first
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=300)
+    | st.binary(max_size=300)
+    | st.builds(msgpack.ExtType, st.integers(0, 127), st.binary(max_size=40)),
+    lambda inner: st.lists(inner, max_size=40) | st.dictionaries(st.text(max_size=40), inner, max_size=40),
+    max_leaves=80,
+)
+
+
+def count(value):
+    if isinstance(value, dict):
+        return 1 + len(value) + sum(map(count, value.values()))
+    return 1 + sum(map(count, value)) if isinstance(value, list) else 1
+
+
+@given(VALUES)
+def test_values_are_counted_as_they_are(value):
+    data, values = msgpack.packb(value), count(value)
+    refuse_many(data, values)
+    with pytest.raises(MessageError, match=f"expected at most {values - 1} values, got more"):
+        refuse_many(data, values - 1)
+
+
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 31, 32, 255, 256, 65535, 65536])
+def test_every_width_of_a_count_is_read(size):
+    for value in ("x" * size, bytes(size), msgpack.ExtType(1, bytes(size))):
+        refuse_many(msgpack.packb([value, 7]), 3)
+        with pytest.raises(MessageError):
+            refuse_many(msgpack.packb([value, 7]), 2)
+    refuse_many(msgpack.packb([0] * size), 1 + size)
+    refuse_many(msgpack.packb(dict.fromkeys(range(size))), 1 + 2 * size)
+    for value in ([0] * size, dict.fromkeys(range(size))):
+        with pytest.raises(MessageError):
+            refuse_many(msgpack.packb(value), count(value) - 1)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_counted_or_refused(data):
+    try:
+        refuse_many(data, 50)
+    except MessageError:
+        return
+    try:
+        value = msgpack.unpackb(data, strict_map_key=False)
+    except (ValueError, TypeError, msgpack.UnpackException):
+        return
+    assert not isinstance(value, list | dict) or len(value) < 50
+
+
+# ------------------------------------------------------------------------------------------------- messages
+
+
+@pytest.mark.parametrize("kind", [b"\x80", b"\x90", b"\xc0", b"\xa0"], ids=["maps", "lists", "nil", "texts"])
+@pytest.mark.parametrize("place", ["outside", "inside", "body"])
+def test_a_large_message_is_refused_before_it_is_parsed(federation, kind, place):
+    """8 MB of empty maps take 600 MB as Python's; whoever can reach a member could send them."""
+    data = many(kind)
+    if place == "body":
+        data = b"\x94\xa9advertise\xd9\x20" + federation.run.encode() + b"\x01\x81\xa7members" + data
+    if place != "outside":
+        data = pack(["fedmerit remote 1", data, bytes(64)])
+    member = federation.transport.member("A")
+
+    def refuse():
+        with pytest.raises(MessageError, match=r"not a message of the server: expected at most \d+ values"):
+            member.answer(data, "here")
+
+    assert peak_of(refuse) < 2 * len(data)
+
+
+def test_text_is_no_way_round_it(federation):
+    """One character beyond the basic plane makes all others four bytes wide."""
+    key = Ed25519PrivateKey.generate()
+    body = {"terms": {"config": "#" * SIZE + "\U0001f600"}, "commitment": {}, "server": public_key(key)}
+    data = Ask("join", "ab" * 16, 0, body).pack(key.sign)
+
+    def refuse():
+        with pytest.raises(MessageError, match="not a message of the server"):
+            federation.transport.member("A").answer(data, "here")
+
+    assert peak_of(refuse) < 2 * len(data)
+
+
+@pytest.mark.parametrize("exchange", [one for one in EXCHANGES if one != "report"])
+def test_a_message_is_no_larger_than_its_kind_can_be(federation, exchange):
+    limit = ask_limit(exchange, len(ALL))
+    assert limit in (words_limit(4), words_limit(4) + list_limit(4))
+    data = Ask(exchange, federation.run, 1, {"list": bytes(limit)}).pack(federation.shown.books.key.sign)
+    with pytest.raises(MessageError, match=f"expected at most {limit} bytes, got {len(data)}"):
+        federation.transport.member("A").answer(data, "here")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pack([b"[" + b"[]," * (SIZE // 3) + b"[]]", bytes(64), b""]),
+        pack([b"{}", bytes(64), b""])[:-2] + many(b"\x80"),
+        many(b"\x80"),
+        pack([b'{"a":' * 4000, bytes(64), b""]),
+    ],
+    ids=["json", "inside", "outside", "deep"],
+)
+def test_a_large_report_costs_its_author_the_report_and_the_server_nothing(federation, answer):
+    exchange, peaks = federation.transport.exchange, []
+
+    def altered(kind, asks):
+        answers = exchange(kind, asks)
+        return answers | {"B": answer} if kind == "report" else answers
+
+    federation.transport.exchange = altered
+    opened = federation.shown._opened
+
+    def measured(name, data):
+        found = []
+
+        def call():
+            try:
+                found.append(opened(name, data))
+            except MessageError as error:
+                found.append(error)
+
+        peaks.append((peak_of(call), len(data)))
+        if isinstance(found[0], MessageError):
+            raise found[0]
+        return found[0]
+
+    federation.shown._opened = measured
+    assert federation.round(1, M0) is not None
+    assert [*federation.shown.books.rounds[0].reports] == ["A", "C", "D"]
+    assert any("a report has at most" in note for note in federation.shown.refused)
+    assert max(size for _, size in peaks) == len(answer)
+    assert all(peak < max(size, 100_000) for peak, size in peaks)
+
+
+def test_a_large_answer_to_an_invitation_is_refused(federation):
+    data = pack(["A", bytes(64), bytes(SIZE)])
+
+    def refuse():
+        with pytest.raises(MessageError, match=f"answers an invitation with {len(data)} bytes"):
+            federation.shown.admit("here", data)
+
+    assert peak_of(refuse) < 100_000
+
+
+# ----------------------------------------------------------------------------------------------------- files
+
+
+def invitation(federation, **change):
+    """As anybody can write one who knows the hash of the roster: to another run, with another key."""
+    key = Ed25519PrivateKey.generate()
+    books = federation.shown.books
+    body = {"terms": {**books.terms, **change}, "commitment": books.commitment, "server": public_key(key)}
+    return Ask("join", secrets.token_hex(16), 0, body).pack(key.sign)
+
+
+def test_a_large_invitation_leaves_nothing_on_the_disk(federation):
+    member = federation.transport.member("A")
+    home = federation.folder / "A.pem.state"
+    before = sorted(home.rglob("*"))
+    for filler in ("x" * words_limit(4), [bytes(1000)] * 5000, bytes(5 * 2**20)):
+        with pytest.raises(MessageError, match=r"expected at most|not a message of the server"):
+            member.answer(invitation(federation, filler=filler), "here")
+    assert sorted(home.rglob("*")) == before
+
+
+def test_a_member_keeps_so_many_runs_and_says_how_to_go_on(federation, monkeypatch, caplog):
+    monkeypatch.setattr(keeping, "MOST_RUNS", 5)
+    member, home = federation.transport.member("A"), federation.folder / "A.pem.state"
+    for _ in range(4):  # and the run of the federation
+        member.answer(invitation(federation), "here")
+    with pytest.raises(RefusedError, match="cannot keep another run; its own log says why"):
+        member.answer(invitation(federation), "here")
+    assert f"{home}: holds 5 runs, and a member keeps at most 5; those that were only" in caplog.text
+    assert len([path for path in home.iterdir() if path.is_dir()]) == 5
+    assert federation.round(1, M0) is not None  # what it joined before goes on
+    for path in home.iterdir():  # a day later
+        if path.is_dir() and path.name != federation.run:
+            for file in path.iterdir():
+                os.utime(file, (0, 0))
+    member.answer(invitation(federation), "here")
+    assert len([path for path in home.iterdir() if path.is_dir()]) == 2
+
+
+def test_most_runs_take_little_of_a_disk():
+    assert keeping.MOST_RUNS * words_limit(10) < 10e6
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o755, 0o770, 0o701])
+def test_a_state_folder_that_others_can_use_is_refused(federation, mode):
+    """Whoever can write there can put back an older copy of what must never be done again."""
+    home, key = federation.folder / "A.pem.state", federation.folder / "A.pem"
+    home.chmod(mode)
+    with pytest.raises(StoreError, match=rf"must have mode 700, got {mode:o}; .*; run: chmod 700 {home}"):
+        federation.transport.member("A").answer(federation.shown.invitation(), "here")
+    home.chmod(0o700)
+    federation.transport.member("A").answer(federation.shown.invitation(), "here")
+    with Keeping(federation.folder / "new.pem", load_key(key), "ab" * 16).held():
+        pass
+    assert stat.S_IMODE((federation.folder / "new.pem.state").stat().st_mode) == 0o700

@@ -1,0 +1,103 @@
+"""How many must stay to the end of a round follows from all members, in every engine."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import TINY, tiny
+
+from fedmerit import config as settings
+from fedmerit.config import from_dict
+from fedmerit.errors import ConfigError, MessageError, RefusedError
+from fedmerit.federation import setup
+from fedmerit.federation.embedded import run
+from fedmerit.federation.journal import rounds_of
+from fedmerit.federation.recorded import recorded
+from fedmerit.federation.remote.agreeing import Agreed, cautious, config_in, everybody, least_scheduled
+from fedmerit.federation.verify import verify_folder
+from fedmerit.keys import Member, Roster
+from fedmerit.ledger import Ledger
+from fedmerit.toml import written
+
+NINE = ("partition.clients=9", f"partition.sizes={[20] * 9}", "training.rounds=1")
+
+
+def rounds_in(folder):
+    with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
+        return rounds_of(ledger)
+
+
+@pytest.mark.parametrize("enabled", ["true", "false"])
+@pytest.mark.parametrize(
+    ("away", "lost", "aborted"),
+    [
+        ([], ["client-1", "client-2"], ""),
+        (["client-0"], ["client-1"], ""),
+        (["client-0", "client-3"], [], ""),
+        (["client-0"], ["client-1", "client-2"], "stage masked: 6 members left, 7 are needed"),
+        (["client-0", "client-3"], ["client-1"], "stage masked: 6 members left, 7 are needed"),
+        (["client-0", "client-3", "client-4"], [], "6 members scheduled, 7 of all 9 are needed"),
+    ],
+)
+def test_whoever_is_away_counts_as_lost_with_masks_and_without(tmp_path, enabled, away, lost, aborted):
+    config = tiny(
+        *NINE,
+        f"participation.away={written({name: [1] for name in away})}",
+        f"participation.lost={written(dict.fromkeys(lost, '1:masked'))}",
+        f"secure_aggregation.enabled={enabled}",
+    )
+    run(config, tmp_path / "run")
+    (one,) = rounds_in(tmp_path / "run")
+    assert one.aborted == aborted
+    assert len(one.included) == (0 if aborted else 9 - len(away) - len(lost))
+    assert list(verify_folder(tmp_path / "run"))
+
+
+def test_a_run_recorded_when_the_threshold_was_one_of_the_schedule_is_read(tmp_path, monkeypatch):
+    """Half of six members a round, as it was allowed before."""
+    old = {**TINY, "partition": {"clients": 6, "scheme": "sizes", "sizes": [30] * 6}}
+    old |= {"participation": {"fraction": 0.5}, "secure_aggregation": {"enabled": False, "least": 3}}
+    config = from_dict(old)
+    with monkeypatch.context() as then:
+        then.setattr(settings, "default_threshold", lambda members: 3)
+        then.setattr(setup, "check_schedule", lambda config: None)
+        run(config, tmp_path / "run")
+    assert [len(one.included) for one in rounds_in(tmp_path / "run")] == [3, 3]
+    assert any(line.startswith("rounds: 2 of 2") for line in verify_folder(tmp_path / "run"))
+    assert len(recorded(tmp_path / "run").rounds) == 2
+    with pytest.raises(ConfigError, match="5 of the 6 members must stay to the end of a round, got 3"):
+        run(config, tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [("[participation]\nfraction = 0.5\n", "fraction"), ("[secure_aggregation]\nleast = 3\n", "least")],
+)
+def test_a_member_does_not_join_where_rounds_are_too_small_whatever_it_accepts(given, named):
+    terms = {"config": "[partition]\nclients = 6\n" + given}
+    with pytest.raises(MessageError, match=rf"the server's settings cannot be read: .*\.{named}: expected"):
+        config_in(terms)
+
+
+@given(members=st.integers(3, 40), scheduled=st.integers(3, 40), fewer=st.integers(0, 20))
+def test_between_machines_it_is_the_rosters_whatever_the_server_schedules(members, scheduled, fewer):
+    names = [f"m{i}" for i in range(members)]
+    roster = Roster(Member(name, bytes([i + 1]) * 32) for i, name in enumerate(names))
+    usual = 2 * members // 3 + 1
+    threshold = 0 if fewer == 0 else max(members // 2 + 1, usual - fewer)
+    text = f"[partition]\nnames = {names}\n[secure_aggregation]\nthreshold = {threshold}\n"
+    config = from_dict({"partition": {"names": names}, "secure_aggregation": {"threshold": threshold}})
+    agreed = Agreed({"config": text, "config_hash": config.hash()}, {}, bytes(32))
+    t = threshold or usual
+    assert least_scheduled(config) == max(3, t)
+    for accept in (cautious, everybody):
+        if t < usual:
+            with pytest.raises(RefusedError, match=f"asked for a threshold of {t} of {members} members"):
+                accept(config)
+    scheduled = min(scheduled, members)
+    if scheduled < t:
+        with pytest.raises(RefusedError, match=f"{t} of the {members} on the roster are needed"):
+            agreed.setting("run", 1, names[:scheduled], roster)
+    else:
+        assert agreed.setting("run", 1, names[:scheduled], roster).t == t
