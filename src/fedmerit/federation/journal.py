@@ -27,6 +27,10 @@ from fedmerit.types import Reports
 
 EMBEDDED = "embedded"
 """The engine of a rehearsal: one process holds all keys."""
+SIMULATED = "flower-simulation"
+"""Flower's simulation, a rehearsal too: whoever runs it plays all members."""
+REHEARSALS = {EMBEDDED: "one process", SIMULATED: "one simulation"}
+"""Engines of rehearsals, and who held all keys."""
 Sign = Callable[[str, bytes], bytes]
 """(author, message) -> signature; empty bytes where there are no keys."""
 

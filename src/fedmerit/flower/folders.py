@@ -7,6 +7,7 @@ from pathlib import Path
 from flwr.app import ArrayRecord
 
 from fedmerit.errors import StoreError
+from fedmerit.federation.journal import SIMULATED
 from fedmerit.flower.arrays import Shape
 from fedmerit.layout import LEDGER
 from fedmerit.ledger import Ledger
@@ -17,7 +18,7 @@ _LEDGER = (f"{LEDGER}-wal", f"{LEDGER}-shm", LEDGER)
 """Last, since it says that the rest may go."""
 _KEYS = ("pool.key", "server.pem")
 ENGINE = "flower"
-"""What the first record of our ledgers says."""
+"""What the first record of our ledgers says; where Flower simulates all nodes, `SIMULATED`."""
 _KINDS = {"run", "pool", "join"}
 """Records of a start that came to no round."""
 
@@ -52,7 +53,7 @@ def _came_to_nothing(path: Path) -> bool:
     with Ledger(path, read_only=True) as ledger:
         records = list(ledger.records())
     engines = {record.body.get("engine") for record in records if record.kind == "run"}
-    return {record.kind for record in records} <= _KINDS and engines == {ENGINE}
+    return {record.kind for record in records} <= _KINDS and engines in ({ENGINE}, {SIMULATED})
 
 
 def _used(path: Path) -> StoreError:
