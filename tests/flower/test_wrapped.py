@@ -1,4 +1,4 @@
-"""The strategy inside Contributions: what it has is reachable; one that aggregates itself is told something."""
+"""The strategy inside Contributions: what it has is reachable; one that aggregates itself is told so."""
 
 import copy
 import pickle
