@@ -78,7 +78,8 @@ class Contributions:
         check: False saves an exchange a round; updates are then hidden from an honest server only, and
             members must have agreed to that (``accept`` of `secure`).
         least: fewest members a round may schedule; None for floor(2/3 of the usual) + 1.
-        reveal: one test slice for all rounds (``fixed``), or a fresh one each round (``per-round``).
+        reveal: one test slice for all rounds (``fixed``), on which a member could train from round 2 on, or
+            a fresh one each round (``per-round``), for test sets that are large enough.
         game: how coalition models are built.
         missing: what a missed round counts in the sum.
         visibility: whether all members may read all records, or each only its own and the totals.
