@@ -179,7 +179,7 @@ def with_metrics(home, shares, rounds=3, **options):
     for name, node in NODES.items():
         inner = grid.apps[node].inner
         grid.apps[node] = fedmerit.flower.secure(inner, value=grid.apps[node].value, metrics=shares(name))
-    start(contributions(home, **options), grid, rounds)
+    return start(contributions(home, **options), grid, rounds)
 
 
 def test_metrics_that_stay_at_home_are_named_once_by_member_and_server(home, caplog):
@@ -198,10 +198,12 @@ def test_metrics_that_cannot_be_averaged_are_named_once(home, caplog):
     assert "the metrics words, loss of training" in said[0]
 
 
-def test_metrics_that_all_share_reach_the_strategy_and_nothing_is_said(home, caplog):
-    with_metrics(home, lambda name: ["loss", "words"])
+def test_numbers_that_all_share_reach_the_strategy_and_only_the_rest_is_named(home, caplog):
+    result = with_metrics(home, lambda name: ["loss", "words"])
+    assert dict(result.train_metrics_clientapp[1]) == {"loss": 0.5}
     assert not any("stay on this machine" in text for text in caplog.messages)
-    assert [text for text in caplog.messages if "the strategy does not get the metrics words of" in text]
+    said = [text for text in caplog.messages if text.startswith("the strategy does not get")]
+    assert ["the metrics words of training" in text for text in said] == [True]
 
 
 def test_an_evaluation_names_what_stays_once_too(home, caplog):
