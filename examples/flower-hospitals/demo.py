@@ -85,7 +85,7 @@ def follow(federation: Loopback, run: Run) -> None:
             say(f"  kill -9: {VICTIM}'s machine is gone ({len(hit)} processes), its masked update was sent")
             killed = True
         time.sleep(0.2)
-    run.wait(deadline=30)
+    run.wait()
     if not killed:
         raise FedmeritError(f"{VICTIM} was to die in round {DIES_IN_ROUND}, but the run was over before")
 

@@ -20,7 +20,8 @@
     │   ├── ShareError          a secret share that is missing, unreadable or a lie
     │   ├── RefusedError        a request that would reveal an update; the member stops
     │   ├── BoundError          an update beyond the public bound, or not finite
-    │   └── RoundAborted        too few members left: nothing revealed, model unchanged
+    │   ├── RoundAborted        too few members left: nothing revealed, model unchanged
+    │   └── RunAborted          a run whose rounds were aborted: none closed, or too many in a row were not
     ├── KeyFileError            a private key or roster file: missing, malformed, or readable by others
     ├── LedgerError             a record that is missing, altered, reordered or not signed by its author
     │   └── CopyDiffers         a score file that says something else than the sound ledger beside it
@@ -122,6 +123,17 @@ class BoundError(ProtocolError):
 
 class RoundAborted(ProtocolError):
     """Too few members are left; nothing was revealed and the model is unchanged."""
+
+
+class RunAborted(ProtocolError):
+    """A run was given up, because none of its rounds closed or too many in a row were aborted.
+
+    ``closed`` and ``aborted`` are the numbers of those rounds.
+    """
+
+    def __init__(self, message: str, *, closed: tuple[int, ...], aborted: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.closed, self.aborted = closed, aborted
 
 
 class KeyFileError(FedmeritError):

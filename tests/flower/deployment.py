@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedmerit.flower.loopback.processes import HANG
+
 KEEP = """
 CREATE TABLE kept (content BLOB);
 CREATE TRIGGER keep_new AFTER INSERT ON objects BEGIN INSERT INTO kept VALUES (new.content); END;
@@ -14,13 +16,13 @@ CREATE TRIGGER keep_changed AFTER UPDATE ON objects BEGIN INSERT INTO kept VALUE
 
 def keep_everything(database: Path) -> None:
     """From now on, a curious SuperLink: objects that Flower deletes stay in table ``kept``."""
-    with sqlite3.connect(database, timeout=30) as connection:
+    with sqlite3.connect(database, timeout=HANG) as connection:
         connection.executescript(KEEP)
 
 
 def everything_kept(database: Path) -> bytes:
     """All objects the SuperLink ever held, one after another."""
-    with sqlite3.connect(database, timeout=30) as connection:
+    with sqlite3.connect(database, timeout=HANG) as connection:
         return b"\0".join(bytes(row[0]) for row in connection.execute("SELECT content FROM kept") if row[0])
 
 

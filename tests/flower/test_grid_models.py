@@ -139,7 +139,7 @@ def test_too_few_are_waited_for(home):
             nodes.dead |= {102, 103}
 
     nodes.before, nodes.get_node_ids = before, listed
-    contributions = wrapped(home, FedAvg(min_evaluate_nodes=1, fraction_evaluate=0.25), join=20.0)
+    contributions = wrapped(home, FedAvg(min_evaluate_nodes=1, fraction_evaluate=0.25), join=600.0)
     contributions.start(nodes, model(), 3)
     assert [len(one["participants"]) for one in contributions.scores["rounds"]] == [4, 0, 4]
 

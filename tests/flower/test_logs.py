@@ -5,12 +5,10 @@ import logging
 import re
 import subprocess
 import sys
-import time
 
 import pytest
 from federation_in import NODES, grid_of, run
 from flwr.common.logger import ConsoleHandler
-from inprocess import InProcess
 from lies import LIAR, exchange_of
 
 from fedmerit.flower import grid as grids
@@ -91,60 +89,55 @@ def test_importing_sets_up_no_logging():
     assert done.stdout == "[] 0 True\n"
 
 
-class Slow(InProcess):
-    """One node's answer to ``train`` is held back for a while."""
-
-    held: float = 0.0
-
-    def pull_messages(self, message_ids):
-        self.held = self.held or time.monotonic() + 1.0
-        late = {
-            one
-            for one, reply in self._replies.items()
-            if reply.metadata.src_node_id == NODES[LIAR] and reply.metadata.message_type == "train"
-        }
-        if late and time.monotonic() < self.held:
-            message_ids = [one for one in message_ids if one not in late]
-        elif not late:
-            self.held = 0.0
-        return super().pull_messages(message_ids)
+def waiting_lines(caplog):
+    return [text for text in caplog.messages if "waiting for" in text]
 
 
 def test_a_line_says_for_whom_an_exchange_waits(home, caplog, monkeypatch):
-    """One a minute; here, every 0.3 s of the second that one member takes longer."""
-    monkeypatch.setattr(grids, "TOLD", 0.3)
+    """One a minute; here, every 0.1 s until one member's answer to ``train`` comes after two lines."""
+    monkeypatch.setattr(grids, "TOLD", 0.1)
     monkeypatch.setattr(grids, "POLL", 0.05)
     caplog.set_level(logging.INFO, "fedmerit")
     grid = grid_of(home)
-    grid.__class__ = Slow
+    pull = grid.pull_messages
+
+    def held_back(message_ids):
+        late = {
+            one
+            for one, reply in grid._replies.items()
+            if reply.metadata.src_node_id == NODES[LIAR] and reply.metadata.message_type == "train"
+        }
+        hidden = late if len(waiting_lines(caplog)) < 2 else set()
+        return pull([one for one in message_ids if one not in hidden])
+
+    grid.pull_messages = held_back
     run(home, grid, rounds=1)
-    waiting = [text for text in caplog.messages if "waiting for" in text]
-    assert 2 <= len(waiting) <= 4
-    assert all(re.fullmatch(rf"round 1: train for \d s, waiting for {LIAR}", text) for text in waiting)
+    waiting = waiting_lines(caplog)
+    assert len(waiting) == 2
+    assert all(re.fullmatch(rf"round 1: train for \d+ s, waiting for {LIAR}", text) for text in waiting)
 
 
 def test_a_line_says_who_is_missing_for_the_next_round(home, caplog, monkeypatch):
-    monkeypatch.setattr(grids, "TOLD", 0.2)
+    """They come back when it was said."""
+    monkeypatch.setattr(grids, "TOLD", 0.1)
     monkeypatch.setattr(grids, "POLL", 0.05)
     caplog.set_level(logging.INFO, "fedmerit")
     grid = grid_of(home)
     gone = {NODES["client-2"], NODES["client-3"]}
-    began = []
 
     def before(node, message):
-        if exchange_of(message).exchange == "report":
+        ask = exchange_of(message)
+        if (ask.exchange, ask.round) == ("report", 1):
             grid.dead |= gone
 
     def get_node_ids():
-        if grid.dead and not began:
-            began.append(time.monotonic())
-        if began and time.monotonic() > began[0] + 0.7:
+        if waiting_lines(caplog):
             grid.dead.clear()
         return [node for node in grid.apps if node not in grid.dead]
 
     grid.before, grid.get_node_ids = before, get_node_ids
-    run(home, grid, rounds=2)
-    assert "round 1: 2 there, 3 needed, waiting for client-2, client-3" in caplog.messages
+    run(home, grid, rounds=2, join=600.0)
+    assert waiting_lines(caplog) == ["round 1: 2 there, 3 needed, waiting for client-2, client-3"]
 
 
 def test_notes_are_in_the_run_folder_as_they_come(home):

@@ -13,7 +13,7 @@ import pytest
 
 from fedmerit.errors import FedmeritError
 from fedmerit.flower.loopback.certificates import loopback_certificates, supernode_key
-from fedmerit.flower.loopback.processes import kill, marked, start, wait_for
+from fedmerit.flower.loopback.processes import HANG, kill, marked, start, wait_for
 from fedmerit.flower.loopback.superlink import free_port, listens, pairs
 
 SLEEPER = "import subprocess, sys, time; {start}; time.sleep(600)"
@@ -39,7 +39,7 @@ def handshake(port, authority):
     context = ssl.create_default_context(cafile=authority)
     context.verify_flags |= ssl.VERIFY_X509_STRICT
     with (
-        socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
+        socket.create_connection(("127.0.0.1", port), timeout=HANG) as plain,
         context.wrap_socket(plain, server_hostname="127.0.0.1") as secured,
     ):
         return secured.version()
@@ -68,7 +68,7 @@ def tls_server(tmp_path):
     yield made, listener.getsockname()[1]
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
-    thread.join(10)
+    thread.join()
 
 
 def test_the_certificate_is_good_for_loopback_and_only_under_its_own_authority(tls_server, tmp_path):
@@ -89,16 +89,16 @@ def test_private_keys_belong_to_their_owner(tmp_path):
 
 def test_a_killed_process_takes_its_detached_children_along(tmp_path, mark):
     process = start(["python", "-c", SLEEPER.format(start=CHILD)], mark, tmp_path / "log", {})
-    wait_for("two processes", lambda: len(marked(mark)) == 2, deadline=20, alive=lambda: None)
+    wait_for("two processes", lambda: len(marked(mark)) == 2, alive=lambda: None)
     pids = marked(mark)
     assert sorted(kill(mark)) == sorted(pids)
-    assert process.wait(10) == -signal.SIGKILL
+    assert process.wait(HANG) == -signal.SIGKILL
     assert not any(is_alive(pid) for pid in pids)
 
 
 def test_orphans_are_found(tmp_path, mark):
     process = start(["python", "-c", f"import subprocess, sys; {CHILD}"], mark, tmp_path / "log", {})
-    assert process.wait(20) == 0
+    assert process.wait(HANG) == 0
     (orphan,) = marked(mark)
     assert kill(mark) == [orphan]
 
@@ -111,11 +111,11 @@ def test_nothing_survives_a_starter_that_is_killed(tmp_path, mark):
     )
     starter = subprocess.Popen([sys.executable, "-c", code, mark, str(tmp_path / "log")])
     try:
-        wait_for("a process", lambda: bool(marked(mark)), deadline=20, alive=lambda: None)
+        wait_for("a process", lambda: bool(marked(mark)), alive=lambda: None)
     finally:
         starter.kill()
         starter.wait()
-    wait_for("its end", lambda: not marked(mark), deadline=10, alive=lambda: None)
+    wait_for("its end", lambda: not marked(mark), alive=lambda: None)
 
 
 def test_a_program_that_is_not_there_is_named(tmp_path, mark):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from federation_in import NODES, client, grid_of, run, task
+from federation_in import NODES, client, grid_of, rounds_in, run, task
 from flwr.app import ArrayRecord, Message
 from flwr.clientapp import ClientApp
 from hypothesis import given
@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from lies import LIAR, checked, exchange_of
 
 import fedmerit.flower
-from fedmerit.errors import ConfigError, MessageError, ProtocolError
+from fedmerit.errors import ConfigError, MessageError, ProtocolError, RunAborted
+from fedmerit.federation.verify import verify_folder
 from fedmerit.flower.carrying import config_digest, digest, put
 from fedmerit.secagg import Server, masks
 
@@ -113,8 +114,11 @@ def test_a_server_that_would_sum_them_gets_no_share(home, monkeypatch):
 
     monkeypatch.setattr(Server, "_add", whatever)
     grid = with_configs(home, {**RATE, "learning-rate": 0.0}, **{"learning-rate": 1.0})
-    strategy, rounds = run(home, grid)
-    checked(strategy, rounds, home)
+    with pytest.raises(RunAborted, match="no round was closed"):
+        run(home, grid)
+    rounds = rounds_in(home / "run")
+    assert len(rounds) == 2
+    list(verify_folder(home / "run"))
     assert all(one.aborted.startswith("stage check: ") and not one.included for one in rounds)
     asked = {exchange_of(message).exchange for _, message, _ in grid.seen}
     assert "check" in asked

@@ -7,12 +7,15 @@ import pytest
 from federation_in import NAMES, grid_of, run, server
 from lies import exchange_of
 
-from fedmerit.errors import ProtocolError
+from fedmerit.errors import ProtocolError, RunAborted
 from fedmerit.federation.remote.keeping import IDLE
 
 
-def start(home, out, **options):
-    return server.run(grid_of(home), roster=home / "roster.toml", out=home / out, join=1.0, **options)
+def start(home, out):
+    """A second run of one round from the same model: members join, and decline the same update."""
+    with pytest.raises(RunAborted, match=r"declined: client-0, client-1, client-2, client-3") as caught:
+        server.run(grid_of(home), roster=home / "roster.toml", out=home / out, join=1.0, rounds=1)
+    return caught.value
 
 
 def secrets(home):
@@ -28,7 +31,7 @@ def test_a_second_run_does_not_cost_the_first_its_round(home, exchange):
     def before(node, message):
         ask = exchange_of(message)
         if (ask.exchange, ask.round) == (exchange, 2) and not begun:
-            begun.append(start(home, "other", rounds=1))
+            begun.append(start(home, "other"))
 
     grid.before = before
     _, rounds = run(home, grid, rounds=3)
@@ -45,7 +48,7 @@ def test_secrets_of_a_run_that_is_over_or_long_idle_are_deleted_by_the_next(home
             seen.unlink()
         for path in home.glob("*.pem.state/*/*"):
             os.utime(path, (time.time() - IDLE - 1,) * 2)
-    start(home, "next", rounds=1)
+    start(home, "next")
     assert first not in secrets(home)
     assert len(secrets(home)) == 1
 
@@ -55,7 +58,7 @@ def test_what_a_killed_member_left_half_written_is_removed(home):
     folder = next(home.glob("client-0.pem.state/*/heads")).parent
     for place in (folder, folder.parent):
         (place / ".0001.update.72052f7f").write_bytes(b"half")
-    start(home, "next", rounds=1)
+    start(home, "next")
     assert not list(home.glob("client-0.pem.state/**/.0001.update.*"))
     assert (folder / "heads").exists()
 

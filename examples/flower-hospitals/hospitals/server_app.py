@@ -26,6 +26,7 @@ def main(grid: Grid, context: Context) -> None:
         value=probability_of_truth,
         utilities=["expected-accuracy"],
         folder=config["out"],
+        reveal="per-round",  # every round is measured on samples that nobody has seen before it
         patience=config["patience"],
     )
     arrays = ArrayRecord(network().state_dict())

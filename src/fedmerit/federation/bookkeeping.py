@@ -15,6 +15,7 @@ from fedmerit.config import Config, recorded_hash
 from fedmerit.errors import MissingExtra, StoreError
 from fedmerit.federation.journal import (
     EMBEDDED,
+    SIMULATED,
     Journal,
     Round,
     closing,
@@ -219,8 +220,9 @@ def check_engine(path: Path) -> None:
     with Ledger(file, read_only=True) as ledger:
         engines = [record.body.get("engine") for record in ledger.records("run")]
     if engines and engines[0] != EMBEDDED:
+        what = "a Flower simulation" if engines[0] == SIMULATED else "a run between machines"
         raise StoreError(
-            f"{path}: cannot be resumed here: it holds a run between machines (engine {engines[0]!r}), which "
+            f"{path}: cannot be resumed here: it holds {what} (engine {engines[0]!r}), which "
             "ends with its server. The rounds that were closed stay good (fedmerit verify, score, page, "
             "rewards); to train on, start a new run in a new folder from its last model "
             "(fedmerit.flower.last_model)"

@@ -79,6 +79,7 @@ FORMS = {
 """All kinds, in the order in which a run first writes them."""
 AFTER_END = ("join", "seen", "decision", "payout")
 TERMS = {"config", "config_hash", "roster", "strategy", "optimiser", "evaluates"}
+"""And ``engine``, which those of version 0.1.0 lack."""
 
 
 def check_forms(records: Sequence[Record], config: Config) -> None:
@@ -295,7 +296,7 @@ def _check_run(run: Mapping[str, Any], config: Config) -> None:
         raise LedgerError("analysis: not what its config says")
     if "terms" in run:
         terms = run["terms"]
-        if set(terms) != TERMS or terms["config_hash"] != run["config_hash"]:
+        if set(terms) - {"engine"} != TERMS or terms["config_hash"] != run["config_hash"]:
             raise LedgerError(f"terms: expected {', '.join(sorted(TERMS))}, and the hash of its config")
         _hex(terms["roster"], "the hash of the roster")
         if not isinstance(terms["strategy"], str) or not isinstance(terms["optimiser"], bool):

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedmerit.config import Config
 from fedmerit.errors import KeyFileError, LedgerError
-from fedmerit.federation.journal import EMBEDDED
+from fedmerit.federation.journal import REHEARSALS
 from fedmerit.keys import Member, Roster
 
 
@@ -27,10 +27,10 @@ def about_keys(run: Mapping[str, Any], config: Config, roster: Roster | None, na
     Raises:
         LedgerError: names whose key differs.
     """
-    rehearsal = run["engine"] == EMBEDDED
+    rehearsal = REHEARSALS.get(run["engine"])
     if roster is not None:
         _check(run, config, roster, name)
-        but = "; but one process held them all, so they do not show who spoke" if rehearsal else ""
+        but = f"; but {rehearsal} held them all, so they do not show who spoke" if rehearsal else ""
         yield f"keys: those of {name}, roster hash {roster.hash.hex()}{but}"
     elif run["keys"] and not rehearsal:
         yield f"keys: as the ledger states them; {_how_to_compare(run, config)}"
@@ -50,7 +50,7 @@ def _check(run: Mapping[str, Any], config: Config, roster: Roster, name: str) ->
             theirs, here = listed[member].hex(), run["keys"][member]
             wrong.append(f"the key of {member} is {here[:16]}..., on the roster {theirs[:16]}...")
     if wrong:
-        made = "; a rehearsal makes keys of its own" if run["engine"] == EMBEDDED else ""
+        made = "; a rehearsal makes keys of its own" if run["engine"] in REHEARSALS else ""
         raise LedgerError(f"its keys are not those of {name}: {'; '.join(wrong)}{made}")
     training = config.training
     if training.weights == "roster" and training.roster_weights != roster.weights:

@@ -13,7 +13,7 @@ from fedmerit.copies import Copy
 from fedmerit.errors import ConfigError, CopyDiffers, LedgerError
 from fedmerit.federation.decisions import Decision, decisions_of, money
 from fedmerit.federation.files import about_scores, check_checkpoints, check_config, check_scores, read_scores
-from fedmerit.federation.journal import EMBEDDED, Round, first_body, moves, reading, rounds_of
+from fedmerit.federation.journal import REHEARSALS, Round, first_body, moves, reading, rounds_of
 from fedmerit.federation.own import OwnPart, own_parts
 from fedmerit.federation.records import check_forms, check_rounds
 from fedmerit.federation.rostered import about_keys
@@ -170,11 +170,14 @@ class _Checked:
         members = self.config.clients
         if not self.signed:
             yield "unsigned: the run had secure aggregation off, so anyone could have written it"
-        elif self.run["engine"] == EMBEDDED:
-            yield "rehearsal: one process held all keys, so signatures prove order, not who spoke"
+        elif holder := REHEARSALS.get(self.run["engine"]):
+            yield f"rehearsal: {holder} held all keys, so signatures prove order, not who spoke"
         else:
             joined = {record.author for record in self.records if record.kind == "join"}
-            yield f"members signed on their own machines: {len(joined)} of {len(members)} joined"
+            yield (
+                f"members: {len(joined)} of {len(members)} joined, each with its own key; "
+                "this cannot show whose machines they were"
+            )
         yield from self.keys
         if self.signed:
             yield from told(self.heads, members, len(self.records))
@@ -286,6 +289,8 @@ def _run(ledger: Records, *, signed: bool) -> tuple[Mapping[str, Any], Config]:
             raise LedgerError("its keys are not those of the server and the members")
         if "terms" in run and run["terms"]["config"] != run["config"]:
             raise LedgerError("its members agreed to another config than its own")
+        if "terms" in run and run["terms"].get("engine", run["engine"]) != run["engine"]:
+            raise LedgerError("its members agreed to another engine than its own")
         if not isinstance(run["analysis"], bool):
             raise LedgerError("it does not say whether it is an analysis")
     return run, config

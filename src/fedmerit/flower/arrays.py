@@ -73,6 +73,15 @@ class Shape:
         parts = [arrays[name].ravel() for name, array in self.arrays.items() if _summed(array)]
         return np.concatenate(parts).astype(np.float32)
 
+    def largest(self, vector: Model) -> dict[str, float]:
+        """The largest absolute number of every array that is summed; NaN where one is."""
+        found, begin = {}, 0
+        for name, array in self.arrays.items():
+            if _summed(array):
+                part = vector[begin : begin + array.size]
+                found[name], begin = float(np.abs(part).max(initial=0.0)), begin + array.size
+        return found
+
     def record(self, vector: Model) -> ArrayRecord:
         """A vector as named arrays of the first model's types."""
         found, begin = {}, 0

@@ -10,21 +10,34 @@
 Who the member is comes from its own machine, never from the server: the SuperNode's ``--node-config`` names
 the private key (``fedmerit-key``) and the roster (``fedmerit-roster``). In a simulation all nodes share one
 folder, ``fedmerit-rehearsal`` in the run config, with ``roster.toml`` and everybody's ``NAME.pem``.
+
+This protects the members of runs whose app it is part of. The app itself comes from whoever starts a run, and
+a SuperNode runs whatever app that is, with the rights of its user and the paths of its node config, unless it
+is told whose signed apps to trust (``flower-supernode --trusted-entities``).
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedmerit.config import Config
-from fedmerit.errors import ConfigError, FedmeritError, KeyFileError, MessageError, RefusedError, StoreError
+from fedmerit.errors import (
+    BoundError,
+    ConfigError,
+    FedmeritError,
+    KeyFileError,
+    MessageError,
+    RefusedError,
+    StoreError,
+)
 from fedmerit.federation.protocol import Evaluate
 from fedmerit.federation.remote.agreeing import cautious
 from fedmerit.federation.remote.member import REFUSED, RemoteMember
@@ -37,15 +50,18 @@ from fedmerit.flower.measuring import Value, evaluator
 from fedmerit.keys import Roster, load_key, public_key, read_roster
 
 METRICS = "metrics"
+TOLD = "fedmerit.told"
+"""Kept in the node's state for the run: what its log says once."""
 log = logging.getLogger("fedmerit")
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a member's key and roster lie."""
+    """Where a member's key and roster lie; in a rehearsal, where whoever starts the run says."""
 
     key: Path
     roster: Path
+    rehearsal: bool = False
 
 
 def place_of(context: Context) -> Place:
@@ -66,7 +82,7 @@ def place_of(context: Context) -> Place:
     names, number = read_roster(roster).names, int(node["partition-id"])
     if not 0 <= number < len(names):
         raise ConfigError(f"node {number} of the simulation has no place among {len(names)} members")
-    return Place(roster.with_name(f"{names[number]}.pem"), roster)
+    return Place(roster.with_name(f"{names[number]}.pem"), roster, rehearsal=True)
 
 
 def member_of(context: Context, place: Callable[[Context], Place] = place_of) -> str:
@@ -146,7 +162,10 @@ class Secured(ClientApp):
     def _answer(self, data: bytes, message: Message, context: Context, kind: str) -> Message:
         del message.content[BYTES]
         shown: list[MetricRecord] = []
-        member = self._member(context)
+        place = self.place(context)
+        if place.rehearsal and _invites(data):
+            log.warning("a rehearsal: the run names %s, so whoever started it holds this key too", place.key)
+        member = self._member(place, context)
         work = (lambda: self._work(message, context, member.run_config, shown)) if kind == "train" else None
         content = put(member.answer(data, str(context.node_id), work))
         if shown and member.masked:
@@ -160,8 +179,7 @@ class Secured(ClientApp):
             raise RefusedError(f"the app answers with an error: {reply.error.reason}", stage=kind)
         if kind != "evaluate":
             return reply
-        given = _metrics(reply.content)
-        shared = {key: given[key] for key in self.shared if key in given}
+        shared = self._shared(_metrics(reply.content), context, "evaluation")
         record = MetricRecord({self.weighted_by: 1, **shared})
         return Message(RecordDict({METRICS: record}), reply_to=message)
 
@@ -173,8 +191,7 @@ class Secured(ClientApp):
         finally:
             context.run_config = given
 
-    def _member(self, context: Context) -> RemoteMember:
-        place = self.place(context)
+    def _member(self, place: Place, context: Context) -> RemoteMember:
         name, roster = _named(place)
         return RemoteMember(
             *(name, place.key, roster, self._evaluator),
@@ -190,7 +207,14 @@ class Secured(ClientApp):
         """The model in a message, and the user's training of it."""
         shape = Shape.of(only_arrays(message.content))
         extra = digest(message, run_config)
-        return Work(shape.vector, extra, lambda: self._train(shape, message, context, shown))
+
+        def train() -> Trained:
+            return self._train(shape, message, context, shown)
+
+        def check(trained: Trained, config: Config) -> None:
+            self._check(shape, trained, config)
+
+        return Work(shape.vector, extra, train, check)
 
     def _train(self, shape: Shape, message: Message, context: Context, shown: list[MetricRecord]) -> Trained:
         """The user's training, on a message as the strategy made it."""
@@ -202,14 +226,62 @@ class Secured(ClientApp):
         samples = metrics.get(self.weighted_by)
         if isinstance(samples, list):
             raise RefusedError(f"{self.weighted_by!r} must be a single number", stage="masked")
-        if samples is None:
-            log.warning(
-                "training returned no metric %r: only uniform or roster weights work", self.weighted_by
-            )
-        shared = {key: metrics[key] for key in self.shared if key in metrics}
+        shared = self._shared(metrics, context, "training")
         if shared:
             shown.append(MetricRecord(shared))
         return Trained(m0, after - m0, samples, shape.dump())
+
+    def _check(self, shape: Shape, trained: Trained, config: Config) -> None:
+        """Raise what this member's owner can act on, for an update that cannot be masked."""
+        secure, training = config.secure_aggregation, config.training
+        largest = shape.largest(trained.delta)
+        if broken := [name for name, change in largest.items() if not math.isfinite(change)]:
+            raise BoundError(
+                f"training left numbers that are not finite in {_listed(broken)}", stage="masked"
+            )
+        beyond = {name: change for name, change in largest.items() if change > secure.bound}
+        if beyond and not secure.clip:
+            most = sorted(beyond, key=beyond.__getitem__, reverse=True)
+            statistics = any("running_" in name for name in beyond)
+            usual = " (running statistics of BatchNorm, the usual ones)" if statistics else ""
+            raise BoundError(
+                f"the update lies beyond the bound {secure.bound:g}: training changed a number of "
+                f"{_listed(most)}{usual} by {beyond[most[0]]:g}; if that is as it should be, the server sets "
+                "a larger `bound` of Contributions",
+                stage="masked",
+            )
+        if training.weights == "secret":
+            self._check_samples(trained.samples, training.weight_cap)
+
+    def _check_samples(self, samples: float | None, cap: int) -> None:
+        name = self.weighted_by
+        if samples is None:
+            raise BoundError(
+                f"training returned no metric {name!r}, by which this run weighs members: put the number of "
+                f"training samples there, or name the metric that holds it (weighted_by of secure)",
+                stage="masked",
+            )
+        if float(samples).is_integer() and 1 <= samples <= cap:
+            return
+        too_many = float(samples).is_integer() and samples > cap
+        larger = "the server sets a larger `weight_cap` of Contributions"
+        raise BoundError(
+            f"the metric {name!r} must be the number of training samples, whole and from 1 to the cap {cap}, "
+            f"got {samples:g}: {larger if too_many else 'put that number there'}",
+            stage="masked",
+        )
+
+    def _shared(self, metrics: MetricRecord, context: Context, of: str) -> dict[str, Any]:
+        """Return the metrics that may leave; the log names, once a run, those that do not."""
+        told = context.state.get(TOLD)
+        kept = sorted({*metrics} - {*self.shared, self.weighted_by})
+        if kept and (not isinstance(told, ConfigRecord) or of not in told):
+            log.info(
+                "metrics %s of %s stay on this machine: secure(..., metrics=[...]) lists those that leave",
+                *(", ".join(kept), of),
+            )
+            context.state[TOLD] = ConfigRecord({**(told or {}), of: True})  # type: ignore[dict-item]
+        return {key: metrics[key] for key in self.shared if key in metrics}
 
 
 def _invites(data: bytes) -> bool:
@@ -218,6 +290,16 @@ def _invites(data: bytes) -> bool:
         return Ask.unpack(data)[0].exchange == "join"
     except MessageError:
         return False
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names of arrays for a message, the first few.
+
+    >>> _listed(["a", "b", "c", "d", "e"])
+    "'a', 'b', 'c' and 2 more arrays"
+    """
+    rest = f" and {len(names) - 3} more array{'s' if len(names) > 4 else ''}" if len(names) > 3 else ""
+    return ", ".join(map(repr, names[:3])) + rest
 
 
 def _metrics(content: RecordDict) -> MetricRecord:

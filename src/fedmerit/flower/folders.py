@@ -7,7 +7,7 @@ from pathlib import Path
 from flwr.app import ArrayRecord
 
 from fedmerit.errors import StoreError
-from fedmerit.federation.journal import FLOWER
+from fedmerit.federation.journal import FLOWER, SIMULATED
 from fedmerit.flower.arrays import Shape
 from fedmerit.layout import LEDGER
 from fedmerit.ledger import Ledger
@@ -51,7 +51,7 @@ def _came_to_nothing(path: Path) -> bool:
     with Ledger(path, read_only=True) as ledger:
         records = list(ledger.records())
     engines = {record.body.get("engine") for record in records if record.kind == "run"}
-    return {record.kind for record in records} <= _KINDS and engines == {FLOWER}
+    return {record.kind for record in records} <= _KINDS and engines in ({FLOWER}, {SIMULATED})
 
 
 def _used(path: Path) -> StoreError:

@@ -15,7 +15,7 @@ from typing import Any
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from fedmerit.errors import FedmeritError, ProtocolError
+from fedmerit.errors import FedmeritError, ProtocolError, RunAborted
 from fedmerit.federation.protocol import Model
 from fedmerit.federation.remote.agreeing import least_scheduled
 from fedmerit.federation.remote.coordinator import Coordinator
@@ -32,6 +32,8 @@ SAME = 0.1
 """Seconds for which who is there does not change: a strategy that samples asks how many, then who."""
 TOLD = 60.0
 """Seconds between two lines that say for whom we wait."""
+IN_A_ROW = 3
+"""Aborted rounds in a row after which a run is given up: a short outage costs one or two."""
 UNAVAILABLE = 5
 """Flower's error code of a node that is gone."""
 
@@ -53,6 +55,7 @@ class SecureGrid(Grid):
         self.coordinator: Coordinator | None = None
         self.nodes: dict[str, int] = {}  # members that are there
         self.rounds = 0
+        self.model: Model | None = None  # after the last round
         self.seconds: dict[str, list[float]] = {}  # by exchange, for whoever measures
         self._refused: dict[int, tuple[float, float]] = {}  # node -> not before, and the wait after that
         self._invited: dict[str, int] = {}  # message id -> node
@@ -60,6 +63,8 @@ class SecureGrid(Grid):
         self._metrics: dict[str, MetricRecord] = {}
         self._timeout: float | None = None
         self._looked = -math.inf
+        self._noted = 0  # notes before this round
+        self._withheld: set[str] = set()  # metrics of training that were told to be missing
 
     # ----------------------------------------------------------------------------------------- for a strategy
 
@@ -133,6 +138,7 @@ class SecureGrid(Grid):
         self._metrics, self._timeout = {}, timeout
         assert self.coordinator is not None
         self.rounds += 1
+        self._noted = len(self.coordinator.refused)
         first, run_config = listed[0], self.coordinator.run_config(tuple(self._train))
         m0, extra = self.shape.read(only_arrays(first.content)), digest(first, run_config)
         for message in listed[1:]:
@@ -140,7 +146,42 @@ class SecureGrid(Grid):
                 name = names[message.metadata.dst_node_id]
                 raise ProtocolError("the strategy tells it something else than the others", member=name)
         model = self.coordinator.round(self.rounds, m0, tuple(self._train), extra)
-        return [] if model is None else [self._reply(listed[0], model)]
+        self.model = m0 if model is None else model
+        if model is None:
+            self._check_going()
+            return []
+        return [self._reply(listed[0], model)]
+
+    def _check_going(self) -> None:
+        """Raise `RunAborted` if the last rounds were aborted, more are to come and nothing has changed."""
+        assert self.coordinator is not None
+        last = self.coordinator.books.rounds[-IN_A_ROW:]
+        more = self.rounds < self.coordinator.config.training.rounds
+        if more and len(last) == IN_A_ROW and all(one.aborted for one in last):
+            raise self._given_up(f"{IN_A_ROW} rounds in a row were aborted")
+
+    def check_closed(self) -> None:
+        """Raise `RunAborted` if there were rounds and none of them was closed."""
+        assert self.coordinator is not None
+        rounds = self.coordinator.books.rounds
+        if rounds and all(one.aborted for one in rounds):
+            raise self._given_up("no round was closed")
+
+    def _given_up(self, what: str) -> RunAborted:
+        """The error that says which rounds were aborted, why, and who was the reason in the last of them."""
+        assert self.coordinator is not None
+        rounds = self.coordinator.books.rounds
+        closed = tuple(one.number for one in rounds if not one.aborted)
+        aborted = tuple(one.number for one in rounds if one.aborted)
+        before = [f"round {one.number} aborted: {one.aborted}" for one in rounds[-IN_A_ROW:-1]]
+        last = self.coordinator.refused[self._noted :]  # also who was away, declined or was refused
+        away = [f"not there: {', '.join(self._missing())}"] if self._missing() else []
+        planned = self.coordinator.config.training.rounds
+        reached = f"{len(aborted)} of {planned} rounds aborted, {len(closed)} closed"
+        if closed:
+            reached += ", which stay good: to go on from the last model, see fedmerit.flower.last_model"
+        told = "; ".join(dict.fromkeys([*before, *last, *away]))
+        return RunAborted(f"{what} ({reached}); {told}", closed=closed, aborted=aborted)
 
     def _restore(self, message: Message) -> None:
         """The model in a message as it was given at first: averaging turns integers into other types."""
@@ -157,13 +198,30 @@ class SecureGrid(Grid):
         assert self.coordinator is not None
         included = self.coordinator.books.rounds[-1].included
         given = [record for name, record in self._metrics.items() if name in included]
-        for key in given[0] if given else ():
+        named = dict.fromkeys(key for record in given for key in record if key != self.weighted_by)
+        for key in named:
             numbers = [record.get(key) for record in given]
-            if key != self.weighted_by and all(_is_number(number) for number in numbers):
+            if all(_is_number(number) for number in numbers):
                 metrics[key] = sum(numbers) / len(numbers)  # type: ignore[arg-type]
+        self._tell_withheld([key for key in named if key not in metrics], any_shared=bool(given))
         key = next(iter(message.content.array_records))
         content = RecordDict({key: self.shape.record(model), "metrics": metrics})
         return Message(content, reply_to=message)
+
+    def _tell_withheld(self, names: Sequence[str], *, any_shared: bool) -> None:
+        """Say, once, which metrics of training the strategy does not get, and why."""
+        if new := [name for name in names if name not in self._withheld]:
+            log.warning(
+                "the strategy does not get the metrics %s of training: a mean takes a number of each member "
+                "that shares any",
+                ", ".join(new),
+            )
+        if not any_shared and "" not in self._withheld:
+            log.info(
+                "the strategy gets no metrics of training: they leave a member only if its own "
+                "secure(..., metrics=[...]) lists them"
+            )
+        self._withheld |= {*names} if any_shared else {""}
 
     # -------------------------------------------------------------------------------------- for a coordinator
 

@@ -6,6 +6,8 @@
         FedAvg(), roster="roster.toml", test=(images, labels), value=evaluate, folder="runs/ours"
     )
     strategy.start(grid=grid, initial_arrays=arrays, num_rounds=10)
+
+What the wrapped strategy has can be read through the wrapper: ``strategy.fraction_train``.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from fedmerit.config import Config, as_toml, from_dict, recorded_hash
 from fedmerit.data.pool import Pool
 from fedmerit.errors import ConfigError, DataError, ProtocolError
-from fedmerit.federation.journal import FLOWER
+from fedmerit.federation.journal import SIMULATED
+from fedmerit.federation.remote.agreeing import least_scheduled
 from fedmerit.federation.remote.books import Books
 from fedmerit.federation.remote.coordinator import Coordinator
 from fedmerit.federation.remote.wire import LEAST_SAMPLES
@@ -38,7 +41,6 @@ from fedmerit.flower.measuring import Value, definition, evaluator
 from fedmerit.keys import Roster, load_key, new_key, read_roster
 from fedmerit.limits import check_schedule
 from fedmerit.page.writing import page_of_run
-from fedmerit.secagg.setting import LEAST_IN_SUM
 from fedmerit.store import Folder, write
 
 log = logging.getLogger("fedmerit")
@@ -76,7 +78,8 @@ class Contributions:
         check: False saves an exchange a round; updates are then hidden from an honest server only, and
             members must have agreed to that (``accept`` of `secure`).
         least: fewest members a round may schedule; None for the threshold.
-        reveal: one test slice for all rounds (``fixed``), or a fresh one each round (``per-round``).
+        reveal: one test slice for all rounds (``fixed``), on which a member could train from round 2 on, or
+            a fresh one each round (``per-round``), for test sets that are large enough.
         game: how coalition models are built.
         missing: what a missed round counts in the sum.
         visibility: whether all members may read all records, or each only its own and the totals.
@@ -112,6 +115,12 @@ class Contributions:
         truth: Sequence[str] = (),
     ) -> None:
         check_strategy(strategy)
+        if own := _own_aggregation(strategy):
+            log.warning(
+                "%s.aggregate_train sees one reply a round, the masked sum's: M, with a weight of 1 and the "
+                "means of shared metrics; members are scored on M, before it changes anything",
+                own,
+            )
         if truth:
             raise ConfigError(
                 "truth: needs plain updates, which this server never sees; rehearse in one process"
@@ -157,6 +166,21 @@ class Contributions:
         self.scores: dict[str, Any] = {}
         self.notes: list[str] = []
         self.seconds: dict[str, list[float]] = {}
+        self._made = True
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the wrapped strategy has under a name that is not ours."""
+        if name.startswith("__") or name in ("strategy", "_made"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.strategy, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse to hide an attribute of the wrapped strategy, which would go on with its own."""
+        hidden = "_made" in vars(self) and name not in vars(self) and hasattr(self.strategy, name)
+        if hidden:
+            kind = type(self.strategy).__name__
+            raise AttributeError(f"{name} belongs to the {kind} inside: set it there, before it is wrapped")
+        super().__setattr__(name, value)
 
     def start(
         self,
@@ -168,12 +192,18 @@ class Contributions:
     ) -> Result:
         """Run the strategy's own ``start`` with every train step made secure; returns its result.
 
+        Where the last rounds were aborted, the result holds the model of the last round that was closed.
+
         Args:
             grid: Flower's.
             initial_arrays: the first model.
             num_rounds: rounds.
             timeout: seconds to wait for members that train or evaluate.
             options: whatever the strategy's ``start`` takes besides.
+
+        Raises:
+            RunAborted: no round was closed, or several in a row were aborted and more were to come. What the
+                folder holds is sound, and rounds that were closed stay good.
         """
         log_inside_flower()
         config, text = self._config(num_rounds)
@@ -189,11 +219,11 @@ class Contributions:
         weighted_by = getattr(self.strategy, "weighted_by_key", "num-examples")
         secure = SecureGrid(grid, shape, self.patience, self.join, weighted_by)
         with Folder(self.folder, config, text=text) as folder:
-            books = self._books(folder, config, text, pool)
+            books = self._books(folder, config, text, pool, engine_of(grid))
             books.begin(shape.vector)
             coordinator = Coordinator(books, pool, secure, evaluate, refused=Notes(folder.path / "notes.txt"))
             secure.coordinator, self.notes, self.seconds = coordinator, coordinator.refused, secure.seconds
-            self._gather(secure)
+            self._gather(secure, least_scheduled(config))
             try:
                 result = self.strategy.start(
                     grid=secure,
@@ -202,23 +232,39 @@ class Contributions:
                     timeout=timeout,
                     **options,
                 )
+                secure.check_closed()
+            except Exception:
+                self._end_early(coordinator, secure)
+                raise
             finally:
                 self.scores = books.write_scores()
-            if result.arrays:
-                result.arrays = shape.record(shape.read(result.arrays))
+            model = shape.read(result.arrays or initial_arrays)
+            result.arrays = shape.record(model)
             if not any(one.reports for one in books.rounds):
                 log.error("no round was scored: %s", "; ".join(self.notes[-3:]) or "nobody reported")
-            coordinator.finish(shape.read(result.arrays) if result.arrays else shape.vector)
+            coordinator.finish(model)
         if self.page:
             log.info("the page: %s", page_of_run(self.folder))
         return result
+
+    def _end_early(self, coordinator: Coordinator, secure: SecureGrid) -> None:
+        """Close the ledger of a run that an error ends between two rounds, and have the members sign it.
+
+        Before the first round there is nothing to close, and in the middle of one the ledger shows just that.
+        """
+        if secure.model is None or len(coordinator.books.rounds) != secure.rounds:
+            return
+        try:
+            coordinator.finish(secure.model)
+        except Exception:  # the error that ends the run is the one to hear of
+            log.exception("the ledger has no last record: it could not be written")
 
     def _config(self, rounds: int) -> tuple[Config, str]:
         """The settings that apply, and the same as TOML."""
         settings = {**self._settings, "training": {"rounds": rounds, **self._settings["training"]}}
         return from_dict(settings), as_toml(settings)
 
-    def _books(self, folder: Folder, config: Config, text: str, pool: Pool) -> Books:
+    def _books(self, folder: Folder, config: Config, text: str, pool: Pool, engine: str) -> Books:
         key = folder.path / "keys" / "server.pem"
         key.parent.mkdir(mode=0o700, exist_ok=True)
         if not key.exists():
@@ -232,9 +278,10 @@ class Contributions:
             "strategy": name,
             "optimiser": not _averages(self.strategy),
             "evaluates": "members" if self.value is None else "server",
+            "engine": engine,
         }
         run, commitment = secrets.token_hex(16), pool.commitment
-        return Books(folder, config, self.roster, load_key(key), run, FLOWER, terms, commitment)
+        return Books(folder, config, self.roster, load_key(key), run, engine, terms, commitment)
 
     def _pool(self, rounds: int) -> Pool:
         if isinstance(self.test, Pool):
@@ -263,8 +310,8 @@ class Contributions:
             key=secrets.token_bytes(32),
         )
 
-    def _gather(self, secure: SecureGrid) -> None:
-        """Wait until everybody on the roster has joined, or long enough."""
+    def _gather(self, secure: SecureGrid, least: int) -> None:
+        """Wait until everybody on the roster has joined, or long enough for a round with the least of them."""
         began, told = time.monotonic(), 0
         while len(there := list(secure.get_node_ids())) < len(self.roster.names):
             waited = time.monotonic() - began
@@ -275,10 +322,10 @@ class Contributions:
                 missing = [name for name in self.roster.names if name not in secure.nodes]
                 log.warning("%d joined, waiting for %s", len(there), ", ".join(missing))
             time.sleep(0.2)
-        if len(there) < LEAST_IN_SUM:
+        if len(there) < least:
             raise ProtocolError(
                 f"{len(there)} of {len(self.roster.names)} members joined within {self.join:g} s, "
-                f"{LEAST_IN_SUM} are needed" + "".join(f"; {note}" for note in self.notes[:3]),
+                f"{least} are needed" + "".join(f"; {note}" for note in self.notes[:3]),
                 stage="join",
             )
 
@@ -296,6 +343,24 @@ def check_strategy(strategy: Strategy) -> None:
             f"{type(strategy).__name__} is not known to average; expected one of "
             f"{', '.join(AVERAGING + OPTIMISERS)}, or a subclass"
         )
+
+
+def engine_of(grid: Grid) -> str:
+    """Return what the ledger calls a run over this grid.
+
+    The nodes of Flower's simulation hang on a grid in the server's own memory. Of any other grid nothing is
+    known: the machines behind it may be anybody's.
+    """
+    simulated = any(kind.__name__ == "InMemoryGrid" for kind in type(grid).__mro__)
+    return SIMULATED if simulated else FLOWER
+
+
+def _own_aggregation(strategy: Strategy) -> str:
+    """Return the name of the user's class that overrides ``aggregate_train``, or nothing."""
+    for kind in type(strategy).__mro__:
+        if "aggregate_train" in vars(kind):
+            return "" if kind.__module__.partition(".")[0] == "flwr" else kind.__name__
+    return ""
 
 
 def _averages(strategy: Strategy) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedmerit.federation.journal import EMBEDDED
+from fedmerit.federation.journal import REHEARSALS
 from fedmerit.page.costs import BYTES_A_PARAMETER
 from fedmerit.page.facts import Facts
 
@@ -51,14 +51,15 @@ def not_guaranteed(facts: Facts) -> list[str]:
             "This page was made from reports alone: who wrote them, and from which models, is not known here."
         )
     else:
-        if source.book.run["engine"] == EMBEDDED:
+        if holder := REHEARSALS.get(source.book.run["engine"]):
             found.append(
-                "It was a rehearsal: one process held all keys, so signatures prove order, not who spoke."
+                f"It was a rehearsal: {holder} held all keys, so signatures prove order, not who spoke."
             )
         elif source.book.run["keys"]:
             found.append(
                 "Whose keys signed is known from the ledger alone, into which a forger would write its own: "
-                "fedmerit verify --roster FILE compares them with the roster that you have."
+                "fedmerit verify --roster FILE compares them with the roster that you have. Nothing here can "
+                "show on whose machines they lay."
             )
         if source.book.run["analysis"]:
             found.append(

@@ -59,7 +59,10 @@ class Released:
             )
         if update in self._entries:
             raise RefusedError(
-                "has released a share for this update: never again", stage=stage, member=member
+                "has released a share for this update: never again. Training is seeded so that it gives the "
+                "same update from the same model: mix the run's id and the round number into its seed",
+                stage=stage,
+                member=member,
             )
 
     def same_schedule(self, setting: Setting, *, stage: str, member: str) -> None:

@@ -270,10 +270,11 @@ class Coordinator:
 
     def finish(self, model: Model) -> None:
         """Record the last model, and have everybody who is there sign the ledger's head."""
+        present = self.transport.present()  # whoever comes back now joins before the end
         self.books.end(model)
         head, number = self.books.head, min(len(self.books.rounds), self.config.training.rounds)
         body = {"head": head}
-        asks = dict.fromkeys(self.transport.present(), body)
+        asks = dict.fromkeys(present, body)
         for name, signature in self._exchange("close", number, asks).items():
             if not self.books.seen(name, head, signature):
                 self.note(f"{name} did not sign the ledger's head")

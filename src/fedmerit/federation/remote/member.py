@@ -225,6 +225,7 @@ class RemoteMember:
             raise BindingError("M0 is not the M of the round before", stage="masked", member=self.name)
         keeping.put(_file(ask.round, "began"), m0_hash)
         trained = work.train()
+        work.check(trained, config)
         encoding, public = scheduled_encoding(config, work.m0.size, setting.members)
         weights = None if public is None else tuple(public[name] for name in setting.members)
         task = Task(bytes.fromhex(m0_hash), encoding, weights, work.extra)

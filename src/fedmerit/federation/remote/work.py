@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedmerit.config import Config
 from fedmerit.federation.protocol import Model
 
 
@@ -23,10 +24,16 @@ class Trained:
     shape: Any = None
 
 
+def no_check(trained: Trained, config: Config) -> None:
+    """Leave it to the masking to refuse an update."""
+
+
 @dataclass(frozen=True, eq=False)
 class Work:
-    """A model to train: M0, the digest of everything else that came with it, and what trains it."""
+    """A model to train: M0, the digest of everything else that came with it, what trains it, and what says
+    in the app's own words why the settings do not allow an update."""
 
     m0: Model
     extra: bytes
     train: Callable[[], Trained]
+    check: Callable[[Trained, Config], None] = no_check

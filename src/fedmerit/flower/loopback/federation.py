@@ -5,7 +5,7 @@
     with Loopback(folder, {"Abbey": {"partition-id": 0}, "Bridge": {"partition-id": 1}, ...}) as federation:
         run = federation.submit(app_folder, {"rounds": 2})
         federation.kill("Abbey")            # kill -9, with everything it started
-        run.wait(deadline=120)
+        run.wait()
 
 Beside the SuperLink's folders::
 
@@ -16,7 +16,7 @@ Beside the SuperLink's folders::
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedmerit.flower.loopback.certificates import loopback_certificates, supernode_key
@@ -84,31 +84,30 @@ class Loopback(SuperLink):
         for name, process in running.items():
             self.node_ids[name] = int(self._answer(f"registering {name}", process)["node-id"])
 
-    def start_member(self, name: str) -> None:
-        """Start a member's SuperNode, again where it was killed."""
+    def start_member(self, name: str, options: Sequence[str] = ()) -> None:
+        """Start a member's SuperNode, again where it was killed; options are further ones of its command."""
         home = self.home(name)
         command = ["flower-supernode", "--superlink", self.address, "--isolation", "subprocess"]
         command += ["--root-certificates", str(self._tls.authority), *self._certificates()]
         command += ["--auth-supernode-private-key", str(home / "node.key"), "--max-retries", "10"]
-        command += ["--host", HOST, "--port", str(free_port())]
+        command += ["--host", HOST, "--port", str(free_port()), *options]
         if config := self.members.get(name):
             command += ["--node-config", pairs(config)]
         (home / "log").unlink(missing_ok=True)
         self._start(name, command, home)
 
-    def wait_until_connected(self, name: str, deadline: float = 60.0) -> None:
+    def wait_until_connected(self, name: str) -> None:
         """Wait until the SuperLink has accepted a member."""
         wait_for(
             f"{name} connects to the SuperLink",
             lambda: "SuperNode ID:" in read(self.home(name) / "log"),
-            deadline=deadline,
             alive=self.check,
         )
 
-    def last_words(self, name: str, deadline: float = 60.0) -> str:
+    def last_words(self, name: str) -> str:
         """The log of a SuperNode that is expected to end by itself, once it has."""
         process = self._processes[name]
-        wait_for(f"{name} ends", lambda: process.poll() is not None, deadline=deadline, alive=lambda: None)
+        wait_for(f"{name} ends", lambda: process.poll() is not None, alive=lambda: None)
         del self._processes[name]
         return read(self.home(name) / "log")
 

@@ -19,6 +19,8 @@ from pathlib import Path
 from fedmerit.errors import LoopbackError
 
 MARK = "FEDMERIT_LOOPBACK"
+HANG = 900.0
+"""Seconds after which what has not happened never will: waits end on an event, also on a busy machine."""
 _DIE_WITH_PARENT = (
     "import ctypes, os, signal, sys\n"
     "ctypes.CDLL(None).prctl(1, signal.SIGKILL)\n"  # 1: PR_SET_PDEATHSIG
@@ -69,7 +71,7 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-def kill(mark: str, *, patience: float = 10.0) -> list[int]:
+def kill(mark: str, *, patience: float = HANG) -> list[int]:
     """SIGKILL every process with this mark until none is left; returns whom it hit."""
     hit: list[int] = []
     deadline = time.monotonic() + patience
@@ -85,15 +87,20 @@ def kill(mark: str, *, patience: float = 10.0) -> list[int]:
 
 
 def wait_for(
-    what: str, happened: Callable[[], bool], *, deadline: float, alive: Callable[[], None], every: float = 0.1
+    what: str,
+    happened: Callable[[], bool],
+    *,
+    alive: Callable[[], None],
+    deadline: float = HANG,
+    every: float = 0.1,
 ) -> float:
     """Wait until something happened; returns the seconds it took.
 
     Args:
         what: for the message when it does not happen.
         happened: asked again and again.
-        deadline: seconds until it is an error.
         alive: called each time; raises when waiting has become pointless.
+        deadline: seconds until it is an error.
         every: seconds between two questions.
     """
     began = time.monotonic()

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedmerit.errors import LoopbackError
-from fedmerit.flower.loopback.processes import kill, start, wait_for
+from fedmerit.flower.loopback.processes import HANG, kill, start, wait_for
 
 Value = str | int | float | bool
 HOST = "127.0.0.1"
@@ -59,7 +59,7 @@ class Run:
         """Whether the run has ended, well or not."""
         return self.process.poll() is not None
 
-    def wait(self, deadline: float) -> float:
+    def wait(self, deadline: float = HANG) -> float:
         """Wait for the run's end; anything but success is an error. Returns the seconds it took."""
         wait_for(
             f"end of run {self.run_id}", lambda: self.over, deadline=deadline, alive=self.superlink.check
@@ -116,7 +116,7 @@ class SuperLink(ABC):
         command += ["--isolation", "subprocess", "--disable-runtime-dependency-installation"]
         command += ["--database", str(self.database), *self._options()]
         self._start("superlink", command, self.home("superlink"))
-        wait_for("the SuperLink listens", lambda: listens(self.port), deadline=60, alive=self.check)
+        wait_for("the SuperLink listens", lambda: listens(self.port), alive=self.check)
 
     def close(self) -> None:
         """End everything that was started."""
@@ -148,7 +148,6 @@ class SuperLink(ABC):
         wait_for(
             "the SuperLink accepts the run",
             lambda: bool(pattern.search(read(log))) or process.poll() is not None,
-            deadline=60,
             alive=self.check,
         )
         if not (found := pattern.search(read(log))):
@@ -184,7 +183,7 @@ class SuperLink(ABC):
 
     def _answer(self, what: str, running: tuple[subprocess.Popen[bytes], Path]) -> dict[str, Any]:
         process, log = running
-        wait_for(what, lambda: process.poll() is not None, deadline=60, alive=self.check)
+        wait_for(what, lambda: process.poll() is not None, alive=self.check)
         self._processes.pop(log.stem)
         text = read(log)
         try:

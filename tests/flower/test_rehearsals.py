@@ -1,0 +1,118 @@
+"""Where one party played all members the ledger says so; else it says no more than that keys differ."""
+
+import logging
+
+import pytest
+from federation_in import NAMES, NODES
+from flwr.superlink.grid import HttpGrid, InMemoryGrid
+from inprocess import InProcess
+from small import contributions, members, start
+from test_records import anew
+from typer.testing import CliRunner
+
+from fedmerit.cli import app
+from fedmerit.errors import LedgerError, ProtocolError
+from fedmerit.federation.verify import verify_folder
+from fedmerit.flower.strategy import Contributions, engine_of
+from fedmerit.keys import read_roster
+from fedmerit.ledger import Ledger
+
+CAREFUL = "members: 4 of 4 joined, each with its own key; this cannot show whose machines they were"
+REHEARSAL = "rehearsal: one simulation held all keys, so signatures prove order, not who spoke"
+
+
+class Simulated(InProcess, InMemoryGrid):
+    """Flower's simulation as a ServerApp sees it, with nodes that need no ray."""
+
+
+def test_flowers_own_grids_are_told_apart():
+    """If a version of Flower renames the one of its simulation, this fails."""
+    assert engine_of(InMemoryGrid.__new__(InMemoryGrid)) == "flower-simulation"
+    assert engine_of(HttpGrid.__new__(HttpGrid)) == "flower"
+
+
+@pytest.fixture
+def simulated(home):
+    grid = members(home)
+    grid.__class__ = Simulated
+    start(contributions(home), grid, 2)
+    return home
+
+
+def test_a_simulation_is_a_rehearsal_to_verify_and_on_the_page(simulated):
+    lines = list(verify_folder(simulated / "run"))
+    assert REHEARSAL in lines
+    assert not any(line.startswith(("members: ", "keys: ")) for line in lines)
+    lines = list(verify_folder(simulated / "run", roster=read_roster(simulated / "roster.toml")))
+    assert any(
+        line.endswith("; but one simulation held them all, so they do not show who spoke") for line in lines
+    )
+    made = CliRunner().invoke(app, ["page", str(simulated / "run")])
+    assert made.exit_code == 0, made.output
+    page = (simulated / "run" / "page.html").read_text()
+    assert "It was a rehearsal: one simulation held all keys" in page
+    assert "Nothing here can show on whose machines they lay" not in page
+
+
+def test_a_run_between_nodes_of_whoever_is_no_rehearsal_and_no_more_than_keys(home):
+    start(contributions(home), members(home), 2)
+    lines = list(verify_folder(home / "run"))
+    assert CAREFUL in lines
+    assert not any("rehearsal" in line or "own machine" in line for line in lines)
+    CliRunner().invoke(app, ["page", str(home / "run")])
+    page = (home / "run" / "page.html").read_text()
+    assert "Nothing here can show on whose machines they lay" in page
+    assert "It was a rehearsal" not in page
+
+
+def test_a_server_cannot_say_afterwards_that_it_was_none(simulated):
+    def other(record, body):
+        return body | {"engine": "flower"} if record.kind == "run" else body
+
+    anew(simulated, other)
+    message = r"^record 1 \(run by server\): its members agreed to another engine than its own$"
+    with pytest.raises(LedgerError, match=message):
+        list(verify_folder(simulated / "run"))
+
+
+def test_ledgers_from_before_are_read_with_the_careful_words(home, monkeypatch):
+    """Their terms do not name the engine."""
+    made = Contributions._books
+
+    def before(self, *args):
+        books = made(self, *args)
+        del books.terms["engine"]
+        return books
+
+    monkeypatch.setattr(Contributions, "_books", before)
+    start(contributions(home), members(home), 1)
+    with Ledger(home / "run" / "ledger.sqlite", read_only=True) as ledger:
+        assert all("engine" not in record.body["terms"] for record in ledger.records("join"))
+    assert CAREFUL in list(verify_folder(home / "run"))
+
+
+def test_a_simulation_that_too_few_joined_leaves_a_folder_that_can_be_used_again(home):
+    grid = members(home)
+    grid.__class__ = Simulated
+    grid.dead = {100, 101}
+    with pytest.raises(ProtocolError, match="2 of 4 members joined"):
+        start(contributions(home), grid, 1)
+    grid.dead.clear()
+    start(contributions(home), grid, 1)
+    resumed = CliRunner().invoke(
+        app, ["run", str(home / "run" / "config.toml"), "--out", str(home / "run"), "--resume"]
+    )
+    assert "it holds a Flower simulation (engine 'flower-simulation')" in str(resumed.exception)
+
+
+def test_a_member_says_in_its_log_that_the_run_named_its_key(home, caplog):
+    caplog.set_level(logging.WARNING, "fedmerit")
+    grid = members(home, run_config={"fedmerit-rehearsal": str(home)})
+    for part, node in enumerate(NODES.values()):
+        grid.contexts[node].node_config = {"partition-id": part}
+    start(contributions(home), grid, 1)
+    said = [text for text in caplog.messages if text.startswith("a rehearsal: ")]
+    assert said == [
+        f"a rehearsal: the run names {home / name}.pem, so whoever started it holds this key too"
+        for name in NAMES
+    ]
