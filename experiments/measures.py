@@ -61,7 +61,8 @@ def measured(cell: Result, utility: str, values: Any) -> Vector:
     """Utilities as numbers; accuracy as the share of test images that it is.
 
     Results hold 9 digits. Of 1/216 that is not enough: what cancels on paper would not, and members who are
-    equal would be ranked by the digits that were cut off.
+    equal would be ranked by the digits that were cut off. Balanced accuracy, whose class counts are not in
+    the file, is taken as it is stored.
     """
     if utility == "accuracy":
         images = np.multiply(values, cell["test_images"])
