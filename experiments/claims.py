@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 from cells import RESULTS, datasets
@@ -13,12 +14,14 @@ from evidence import (
     Claims,
     Evidence,
     Facts,
+    between,
     close,
     every_round,
     lines,
     mean,
     spearman,
 )
+from grid import grid, rounded, text
 from measures import compare, curve, reports, signs, spread
 from sections import done
 
@@ -28,6 +31,8 @@ ALONE = RESULTS / "other" / "isic-alone.json"
 SMALL = {name: datasets()[name]["short"] for name in ("isic2019_ham", "isic2019_slow", "lung_histology")}
 AIMS = {"accuracy": 0.93, "expected-accuracy": 0.96, "brier": 0.96}
 """The mean Spearman of summed alpha with MR-SV that we hoped for."""
+SAME, EXACT = 1e-9, 1e-12
+"""What counts as no difference, of normalised scores and of a sum."""
 
 # ----------------------------------------------------------------------------------------- FP, EE, signs
 
@@ -41,20 +46,20 @@ def ranking(evidence: Evidence, facts: Facts, claims: Claims) -> None:
         if first.status == second.status == "ok":
             same += 1
             worst = max(worst, float(np.abs(normalise(first.values) - normalise(second.values)).max()))
-        if one.utility == "neg-loss" and one.gain > 0:
+        if one.utility == "neg-loss" and grid(one.gain) > 0:
             improving += 1
             turned += "reversed" in (first.status, second.status)
         efficient = max(efficient, abs(float(surplus(one).values.sum()) - one.gain))
     facts |= {
         "rounds": f"{total:,}",
         "rounds both ok": f"{same:,}",
-        "largest difference": f"{worst:.0e}",
+        "largest difference": str(SAME),
         "improving": f"{improving:,}",
         "improving turned": f"{turned:,}",
-        "surplus error": f"{efficient:.0e}",
+        "surplus error": str(EXACT),
     }
-    claims["FP and EE differ by sign only"] = worst < 1e-6
-    claims["surplus adds up"] = efficient < 1e-9
+    claims["FP and EE differ by sign only"] = worst < SAME
+    claims["surplus adds up"] = efficient < EXACT
     claims["a negative utility turns FP or EE round in nearly every improving round"] = (
         turned > 0.9 * improving
     )
@@ -66,9 +71,10 @@ def ranking(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     facts["sign table"] = lines(head, body)
     same = {evidence.said("tab:error", "spearman", "Brain", score) for score in ("FP", "EE")}
     claims["the paper has one Spearman for FP and EE on Brain-MRI"] = len(same) == 1
-    facts["paper same Brain"] = f"{same.pop():.3f}"
+    facts["paper same Brain"] = text(same.pop(), ".3f")
     for name in ("CIFAR10", "Brain"):
-        each = [f"{evidence.said('tab:error', 'l2', name, score):.3f} ({score})" for score in ("FP", "EE")]
+        said = {score: evidence.said("tab:error", "l2", name, score) for score in ("FP", "EE")}
+        each = [f"{text(value, '.3f')} ({score})" for score, value in said.items()]
         facts[f"paper L2 {name}"] = " and ".join(each)
 
 
@@ -85,8 +91,8 @@ def single_round(evidence: Evidence, facts: Facts, claims: Claims) -> None:
             row = {name: spearman(cells, name, utility, "MR-SV") for name in names}
             body.append([short, title, *(spread(values) for values in row.values())])
             summed = mean(row.pop("ALPHA sum"))
-            if utility in AIMS and round(summed, 2) < AIMS[utility]:
-                missed.append(f"{title} on {short} ({summed:.3f})")
+            if utility in AIMS and rounded(summed, 2) < AIMS[utility]:
+                missed.append(f"{title} on {short} ({text(summed, '.3f')})")
             ahead.append(summed > max(mean(values) for values in row.values()))
             above.append(summed > mean(row["SHAPLEY"]))
         for cell in cells:
@@ -97,11 +103,11 @@ def single_round(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     facts["single table"] = lines([*head, "LOO summed", "IOI summed", "COS summed", "alpha summed"], body)
     facts["aims"] = ", ".join(f"{aim} for {TITLES[u]}" for u, aim in AIMS.items())
     facts["aims missed"] = ", ".join(missed) or "none"
-    facts["alpha against Shapley of the round"] = f"{mean(same_round):.2f}"
+    facts["alpha against Shapley of the round"] = text(mean(same_round), ".2f")
     claims["alpha summed is ahead of every other score in tab:error"] = all(ahead)
     claims["summing beats the exact Shapley value of one round"] = all(above)
     for name in ("CIFAR10", "Brain"):
-        facts[f"paper FP {name}"] = f"{evidence.said('tab:error', 'spearman', name, 'FP'):.2f}"
+        facts[f"paper FP {name}"] = text(evidence.said("tab:error", "spearman", name, "FP"), ".2f")
     facts["ablation table"], ahead_there, facts["ablation lowest"], facts["ablation behind"] = _ablations(
         evidence
     )
@@ -130,7 +136,8 @@ def _ablations(evidence: Evidence) -> tuple[str, bool, str, str]:
     names_ = ("FP", "alpha of the round", "alpha summed")
     head = ["paper", "data", "row", "seeds", *(f"{name}, {TITLES[u]}" for u in PAIR for name in names_)]
     table_ = lines(head, body)
-    return table_, ahead, f"{lowest[0]:.2f} ({lowest[1]})", "; ".join(dict.fromkeys(behind)) or "none"
+    least = f"{text(lowest[0], '.2f')} ({lowest[1]})"
+    return table_, ahead, least, "; ".join(dict.fromkeys(behind)) or "none"
 
 
 def elsewhere(evidence: Evidence, facts: Facts, claims: Claims) -> None:
@@ -148,10 +155,10 @@ def elsewhere(evidence: Evidence, facts: Facts, claims: Claims) -> None:
         cells = [cell for cell in evidence.results.values() if cell["dataset"] == dataset]
         balanced = [cell for cell in cells if cell["settings"]["data"]["test_size"]]
         last[dataset] = [curve(cell, "accuracy")[-1] for cell in balanced]
-        facts[f"{dataset} accuracy"] = f"{min(last[dataset]):.3f} to {max(last[dataset]):.3f}"
+        facts[f"{dataset} accuracy"] = between(last[dataset], ".3f")
         facts[f"{dataset} runs"] = str(len(balanced))
     theirs = [-value for value in evidence.paper["performance"]["values"]["ISIC"].values()]
-    facts["paper ISIC loss"] = f"{min(theirs):.2f} to {max(theirs):.2f}"
+    facts["paper ISIC loss"] = between(theirs, ".2f")
     claims["ISIC's models hardly learn at the paper's rate, and do at a tenth of it"] = (
         max(last["isic2019_ham"]) < 1.5 / 8 < min(last["isic2019_slow"])
     )
@@ -159,10 +166,10 @@ def elsewhere(evidence: Evidence, facts: Facts, claims: Claims) -> None:
         [curve(c, "accuracy")[-1] for c in evidence.cells("tab-error", "lung_histology")]
     )
     alone = json.loads(ALONE.read_text(encoding="utf-8"))
-    facts["ISIC entropy"] = f"{alone['entropy of the labels']:.2f}"
+    facts["ISIC entropy"] = text(alone["entropy of the labels"], ".2f")
     courses = alone["cross-entropy"]
     facts["ISIC alone"] = "; ".join(
-        f"{way}: {', '.join(f'{value:.2f}' for value in course)}" for way, course in courses.items()
+        f"{way}: {', '.join(text(value, '.2f') for value in course)}" for way, course in courses.items()
     )
     lowest = {way: min(course) for way, course in courses.items()}
     claims["alone, ResNet-50 learns with a smaller learning rate only"] = (
@@ -183,11 +190,11 @@ def utilities(evidence: Evidence, facts: Facts, claims: Claims) -> None:
         row, away = [title], []
         for dataset in BOTH:
             totals = [accumulate(reports(cell, utility)) for cell in evidence.cells("tab-error", dataset)]
-            ratios = [float(total.values.sum()) / float(total.gain) for total in totals]
+            ratios = [math.fsum(total.values) / total.gain for total in totals]
             away += [abs(ratio - 1) for ratio in ratios]
             row.append(spread(ratios))
         distance[utility] = mean(away)
-        row.append(f"{mean(away):.2f}")
+        row.append(text(mean(away), ".2f"))
         for dataset in BOTH:
             cells = evidence.cells("tab-error", dataset)
             row.append(spread(spearman(cells, "ALPHA sum", utility, "MR-SV", "accuracy")))

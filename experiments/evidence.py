@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
+import grid
 from cells import Result, Row
+from grid import settled
 from measures import compare, reports
 from sections import done, table
 
@@ -57,7 +58,7 @@ def spearman(
 
 def close(x: Any, y: Any) -> float | None:
     """Spearman of two vectors; None where one of them is constant."""
-    return agreement(x, y, resamples=0).spearman
+    return agreement(settled(x), settled(y), resamples=0).spearman
 
 
 def agree(x: Any, y: Any) -> float:
@@ -74,11 +75,16 @@ def lines(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 
 def mean(values: Sequence[float | None]) -> float:
-    """Of those that are defined; there must be one."""
+    """Of those that are defined, on the grid; there must be one."""
     known = [value for value in values if value is not None]
     if not known:
         raise SystemExit("FINDINGS.md: a result that it speaks of is not there yet")
-    return float(np.mean(known))
+    return grid.mean(known)
+
+
+def between(values: Sequence[float], form: str) -> str:
+    """The least and the largest."""
+    return f"{grid.text(min(values), form)} to {grid.text(max(values), form)}"
 
 
 def every_round(results: Mapping[str, Result]) -> Iterator[Any]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 from cells import Result
+from grid import mean, settled, text
 from measures import reports
 
 from fedmerit import Reports, Scores, accumulate, alpha, ee, shares
@@ -43,8 +43,8 @@ def lying(cells: Sequence[Result]) -> dict[str, str]:
             lie = told(last, i)
             tried += 1
             first += ee(lie).ranking()[0] == alpha(lie).ranking()[0] == name
-            published = ee(lie).values
-            last_of_published += bool(np.all(np.delete(published, i) > published[i]))
+            published = settled(ee(lie).values)
+            last_of_published += int((published <= published[i]).sum()) == 1
             before, after = ee(last), ee(told(last, i, last.grand, last.empty))
             if before.status == after.status == "ok":
                 factors.append(share(after, i) / share(before, i))
@@ -57,7 +57,7 @@ def lying(cells: Sequence[Result]) -> dict[str, str]:
     return {
         "first": f"{first} of {tried}",
         "last": f"{last_of_published} of {tried}",
-        "EE factor": f"{np.mean(factors):.2f}" if factors else "undefined",
+        "EE factor": text(mean(factors), ".2f") if factors else "undefined",
         "EE turned": f"{len(moved)} of {tried}",
-        **{f"pay {key}": f"{np.mean(values):.1%}" for key, values in pay.items()},
+        **{f"pay {key}": text(mean(values), ".1%") for key, values in pay.items()},
     }

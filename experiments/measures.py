@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from cells import Result
+from grid import TIE, grid, mean, settled, text
 
 from fedmerit import Reports, Scores, Table, accumulate, agreement, alpha, ee, fp, loo, solo
 from fedmerit.agreement import Agreement
@@ -56,23 +57,49 @@ EXPLAINED = {
 }
 
 
+def measured(cell: Result, utility: str, values: Any) -> Vector:
+    """Utilities as numbers; accuracy as the share of test images that it is.
+
+    Results hold 9 digits. Of 1/216 that is not enough: what cancels on paper would not, and members who are
+    equal would be ranked by the digits that were cut off. Balanced accuracy, whose class counts are not in
+    the file, is taken as it is stored.
+    """
+    if utility == "accuracy":
+        images = np.multiply(values, cell["test_images"])
+        right = np.rint(images)
+        if np.abs(images - right).max(initial=0.0) > 1e-3:
+            raise SystemExit(f"{cell['name']}: an accuracy is no share of {cell['test_images']} test images")
+        return right / cell["test_images"]
+    if utility == "balanced-accuracy":
+        return np.round(values, 9)
+    return np.asarray(values, dtype=np.float64)
+
+
 def reports(cell: Result, utility: str, *, game: str = "additive") -> list[Reports]:
-    """The reports of all scored rounds."""
+    """The reports of all scored rounds, read once."""
+    known = cell.setdefault("reports", {})
+    if (utility, game) not in known:
+        known[utility, game] = _reports(cell, utility, game)
+    return known[utility, game]  # type: ignore[no-any-return]
+
+
+def _reports(cell: Result, utility: str, game: str) -> list[Reports]:
     found = []
     for one in cell["utilities"][utility]["rounds"]:
         if game == "renormalised" and game not in one:
             continue
         models = one["renormalised"] if game == "renormalised" else one
+        solo_ = one.get("solo")
         found.append(
             Reports(
-                empty=one["empty"],
-                grand=one["grand"],
-                alone=models["alone"],
-                without=models["without"],
+                empty=float(measured(cell, utility, one["empty"])),
+                grand=float(measured(cell, utility, one["grand"])),
+                alone=measured(cell, utility, models["alone"]),
+                without=measured(cell, utility, models["without"]),
                 clients=tuple(one["participants"]),
                 cosine=one.get("cosine"),
-                solo=one.get("solo"),
-                solo_empty=one.get("solo_empty"),
+                solo=None if solo_ is None else measured(cell, utility, solo_),
+                solo_empty=None if solo_ is None else float(measured(cell, utility, one["solo_empty"])),
                 utility=utility,
                 round=one["round"],
             )
@@ -81,7 +108,8 @@ def reports(cell: Result, utility: str, *, game: str = "additive") -> list[Repor
 
 
 def scores(cell: Result, utility: str, at: int) -> dict[str, Vector]:
-    """Every score after round ``at`` that is defined, in the order of the cell's members."""
+    """Every score after round ``at`` that is defined, in the order of the cell's members, ties settled."""
+    at = min(at, cell["utilities"][utility]["rounds"][-1]["round"])
     known = cell.setdefault("computed", {})
     if (utility, at) not in known:
         known[utility, at] = _scores(cell, utility, at)
@@ -109,44 +137,51 @@ def _scores(cell: Result, utility: str, at: int) -> dict[str, Vector]:
     found: dict[str, Vector] = {}
     for label, make in made.items():
         try:
-            known = make().as_dict()
+            score = make()
         except UndefinedScore:
             continue
-        found[label] = np.array([known.get(name, 0.0) for name in cell["clients"]])
+        known = score.as_dict()
+        found[label] = _settled(score, [known.get(name, 0.0) for name in cell["clients"]])
     found["samples"] = np.array([float(cell["samples"][name]) for name in cell["clients"]])
     truth = cell["utilities"][utility]["truth"]
     if truth.get("rounds"):
         rounds = np.array(truth["rounds"][: len(plain)], dtype=np.float64)
-        found["SHAPLEY"] = np.nan_to_num(rounds[-1])
-        found["MR-SV"] = np.nan_to_num(rounds).mean(0)
+        found["SHAPLEY"] = settled(np.nan_to_num(rounds[-1]))
+        found["MR-SV"] = settled(np.nan_to_num(rounds).mean(0))
     if truth.get("rounds renormalised"):
         rounds = np.array(truth["rounds renormalised"][: len(plain)], dtype=np.float64)
-        found["MR-SV, renormalised"] = rounds.mean(0)
+        found["MR-SV, renormalised"] = settled(rounds.mean(0))
     if at >= plain[-1].round == cell["settings"]["training"]["rounds"]:
         found |= _whole_run(cell, utility, plain[-1])
     if truth.get("SV") and at >= len(reports(cell, utility)):
-        table = Table(cell["retrained"][utility], tuple(cell["clients"]))
-        found["ALPHA, retrained"] = alpha(Reports.from_table(table)).raw
-        found["SV"] = np.array(truth["SV"])
+        table = Table(measured(cell, utility, cell["retrained"][utility]), tuple(cell["clients"]))
+        found["ALPHA, retrained"] = settled(alpha(Reports.from_table(table)).raw)
+        found["SV"] = settled(truth["SV"])
     return found
+
+
+def _settled(score: Scores, values: Sequence[float]) -> Vector:
+    """What ties before a score is rescaled ties after it."""
+    size, raw = float(np.abs(score.values).max()), float(np.abs(score.raw).max())
+    return settled(values, TIE * size / raw if raw > TIE else TIE)
 
 
 def _whole_run(cell: Result, utility: str, last: Reports) -> dict[str, Vector]:
     """Scores of beyond.py, which look at a run when it is over."""
-    measured = cell.get("whole_run", {})
-    if "solo together" not in measured or last.solo_empty is None:
+    whole = cell.get("whole_run", {})
+    if "solo together" not in whole or last.solo_empty is None:
         return {}
-    together, first = measured["solo together"][utility], float(last.solo_empty)
-    own = np.array(together["alone"]) - first
-    path = last.grand - np.array(measured["path without, renormalised"][utility])
-    found = {
-        "ENSEMBLE": (own + together["grand"] - np.array(together["without"])) / 2,
-        "PATH": (own + path) / 2,
+    found = {key: measured(cell, utility, value) for key, value in whole["solo together"][utility].items()}
+    own = found["alone"] - last.solo_empty
+    path = last.grand - measured(cell, utility, whole["path without, renormalised"][utility])
+    made = {
+        "ENSEMBLE": settled((own + found["grand"] - found["without"]) / 2),
+        "PATH": settled((own + path) / 2),
     }
-    if together["table"]:
-        table = Table([first, *together["table"]], tuple(cell["clients"]))
-        found["ENSEMBLE, Shapley"] = shapley(table).values
-    return found
+    if found["table"].size:
+        table = Table([last.solo_empty, *found["table"]], tuple(cell["clients"]))
+        made["ENSEMBLE, Shapley"] = settled(shapley(table).values)
+    return made
 
 
 def compare(
@@ -174,6 +209,7 @@ def compare(
 def agreements(cell: Result, utility: str, at: int, truth: str, against: str) -> dict[str, Agreement]:
     """Of every score of a cell, worked out once."""
     known = cell.setdefault("agreements", {})
+    at = min(at, cell["utilities"]["accuracy"]["rounds"][-1]["round"])
     key = utility, at, truth, against
     if key not in known:
         both = utility in cell["utilities"] and against in cell["utilities"]
@@ -198,7 +234,7 @@ def detected(cells: Sequence[Result], utility: str, at: int) -> dict[str, tuple[
         flipper = flipper_of(cell)
         for name, values in scores(cell, utility, at).items():
             hit, total = counts.get(name, (0, 0))
-            alone = bool(np.all(np.delete(values, flipper) > values[flipper]))
+            alone = int((values <= values[flipper]).sum()) == 1
             counts[name] = hit + alone, total + 1
     return counts
 
@@ -234,8 +270,8 @@ def signs(cells: Sequence[Result], utility: str) -> dict[str, str]:
     shares = []
     for cell in cells:
         total = accumulate(reports(cell, utility))
-        shares.append(float(total.values.sum()) / total.gain if total.gain else math.nan)
-    worse = sum(one.gain < 0 for one in rounds)
+        shares.append(math.fsum(total.values) / total.gain if grid(total.gain) else math.nan)
+    worse = sum(grid(one.gain) < 0 for one in rounds)
     return {
         "rounds": str(len(rounds)),
         "v(M) < v(M0)": str(worse),
@@ -254,18 +290,18 @@ def spread(values: Sequence[float]) -> str:
     """Mean and standard deviation over the seeds, as the tables show them."""
     if not values:
         return ""
-    mean = math.fsum(values) / len(values)
+    middle = mean(values)
     if len(values) == 1:
-        return f"{mean:.2f} (1)"
-    deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
-    return f"{mean:.2f} ± {deviation:.2f}"
+        return f"{text(middle, '.2f')} (1)"
+    deviation = math.sqrt(math.fsum((v - middle) ** 2 for v in values) / (len(values) - 1))
+    return f"{text(middle, '.2f')} ± {text(deviation, '.2f')}"
 
 
 def facts(cells: Sequence[Result]) -> dict[str, Any]:
     """What every table must say about its runs."""
     return {
         "seeds": len({cell["seed"] for cell in cells}),
-        "seconds": sum(cell["seconds"]["total"] / cell["jobs"] for cell in cells),
+        "seconds": math.fsum(cell["seconds"]["total"] / cell["jobs"] for cell in cells),
         "devices": sorted({cell["machine"]["device"] for cell in cells}),
         "images": sorted({sum(cell["samples"].values()) for cell in cells}),
         "test": sorted({cell["test_images"] for cell in cells}),

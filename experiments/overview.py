@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from cells import Result, Row, datasets
+from grid import text
 from measures import compare, curve, detected, facts, mean_influence, spread, turned
 from sections import Lines, done, numbers, table
 
@@ -35,7 +37,7 @@ def agreement_lines(rows: Sequence[Row], results: Mapping[str, Result], paper: P
                 f"[`{row.label}`](tables/{row.experiment}.md)",
                 datasets()[row.dataset]["short"] + (f", {row.row}" if row.row else ""),
                 f"{len(cells)}",
-                f"{facts(cells)['seconds'] / 60:.1f}",
+                text(facts(cells)["seconds"] / 60, ".1f"),
                 theirs,
                 both("FP"),
                 both("ALPHA sum"),
@@ -58,7 +60,7 @@ def other_lines(rows: Sequence[Row], results: Mapping[str, Result], paper: Paper
             continue
         name, theirs, ours = datasets()[row.dataset]["paper"], "", ""
         if row.experiment == "fig-misbeh":
-            theirs = f"FP {paper['detection']['values'][name]['FP']:.2f} (median)"
+            theirs = f"FP {text(paper['detection']['values'][name]['FP'], '.2f')} (median)"
             counts = {utility: detected(cells, utility, row.at) for utility in PAIR}
             by_turning = sum(turned(cells, utility, row.at, "FP") for utility in PAIR)
             ours = "; ".join(
@@ -68,21 +70,21 @@ def other_lines(rows: Sequence[Row], results: Mapping[str, Result], paper: Paper
             ours += f" ({by_turning} of FP's by a turned sign)" if by_turning else ""
         elif row.experiment == "fig-perf":
             known = paper["performance"]["values"][name]
-            said = [f"{known[one]:.2f}" for one in row.row.split(" = ") if one in known]
+            said = [text(known[one], ".2f") for one in row.row.split(" = ") if one in known]
             theirs = f"negative loss {' / '.join(said)}" if said else ""
             last = {u: spread([curve(cell, u)[-1] for cell in cells]) for u in ("neg-loss", "accuracy")}
             ours = f"negative loss {last['neg-loss']}, accuracy {last['accuracy']}"
         elif row.experiment == "tab-attack":
             flat = [value for line in paper["influence"]["values"] for value in line if value]
-            theirs = f"{min(flat):.3f} to {max(flat):.3f}"
+            theirs = f"{text(min(flat), '.3f')} to {text(max(flat), '.3f')}"
             matrix, count = mean_influence(cells, "accuracy", row.at)
             if matrix is not None:
                 off = matrix[~np.eye(len(matrix), dtype=bool)]
-                ours = f"{off.min():.3f} to {off.max():.3f} (accuracy, mean of {count})"
+                ours = f"{text(off.min(), '.3f')} to {text(off.max(), '.3f')} (accuracy, mean of {count})"
         elif row.experiment == "fig-illustrate":
             ours = "see there"
         title = datasets()[row.dataset]["short"] + (f", {row.row}" if row.row else "")
-        minutes = f"{facts(cells)['seconds'] / 60:.1f}"
+        minutes = text(facts(cells)["seconds"] / 60, ".1f")
         link = f"[`{row.label}`](tables/{row.experiment}.md)"
         body.append([link, title, f"{len(cells)}", minutes, theirs, ours])
     yield from table(["paper", "row", "seeds", "minutes", "the paper", "ours"], body)
@@ -151,15 +153,15 @@ def commands(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
         finished = [results[one] for one in names if one in results]
         known = facts(finished)
         open_ = {cell.name: cell.guess for row in own for cell in row.cells if cell.name not in results}
-        left = sum(cost(guess, results) for guess in open_.values())
+        left = math.fsum(cost(guess, results) for guess in open_.values())
         body.append(
             [
                 f"[`{own[0].label}`](tables/{name}.md)",
                 own[0].says,
                 f"`run.py --only {name}`",
                 f"{len(finished)} of {len(names)}",
-                f"{known['seconds'] / 60:.1f}" if finished else "",
-                f"{left / 60:.1f}" if left else "",
+                text(known["seconds"] / 60, ".1f") if finished else "",
+                text(left / 60, ".1f") if left else "",
                 ", ".join(known["devices"]),
             ]
         )
@@ -177,9 +179,9 @@ def missing(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
         left = [cell for cell in row.cells if cell.name not in results and cell.name not in seen]
         seen |= {cell.name for cell in left}
         if left:
-            minutes = sum(cost(cell.guess, results) for cell in left) / 60
+            minutes = math.fsum(cost(cell.guess, results) for cell in left) / 60
             what = datasets()[row.dataset]["short"] + (f", {row.row}" if row.row else "")
-            body.append([f"`{row.label}`", what, f"{len(left)} of {len(row.cells)}", f"{minutes:.1f}"])
+            body.append([f"`{row.label}`", what, f"{len(left)} of {len(row.cells)}", text(minutes, ".1f")])
     if not body:
         yield "Every run of the plan was done."
         yield ""

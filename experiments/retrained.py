@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
 from cells import Result, datasets
 from evidence import BOTH, LAST, PAIR, TITLES, Claims, Evidence, Facts, agree, lines, mean
-from measures import HIDDEN, SCORES, agreements, curve, reports, scores, spread
+from grid import settled, text
+from measures import HIDDEN, SCORES, agreements, curve, measured, reports, scores, spread
 
 from fedmerit import accumulate
 
@@ -43,7 +45,7 @@ def game(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     for score in ("MR-SV", "FP"):
         facts[f"game {score}"] = " / ".join(spread(list(known[u][score].values())) for u in PAIR)
         each = [evidence.said("tab:error_game", "spearman", name, score) for name in ("CIFAR10", "Brain")]
-        facts[f"paper game {score}"] = " and ".join(f"{value:.2f}" for value in each)
+        facts[f"paper game {score}"] = " and ".join(text(value, ".2f") for value in each)
     claims["at least 5 seeds on two datasets"] = all(len(each) >= 5 for each in groups.values())
     claims["MR-SV is not the retrained Shapley value"] = all(
         mean(list(known[u]["MR-SV"].values())) < 0.9 for u in PAIR
@@ -120,7 +122,7 @@ def _candidates(known: Known, cells: Sequence[Result], facts: Facts, claims: Cla
             for dataset in BOTH:
                 own = [c["name"] for c in cells if c["name"] in newest and c["dataset"] == dataset]
                 parts = differences(known[u], name, own)
-                row.append(f"{_ahead(parts)[0]} ({student(parts):.3f})")
+                row.append(f"{_ahead(parts)[0]} ({text(student(parts), '.3f')})")
         body.append(row)
     head = ["score", *(f"{TITLES[u]}, {title}" for u in PAIR for title in BOTH.values())]
     facts["split table"] = lines(head, body)
@@ -137,7 +139,7 @@ def _candidates(known: Known, cells: Sequence[Result], facts: Facts, claims: Cla
     claims["of accuracy the renormalised alpha and ENSEMBLE are ahead beyond chance"] = all(
         adjusted[name, right] < 0.05 and steps[name, right].mean() > 0 for name in pair
     )
-    facts["p before"] = " and ".join(f"{before[name, right]:.3f}" for name in pair)
+    facts["p before"] = " and ".join(text(before[name, right], ".3f") for name in pair)
     claims["without the latest runs the outcome is the same"] = all(
         (before[key] < 0.05) == (adjusted[key] < 0.05) for key in steps
     )
@@ -154,7 +156,9 @@ def _candidates(known: Known, cells: Sequence[Result], facts: Facts, claims: Cla
         )
         for name in (DEFAULT, PROPOSED)
     }
-    facts["crossed additive"], facts["crossed renormalised"] = (f"{value:.2f}" for value in crossed.values())
+    facts["crossed additive"], facts["crossed renormalised"] = (
+        text(value, ".2f") for value in crossed.values()
+    )
     own = mean([known[right][PROPOSED][run] for run in newest])
     claims["the default ranks accuracy's truth as accuracy's renormalised alpha does"] = (
         abs(crossed[DEFAULT] - own) < 0.05
@@ -164,7 +168,7 @@ def _candidates(known: Known, cells: Sequence[Result], facts: Facts, claims: Cla
     for u in PAIR:
         means = {name: mean([known[u][name][run] for run in newest]) for name in allowed}
         best = max(means, key=lambda name: means[name])
-        tops.append(f"{best} with {means[best]:.2f} ({TITLES[u]})")
+        tops.append(f"{best} with {text(means[best], '.2f')} ({TITLES[u]})")
     facts["best allowed"] = " and ".join(tops)
     claims["no score reaches the aim"] = (
         max(mean([known[u][name][run] for run in newest]) for name in allowed for u in PAIR) < AIM
@@ -174,8 +178,8 @@ def _candidates(known: Known, cells: Sequence[Result], facts: Facts, claims: Cla
 def _ahead(steps: np.ndarray, p: float | None = None) -> list[str]:
     """Three cells of the table."""
     won, lost = int((steps > 1e-9).sum()), int((steps < -1e-9).sum())
-    by = f"{steps.mean():+.3f} ± {standard_error(steps):.3f}"
-    return [by, f"{won} : {lost}", "" if p is None else f"{p:.3f}"]
+    by = f"{text(mean(steps.tolist()), '+.3f')} ± {text(standard_error(steps), '.3f')}"
+    return [by, f"{won} : {lost}", "" if p is None else text(p, ".3f")]
 
 
 def differences(known: Mapping[str, Runs], score: str, runs: Sequence[str]) -> np.ndarray:
@@ -217,13 +221,13 @@ def _own_runs(cells: Sequence[Result], facts: Facts) -> None:
     grand, alone = [], []
     for cell in cells:
         for u in PAIR:
-            table, last = cell["retrained"][u], reports(cell, u)[-1]
+            table, last = measured(cell, u, cell["retrained"][u]), reports(cell, u)[-1]
             grand.append(abs(table[-1] - last.grand))
             if last.solo is not None:
                 singles = [table[1 << i] for i in range(len(cell["clients"]))]
                 alone += np.abs(np.subtract(singles, last.solo)).tolist()
-    facts["grand gap"] = f"{mean(grand):.3f} on average, {max(grand):.3f} at most"
-    facts["alone gap"] = f"{mean(alone):.3f} and {max(alone):.3f}"
+    facts["grand gap"] = f"{text(mean(grand), '.3f')} on average, {text(max(grand), '.3f')} at most"
+    facts["alone gap"] = f"{text(mean(alone), '.3f')} and {text(max(alone), '.3f')}"
 
 
 def _again(evidence: Evidence, facts: Facts, claims: Claims) -> None:
@@ -243,8 +247,8 @@ def _again(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     body = [[titles[name], *(spread(values) for values in each.values())] for name, each in found.items()]
     facts["again table"] = lines(["", "expected accuracy", "accuracy"], body)
     own = [np.array(values) for values in found["SV"].values()]
-    facts["again error"] = " and ".join(f"{standard_error(values):.2f}" for values in own)
-    facts["again root"] = " and ".join(f"{np.sqrt(values.mean()):.2f}" for values in own)
+    facts["again error"] = " and ".join(text(standard_error(values), ".2f") for values in own)
+    facts["again root"] = " and ".join(text(math.sqrt(mean(values.tolist())), ".2f") for values in own)
     facts["again runs"], facts["again mixed"] = str(pairs), str(mixed)
     claims["two trainings agree less than we hoped a score would with one"] = all(
         values.mean() < AIM for values in own
@@ -266,7 +270,7 @@ def _sizes(evidence: Evidence, facts: Facts) -> None:
     facts["other games"] = lines(["row", "seeds", "utility", *map(shown, names)], body)
     centres = evidence.cells("tab-error-game", "isic2019_slow", "4 centres, 5 rounds, whole test set")
     balanced = [curve(cell, "balanced-accuracy")[-1] for cell in centres]
-    facts["centres balanced"] = ", ".join(f"{value:.3f}" for value in balanced)
+    facts["centres balanced"] = ", ".join(text(value, ".3f") for value in balanced)
 
 
 def _currency(evidence: Evidence, cells: Sequence[Result], facts: Facts, claims: Claims) -> None:
@@ -277,15 +281,15 @@ def _currency(evidence: Evidence, cells: Sequence[Result], facts: Facts, claims:
         for u in PAIR
         if "MR-SV, renormalised" in scores(cell, u, LAST)
     ]
-    facts["renormalised alpha against its MR-SV"] = f"{mean(near):.2f}"
+    facts["renormalised alpha against its MR-SV"] = text(mean(near), ".2f")
     sums, above, members = [], 0, 0
     for dataset in BOTH:
         for cell in evidence.cells("tab-error", dataset):
             total = accumulate(reports(cell, "expected-accuracy", game="renormalised"))
-            sums.append(float(total.values.sum()) / float(total.gain))
-            above, members = above + int((total.values > 0).sum()), members + len(total.values)
+            sums.append(math.fsum(total.values) / total.gain)
+            above, members = above + int((settled(total.values) > 0).sum()), members + len(total.values)
     facts["renormalised sum"] = spread(sums)
     facts["renormalised above 0"] = f"{above} of {members}"
     claims["the renormalised alpha does not add up and is often negative"] = (
-        abs(float(np.mean(sums)) - 1) > 1 and above < members / 2
+        abs(mean(sums) - 1) > 1 and above < members / 2
     )

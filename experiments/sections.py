@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cells import Result, Row, datasets
+from grid import text
 from measures import SCORES, compare, curve, detected, mean_influence, scores, signs, spread, turned
 
 from fedmerit import normalise
@@ -30,16 +31,17 @@ def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> Lines:
     yield ""
 
 
-def numbers(paper: Mapping[str, list[dict[str, object]]], row: Row, metric: str) -> dict[str, str]:
+def numbers(paper: Mapping[str, list[dict[str, Any]]], row: Row, metric: str) -> dict[str, str]:
     """The paper's, by our names of the scores."""
     dataset = datasets()[row.dataset]["paper"]
     same = {"label": row.label, "dataset": dataset, "row": row.row, "metric": metric}
     names = {"COS": "COS sum"}
-    return {
-        names.get(str(one["score"]), str(one["score"])): f"{one['mean']:.3f} ± {one['spread']:.3f}"
-        for one in paper["numbers"]
-        if all(one[key] == value for key, value in same.items())
-    }
+    found = {}
+    for one in paper["numbers"]:
+        if all(one[key] == value for key, value in same.items()):
+            score = str(one["score"])
+            found[names.get(score, score)] = f"{text(one['mean'], '.3f')} ± {text(one['spread'], '.3f')}"
+    return found
 
 
 def agreement_section(
@@ -119,7 +121,8 @@ def influence_section(
         yield f"**{title}**"
         yield ""
         head = ["", *(str(j + 1) for j in range(len(matrix)))]
-        yield from table(head, [[str(i + 1), *(f"{v:.3f}" for v in line)] for i, line in enumerate(matrix)])
+        body = [[str(i + 1), *(text(v, ".3f") for v in line)] for i, line in enumerate(matrix)]
+        yield from table(head, body)
 
 
 def detection_section(
@@ -137,7 +140,7 @@ def detection_section(
         for score in SCORES:
             counts = [found[utility].get(score) for utility in utilities]
             if any(counts) and score != "samples":
-                said = f"{theirs[score]:.2f}" if score in theirs else ""
+                said = text(theirs[score], ".2f") if score in theirs else ""
                 body.append(
                     [score, said, *(f"{count[0]} of {count[1]}" if count else "" for count in counts)]
                 )
@@ -178,7 +181,7 @@ def performance_section(
             if utility == "neg-loss":
                 theirs = paper["performance"]["values"][datasets()[dataset]["paper"]]
                 said = [
-                    " / ".join(f"{theirs[one]:.2f}" for one in name.split(" = ") if one in theirs)
+                    " / ".join(text(theirs[one], ".2f") for one in name.split(" = ") if one in theirs)
                     for name in curves
                 ]
                 body.append(["the paper, last round", *said])
@@ -192,7 +195,7 @@ def illustration_section(
     theirs = paper["illustrate"]["values"]
     yield "**the paper, ISIC** (as drawn; no member is at 0, so the smallest was not subtracted there)"
     yield ""
-    body = [[name, *(f"{v:.2f}" for v in values)] for name, values in theirs.items()]
+    body = [[name, *(text(v, ".2f") for v in values)] for name, values in theirs.items()]
     yield from table(["score", *(f"Hospital {letter}" for letter in "ABCD")], body)
     for row in rows:
         for cell in done(row, results)[:1]:
@@ -200,7 +203,9 @@ def illustration_section(
             title = datasets()[row.dataset]["title"]
             yield f"**{title}**, expected accuracy, normalised, seed {cell['seed']}"
             yield ""
-            body = [[name, *(f"{v:.2f}" for v in normalise(found[name]))] for name in SCORES if name in found]
+            body = [
+                [name, *(text(v, ".2f") for v in normalise(found[name]))] for name in SCORES if name in found
+            ]
             yield from table(["score", *cell["clients"]], body)
 
 

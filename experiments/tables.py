@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ import numpy as np  # noqa: E402
 from axioms import axioms_section  # noqa: E402
 from cells import RESULTS, Result, Row, datasets, plan, read_results, subset_of  # noqa: E402
 from findings import findings  # noqa: E402
+from grid import mean, text  # noqa: E402
 from measures import EXPLAINED, SCORES, facts  # noqa: E402
 from overview import agreement_lines, commands, cost, data_lines, missing, other_lines, unlisted  # noqa: E402
 from sections import SECTIONS, Lines, agreement_section, done, table  # noqa: E402
@@ -47,7 +49,7 @@ subset, partition, test pool and first model. Unless said otherwise: Adam reset 
 training is in TF32, but for the first {old} runs, which were in float32. Secure aggregation is off: the same
 integers are summed without masks. Coalitions are evaluated in the fastest precision that stays within one
 test image of float32 on a sample of them (runs by precision: {precisions}; largest deviation of a utility
-in that sample {deviation:.0e}). `engine.py` adds to the engine what analysis needs: the other game, exact
+in that sample {deviation}). `engine.py` adds to the engine what analysis needs: the other game, exact
 Shapley values of many rounds, the paper's weights.
 
 What differs from the paper besides: all images are re-encoded and, but for CIFAR-10, smaller; most runs use
@@ -68,16 +70,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     rows = plan(toy=options.toy, subsets=dict(options.subset))
     wrong = 0
-    for name, text in documents(rows, read_results([options.results]), toy=options.toy).items():
+    for name, made in documents(rows, read_results([options.results]), toy=options.toy).items():
         file = options.into / name
         if options.check:
-            if not file.exists() or file.read_text(encoding="utf-8") != text:
+            if not file.exists() or file.read_text(encoding="utf-8") != made:
                 print(f"{file}: differs from the results")
                 wrong += 1
             continue
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-        print(f"{file}: {len(text.splitlines())} lines")
+        file.write_text(made, encoding="utf-8")
+        print(f"{file}: {len(made.splitlines())} lines")
     if options.check and not wrong:
         print(f"{options.into}: up to date")
     return 1 if wrong else 0
@@ -119,7 +121,7 @@ def readme(
     counts = {name: sum(name in words for words in used) for name in names}
     precisions = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
     deviation = max((one["largest_deviation"] for one in looked), default=0.0)
-    head = HEAD.format(old=old, precisions=precisions, deviation=deviation)
+    head = HEAD.format(old=old, precisions=precisions, deviation=text(deviation, ".0e"))
     lines = [TOY + head if toy else head]
     lines += ["## The data", "", *data_lines(rows, results)]
     lines += ["## What was run", "", *commands(rows, results)]
@@ -145,7 +147,7 @@ def about(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
     for row in rows:
         cells, what = done(row, results), f"{row.row}: " if row.row else ""
         left = [cell for cell in row.cells if cell.name not in results]
-        price = f"about {sum(cost(cell.guess, results) for cell in left) / 60:.1f} minutes"
+        price = f"about {text(math.fsum(cost(cell.guess, results) for cell in left) / 60, '.1f')} minutes"
         if not cells:
             yield f"- {what}{known[row.dataset]['title']}: not run yet ({len(left)} runs, {price})"
             continue
@@ -170,14 +172,14 @@ def sampled(cells: Sequence[Result]) -> str:
     errors, spreads = [], []
     for cell in cells:
         if error := cell.get("sampling_error", {}).get("expected-accuracy"):
-            errors.append(np.mean(error))
+            errors.append(mean(error))
             spreads.append(np.std(cell["utilities"]["expected-accuracy"]["truth"]["MR-SV"]))
     if not errors:
         return ""
     budget = cells[0]["settings"]["experiment"]["sampled"]
-    share = np.mean(errors) / np.mean(spreads)
+    share = text(mean(errors) / mean(spreads), ".0%")
     return (
-        f"; MR-SV sampled from {budget} coalitions a round: its standard error is on average {share:.0%} of "
+        f"; MR-SV sampled from {budget} coalitions a round: its standard error is on average {share} of "
         "the spread between members (expected accuracy)"
     )
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cells import Result, Row, datasets
+from grid import rounded
 from measures import HIDDEN, SCORES, agreements, curve, detected, reports, scores, turned
 from sections import done
 
@@ -40,7 +41,7 @@ def illustrate(rows: Sequence[Row], results: Mapping[str, Result], paper: Mappin
 
 
 def _bar(panel: str, score: str, member: str, value: float) -> dict[str, Any]:
-    return {"panel": panel, "score": score, "member": member, "value": round(float(value), 4)}
+    return {"panel": panel, "score": score, "member": member, "value": rounded(value, 4)}
 
 
 def perf(rows: Sequence[Row], results: Mapping[str, Result], _: Mapping[str, Any]) -> Rows:
@@ -60,7 +61,7 @@ def perf(rows: Sequence[Row], results: Mapping[str, Result], _: Mapping[str, Any
                             "seed": cell["seed"],
                             "utility": utility,
                             "round": number,
-                            "value": round(value, 6),
+                            "value": rounded(value, 6),
                         }
                     )
     return out
@@ -112,7 +113,7 @@ def retrained(rows: Sequence[Row], results: Mapping[str, Result], _: Mapping[str
                                 "score": name,
                                 "hidden": int(name in HIDDEN),
                                 "seed": cell["seed"],
-                                "spearman": "" if value is None else round(value, 4),
+                                "spearman": "" if value is None else rounded(value, 4),
                             }
                         )
     return out

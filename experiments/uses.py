@@ -18,11 +18,13 @@ from evidence import (
     Evidence,
     Facts,
     agree,
+    between,
     close,
     lines,
     mean,
     spearman,
 )
+from grid import grid, settled, text
 from manipulation import lying
 from measures import curve, detected, flipper_of, mean_influence, reports, scores, spread, turned
 
@@ -48,11 +50,12 @@ def flipper(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     facts["flipper table"] = lines(head, body)
     facts["flipper runs"] = str(len(cells))
     said = evidence.paper["detection"]["values"]
-    facts["paper detection"] = f"{said['CIFAR10']['FP']:.2f} on CIFAR-10 and {said['ISIC']['FP']:.2f} on ISIC"
+    rates = {"CIFAR-10": said["CIFAR10"]["FP"], "ISIC": said["ISIC"]["FP"]}
+    facts["paper detection"] = " and ".join(f"{text(rate, '.2f')} on {name}" for name, rate in rates.items())
     others = [count for utility, count in last.items() if utility != "neg-loss"]
     claims["cross-entropy misses flippers that the others find"] = last["neg-loss"] < min(others)
     claims["COS and the renormalised alpha find the flipper with every utility"] = all(always)
-    facts["paper detection COS"] = f"{said['CIFAR10']['COS sum']:.2f}"
+    facts["paper detection COS"] = text(said["CIFAR10"]["COS sum"], ".2f")
 
 
 def class_mix(evidence: Evidence, facts: Facts, claims: Claims) -> None:
@@ -95,9 +98,9 @@ def class_mix(evidence: Evidence, facts: Facts, claims: Claims) -> None:
         {9},
     ]
     whole = sets["as the data are"]
-    first = {(curve(c, "accuracy")[0], round(curve(c, "balanced-accuracy")[0], 6)) for c in whole}
+    first = {(grid(curve(c, "accuracy")[0]), round(curve(c, "balanced-accuracy")[0], 6)) for c in whole}
     claims["after one round the models say one class"] = len(first) == 1 and min(first)[1] == 1 / 8
-    facts["mix constant"] = f"{min(first)[0]:.3f}"
+    facts["mix constant"] = text(min(first)[0], ".3f")
     facts["mix accuracy"] = spread([curve(cell, "accuracy")[-1] for cell in whole])
     facts["mix balanced"] = spread([curve(cell, "balanced-accuracy")[-1] for cell in whole])
     before = evidence.cells("fig-misbeh", "isic2019_ham")
@@ -111,7 +114,7 @@ def _place(cells: Sequence[Result], utility: str) -> list[str]:
     for cell in cells:
         places.append(float(_rank(cell, utility, "ALPHA sum")))
         paid += bool(scores(cell, utility, LAST)["ALPHA sum"][flipper_of(cell)] > 0)
-    return [f"{mean(places):.1f}", f"{paid} of {len(cells)}"]
+    return [text(mean(places), ".1f"), f"{paid} of {len(cells)}"]
 
 
 def _rank(cell: Result, utility: str, score: str) -> int:
@@ -137,10 +140,10 @@ def downstream(evidence: Evidence, facts: Facts, claims: Claims) -> None:
         top = [max(curve(cell, "neg-loss")) for cell in cells]
         accuracy[way], expected[way] = mean(last["accuracy"]), mean(last["expected-accuracy"])
         loss[way], best[way] = mean(last["neg-loss"]), mean(top)
-        ahead = [curve(cell, "neg-loss")[-1] > plain[cell["seed"]] for cell in cells]
+        ahead = [grid(curve(cell, "neg-loss")[-1] - plain[cell["seed"]]) > 0 for cell in cells]
         better[way] = sum(ahead), len(ahead)
-        peaks += [int(np.argmax(curve(cell, "neg-loss"))) + 1 for cell in cells]
-        said = " / ".join(f"{known[one]:.2f}" for one in way.split(" = ") if one in known)
+        peaks += [int(np.argmax(settled(curve(cell, "neg-loss")))) + 1 for cell in cells]
+        said = " / ".join(text(known[one], ".2f") for one in way.split(" = ") if one in known)
         ours = [last["neg-loss"], top, last["accuracy"], last["expected-accuracy"]]
         body.append([way, str(len(cells)), said, *(spread(values) for values in ours)])
     head = ["weights from", "seeds", "the paper: −cross-entropy", "ours: −cross-entropy, 10th round"]
@@ -166,16 +169,16 @@ def downstream(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     for utility in ("expected-accuracy", "accuracy"):
         matrix, count = mean_influence(evidence.cells("tab-attack", "brain_mri"), utility, 10)
         assert matrix is not None
-        off = matrix[~np.eye(len(matrix), dtype=bool)]
+        off = settled(matrix[~np.eye(len(matrix), dtype=bool)])
         facts[f"influence {utility}"] = (
-            f"{off.min():.2f} to {off.max():.2f} ({TITLES[utility]}, mean of {count} seeds; "
+            f"{between(off.tolist(), '.2f')} ({TITLES[utility]}, mean of {count} seeds; "
             f"{int((off < 0).sum())} of {off.size} negative)"
         )
         negative.append(bool((off < 0).any()))
     claims["influence is not a share"] = all(negative)
     theirs = [value for line in evidence.paper["influence"]["values"] for value in line if value]
     facts |= {
-        "paper influence": f"{min(theirs):.2f} to {max(theirs):.2f}",
+        "paper influence": between(theirs, ".2f"),
     }
     clean = evidence.cells("tab-error", "brain_mri_clean")
     whole = [c for c in evidence.cells("tab-error", "brain_mri") if c["seed"] in {d["seed"] for d in clean}]
@@ -191,7 +194,7 @@ def _isic_weights(evidence: Evidence) -> Iterator[str]:
     for row in evidence.rows:
         cells = evidence.cells(row.experiment, row.dataset, row.row)
         if (row.experiment, row.dataset) == ("fig-perf", "isic2019_slow") and cells:
-            last = [f"{mean([curve(cell, u)[-1] for cell in cells]):.3f}" for u in ("neg-loss", *PAIR)]
+            last = [text(mean([curve(cell, u)[-1] for cell in cells]), ".3f") for u in ("neg-loss", *PAIR)]
             yield f"{row.row} {' / '.join(last)}"
 
 
@@ -205,14 +208,14 @@ def rules(evidence: Evidence, facts: Facts, claims: Claims) -> None:
         for cell in evidence.cells("tab-error", dataset):
             for one in reports(cell, "expected-accuracy"):
                 raw = ee(one, combine="median").raw
-                distinct = max(distinct, len(np.unique(np.round(raw, 12))))
+                distinct = max(distinct, len(np.unique(settled(raw))))
                 own.append(close(raw, alpha(one).raw))
             true = scores(cell, "expected-accuracy", 10)["MR-SV"]
             with_mean.append(agree(alpha(one).raw, true))
             with_median.append(agree(raw, true))
     facts |= {
         "median distinct": str(distinct),
-        "median against alpha": f"{mean(own):.2f}",
+        "median against alpha": text(mean(own), ".2f"),
         "median against MR-SV": spread(with_median),
         "mean against MR-SV": spread(with_mean),
     }
@@ -229,7 +232,7 @@ def lies(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     claims["by the published EE the liar is last"] = found["last"] == f"{tried} of {tried}"
     known = json.loads(CHEAT.read_text(encoding="utf-8"))["shares"]
     gained = {key: mean(values) for key, values in known.items()}
-    facts |= {f"cheat {key}": f"{value:.1%}" for key, value in gained.items()}
+    facts |= {f"cheat {key}": text(value, ".1%") for key, value in gained.items()}
     fixed = gained["fixed, cheating"] / gained["fixed, honest"]
     fresh = gained["per-round, cheating"] / gained["per-round, honest"]
     claims["training on the test set pays with a fixed pool only"] = fixed > 1.5 and fresh < 1.25

@@ -1,8 +1,8 @@
-"""Settings for all tests: one thread for torch, so that results do not depend on the machine."""
+"""Settings for all tests: one thread, also in processes that tests start, so that equal runs are equal."""
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("COLUMNS", "200")
 
 import pytest

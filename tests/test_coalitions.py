@@ -448,7 +448,7 @@ def test_where_the_memory_does_not_suffice_after_all_coalitions_go_in_halves(mon
         return real(self, rows)
 
     monkeypatch.setattr(type(game.strategy), "__call__", full)
-    np.testing.assert_array_equal(game.values(np.arange(8)), whole)
+    np.testing.assert_allclose(game.values(np.arange(8)), whole, atol=1e-6)  # other sizes, other kernels
     assert max(sizes) > 2 >= min(sizes)
     monkeypatch.setattr(type(game.strategy), "__call__", lambda self, rows: full(self, rows, most=0))
     with pytest.raises(InputError, match="one coalition does not fit into the"):
