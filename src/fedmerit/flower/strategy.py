@@ -28,7 +28,7 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from fedmerit.config import Config, as_toml, from_dict, recorded_hash
 from fedmerit.data.pool import Pool
 from fedmerit.errors import ConfigError, DataError, ProtocolError
-from fedmerit.federation.journal import SIMULATED
+from fedmerit.federation.journal import FLOWER, SIMULATED
 from fedmerit.federation.remote.agreeing import least_scheduled
 from fedmerit.federation.remote.books import Books
 from fedmerit.federation.remote.coordinator import Coordinator
@@ -311,7 +311,7 @@ class Contributions:
         )
 
     def _gather(self, secure: SecureGrid, least: int) -> None:
-        """Wait until everybody on the roster has joined, or long enough for a round with the least of them."""
+        """Wait until everybody on the roster has joined, or long enough with the least that a round needs."""
         began, told = time.monotonic(), 0
         while len(there := list(secure.get_node_ids())) < len(self.roster.names):
             waited = time.monotonic() - began
