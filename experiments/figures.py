@@ -124,7 +124,7 @@ def perf(rows: Rows) -> alt.TopLevelMixin:
             subtitle=[
                 "ours: scores of the rounds before, in one secure sum; MR-SV, FP = EE, LOO and COS: of the "
                 "same round, which secure aggregation rules out",
-                "ISIC: class-balanced test set; FedAvg, summed alpha and FP = EE only",
+                "ISIC: class-balanced test set; at the rate 0.001 FedAvg, summed alpha and FP = EE only",
                 f"band: range of the seeds; {DATA}",
             ],
         )

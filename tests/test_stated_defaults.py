@@ -1,0 +1,103 @@
+"""Pages that state a default state the one that the code has."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from fedmerit.accumulate import accumulate
+from fedmerit.config import Config
+from fedmerit.flower import Contributions, everybody
+from fedmerit.rewards import shares
+from fedmerit.secagg import default_threshold
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "examples" / "flower-hospitals" / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+
+
+def argument(function, name):
+    return inspect.signature(function).parameters[name].default
+
+
+CONFIG = Config()
+UTILITY = CONFIG.scoring.utilities[0].replace("-", " ")
+REVEAL = CONFIG.data.test_reveal, argument(Contributions, "reveal")
+SEES_ALL = r'- `"(\w+)"` \(default\): every member may read'
+STATED = [  # page, what it says with the value in brackets, what the code has
+    ("docs/choosing.md", r'`scoring\.game = "(\w+)"` \(default\)', CONFIG.scoring.game),
+    ("docs/choosing.md", r"with the ([\w ]+), the default utility", UTILITY),
+    ("docs/findings.md", r"For the ([\w ]+), our default utility", UTILITY),
+    ("docs/money.md", SEES_ALL, CONFIG.scoring.visibility),
+    ("docs/money.md", SEES_ALL, argument(Contributions, "visibility")),
+    ("docs/running.md", r'`test_reveal = "(\w+)"` \(the paper\'s, default here\)', CONFIG.data.test_reveal),
+    ("docs/flower.md", r'`reveal="(\w+)"`, the default', argument(Contributions, "reveal")),
+    ("docs/shown.md", r"`(\w+)` is the default because", CONFIG.data.test_reveal),
+    ("docs/shown.md", r"`(\w+)` is the default because", argument(Contributions, "reveal")),
+    ("docs/scores/alpha.md", r"# (\w+): the default", argument(accumulate, "score").lower()),
+]  # fmt: skip
+WITHOUT_A_VALUE = [
+    r"every setting, its default and what it means",
+    r"also where our default is not the best",
+    r"all settings, defaults included",
+    r"no score is shown to be better than our default",
+    r"\(R - t with the default t\)",
+    r"test_members_agree_to_nothing_weaker_than_the_default",
+    r"floor\(2R/3\)\+1 of the roster by default",  # see the table of sizes below
+    r"^The first three are defaults\. The other two are not",  # see below
+    r"^\| default \| everywhere: rehearsals .* and Flower \| nowhere",  # see below
+    r"has a default under which older configs mean what they meant",
+    r'^default = "ours"$',
+]
+
+
+@pytest.mark.parametrize(("page", "pattern", "value"), STATED)
+def test_a_stated_default_is_the_codes(page, pattern, value):
+    (found,) = re.findall(pattern, (ROOT / page).read_text(encoding="utf-8"))
+    assert found == value
+
+
+def test_every_line_about_a_default_is_checked():
+    """A new sentence about a default needs a line above."""
+    known = [re.compile(pattern) for pattern in (*(pattern for _, pattern, _ in STATED), *WITHOUT_A_VALUE)]
+    for page in PAGES:
+        for line in page.read_text(encoding="utf-8").splitlines():
+            if re.search(r"\bdefaults?\b", line):
+                assert any(pattern.search(line) for pattern in known), f"{page.relative_to(ROOT)}: {line}"
+
+
+def test_the_table_of_test_slices_says_who_has_which_by_default():
+    assert REVEAL == ("fixed", "fixed")
+
+
+def test_the_recommended_choice_departs_from_the_defaults_where_it_says_so():
+    """alpha, summed, of the expected accuracy are defaults; slices per round and the rule fenced are not."""
+    text = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
+    (chosen,) = re.findall(r"^> \*\*(.*)\*\*$", text, re.MULTILINE)
+    assert chosen == (
+        "alpha, summed over all rounds, of the expected accuracy; test slices revealed per round; paid by "
+        "the rule `fenced`."
+    )
+    assert CONFIG.scoring.utilities[0] == "expected-accuracy"
+    assert REVEAL == ("fixed", "fixed")
+    assert argument(shares, "rule") == "fair"
+
+
+def test_the_threshold_is_as_the_pages_state_it():
+    threats = (ROOT / "docs" / "threats.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", threats, re.MULTILINE)
+    assert len(rows) >= 6
+    for members, *stated in (map(int, row) for row in rows):
+        t = default_threshold(members)
+        assert stated == [t, members - t, members - t, 2 * t - members]
+    for members in range(3, 60):
+        assert default_threshold(members) == 2 * members // 3 + 1
+
+
+def test_sums_over_everybody_pin_the_bound_that_runs_have():
+    assert argument(everybody, "bound") == CONFIG.secure_aggregation.bound == argument(Contributions, "bound")
