@@ -133,8 +133,9 @@ def check_schedule(config: Config) -> None:
             f"stay to the end of a round, got {least}"
         )
     if usual_schedule(config) < t:
+        smallest = next(k / 1000 for k in range(1001) if round(k / 1000 * members) >= t)
         raise ConfigError(
-            f"participation.fraction: expected at least {math.ceil(1000 * t / members) / 1000:g}, since {t} "
+            f"participation.fraction: expected at least {smallest:g}, since {t} "
             f"of the {members} members must stay to the end of a round, got {fraction:g}, which schedules "
             f"{usual_schedule(config)}"
         )

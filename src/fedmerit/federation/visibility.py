@@ -171,7 +171,10 @@ def _check_one(record: Record, upto: Sequence[Round], scoring: Scoring, reader: 
         compare(told, own, f"cumulative alpha of {name}")
         return
     again = _read(stated(upto, scoring.utilities, scoring.missing))
-    compare(told, again, "cumulative alpha")
+    for utility, each in told.items():
+        compare(each, again[utility], f"cumulative alpha of {utility}")
+    if lacking := sorted(set(again) - set(told)):
+        raise LedgerError(f"cumulative alpha of {lacking[0]}: missing")
 
 
 def _check_totals(told: Mapping[str, Any], one: Round, scoring: Scoring) -> None:
