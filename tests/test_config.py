@@ -419,7 +419,7 @@ def test_bad_values_are_named_with_their_path_and_what_is_allowed(raw, message):
          r"^participation\.fraction: expected at least 0\.751, since 5 of the 6 members must stay to the end "
          r"of a round, got 0\.5, which schedules 3"),
         ({"participation": {"fraction": 0.9}, "secure_aggregation": {"threshold": 6}},
-         r"^participation\.fraction: expected at least 0\.917, since 6 of the 6 .* got 0\.9, which schedules 5"),
+         r"^participation\.fraction: expected at least 0\.917, since 6 of .* got 0\.9, which schedules 5"),
         ({"participation": {"fraction": 0.5}, "secure_aggregation": {"enabled": False}},
          r"^participation\.fraction: expected at least 0\.751"),
     ],
