@@ -6,13 +6,14 @@ ledger can show is listed in docs/threats.md with the reason; this test compares
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 from fedmerit.copies import exported
 from fedmerit.errors import LedgerError
-from fedmerit.federation.verify import verify_copy
+from fedmerit.federation.verify import verify_copy, verify_folder
 from fedmerit.keys import load_key
 from fedmerit.ledger import SERVER, START, Ledger, canonical, content, exact, link
 from older_files import HERE, copied
@@ -197,3 +198,47 @@ def test_a_record_by_somebody_else_is_found(files, tmp_path, name):
 
 def test_the_files_are_there():
     assert {path.name for path in (HERE / "0.1.0").iterdir()} >= set(RUNS)
+
+
+def test_a_total_weight_that_the_members_cannot_have_is_found(files, tmp_path):
+    """In the outcome and in all reports alike, signed by everybody: uniform weights of four are 4."""
+    for name, weight in (("sampled", 999.0), ("grouped", 3.0), ("masked", 1e9)):
+        with Ledger(files / name / "ledger.sqlite", read_only=True) as ledger:
+            records = list(ledger.records())
+        keys, told = keys_of(files, name), {}
+        for record in records:
+            body = json.loads(canonical(record.body))
+            if record.kind == "outcome":
+                body["weight"] = exact(weight)
+            if record.kind == "report":
+                body["bound_to"]["weight"] = exact(weight)
+            told[record.seq] = body
+        path = tmp_path / "copy.jsonl"
+        changed = [type(one)(**{**vars(one), "body": told[one.seq]}) for one in records]
+        path.write_bytes(anew(changed, keys, 0, None))
+        with pytest.raises(LedgerError, match="states a total weight of"):
+            list(verify_copy(path))
+
+
+def test_nothing_but_signatures_and_money_comes_after_the_end(files, tmp_path):
+    with Ledger(files / "masked" / "ledger.sqlite", read_only=True) as ledger:
+        records = list(ledger.records())
+    (end,) = (record for record in records if record.kind == "end")
+    (late,) = (record for record in records if record.kind == "scores" and record.body["round"] == 4)
+    moved = [one for one in records if one is not late]
+    moved.insert(moved.index(end) + 1, late)
+    moved = [type(one)(**{**vars(one), "seq": k}) for k, one in enumerate(moved, start=1)]
+    path = tmp_path / "copy.jsonl"
+    path.write_bytes(anew(moved, keys_of(files, "masked"), 0, None))
+    with pytest.raises(LedgerError, match="comes after the end of the run"):
+        list(verify_copy(path))
+
+
+@pytest.mark.parametrize("file", ["model-0002.safetensors", "members-0002.safetensors"])
+def test_a_checkpoint_that_is_not_the_recorded_one_is_found(files, tmp_path, file):
+    path = shutil.copytree(files / "unmasked", tmp_path / "run")
+    assert list(verify_folder(path))
+    with (path / "checkpoints" / file).open("ab") as stream:
+        stream.write(b"x")
+    with pytest.raises(LedgerError, match=rf"{file}: not the checkpoint that round 2 recorded"):
+        list(verify_folder(path))

@@ -80,7 +80,7 @@ class UndefinedShares(FedmeritError):
 class DoubtfulShares(UndefinedShares):
     """The reports behind these scores contradict themselves. ``codes`` say how: see `fedmerit.alarms`."""
 
-    def __init__(self, message: str, codes: tuple[str, ...]) -> None:
+    def __init__(self, message: str, codes: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.codes = codes
 
@@ -131,7 +131,7 @@ class RunAborted(ProtocolError):
     ``closed`` and ``aborted`` are the numbers of those rounds.
     """
 
-    def __init__(self, message: str, *, closed: tuple[int, ...], aborted: tuple[int, ...]) -> None:
+    def __init__(self, message: str, *, closed: tuple[int, ...] = (), aborted: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.closed, self.aborted = closed, aborted
 

@@ -41,6 +41,7 @@ WAIT = 5.0
 """Seconds to wait for another process that is writing."""
 Signer = Callable[[bytes], bytes]
 """Signs a message with somebody's Ed25519 key."""
+_CELLS = "seq, author, kind, body, digest, signature, seal"
 _END = "pragma_user_version, pragma_application_id"
 _ENDS = "user_version, application_id"
 """Two numbers in the header of the file: how many records there are, and of the last digest what fits."""
@@ -176,7 +177,7 @@ class Ledger:
     def records(self, kind: str | None = None) -> Iterator[Record]:
         """All records in order, or those of one kind. Bodies are parsed, nothing is verified."""
         where, values = ("WHERE kind = ?", (kind,)) if kind else ("", ())
-        query = f"SELECT * FROM records, {_END} {where} ORDER BY seq"  # noqa: S608 - no outside text
+        query = f"SELECT {_CELLS}, {_ENDS} FROM records, {_END} {where} ORDER BY seq"  # noqa: S608 - no outside text
         rows = self._execute(query, values)
         last = 0
         while True:

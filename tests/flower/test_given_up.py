@@ -1,6 +1,8 @@
 """Rounds that are aborted: what the result is, when the run is given up, and what the folder then holds."""
 
+import copy
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from lies import exchange_of
 from small import contributions, first, members, start
 
 import fedmerit.flower
-from fedmerit.errors import ProtocolError, RunAborted
+from fedmerit.errors import ConfigError, DoubtfulShares, ProtocolError, RunAborted
 from fedmerit.federation.protocol import model_hash
 from fedmerit.federation.verify import verify_folder
 from fedmerit.flower.arrays import Shape
@@ -150,3 +152,90 @@ def test_a_strategy_that_only_evaluates_gets_the_first_model_back(home):
     strategy = contributions(home, FedAvg(fraction_train=0.0, fraction_evaluate=0.0))
     result = start(strategy, members(home), 1, evaluate_fn=lambda number, arrays: MetricRecord({"x": 1}))
     assert np.array_equal(vector(result.arrays), vector(first()))
+
+
+@pytest.mark.parametrize(
+    ("gone", "available"),
+    [(3, 2), (4, 2), (1, 4)],
+    ids=["too few", "nobody", "fewer than the strategy wants"],
+)
+def test_members_that_never_come_back_end_the_run(home, gone, available):
+    """Flower's own strategies ask for ever who is there."""
+    grid = members(home)
+
+    def before(node, message):
+        ask = exchange_of(message)
+        if (ask.exchange, ask.round) == ("share", 2):
+            grid.dead |= set(list(NODES.values())[:gone])
+
+    grid.before = before
+    own = FedAvg(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=available)
+    needed = max(3, available)
+    with pytest.raises(RunAborted, match=rf"^{4 - gone} members are there, {needed} are needed") as caught:
+        start(contributions(home, own, join=0.05), grid, 6)
+    assert "client-0" in str(caught.value)
+    assert 1 in caught.value.closed
+    kinds, ends = kinds_in(home / "run")
+    assert "end" in kinds
+    assert ends[0]["rounds"] == len(rounds_in(home / "run"))
+    list(verify_folder(home / "run"))
+
+
+def test_more_members_than_joined_are_missed_before_the_first_round(home):
+    grid = members(home)
+    grid.dead |= {next(iter(NODES.values()))}
+    own = FedAvg(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=4)
+    with pytest.raises(ProtocolError, match=r"3 of 4 members joined within 0\.05 s, 4 are needed"):
+        start(contributions(home, own, join=0.05), grid, 2)
+
+
+class TellsOtherwise(FedAvg):
+    """Tells one member to train otherwise in round 2."""
+
+    def configure_train(self, server_round, arrays, config, grid):
+        messages = list(super().configure_train(server_round, arrays, config, grid))
+        if server_round == 2:
+            messages[0] = copy.deepcopy(messages[0])
+            messages[0].content["config"]["lr"] = 7.0
+        return messages
+
+
+class Forgets(FedAvg):
+    """Drops an array from the model after round 2."""
+
+    def aggregate_train(self, server_round, replies):
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        if server_round == 2:
+            del arrays["norm.running_var"]
+        return arrays, metrics
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rounds", "closed"), [(TellsOtherwise, 4, 1), (Forgets, 4, 2), (Forgets, 2, 2)]
+)
+def test_a_strategys_own_mistake_between_rounds_leaves_a_closed_ledger(home, strategy, rounds, closed):
+    own = strategy(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=2)
+    with pytest.raises(ProtocolError, match=r"something else than the others|norm\.running_var"):
+        start(contributions(home, own), members(home), rounds)
+    kinds, (end,) = kinds_in(home / "run")
+    assert end["rounds"] == closed
+    assert kinds[-4:] == ["seen"] * 4
+    assert f"rounds: {closed} of {rounds}, 0 aborted" in list(verify_folder(home / "run"))
+
+
+def test_a_fraction_that_flower_rounds_down_below_the_threshold_is_refused(home):
+    """Of four, .75 are three, and .74 two by Flower's rule, three by rounding."""
+    contributions(home, FedAvg(fraction_train=0.75))
+    contributions(home, FedAvg(fraction_train=0.74, min_train_nodes=3))
+    with pytest.raises(ConfigError, match=r"fraction_train 0\.74 of 4 members are 2, but 3 must stay .*=3"):
+        contributions(home, FedAvg(fraction_train=0.74))
+
+
+def test_the_errors_survive_a_pickle():
+    for error in (
+        RunAborted("x", closed=(1,), aborted=(2, 3)),
+        DoubtfulShares("x", ("swapped",)),
+        ProtocolError("x", stage="join", member="A"),
+    ):
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))

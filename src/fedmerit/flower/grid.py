@@ -47,14 +47,18 @@ class SecureGrid(Grid):
         patience: seconds to wait for an answer that needs neither training nor evaluation.
         join: seconds to wait for members to come back where too few are there for a round.
         weighted_by: the metric that the strategy averages by.
+        available: members that the strategy waits for before it begins a round.
     """
 
-    def __init__(self, grid: Grid, shape: Shape, patience: float, join: float, weighted_by: str) -> None:
+    def __init__(
+        self, grid: Grid, shape: Shape, patience: float, join: float, weighted_by: str, available: int = 0
+    ) -> None:
         self.grid, self.shape, self.patience, self.join = grid, shape, patience, join
-        self.weighted_by = weighted_by
+        self.weighted_by, self.available = weighted_by, available
         self.coordinator: Coordinator | None = None
         self.nodes: dict[str, int] = {}  # members that are there
         self.rounds = 0
+        self._waits = 0  # in vain, since the last round began
         self.model: Model | None = None  # after the last round
         self.seconds: dict[str, list[float]] = {}  # by exchange, for whoever measures
         self._refused: dict[int, tuple[float, float]] = {}  # node -> not before, and the wait after that
@@ -83,20 +87,25 @@ class SecureGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Nodes of members that are there; newcomers are invited, and where too few are left, awaited."""
-        if time.monotonic() > self._looked + SAME:
-            self._welcome()
-        began = time.monotonic()
-        told = began
+        if time.monotonic() <= self._looked + SAME:
+            return list(self.nodes.values())
+        self._welcome()
+        began = told = time.monotonic()
         while self.rounds and len(self.nodes) < self._least() and time.monotonic() < began + self.join:
             told = self._tell(told, f"{len(self.nodes)} there, {self._least()} needed", self._missing())
             time.sleep(POLL)
             self._welcome()
+        self._waits = self._waits + 1 if self.rounds and len(self.nodes) < self._least() else 0
+        if self._waits > IN_A_ROW:  # a strategy that needs more of them asks for ever
+            there = f"{len(self.nodes)} members are there, {self._least()} are needed"
+            raise self._given_up(f"{there}, and {self.join:g} s were waited {IN_A_ROW} times")
         self._looked = time.monotonic()
         return list(self.nodes.values())
 
     def _least(self) -> int:
+        """Members without whom no round begins: by the terms of the run, and by the strategy."""
         assert self.coordinator is not None
-        return least_scheduled(self.coordinator.config)
+        return max(least_scheduled(self.coordinator.config), self.available)
 
     def _missing(self) -> list[str]:
         assert self.coordinator is not None
@@ -137,7 +146,6 @@ class SecureGrid(Grid):
         self._train = {names[message.metadata.dst_node_id]: message for message in listed}
         self._metrics, self._timeout = {}, timeout
         assert self.coordinator is not None
-        self.rounds += 1
         self._noted = len(self.coordinator.refused)
         first, run_config = listed[0], self.coordinator.run_config(tuple(self._train))
         m0, extra = self.shape.read(only_arrays(first.content)), digest(first, run_config)
@@ -145,6 +153,7 @@ class SecureGrid(Grid):
             if not _same(message, first) and digest(message, run_config) != extra:
                 name = names[message.metadata.dst_node_id]
                 raise ProtocolError("the strategy tells it something else than the others", member=name)
+        self.rounds, self._waits, self._looked = self.rounds + 1, 0, -math.inf
         model = self.coordinator.round(self.rounds, m0, tuple(self._train), extra)
         self.model = m0 if model is None else model
         if model is None:
@@ -173,7 +182,8 @@ class SecureGrid(Grid):
         rounds = self.coordinator.books.rounds
         closed = tuple(one.number for one in rounds if not one.aborted)
         aborted = tuple(one.number for one in rounds if one.aborted)
-        before = [f"round {one.number} aborted: {one.aborted}" for one in rounds[-IN_A_ROW:-1]]
+        last_ones = [one for one in rounds[-IN_A_ROW:-1] if one.aborted]
+        before = [f"round {one.number} aborted: {one.aborted}" for one in last_ones]
         last = self.coordinator.refused[self._noted :]  # also who was away, declined or was refused
         away = [f"not there: {', '.join(self._missing())}"] if self._missing() else []
         planned = self.coordinator.config.training.rounds

@@ -162,7 +162,9 @@ class Contributions:
                 "clip": clip,
             },
         }
-        check_schedule(self._config(1)[0])  # whatever is wrong with the settings shows here
+        config, _ = self._config(1)  # whatever is wrong with the settings shows here
+        check_schedule(config)
+        self._check_fraction(config)
         self.scores: dict[str, Any] = {}
         self.notes: list[str] = []
         self.seconds: dict[str, list[float]] = {}
@@ -217,13 +219,14 @@ class Contributions:
             evaluate(shape.vector, pool.slice(1))  # what is wrong with it shows before anybody trains
         make_free(self.folder)
         weighted_by = getattr(self.strategy, "weighted_by_key", "num-examples")
-        secure = SecureGrid(grid, shape, self.patience, self.join, weighted_by)
+        available = int(getattr(self.strategy, "min_available_nodes", 0))
+        secure = SecureGrid(grid, shape, self.patience, self.join, weighted_by, available)
         with Folder(self.folder, config, text=text) as folder:
             books = self._books(folder, config, text, pool, engine_of(grid))
             books.begin(shape.vector)
             coordinator = Coordinator(books, pool, secure, evaluate, refused=Notes(folder.path / "notes.txt"))
             secure.coordinator, self.notes, self.seconds = coordinator, coordinator.refused, secure.seconds
-            self._gather(secure, least_scheduled(config))
+            self._gather(secure, max(least_scheduled(config), available))
             try:
                 result = self.strategy.start(
                     grid=secure,
@@ -233,12 +236,12 @@ class Contributions:
                     **options,
                 )
                 secure.check_closed()
+                model = shape.read(result.arrays or initial_arrays)
             except Exception:
                 self._end_early(coordinator, secure)
                 raise
             finally:
                 self.scores = books.write_scores()
-            model = shape.read(result.arrays or initial_arrays)
             result.arrays = shape.record(model)
             if not any(one.reports for one in books.rounds):
                 log.error("no round was scored: %s", "; ".join(self.notes[-3:]) or "nobody reported")
@@ -258,6 +261,19 @@ class Contributions:
             coordinator.finish(secure.model)
         except Exception:  # the error that ends the run is the one to hear of
             log.exception("the ledger has no last record: it could not be written")
+
+    def _check_fraction(self, config: Config) -> None:
+        """Refuse a strategy that samples fewer members for a round than must stay to its end.
+
+        Flower samples the whole part of ``fraction_train`` of them, and at least ``min_train_nodes``.
+        """
+        members, fraction = len(self.roster.names), getattr(self.strategy, "fraction_train", 1.0)
+        count = max(int(members * fraction), getattr(self.strategy, "min_train_nodes", 0))
+        if 0 < fraction < 1 and count < config.threshold:
+            raise ConfigError(
+                f"fraction_train {fraction:g} of {members} members are {count}, but {config.threshold} must "
+                f"stay to the end of a round: expected min_train_nodes={config.threshold} or a larger fraction"
+            )
 
     def _config(self, rounds: int) -> tuple[Config, str]:
         """The settings that apply, and the same as TOML."""
