@@ -272,7 +272,7 @@ class Contributions:
         if 0 < fraction < 1 and count < config.threshold:
             raise ConfigError(
                 f"fraction_train {fraction:g} of {members} members are {count}, but {config.threshold} must "
-                f"stay to the end of a round: expected min_train_nodes={config.threshold} or a larger fraction"
+                f"stay to the end: expected min_train_nodes={config.threshold} or a larger fraction"
             )
 
     def _config(self, rounds: int) -> tuple[Config, str]:
