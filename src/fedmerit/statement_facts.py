@@ -17,6 +17,7 @@ from fedmerit.federation.journal import Round
 from fedmerit.federation.unscored import aborted, unreported
 from fedmerit.money import payouts
 from fedmerit.rewards import shares
+from fedmerit.sentences import planted
 from fedmerit.summary import MOST_COMPARED, Standing, Summary, summarise
 from fedmerit.uncertainty import compare_pairs
 
@@ -51,6 +52,7 @@ class Statement:
     head: str
     members: int
     planned: int  # rounds of the whole run
+    planted: str = ""  # which faults the settings planted; nothing where there are none
 
 
 def statements(rounds: Sequence[Round], config: Config, decision: Decision, head: str) -> Iterator[Statement]:
@@ -84,6 +86,7 @@ def statements(rounds: Sequence[Round], config: Config, decision: Decision, head
             head=head,
             members=len(config.clients),
             planned=config.training.rounds,
+            planted=planted(config.corruption),
         )
 
 
