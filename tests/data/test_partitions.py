@@ -240,7 +240,10 @@ def test_a_saved_partition_is_read_by_name(tmp_path: Path, name: str):
 def test_a_partition_without_names_says_that_nobody_checks_them(tmp_path: Path, name: str):
     save(tmp_path / name, [np.array([0, 1]), np.array([4]), np.array([3])], 5)
     assert saved_names(tmp_path / name) == ()
-    assert members("file", file=tmp_path / name) == (("client-0", "client-1", "client-2"), ())
+    there, (note,) = members("file", file=tmp_path / name)
+    assert there == ("client-0", "client-1", "client-2")
+    assert note.endswith("has no names: client-0, client-1, ... are given to its parts in order, unchecked")
+    assert members("file", there, file=tmp_path / name) == (there, (note,))
     names, notes = members("file", ["Ulm", "Bonn", "Köln"], file=tmp_path / name)
     assert names == ("Ulm", "Bonn", "Köln")
     assert notes == (
