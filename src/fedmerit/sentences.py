@@ -60,7 +60,8 @@ def planted(corruption: Corruption, names: Mapping[str, str] | None = None) -> s
 
     Args:
         corruption: of the settings.
-        names: member -> pseudonym, where names are hidden; members then come in the order of these.
+        names: member -> name shown, where names are hidden; members then come in the order of these, and
+            who is not among them stays unnamed.
 
     >>> from fedmerit.config import Corruption
     >>> planted(Corruption(label_flip=["Site 10"]))

@@ -70,6 +70,7 @@ def statements(rounds: Sequence[Round], config: Config, decision: Decision, head
     summary = summarise(scored, score=terms.score, missing=terms.missing, clients=config.clients)
     standing = {one.client: one for one in summary.standings}
     alike = _alike(summary)
+    named = config.scoring.visibility == "all"
     for name in config.clients:
         yield Statement(
             member=name,
@@ -82,11 +83,11 @@ def statements(rounds: Sequence[Round], config: Config, decision: Decision, head
             share=decision.shares.by_client.get(name, 0.0),
             cost=_cost(name, scored, decision),
             like=alike.get(name),
-            names=config.scoring.visibility == "all",
+            names=named,
             head=head,
             members=len(config.clients),
             planned=config.training.rounds,
-            planted=planted(config.corruption),
+            planted=planted(config.corruption, None if named else {name: name}),
         )
 
 
