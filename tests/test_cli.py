@@ -249,12 +249,13 @@ def test_rewards_that_must_not_be_paid(fedmerit, tmp_path):
     assert "50.00" in out
 
 
-@pytest.mark.parametrize("budget", ["", "abc", "nan", "-1", "inf", "1.005", "1e999"])
+@pytest.mark.parametrize("budget", ["", "abc", "nan", "-1", "inf", "1.005", "1e999", "10,000.00"])
 def test_budgets_that_are_no_money(fedmerit, reports, budget):
     code, out, err = fedmerit("rewards", reports, "--budget", budget)
     assert (code, out) == (2, "")
     assert_one_line(err)
     assert "budget" in err
+    assert ("without a comma" in err) == ("," in budget)
 
 
 @pytest.mark.parametrize(
@@ -397,7 +398,8 @@ def test_files_that_are_not_there(fedmerit, tmp_path, file):
     code, _, err = fedmerit("score", tmp_path / file)
     assert code == 2
     assert_one_line(err)
-    assert ("no such file" in err) != (file == "report.txt")
+    missing = "not a run folder: no scores.json and no ledger.sqlite" if file == "." else "no such file"
+    assert (missing in err) != (file == "report.txt")
 
 
 VALUES = st.recursive(
@@ -818,9 +820,11 @@ def test_a_plan_says_what_a_run_will_cost(fedmerit, tmp_path):
     ]
     assert "50 test samples tell two members apart" in out
     assert "participation.fraction" not in out
+    assert re.search(r"^training samples: client-0 \d+, client-1 \d+, client-2 \d+$", out, flags=re.M)
     code, out, _ = fedmerit("plan", tmp_path / "c.toml", "--set", "participation.fraction=0.1")
     assert code == 0
-    assert out.endswith("note: participation.fraction 0.1 of 3 members is fewer than 3: 3 take part\n")
+    assert "note: participation.fraction 0.1 of 3 members is fewer than 3: 3 take part\n" in out
+    assert out.endswith("note: 3 members: none may be lost, and any two of them see the third one's update\n")
     code, _, err = fedmerit("plan", tmp_path / "nothing.toml")
     assert (code, "nothing.toml: no such file" in err) == (2, True)
 

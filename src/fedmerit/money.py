@@ -169,7 +169,8 @@ def _cents(budget: str | int | Decimal) -> int:
         why = "; a float has no exact cents" if isinstance(budget, float) else ""
         raise InputError(f"budget must be text, int or Decimal, like '10000.00', got {budget!r}{why}")
     if isinstance(budget, str) and not re.fullmatch(r"[0-9]+(\.[0-9]+)?", budget):
-        raise InputError(f"budget must be an amount like '10000.00', got {budget!r:.100}")
+        comma = ", without a comma" if "," in budget else ""
+        raise InputError(f"budget must be an amount like '10000.00'{comma}, got {budget!r:.100}")
     if isinstance(budget, str) and len(budget.partition(".")[2]) > 2:
         raise InputError(f"budget must have at most 2 decimals, got {budget!r:.100}")
     amount = Decimal(budget)

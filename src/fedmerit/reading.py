@@ -21,7 +21,7 @@ from pathlib import Path
 
 from fedmerit.checks import spelled, two_spellings
 from fedmerit.errors import FileFormatError, InputError, ValueRefused
-from fedmerit.layout import Found, fail
+from fedmerit.layout import LEDGER, Found, fail
 from fedmerit.reading_csv import rounds_of_csv
 from fedmerit.reading_json import rounds_of_json
 from fedmerit.types import Reports
@@ -44,6 +44,13 @@ def read(path: str | Path, *, utility: str | None = None) -> list[Reports]:
             name is held to its range.
     """
     return read_content(path, utility=utility).rounds
+
+
+def scores_in(folder: Path) -> Path:
+    """Return the file of reports in a run folder without a ledger."""
+    if not (folder / "scores.json").is_file():
+        raise FileFormatError(f"{folder}: not a run folder: no scores.json and no {LEDGER}")
+    return folder / "scores.json"
 
 
 def read_content(path: str | Path, *, utility: str | None = None) -> Content:

@@ -17,6 +17,7 @@ from fedmerit.federation.journal import Round
 from fedmerit.federation.unscored import aborted, unreported
 from fedmerit.money import payouts
 from fedmerit.rewards import shares
+from fedmerit.sentences import planted
 from fedmerit.summary import MOST_COMPARED, Standing, Summary, summarise
 from fedmerit.uncertainty import compare_pairs
 
@@ -51,6 +52,7 @@ class Statement:
     head: str
     members: int
     planned: int  # rounds of the whole run
+    planted: str = ""  # which faults the settings planted; nothing where there are none
 
 
 def statements(rounds: Sequence[Round], config: Config, decision: Decision, head: str) -> Iterator[Statement]:
@@ -68,6 +70,7 @@ def statements(rounds: Sequence[Round], config: Config, decision: Decision, head
     summary = summarise(scored, score=terms.score, missing=terms.missing, clients=config.clients)
     standing = {one.client: one for one in summary.standings}
     alike = _alike(summary)
+    named = config.scoring.visibility == "all"
     for name in config.clients:
         yield Statement(
             member=name,
@@ -80,10 +83,11 @@ def statements(rounds: Sequence[Round], config: Config, decision: Decision, head
             share=decision.shares.by_client.get(name, 0.0),
             cost=_cost(name, scored, decision),
             like=alike.get(name),
-            names=config.scoring.visibility == "all",
+            names=named,
             head=head,
             members=len(config.clients),
             planned=config.training.rounds,
+            planted=planted(config.corruption, None if named else {name: name}),
         )
 
 

@@ -50,6 +50,7 @@ def as_markdown(one: Statement) -> str:
     terms = one.decision.terms
     parts = [
         f"# Statement for {one.member}",
+        *([one.planted] if one.planted else []),
         _opening(one),
         *_doubts(one),
         "## What you did",
@@ -212,6 +213,7 @@ def as_dict(one: Statement) -> dict[str, Any]:
         "record": decision.record,
         "head": one.head,
         **vars(decision.terms),
+        "planted": one.planted,
         "doubts": [str(doubt) for doubt in decision.doubts],
         "rounds": {status: list(numbers) for status, numbers in one.rounds.items()},
         "aborted": list(one.aborted),

@@ -16,10 +16,15 @@ from fedmerit.agreement import agreement
 from fedmerit.alarms import Doubt
 from fedmerit.money import Payouts
 from fedmerit.rewards import Shares
+from fedmerit.sentences import made_worse
 from fedmerit.summary import Standing, Summary
 
 if TYPE_CHECKING:  # it needs torch
     from fedmerit.federation.planning import Plan
+
+
+MOST_NAMED = 20
+"""Members named by a plan."""
 
 
 def print_summary(console: Console, summary: Summary, *, utility: str | None) -> None:
@@ -53,6 +58,8 @@ def print_summary(console: Console, summary: Summary, *, utility: str | None) ->
         _say(
             console, "±: 95 % interval, sampling error of the test set in this run; (a-b): ranks it may have"
         )
+    if total.score == "ALPHA" and (worse := made_worse(summary.standings)):
+        _say(console, worse)
     for name in summary.suspects:
         _say(console, f"{name} is significantly below everybody else: worth a conversation")
     for note in summary.notes:
@@ -146,6 +153,8 @@ def print_payouts(
     doubts: Sequence[Doubt] = (),
 ) -> None:
     """What is in doubt; name, share, amount, also of who never reported; what to know about it."""
+    if warning:
+        _say(console, f"WARNING: {warning}")
     for doubt in doubts:
         _say(console, f"WARNING: {doubt}")
     best_first = sorted(paid.items(), key=lambda item: (-item[1], item[0]))
@@ -159,8 +168,6 @@ def print_payouts(
     _say(console, f"budget {paid.budget:,.2f}, rule {divided.rule}, unpaid {paid.unpaid:,.2f}")
     for note in divided.notes:
         _say(console, f"note: {note}")
-    if warning:
-        _say(console, f"WARNING: {warning}")
 
 
 def print_truth(console: Console, content: Mapping[str, Any]) -> None:
@@ -185,6 +192,9 @@ def print_plan(console: Console, plan: Plan) -> None:
         f"{plan.members} members, {plan.rounds} rounds, {plan.parameters:,} parameters, on {plan.device}: "
         f"{plan.local_trainings} local trainings, about {_minutes(plan.train_minutes)}"
     )
+    each = [f"{printable(name)} {samples:,}" for name, samples in plan.samples[:MOST_NAMED]]
+    more = f" and {len(plan.samples) - MOST_NAMED} more members" if len(plan.samples) > MOST_NAMED else ""
+    console.print(f"training samples: {', '.join(each)}{more}")
     table = Table(box=box.SIMPLE_HEAD)
     for header in ("score", "models to evaluate", "more trainings", "time"):
         table.add_column(header, justify="left" if header == "score" else "right", no_wrap=True)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fedmerit.checks import two_spellings
 from fedmerit.data import by_group, members, restore, save, saved_names, split
+from fedmerit.data.partitions import NO_GROUPS
 from fedmerit.errors import DataError
 
 
@@ -239,7 +240,10 @@ def test_a_saved_partition_is_read_by_name(tmp_path: Path, name: str):
 def test_a_partition_without_names_says_that_nobody_checks_them(tmp_path: Path, name: str):
     save(tmp_path / name, [np.array([0, 1]), np.array([4]), np.array([3])], 5)
     assert saved_names(tmp_path / name) == ()
-    assert members("file", file=tmp_path / name) == (("client-0", "client-1", "client-2"), ())
+    there, (note,) = members("file", file=tmp_path / name)
+    assert there == ("client-0", "client-1", "client-2")
+    assert note.endswith("has no names: client-0, client-1, ... are given to its parts in order, unchecked")
+    assert members("file", there, file=tmp_path / name) == (there, (note,))
     names, notes = members("file", ["Ulm", "Bonn", "Köln"], file=tmp_path / name)
     assert names == ("Ulm", "Bonn", "Köln")
     assert notes == (
@@ -323,7 +327,7 @@ def test_a_saved_partition_comes_back(tmp_path: Path, name: str):
             {"scheme": "dirichlet", "mu": 1e308},
             "partition.mu: expected a positive number, at most 1e+100, got 1e+308",
         ),
-        ({"scheme": "group"}, "partition.scheme: 'group' needs groups (this dataset has none)"),
+        ({"scheme": "group"}, NO_GROUPS),
         (
             {"scheme": "group", "groups": np.zeros(9)},
             "expected 10 group values, one per sample, got shape (9,)",

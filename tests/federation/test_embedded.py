@@ -567,3 +567,33 @@ def test_a_run_and_its_plan_say_where_members_train_on_another_class_mix_than_th
     )
     for notes in (prepare(config).notes, plan(config, calibrate=False).notes):
         assert [note for note in notes if note.startswith("class ")] == ([said] if advice else [])
+
+
+def test_a_plan_says_before_the_run_what_the_run_says_at_its_start(tmp_path):
+    overrides = (
+        "participation.away={client-0=[2], client-1=[1, 2]}",
+        "secure_aggregation.check=false",
+        "corruption.label_flip=['client-3']",
+        "scoring.utilities=['expected-accuracy', 'tiny_measures:log_loss']",
+    )
+    (tmp_path / "tiny_measures.py").write_text(
+        "def log_loss(model, images, labels):\n    return (model(images).argmax(1) != labels).double()\n"
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(str(tmp_path))
+        planned = plan(tiny(*overrides), calibrate=False).notes
+        _, said = notes_of(*overrides, folder=tmp_path / "run")
+    assert tuple(said[: len(planned)]) == planned
+    for expected in (
+        "Rehearsal: the labels of client-3 were flipped on purpose (corruption.label_flip).",
+        "3 members: none may be lost, and any two of them see the third one's update",
+        "no check: members do not compare what they are asked to unmask, so updates are hidden only from a "
+        "server that follows the protocol",
+        "participation.away: round 2 will be aborted: fewer than 3 of all 4 members are scheduled",
+    ):
+        assert planned.count(expected) == said.count(expected) == 1
+    (lower,) = [note for note in planned if note.startswith("scoring.utilities: ")]
+    assert "lower is better in 'tiny_measures:log_loss'" in lower
+    assert any(note.startswith("round 2 aborted, model unchanged: ") for note in said)
+    quiet = plan(tiny(), calibrate=False).notes
+    assert not any("aborted" in note or "members" in note or "lower" in note for note in quiet)

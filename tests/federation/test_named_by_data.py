@@ -190,9 +190,7 @@ def test_the_command_names_the_file_of_a_member_that_is_not_in_the_data(eight, t
 
 def test_data_without_groups(tmp_path):
     raw = small("") | {"data": {"name": "fashion-mini"}}
-    with pytest.raises(
-        DataError, match=r"^partition\.scheme: 'group' needs groups \(this dataset has none\)"
-    ):
+    with pytest.raises(DataError, match=r"^partition\.scheme: 'group' needs groups.*array group_train$"):
         run(from_dict(raw), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -394,11 +392,18 @@ def test_a_saved_partition_without_names_goes_on_as_it_was(tmp_path, stopped):
     file = tmp_path / "parts.json"
     save(file, [np.arange(0, 30), np.arange(30, 70), np.arange(70, 90)], 1813)
     raw = {**SMALL, "data": {"test_size": 50}, "partition": {"scheme": "file", "file": str(file)}}
+    note = f"partition.file: {file} has no names: client-0, client-1, ... are given to its parts in order, "
+    planned = plan(from_dict(raw), calibrate=False)
+    assert note + "unchecked" in planned.notes
+    assert planned.samples == (("client-0", 30), ("client-1", 40), ("client-2", 20))
     folder = stopped(from_dict(raw), tmp_path / "run")
     text = (folder / "config.toml").read_text()
     assert 'names = ["client-0", "client-1", "client-2"]' in text
     (folder / "config.toml").write_text(text.replace('["client-0", "client-1", "client-2"]', "[]"))
-    assert run(from_dict(raw), folder, resume=True)["clients"] == ["client-0", "client-1", "client-2"]
+    said = []
+    content = run(from_dict(raw), folder, resume=True, watch=said.append)
+    assert content["clients"] == ["client-0", "client-1", "client-2"]
+    assert [step.text for step in said if "has no names" in step.text] == [note + "unchecked"]
     raw["partition"] = {**raw["partition"], "names": ["Ulm", "Bonn", "Köln"]}
     notes = prepare(from_dict(raw)).notes
     assert any("has no names: partition.names are given to its parts in order" in note for note in notes)
@@ -409,3 +414,26 @@ def test_sizes_belong_to_names_in_the_order_they_were_written():
     raw["partition"] = {"scheme": "sizes", "sizes": [30, 50, 20], "names": ["Ulm", "Bonn", "Köln"]}
     held = {client.name: len(client.y) for client in prepare(from_dict(raw)).clients}
     assert held == {"Ulm": 30, "Bonn": 50, "Köln": 20}
+
+
+def test_a_partition_file_that_is_not_named(tmp_path):
+    raw = {**SMALL, "data": {"test_size": 50}, "partition": {"scheme": "file"}}
+    with pytest.raises(DataError, match=r"^partition\.file: missing: "):
+        run(from_dict(raw), tmp_path / "run")
+
+
+def test_groups_that_are_python_objects_are_named_with_what_to_save(tmp_path):
+    shipped = load_data("fashion-mini")
+    arrays = {key: getattr(shipped, key) for key in ("x_train", "y_train", "x_test", "y_test")}
+    groups = np.array(["Ulm", "Bonn"], dtype=object)[np.arange(len(shipped.y_train)) % 2]
+    np.savez(tmp_path / "pandas.npz", **arrays, group_train=groups)
+    with pytest.raises(DataError, match=r"pandas\.npz: array group_train .*np\.asarray\(groups, dtype=str\)"):
+        load_data("npz", tmp_path / "pandas.npz")
+    np.savez(tmp_path / "pandas.npz", **arrays, group_train=np.asarray(groups, dtype=str))
+    assert set(load_data("npz", tmp_path / "pandas.npz").group_train) == {"Ulm", "Bonn"}
+
+
+def test_groups_in_an_error_come_as_people_count(tmp_path):
+    file = write_npz(tmp_path / "ten.npz", SITES)
+    with pytest.raises(DataError, match=r"groups of the data: Site 1, Site 2, .*Site 9, Site 10$"):
+        prepare(from_dict(small(file, merge={"North": ["Site 11"]})))

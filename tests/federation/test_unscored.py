@@ -161,7 +161,7 @@ def test_a_run_that_is_over_without_a_score_says_why_and_what_another_needs(tmp_
 
 def test_scores_of_a_run_that_is_not_over_say_so(folder, begun):
     path, said = begun("round", 1), "WARNING: the run is not over: this covers 2 of 4 rounds\n"
-    assert call("score", path).stdout.endswith(said)
+    assert call("score", path).stdout.startswith(said)
     for kind in ("json", "csv"):
         result = call("score", path, "--format", kind)
         assert (result.exit_code, result.stderr) == (0, said)

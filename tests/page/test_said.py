@@ -84,6 +84,19 @@ def test_two_are_both(tmp_path):
 def test_the_headline_is_sure_of_all_that_it_says_at_once(tmp_path, alpha, expected):
     facts = facts_of(file_of(tmp_path, alpha, names=tuple("ABCDEF"[: len(alpha)]), se=0.01))
     assert words.headline(facts) == expected
+    printed = CliRunner().invoke(app, ["score", str(tmp_path / "reports.csv")]).stdout.splitlines()
+    worse = [line for line in printed if line.endswith(" made the model worse")]
+    assert worse == [part for part in expected.split("; ") if part.endswith(" made the model worse")]
+
+
+def test_the_terminal_names_all_that_made_the_model_worse(tmp_path):
+    path = file_of(tmp_path, [0.5, 0.1, -0.1, -0.1, -0.1, -0.1, -0.1], names=tuple("ABCDEFG"), se=0.01)
+    assert words.headline(facts_of(path)).endswith("; C, D, E and 2 more made the model worse")
+    printed = CliRunner().invoke(app, ["score", str(path)]).stdout
+    assert "C, D, E, F and G made the model worse" in printed.splitlines()
+    assert (
+        "made the model worse" not in CliRunner().invoke(app, ["score", str(path), "--score", "LOO"]).stdout
+    )
 
 
 @pytest.mark.parametrize("se", [None, 0.001])

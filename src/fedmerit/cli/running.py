@@ -116,8 +116,9 @@ def _run(config: Config, folder: Path, *, resume: bool, track: Sequence[str] = (
     from fedmerit.federation.recorded import recorded
     from fedmerit.page.costs import timed
     from fedmerit.progress import watching
+    from fedmerit.sentences import planted
     from fedmerit.summary import summarise
-    from fedmerit.tables import print_summary, print_truth
+    from fedmerit.tables import print_summary, print_truth, printable
     from fedmerit.tracking import tracked, tracker
 
     trackers = [tracker(where) for where in track]
@@ -131,6 +132,8 @@ def _run(config: Config, folder: Path, *, resume: bool, track: Sequence[str] = (
         content.rounds, missing=config.scoring.missing, clients=content.clients, game=config.scoring.game
     )
     summary = replace(summary, notes=(*summary.notes, *found.notes))
+    if faults := planted(found.config.corruption):
+        out.print(printable(faults))
     print_summary(out, advised(summary), utility=content.rounds[0].utility)
     if config.analysis:
         print_truth(out, written)

@@ -18,6 +18,8 @@ from fedmerit.cli.base import advised, app, err, fail, out, write
 from fedmerit.layout import LEDGER
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fedmerit.alarms import Doubt
     from fedmerit.federation.recorded import Recorded
     from fedmerit.money import Payouts
@@ -111,7 +113,10 @@ def score(
         )
     (content, run), counts = read_reports(file, utility), _missing(file, missing)
     rounds, clients, warning = content.rounds, content.clients, _unfinished(run, "covers")
-    game = _game(file, run)
+    game, screen = _game(file, run), out if format is Format.table else err
+    _tell_planted(file, run, screen)
+    if warning:
+        screen.print(f"WARNING: {warning}")
     if format is Format.table:
         chosen = score or Summed.alpha
         summary = summarise(rounds, score=chosen.value, missing=counts, clients=clients, game=game)
@@ -121,8 +126,6 @@ def score(
         written = document(rounds, clients=clients, missing=counts)
         write(as_json(written) if format is Format.json else as_csv(written))
         _warn(doubts(rounds, game=game))
-    if warning:
-        (out if format is Format.table else err).print(f"WARNING: {warning}")
 
 
 @app.command()
@@ -180,17 +183,19 @@ def rewards(
         said = _record(
             file, str(paid.budget), content.rounds[0].utility, rule=rule.value, score=score.value, **terms
         )
+    screen = out if format is Format.table else err
+    _tell_planted(file, run, screen)
     if format is Format.table:
         print_payouts(out, paid, divided, unscored=without, warning=warning, doubts=doubted)
     else:
         more = (warning,) if warning else ()
         noted = replace(divided, notes=(*map(str, doubted), *divided.notes, *more))
-        write(_payouts_as(format, paid, noted, without))
-        _warn(doubted)
         if warning:
             err.print(f"WARNING: {warning}")
+        write(_payouts_as(format, paid, noted, without))
+        _warn(doubted)
     if said:
-        (out if format is Format.table else err).print(said)
+        screen.print(said)
 
 
 def _payouts_as(format: Format, paid: Payouts, divided: Shares, unscored: Sequence[str]) -> str:
@@ -273,14 +278,14 @@ def _warn(doubted: Sequence[Doubt]) -> None:
 
 def read_reports(source: Path, utility: str | None = None) -> tuple[Content, Recorded | None]:
     """Reports of a file, or of a run as its ledger has them; and of a run, what else the ledger says."""
-    from fedmerit.reading import read_content
+    from fedmerit.reading import read_content, scores_in
 
     if (source / LEDGER).is_file():
         from fedmerit.federation.recorded import recorded
 
         found = recorded(source, utility=utility)
         return found.content, found
-    return read_content(source / "scores.json" if source.is_dir() else source, utility=utility), None
+    return read_content(scores_in(source) if source.is_dir() else source, utility=utility), None
 
 
 def _game(file: Path, run: Recorded | None) -> str | None:
@@ -290,6 +295,21 @@ def _game(file: Path, run: Recorded | None) -> str | None:
     if run is not None:
         return run.config.scoring.game
     return of_folder(file).scoring.game if (file / "config.toml").is_file() else None
+
+
+def _tell_planted(file: Path, run: Recorded | None, screen: Console) -> None:
+    """Which faults the settings of a run planted, if any."""
+    from fedmerit.config import Corruption, of_folder
+    from fedmerit.sentences import planted
+    from fedmerit.tables import printable
+
+    corruption = Corruption()
+    if run is not None:
+        corruption = run.config.corruption
+    elif (file / "config.toml").is_file():
+        corruption = of_folder(file).corruption
+    if said := planted(corruption):
+        screen.print(printable(said))
 
 
 def _missing(file: Path, given: Missing | None) -> Literal["zero", "own-mean"]:

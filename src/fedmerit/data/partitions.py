@@ -39,6 +39,11 @@ SCHEMES = ("iid", "dirichlet", "group", "sizes", "file")
 DRAWS = 100
 """Dirichlet draws tried before the last one is repaired."""
 
+NO_GROUPS = (
+    "partition.scheme: 'group' needs groups, and this dataset has none: an .npz file has them in the array "
+    "group_train"
+)
+
 LISTED = 40
 """Most names that a message lists."""
 
@@ -84,10 +89,7 @@ def split(
         raise DataError(f"partition.minimum: expected at least 1 sample per client, got {minimum}")
     needed = {"sizes": sizes, "group": groups, "file": file}
     if scheme in needed and needed[scheme] is None:
-        have = " (this dataset has none)" if scheme == "group" else ""
-        raise DataError(
-            f"partition.scheme: {scheme!r} needs {'groups' if scheme == 'group' else scheme}{have}"
-        )
+        raise DataError(NO_GROUPS if scheme == "group" else f"partition.scheme: {scheme!r} needs {scheme}")
     if groups is not None and scheme == "group" and groups.shape != (n,):
         raise DataError(f"expected {n} group values, one per sample, got shape {groups.shape}")
     if scheme in ("group", "file"):
@@ -153,7 +155,7 @@ def members(
     notes = []
     if scheme == "group":
         if groups is None:
-            raise DataError("partition.scheme: 'group' needs groups (this dataset has none)")
+            raise DataError(NO_GROUPS)
         held, what = (
             by_group(groups, merge),
             "groups of the data" + (" after partition.merge" if merge else ""),
@@ -177,7 +179,11 @@ def members(
                 "partition.merge"
             )
     else:
-        path = Path(file or "")
+        if not file:
+            raise DataError(
+                "partition.file: missing: partition.scheme 'file' needs a saved partition (.json or .npz)"
+            )
+        path = Path(file)
         count, there = len(restore(path)), saved_names(path)
         if there and names and set(names) != set(there):
             raise DataError(
@@ -187,12 +193,14 @@ def members(
         asked = clients or len(names) or count
         if asked != count:
             raise DataError(f"partition.file: {path}: holds {count} clients, expected {asked}")
-        if names and not there:
-            notes.append(
-                f"partition.file: {path} has no names: partition.names are given to its parts in order, "
-                "unchecked"
+        if not there:
+            there = tuple(f"client-{i}" for i in range(count))
+            given = (
+                "partition.names are" if names and tuple(names) != there else "client-0, client-1, ... are"
             )
-        there = there or tuple(f"client-{i}" for i in range(count))
+            notes.append(
+                f"partition.file: {path} has no names: {given} given to its parts in order, unchecked"
+            )
     chosen = tuple(names) or there
     if len(set(chosen)) != len(chosen):
         raise DataError(f"partition.names: expected different names, got {_listed(chosen)}")
@@ -216,7 +224,7 @@ def by_group(groups: Groups, merge: Mapping[str, Sequence[str]] | None = None) -
     if unknown := [group for group in owner if group not in there]:
         raise DataError(
             f"partition.merge: {_listed(map(repr, unknown))} not among the groups of the data; "
-            f"asked for: {_listed(owner)}; groups of the data: {_listed(found)}"
+            f"asked for: {_listed(owner)}; groups of the data: {_listed(sorted(found, key=natural))}"
         )
     for name in merge or ():
         if name in there and owner.get(name) != name:

@@ -40,10 +40,31 @@ def arrays(file: Path) -> dict[str, Any]:
             content = np.load(raw, allow_pickle=False)
             if not isinstance(content, np.lib.npyio.NpzFile):
                 raise DataError(f"{file}: holds a single array, expected an .npz file")
-            return {key: content[key] for key in content.files}
+            return {key: _array(file, content, key) for key in content.files}
     except DataError:
         raise
     except FileNotFoundError as error:
         raise DataError(f"{file}: no such file") from error
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{file}: cannot be read as .npz: {error}") from error
+
+
+def _array(file: Path, content: Any, key: str) -> Any:
+    """Return one array of an .npz file, if it holds no Python objects."""
+    try:
+        return content[key]
+    except ValueError:
+        if not _holds_objects(content, key):
+            raise
+    name = "groups" if key == "group_train" else key
+    raise DataError(
+        f"{file}: array {key} holds Python objects (dtype object, which pandas gives for text), and these "
+        f"are refused: save text as np.asarray({name}, dtype=str), numbers with a dtype of numbers"
+    )
+
+
+def _holds_objects(content: Any, key: str) -> bool:
+    with content.zip.open(f"{key}.npy") as raw:
+        first = np.lib.format.read_magic(raw) == (1, 0)
+        read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+        return bool(read(raw)[2].hasobject)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,6 @@ class Aggregation:
     run_id: str
     identities: Identities | None
     observe: Observer | None
-    note: Callable[[str], None]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -124,9 +123,6 @@ class Aggregation:
             threshold=threshold,
             checked=self.config.secure_aggregation.check,
         )
-        if number == 1:
-            for note in setting.notes:
-                self.note(note)
         task = Task(bytes.fromhex(model_hash(model)), encoding, weights)
         identities = self.identities
         return masked_sum(

@@ -107,9 +107,7 @@ class Engine:
         self.books = Books(config, folder, self.federation, identities, run_id)
         self.local = LocalTraining(self.federation)
         self.truth = Truth(self.federation, folder.path / "tables") if config.scoring.truth else None
-        self.aggregation = Aggregation(
-            config, self.federation.clients, run_id, identities, observe, self._note
-        )
+        self.aggregation = Aggregation(config, self.federation.clients, run_id, identities, observe)
         if started:
             self.books.check_same()
         else:

@@ -51,6 +51,7 @@ class Plan:
     device: str
     parameters: int
     members: int
+    samples: tuple[tuple[str, int], ...]  # each member's name, and how many it trains on
     rounds: int
     local_trainings: int
     train_minutes: float
@@ -83,6 +84,7 @@ def plan(config: Config, *, calibrate: bool = True) -> Plan:
         device=str(federation.device),
         parameters=length,
         members=members,
+        samples=tuple((client.name, len(client.y)) for client in federation.clients),
         rounds=rounds,
         local_trainings=sum(present),
         train_minutes=train_minutes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmerit import data
+from fedmerit.alarms import lower_is_better
 from fedmerit.config import Config
 from fedmerit.data.corruptions import ClientData
 from fedmerit.data.dataset import Dataset, Images, Labels
@@ -21,10 +22,12 @@ from fedmerit.data.pool import Pool, Slice
 from fedmerit.encoding import seed_from
 from fedmerit.errors import ConfigError
 from fedmerit.federation.protocol import Model, PerSample
+from fedmerit.federation.unscored import numbered
 from fedmerit.ledger import canonical
 from fedmerit.limits import check_schedule, usual_schedule
 from fedmerit.models import as_tensor, build, left_out, load_vector, to_vector
-from fedmerit.secagg.setting import LEAST_IN_SUM
+from fedmerit.secagg.setting import LEAST_IN_SUM, what_to_know
+from fedmerit.sentences import planted
 from fedmerit.training import TrainingSettings
 from fedmerit.utilities import Utility, evaluate, resolve_all
 
@@ -185,13 +188,7 @@ def prepare(config: Config, *, pool_key: bytes | None = None, dataset: Dataset |
     if any(":" in name for name in (config.model.name, *config.scoring.utilities)):
         # somebody's own code: better to fail now than after hours of training
         evaluate(network, pool.slice(1).x, pool.slice(1).y, utilities)
-    notes = [*dataset.notes, *said]
-    fraction, members = config.participation.fraction, len(clients)
-    if fraction < 1 and round(fraction * members) < LEAST_IN_SUM:
-        notes.append(
-            f"participation.fraction {fraction:g} of {members} members is fewer than {LEAST_IN_SUM}: "
-            f"{LEAST_IN_SUM} take part"
-        )
+    notes = [*dataset.notes, *said, *start_notes(config)]
     if mix := _class_mix(dataset.y_train, pool, dataset.classes):
         notes.append(mix)
     if left := left_out(network):
@@ -207,6 +204,36 @@ def prepare(config: Config, *, pool_key: bytes | None = None, dataset: Dataset |
         device=device,
         notes=tuple(notes),
     )
+
+
+def start_notes(config: Config) -> Iterator[str]:
+    """Yield what follows from a resolved config alone and should be known before a run starts."""
+    if faults := planted(config.corruption):
+        yield faults
+    fraction, members = config.participation.fraction, len(config.clients)
+    if fraction < 1 and round(fraction * members) < LEAST_IN_SUM:
+        yield (
+            f"participation.fraction {fraction:g} of {members} members is fewer than {LEAST_IN_SUM}: "
+            f"{LEAST_IN_SUM} take part"
+        )
+    need, secure = max(LEAST_IN_SUM, config.threshold), config.secure_aggregation
+    rounds = range(1, config.training.rounds + 1)
+    present = {number: len(schedule(config, config.clients, number)) for number in rounds}
+    if secure.enabled:
+        fewest = min((count for count in present.values() if count >= need), default=members)
+        yield from what_to_know(fewest, config.threshold, members, checked=secure.check)
+    if impossible := [number for number, count in present.items() if count < need]:
+        yield (
+            f"participation.away: {numbered(impossible)} will be aborted: fewer than {need} of all {members} "
+            "members are scheduled"
+        )
+    for name in config.scoring.utilities:
+        if lower_is_better(name):
+            yield (
+                f"scoring.utilities: by its name lower is better in {name!r}, and higher counts as better: "
+                "give -x in its place, or 1 - x if it lies in [0, 1]; if it does so already, let its name "
+                "say so (neg-...)"
+            )
 
 
 def _class_mix(train: Labels, pool: Pool, classes: Sequence[str]) -> str:

@@ -25,6 +25,7 @@ from fedmerit.federation.witness import check_head, check_kept, places_of, signe
 from fedmerit.keys import Roster, read_roster
 from fedmerit.layout import LEDGER
 from fedmerit.ledger import SERVER, Record, Records, verify_chain
+from fedmerit.sentences import planted
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -178,6 +179,8 @@ class _Checked:
                 f"members: {len(joined)} of {len(members)} joined, each with its own key; "
                 "this cannot show whose machines they were"
             )
+        if faults := planted(self.config.corruption):
+            yield faults
         yield from self.keys
         if self.signed:
             yield from told(self.heads, members, len(self.records))

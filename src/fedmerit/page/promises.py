@@ -12,7 +12,7 @@ from fedmerit.page.facts import Facts
 def guaranteed(facts: Facts) -> list[str]:
     """What holds."""
     found = [
-        "Ranks and payouts follow the raw, signed contributions, never a score that may be reversed.",
+        "Ranks and payouts follow raw contributions, with their sign, never a score that may be reversed.",
         "Payouts are whole cents and add up to the budget exactly, less what a rule leaves unpaid.",
     ]
     book, settings = facts.source.book, facts.source.settings

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedmerit.accumulate import Missing, accumulate
-from fedmerit.config import of_folder
+from fedmerit.config import Corruption, of_folder
 from fedmerit.errors import CopyDiffers, FedmeritError, FileFormatError, StoreError
 from fedmerit.federation.decisions import Decision, decisions_of
 from fedmerit.federation.journal import Round, first_body
@@ -22,7 +22,8 @@ from fedmerit.federation.unscored import unreported
 from fedmerit.federation.verify import verify_folder
 from fedmerit.layout import LEDGER, VECTORS
 from fedmerit.page.costs import Costs, read_costs
-from fedmerit.reading import read_content
+from fedmerit.reading import read_content, scores_in
+from fedmerit.sentences import planted
 from fedmerit.types import Reports
 
 
@@ -50,6 +51,7 @@ class Source:
     unreported: tuple[int, ...] = ()  # rounds that were summed, and that nobody reported on
     truth: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # by utility and value
     settings: Mapping[str, Mapping[str, Any]] | None = None
+    corruption: Corruption = field(default_factory=Corruption)  # with the real names
     book: Book | None = None
     checks: tuple[str, ...] = ()  # what verifying the folder found
     broken: str = ""  # why the folder does not verify
@@ -62,6 +64,11 @@ class Source:
         """Whether the names shown are not the real ones."""
         return any(real != shown for real, shown in self.names.items())
 
+    @property
+    def planted(self) -> str:
+        """Which faults the settings planted, under the names shown; nothing where there are none."""
+        return planted(self.corruption, self.names if self.pseudonyms else None)
+
 
 def read_source(path: str | Path) -> Source:
     """Everything a page can be made from.
@@ -72,10 +79,12 @@ def read_source(path: str | Path) -> Source:
     path = Path(path)
     if not path.is_dir():
         return _of_file(path)
-    source = _of_run(path) if (path / LEDGER).is_file() else _of_file(path / "scores.json")
+    source = _of_run(path) if (path / LEDGER).is_file() else _of_file(scores_in(path))
     if (path / "config.toml").is_file():
         config = of_folder(path)
         source = replace(source, settings=config.as_dict(), missing=config.scoring.missing)
+        if source.corruption == Corruption():  # no ledger that can be read says of any
+            source = replace(source, corruption=config.corruption)
     return replace(source, costs=read_costs(path))
 
 
@@ -102,9 +111,10 @@ def _of_file(file: Path) -> Source:
 def _of_run(folder: Path) -> Source:
     """From the ledger, which is the record; from the score files where it cannot be followed."""
     lines: list[str] = []
-    changed = None
+    changed, corruption = None, Corruption()
     try:
         found = recorded(folder)
+        corruption = found.config.corruption
         try:
             lines.extend(verify_folder(folder))
         except CopyDiffers as error:  # nothing of this page comes from that file
@@ -118,7 +128,8 @@ def _of_run(folder: Path) -> Source:
     except FedmeritError as error:  # the page says so: a reader must learn of it, not of an exit code
         if not (folder / "scores.json").is_file():
             raise
-        return replace(_of_file(folder / "scores.json"), checks=tuple(lines), broken=str(error))
+        file_alone = _of_file(folder / "scores.json")
+        return replace(file_alone, checks=tuple(lines), broken=str(error), corruption=corruption)
     file = folder / "scores.json"
     readable = file.is_file() and (changed is None or changed[0] != file.name)
     raw = _document(file) if readable else {}
@@ -130,6 +141,7 @@ def _of_run(folder: Path) -> Source:
         aborted={one.number: one.aborted for one in rounds if one.aborted},
         unreported=unreported(rounds),
         truth=_truth(raw) if complete else {},
+        corruption=corruption,
         book=book,
         checks=tuple(lines),
         changed=changed,

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from fedmerit.accumulate import NO_SCORE
 from fedmerit.federation.unscored import in_words
 from fedmerit.page.facts import Facts
-from fedmerit.page.labels import quoted
 from fedmerit.page.notes import gaps_known
 from fedmerit.rewards import null_share
+from fedmerit.sentences import listed as listed
+from fedmerit.sentences import made_worse
 from fedmerit.summary import Standing
 from fedmerit.tables import signed, total_text
 
@@ -33,22 +34,6 @@ STATUS = {
     "undefined": "undefined: nothing to distribute, split equally",
     "none": "none: somebody in the sum sent no report",
 }
-
-
-def listed(names: Sequence[str], most: int = 6) -> str:
-    """Names as one reads them out.
-
-    >>> listed(["A", "B", "C"]), listed(list("ABCDEFGH"), most=3)
-    ('A, B and C', 'A, B, C and 5 more')
-    >>> listed(["Ulm", "Bonn, Radiology"])
-    'Ulm and “Bonn, Radiology”'
-    """
-    if len(names) == 1:
-        return names[0]
-    told = [quoted(name) for name in names[:most]]
-    if len(names) > most:
-        return ", ".join(told) + f" and {len(names) - most} more"
-    return ", ".join(told[:-1]) + " and " + told[-1]
 
 
 def count(number: int) -> str:
@@ -74,10 +59,8 @@ def headline(facts: Facts) -> str:
         return f"{_without_errors(facts)}; how sure that is cannot be said"
     helpful = [one.client for one in standings if one.surely > 0]
     leaders = [one.client for one in standings if one.rank_interval and one.rank_interval[0] == 1]
-    harmful = [one.client for one in standings if one.surely < 0]
-    if helpful:  # who may still be the best is not accused beside somebody who improved the model
-        harmful = [client for client in harmful if client not in leaders]
-    worse = f"; {listed(harmful, 3)} made the model worse" if harmful else ""
+    harmful = made_worse(standings, 3)
+    worse = f"; {harmful}" if harmful else ""
     roster = n + len(facts.unscored)
     if not helpful:
         return "No member is sure to have improved the model" + worse

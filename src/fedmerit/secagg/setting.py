@@ -151,21 +151,7 @@ class Setting:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the members should know before they agree to this."""
-        notes = []
-        if self.n == LEAST_IN_SUM:
-            notes.append("3 members: none may be lost, and any two of them see the third one's update")
-        t, everybody = self.t, self.on_roster
-        if t < default_threshold(everybody):
-            notes.append(
-                f"threshold {t} of {everybody}: {2 * t - everybody} members and the server together "
-                f"can unmask a third party (the default threshold is {default_threshold(everybody)})"
-            )
-        if not self.checked:
-            notes.append(
-                "no check: members do not compare what they are asked to unmask, so updates are hidden only "
-                "from a server that follows the protocol"
-            )
-        return tuple(notes)
+        return what_to_know(self.n, self.t, self.on_roster, checked=self.checked)
 
     @cached_property
     def session(self) -> bytes:
@@ -177,6 +163,24 @@ class Setting:
             *(() if self.checked else ("unchecked",)),
         )
         return hashlib.sha256(content).digest()
+
+
+def what_to_know(scheduled: int, t: int, everybody: int, *, checked: bool) -> tuple[str, ...]:
+    """Return what members should know before they agree to sums of so many members, with the threshold t."""
+    notes = []
+    if scheduled == LEAST_IN_SUM:
+        notes.append("3 members: none may be lost, and any two of them see the third one's update")
+    if t < default_threshold(everybody):
+        notes.append(
+            f"threshold {t} of {everybody}: {2 * t - everybody} members and the server together "
+            f"can unmask a third party (the default threshold is {default_threshold(everybody)})"
+        )
+    if not checked:
+        notes.append(
+            "no check: members do not compare what they are asked to unmask, so updates are hidden only "
+            "from a server that follows the protocol"
+        )
+    return tuple(notes)
 
 
 @dataclass(frozen=True)
