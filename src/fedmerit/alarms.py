@@ -68,7 +68,7 @@ class Doubt:
 class Balance:
     """What contributions add up to, against the gain, in the rounds that everybody in the sum reported on.
 
-    If ``partial``: those of the members that reported, in the rounds that somebody else in the sum did not.
+    If ``partial``: of whoever reported, in all rounds.
     """
 
     gain: float
@@ -91,9 +91,13 @@ class Balance:
 
     @property
     def gross(self) -> bool:
-        """Whether it is, beyond chance, below LEAST or above MOST times the gain, or as if swapped."""
+        """Whether it is, beyond chance, below LEAST or above MOST times the gain, or as if swapped.
+
+        A partial one is gross only as if swapped: in honest runs a silent saboteur left the others with four
+        times the gain.
+        """
         below = min(LEAST * self.gain, MOST * self.gain) - self.said
-        outside = (self._above if self.partial else max(below, self._above)) > self._chance
+        outside = not self.partial and max(below, self._above) > self._chance
         return self.strays and (outside or self.fits_swapped)
 
     @property
@@ -116,13 +120,13 @@ def balance(rounds: Sequence[Reports], *, partial: bool = False) -> Balance | No
 
     Args:
         rounds: of one utility.
-        partial: take the rounds in which somebody in the sum sent no report, and the members that did. What
-            the silent ones added is unknown, so any sum from nothing to the gain fits.
+        partial: take all rounds, and in each the members that reported. What silent ones added is unknown, so
+            where there are some any sum from nothing to the gain fits.
 
     >>> balance([Reports(empty=0, grand=3, alone=[3, 2, 1], without=[0, 1, 2])])  # doctest: +ELLIPSIS
     Balance(gain=3.0, said=6.0, swapped=3.0, error=None, rounding=..., fits_swapped=True, partial=False)
     """
-    taken = [one for one in rounds if bool(one.silent) is partial and one.n]
+    taken = [one for one in rounds if partial or not one.silent]
     if not taken:
         return None
     sums = [math.fsum(alpha(one).raw.tolist()) for one in taken]
@@ -130,8 +134,7 @@ def balance(rounds: Sequence[Reports], *, partial: bool = False) -> Balance | No
     turned = [one.n * one.gain - said for one, said in zip(taken, sums, strict=True)]
     lost = _rounding(taken)
     misfit, other = (
-        math.fsum(_off(said, gain, partial) for said, gain in zip(each, gains, strict=True))
-        for each in (sums, turned)
+        math.fsum(_off(one, said) for one, said in zip(taken, each, strict=True)) for each in (sums, turned)
     )
     return Balance(
         gain=math.fsum(gains),
@@ -144,11 +147,11 @@ def balance(rounds: Sequence[Reports], *, partial: bool = False) -> Balance | No
     )
 
 
-def _off(said: float, gain: float, partial: bool) -> float:
-    """How far a sum lies from the gain; if partial, from anything between nothing and the gain."""
-    if not partial:
-        return abs(said - gain)
-    return max(min(0.0, gain) - said, said - max(0.0, gain), 0.0)
+def _off(one: Reports, said: float) -> float:
+    """How far a sum lies from the gain; with silent members, from anything between nothing and the gain."""
+    if not one.silent:
+        return abs(said - one.gain)
+    return max(min(0.0, one.gain) - said, said - max(0.0, one.gain), 0.0)
 
 
 def _chance(rounds: Sequence[Reports]) -> float | None:
@@ -175,7 +178,7 @@ def doubts(rounds: Sequence[Reports], *, game: str | None = None) -> tuple[Doubt
     >>> [one.code for one in doubts([Reports(empty=0, grand=3, alone=[3, 2, 1], without=[0, 1, 2])])]
     ['swapped']
     """
-    found = []
+    found: list[Doubt] = []
     if game == "renormalised":
         found.append(
             Doubt(
@@ -186,9 +189,10 @@ def doubts(rounds: Sequence[Reports], *, game: str | None = None) -> tuple[Doubt
             )
         )
     else:
-        whole, partial = balance(rounds), balance(rounds, partial=True)
-        for summed in (whole, partial):
-            if summed is not None and summed.strays:
+        whole = balance(rounds)
+        reported = balance(rounds, partial=True) if any(one.silent for one in rounds) else None
+        for summed in (whole, reported):
+            if summed is not None and summed.strays and not found:
                 found.append(_about_sum(summed, rounds))
         if whole is None and not found:
             found.append(
@@ -257,9 +261,9 @@ def _about_measure(rounds: Sequence[Reports], *, engine: bool) -> list[Doubt]:
             f"{negate}. If more is better, let its name say so (neg-...)."
         )
         return [Doubt("lower-rose", moved, text, "by its name the measure should fall, but it rose")]
+    chance = _chance(rounds) or 0.0
     everybody = max((one.n + len(one.silent)) / one.n for one in rounds)
-    chance = _chance(rounds)
-    if gain > 0 or -gain <= everybody * (chance or 0.0) + rounding:
+    if gain > 0 or -gain <= everybody * chance + rounding:
         return []
     if utility in _RISING or (utility == "brier" and engine):
         text = "The model got worse over these rounds: there is no gain to pay for."
@@ -292,11 +296,8 @@ def _joins(rounds: Sequence[Reports]) -> str:
 
 def _about_sum(summed: Balance, rounds: Sequence[Reports]) -> Doubt:
     who = " of those who reported" if summed.partial else ""
-    where = ""
-    if summed.partial:
-        where = " in the rounds that somebody did not report on"
-    elif any(one.silent for one in rounds):
-        where = " in the rounds that everybody reported on"
+    everywhere = summed.partial or not any(one.silent for one in rounds)
+    where = "" if everywhere else " in the rounds that everybody reported on"
     title = (
         f"The contributions{who} add up to {summed.said:+.4g}, but the model gained {summed.gain:+.4g}{where}"
     )
@@ -318,6 +319,8 @@ def _about_sum(summed: Balance, rounds: Sequence[Reports]) -> Doubt:
             "two columns of the reports are probably swapped",
             gross=True,
         )
+    if summed.partial:
+        return Doubt("strays", title, text, "the contributions exceed the gain")
     text += (
         " Likely causes: a wrong or missing report, a measure that jumps or has no bound (accuracy, Brier, "
         "cross-entropy), long local training, or another game than the additive one."

@@ -109,7 +109,7 @@ def test_some_of_those_that_reported_contributed_most(tmp_path):
     assert words.headline(facts_of(five)) == "Four of five members contributed most and cannot be told apart"
 
 
-WARNING = "think twice before paying from this measure"
+WARNING = "look at the reports before you pay by this measure"
 
 
 def test_a_silent_member_is_no_fault_of_the_measure(tmp_path):
