@@ -271,8 +271,8 @@ def _about_measure(rounds: Sequence[Reports], *, engine: bool) -> list[Doubt]:
             text += " Or the columns empty and grand are exchanged: then the rounds would join up."
         return [Doubt("fell", moved, text, "the model got worse", gross=True)]
     text = (
-        f"Either the model got worse, or lower is better in this measure: then {negate}; or the columns empty "
-        "and grand are exchanged."
+        f"Either the model got worse, or lower is better in this measure: then {negate}; or the columns "
+        "empty and grand are exchanged."
     )
     return [Doubt("fell", moved, text, "the measure fell", gross=True)]
 

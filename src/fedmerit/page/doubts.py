@@ -11,7 +11,7 @@ from fedmerit.page.words import STATUS, count, listed, rounds, sentence, spoken
 from fedmerit.tables import signed
 
 _STRAYS = " That strays from the gain: look at the reports before you pay by this measure."
-_GROSS = " No: do not pay by these numbers before the reports are mended or explained; see the top of this page."
+_GROSS = " No: do not pay by these numbers before somebody has looked; see the top of this page."
 
 
 def adds_up(facts: Facts) -> str:
