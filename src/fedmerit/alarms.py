@@ -268,7 +268,7 @@ def _about_measure(rounds: Sequence[Reports], *, engine: bool) -> list[Doubt]:
     if utility in _RISING or (utility == "brier" and engine):
         text = "The model got worse over these rounds: there is no gain to pay for."
         if _joins(rounds) == "empty and grand":
-            text = f"With empty and grand exchanged the rounds would join up. Otherwise {text[0].lower()}{text[1:]}"
+            text = f"{text} Unless empty and grand are exchanged: then the rounds would join up."
         return [Doubt("fell", moved, text, "the model got worse", gross=True)]
     text = (
         f"Either the model got worse, or lower is better in this measure: then {negate}; or the columns "
