@@ -512,3 +512,11 @@ def test_a_mild_doubt_stands_above_the_headline(tmp_path):
     doubt, headline = "The contributions add up to +0.7, but the model gained +1.", "contributed most</h1>"
     assert 0 < opening.index(doubt) < opening.index(headline)
     assert call("rewards", path, "--budget", "10").output.startswith(f"WARNING: {doubt[:-1]}")
+
+
+def test_the_brier_of_a_file_is_not_said_to_be_the_one_that_rises(tmp_path):
+    """That of a run is 1 - Brier/2, and called so; a file may hold the usual one."""
+    assert words.spoken("brier") == "1 - Brier/2"
+    text = page(file_of(tmp_path, rmse("brier", 0.2, 0.7)))
+    assert "the brier of the shared model fell by 0.5" in text
+    assert words.UTILITIES["brier"] not in text
