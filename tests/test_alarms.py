@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import assume, given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from fedmerit.alarms import balance, check_payable, doubts, lower_is_better
@@ -19,6 +20,8 @@ from fedmerit.document import as_csv, document
 from fedmerit.errors import DoubtfulShares, UndefinedShares
 from fedmerit.page import words
 from fedmerit.page.html import facts_of, page
+from fedmerit.reading import read_content
+from fedmerit.scores import alpha
 from fedmerit.types import Reports
 from games import two_additive_tables
 
@@ -69,7 +72,7 @@ def swapped(tmp_path):
 def test_whatever_adds_up_is_not_doubted_for_its_sum(table):
     """In games of at most pairs alpha is the Shapley value, which adds up to the gain."""
     found = codes(Reports.from_table(table), Reports.from_table(table))
-    assert found == ([("fell", False)] if table.gain < 0 else [])
+    assert found == ([("fell", True)] if table.gain < 0 else [])
 
 
 @given(two_additive_tables(min_clients=3))
@@ -102,9 +105,9 @@ def test_of_two_members_swapping_changes_no_sum(table):
         ([-0.1, -0.1, 0.1], 1.0, [("strays", True)]),  # the wrong sign
         ([0.1, 0.1, 0.0], 0.0, [("strays", True)]),  # of no gain
         ([0.0, 0.0, 0.0], 0.0, []),
-        ([-0.5, -0.25, -0.25], -1.0, [("fell", False)]),
-        ([-0.2, -0.1, -0.1], -1.0, [("strays", True), ("fell", False)]),
-        ([0.1, 0.1, 0.1], -1.0, [("strays", True), ("fell", False)]),
+        ([-0.5, -0.25, -0.25], -1.0, [("fell", True)]),
+        ([-0.2, -0.1, -0.1], -1.0, [("fell", True), ("strays", True)]),
+        ([0.1, 0.1, 0.1], -1.0, [("fell", True), ("strays", True)]),
         ([0.5, 0.0], 1.0, [("strays", False)]),  # of two members, swapping changes no sum's distance
     ],
 )
@@ -148,6 +151,100 @@ def test_rounds_without_everybodys_report_are_not_judged():
     assert (
         "in the rounds that everybody reported on" in doubts([partly, of([0.1, 0.1], 1.0, round=2)])[0].title
     )
+
+
+def drop(one, name):
+    """The round with this member silent."""
+    keep = [k for k, other in enumerate(one.clients) if other != name]
+    fields = ("alone", "without", "se_alpha", "se_alpha_total")
+    kept = {key: None if (given := getattr(one, key)) is None else given[keep] for key in fields}
+    return replace(one, **kept, clients=tuple(one.clients[k] for k in keep), silent=(*one.silent, name))
+
+
+def test_a_silent_member_hides_no_swapped_columns(tmp_path, swapped):
+    """Six members, one of whom never reports: the five others say four times the gain and more."""
+    for name in read_content(HOSPITALS).rounds[0].clients:
+        honest, wrong = ([drop(one, name) for one in read_content(f).rounds] for f in (HOSPITALS, swapped))
+        assert [one.code for one in doubts(honest) if one.gross] == []
+        found = doubts(wrong)
+        assert [(one.code, one.gross) for one in found] == [("swapped", True)]
+        assert found[0].title.startswith("The contributions of those who reported add up to ")
+        assert "Only silent members that made the model worse" in found[0].text
+        assert "the two columns are probably swapped" in found[0].text
+        result = call("rewards", file_of(tmp_path, *wrong), "--budget", "10")
+        assert isinstance(result.exception, DoubtfulShares)
+        assert name not in str(result.exception)
+
+
+@given(two_additive_tables(min_clients=5), st.data())
+def test_swapped_columns_are_named_beside_a_silent_member(table, data):
+    """Of N members n = N - 1 report n g - (g - a) = (N - 2) g + a; a: of the silent one, here in [0, g]."""
+    one = Reports.from_table(table)
+    name = data.draw(st.sampled_from(one.clients))
+    own = alpha(one).raw[one.clients.index(name)]
+    assume(0 <= own <= table.gain)
+    assume(table.gain > 0)
+    found = doubts([drop(turned(one), name)])
+    assert (found[0].code, found[0].gross) == ("swapped", True)
+
+
+def test_a_very_bad_silent_member_is_a_warning():
+    """It made the model worse by 1.4 gains, so eight others say 2.4; if swapped they would say 5.6."""
+    assert codes(of([0.3] * 8, 1.0, silent=("Eve",))) == [("strays", False)]
+    assert codes(of([0.24] * 8, 1.0, silent=("Eve",))) == [("unchecked", False)]
+    assert codes(of([0.8] * 3, 1.0, silent=("Eve",))) == [("swapped", True)]  # of three it may be either
+    whole = of([0.1] * 10, 1.0, round=1)
+    assert codes(whole, of([0.9] * 8, 1.0, round=2, silent=("Eve",))) == [("strays", False)]
+    assert codes(whole, of([0.3] * 8, 1.0, round=2, silent=("Eve",))) == []
+
+
+# ------------------------------------------------------------------------------- which columns are swapped
+
+
+def course(**other):
+    """Two rounds of four members that join up, the last a saboteur."""
+    first, second = (
+        ([0.3, 0.25, 0.2, -0.05], [0.2, 0.25, 0.3, 0.55]),
+        ([0.45] * 3 + [0.35], [0.45] * 3 + [0.55]),
+    )
+    return [
+        Reports(empty=low, grand=high, alone=alone, without=without, round=k, **other)
+        for k, low, high, (alone, without) in ((1, 0.1, 0.4, first), (2, 0.4, 0.5, second))
+    ]
+
+
+def exchanged(one):
+    return replace(one, empty=one.grand, grand=one.empty)
+
+
+@pytest.mark.parametrize("slice", ["s", None])
+def test_rounds_that_would_join_up_name_empty_and_grand(slice):
+    rounds = course(slice=slice)
+    assert doubts(rounds) == ()
+    first, second = doubts([exchanged(one) for one in rounds])
+    assert (first.code, first.gross, second.code, second.gross) == ("swapped", True, "fell", True)
+    assert "with empty and grand exchanged: these two columns are probably swapped" in first.text
+    assert "alone and without" not in first.text
+    fallen = doubts([turned(one) for one in _falling(rounds)])[0]
+    assert "With alone and without swapped they would add up to -0.4: the two columns" in fallen.text
+
+
+def _falling(rounds):
+    """The same games, whose values are what was lost."""
+    return [
+        replace(one, empty=-one.empty, grand=-one.grand, alone=-one.alone, without=-one.without)
+        for one in rounds
+    ]
+
+
+def test_of_one_round_whose_gain_is_negative_both_pairs_are_named():
+    """Swapping alone and without as well would turn every alpha round, and pay the saboteur."""
+    one = course()[0]
+    found = doubts([exchanged(one)])[0]
+    assert (found.code, found.gross) == ("swapped", True)
+    assert "With alone and without swapped they would add up to -0.3; with empty and grand" in found.text
+    assert "exchanged, to +0.3 of a gain of +0.3. One of these two pairs of columns" in found.text
+    assert alpha(turned(exchanged(one))).ranking()[0] == "client-3"
 
 
 def test_the_renormalised_game_cannot_be_judged_by_its_sum():
@@ -209,6 +306,21 @@ def test_honest_runs_on_real_images_are_paid_and_swapped_ones_are_not():
     assert swapped > 0.9 * runs
 
 
+def test_honest_runs_on_real_images_are_paid_though_somebody_is_silent():
+    """One member, in every round or in some; saboteurs among them, whose silence flatters the others."""
+    chance, caught, runs = np.random.default_rng(1), 0, 0
+    for utility, rounds in measured():
+        if utility != "expected-accuracy":
+            continue
+        name = chance.choice(rounds[0].clients)
+        always = [drop(one, name) for one in rounds]
+        at_times = [drop(one, name) if chance.random() < 0.3 else one for one in rounds]
+        assert not any(one.gross for one in (*doubts(always), *doubts(at_times)))
+        runs += 1
+        caught += any(one.gross for one in doubts([turned(one) for one in always]))
+    assert caught > 0.85 * runs
+
+
 # ------------------------------------------------------------------------------------ lower is better
 
 
@@ -217,6 +329,7 @@ def test_honest_runs_on_real_images_are_paid_and_swapped_ones_are_not():
     [
         "rmse", "RMSE", "val_rmse", "test-loss", "mse", "MAE", "mean absolute error", "logLoss", "MSELoss",
         "cross-entropy", "perplexity", "error_rate", "top-1-error", "measures:nll", "WER", "val.loss",
+        "Hausdorff", "hausdorff_distance", "ECE", "fid", "misclassification rate", "training cost", "risk",
     ],
 )  # fmt: skip
 def test_names_of_which_less_is_better(name):
@@ -230,6 +343,7 @@ def test_names_of_which_less_is_better(name):
         "neg_mse", "negative log loss", "neg_mean_squared_error", "negRMSE", "minus_loss", "−mae", "1-error",
         "1 - rmse", "1/loss", "one-minus-error", "exp(-loss)", "losses:accuracy", "lossless", "auc", "f1",
         "error-free", "loss reduction", "terror", "glossary", "score",
+        "cost savings", "risk-adjusted-return", "hospital risk score", "error correction rate",
     ],
 )  # fmt: skip
 def test_names_of_which_more_is_better(name):
@@ -244,9 +358,7 @@ def rmse(name, low=4.0, high=5.0):
 
 def test_a_falling_measure_of_which_less_is_better_is_told_first_and_not_paid_by(tmp_path):
     path = file_of(tmp_path, rmse("val_rmse"))
-    told = (
-        "WARNING: The utility 'val_rmse' fell by 1, and higher counts as better. By its name lower is better"
-    )
+    told = "WARNING: The utility 'val_rmse' fell by 1, and higher counts as better. By its name lower may be"
     assert call("score", path).output.startswith(told)
     for more in ((), ("--on-undefined", "equal"), ("--score", "IOI"), ("--dry-run",)):
         result = call("rewards", path, "--budget", "10", *more)
@@ -256,7 +368,7 @@ def test_a_falling_measure_of_which_less_is_better_is_told_first_and_not_paid_by
             result.exception
         )
         assert "positive part" not in str(result.exception)
-    assert words.title(facts_of(path)) == "The utility 'val_rmse' fell by 1, and higher counts as better"
+    assert words.title(facts_of(path)) == "Do not pay by these numbers: the measure fell"
     paid = call("rewards", path, "--budget", "10", "--on-undefined", "equal", "--despite-doubts")
     assert paid.exit_code == 0
     assert paid.output.startswith(told)
@@ -270,18 +382,68 @@ def test_a_falling_measure_of_which_less_is_better_is_told_first_and_not_paid_by
     assert list(shares.values()) == pytest.approx([0.5, 0.3, 0.2])
 
 
-def test_such_a_name_that_rises_and_any_name_that_falls_are_warnings(tmp_path):
+def test_such_a_name_that_rises_is_a_warning_and_any_name_that_falls_is_refused(tmp_path):
     rose, fell, unnamed = rmse("loss", 5.0, 4.0), rmse("quality"), rmse(None)
     assert codes(rose) == [("lower-rose", False)]
-    assert "If it is negated already, let its name say so" in doubts([rose])[0].text
-    assert codes(fell) == codes(unnamed) == [("fell", False)]
+    assert "If more is better, let its name say so" in doubts([rose])[0].text
+    assert codes(fell) == codes(unnamed) == [("fell", True)]
     assert "Either the model got worse, or lower is better in this measure" in doubts([fell])[0].text
     assert call("rewards", file_of(tmp_path, rose), "--budget", "10").exit_code == 0
-    refused = str(call("rewards", file_of(tmp_path, fell), "--budget", "10").exception)
-    assert refused.startswith(
-        "The utility 'quality' fell by 1, and higher counts as better. Either the model"
+    result = call("rewards", file_of(tmp_path, fell), "--budget", "10")
+    assert isinstance(result.exception, DoubtfulShares)
+    assert str(result.exception).startswith("nothing is paid: The utility 'quality' fell by 1, and higher")
+    shown = call("rewards", file_of(tmp_path, fell), "--budget", "10", "--despite-doubts")
+    undefined = str(shown.exception)  # nobody is above zero, which is another error
+    assert undefined.startswith("nothing is paid: the positive part of ALPHA is 0, no more than rounding")
+    assert "would say what to do then. The utility 'quality' fell by 1" in undefined
+    text = page(file_of(tmp_path, rose))
+    assert "<h1>Look before you pay: by its name the measure should fall, but it rose</h1>" in text
+    assert "stands first" not in text.split('<p class="lede">')[1].split("</p>")[0]
+    assert "these payouts are upside down" in text.split('id="paid"')[1]
+
+
+@pytest.mark.parametrize(
+    "name", ["Hausdorff", "ece", "FID", "misclassification", "distance", "brier", "quality", "w-97", None]
+)
+def test_a_measure_that_falls_is_paid_by_under_no_name(tmp_path, name):
+    """Five members lower it, the sixth raises it: it alone would be paid, everybody else accused."""
+    parts = np.array([0.05, 0.04, 0.03, 0.02, 0.06, -0.05])
+    one = Reports(
+        empty=0.6, grand=0.45, alone=0.6 - parts, without=0.45 + parts, utility=name, round=1, slice="s",
+        clients=("Abbey", "Bridge", "Elm", "Hill", "Mill", "Harbour"), se_alpha=[0.002] * 6,
+    )  # fmt: skip
+    path = file_of(tmp_path, one)
+    result = call("rewards", path, "--budget", "10000")
+    assert isinstance(result.exception, DoubtfulShares)
+    assert result.stdout == ""
+    text = page(path)
+    assert "<h1>Do not pay by these numbers: the measure fell</h1>" in text
+    lede = text.split('<p class="lede">')[1].split("</p>")[0]
+    assert not [who for who in one.clients if who in lede]
+    assert "report -x" in text
+    assert "worth a conversation" not in call("score", path).output
+
+
+@pytest.mark.parametrize("name", ["expected-accuracy", "accuracy", "balanced-accuracy", "neg-loss", "brier"])
+def test_of_measures_that_rise_by_definition_the_model_got_worse(name):
+    """Of a file, "brier" may be the falling score of most books."""
+    one = rmse(name, 0.2, 0.7)
+    of_run, of_file = doubts([one], game="additive")[0], doubts([one])[0]
+    assert (of_run.code, of_run.gross, of_file.code, of_file.gross) == ("fell", True, "fell", True)
+    assert of_run.text == "The model got worse over these rounds: there is no gain to pay for."
+    assert ("report -x" in of_file.text) is (name == "brier")
+
+
+@given(st.floats(0.001, 0.2), st.integers(0, 2))
+def test_a_fall_within_chance_alarms_nobody(fall, silent):
+    """Three members: 6 se may be chance; silent ones err like the others."""
+    alphas, everybody = [-fall / 3] * 3, (3 + silent) / 3
+    names = ("Eve", "Eva")[:silent]
+    inside, outside = (
+        of(alphas, -fall, se=fall / 6 / everybody * part, silent=names) for part in (1.01, 0.99)
     )
-    assert refused.endswith("--on-undefined equal or zero would say what to do then")
+    assert "fell" not in dict(codes(inside))
+    assert dict(codes(outside))["fell"]
 
 
 # ------------------------------------------------------------------------------------------- everywhere
@@ -330,9 +492,15 @@ def test_despite_doubts_pays_and_says_so(swapped):
 
 def test_the_page_opens_with_the_doubt_and_praises_nobody(swapped):
     text = page(swapped)
-    assert f"<title>{BOTH_NUMBERS}</title>" in text
-    assert f"<h1>{BOTH_NUMBERS}</h1>" in text
+    message = "Do not pay by these numbers: two columns of the reports are probably swapped"
+    assert f"<title>{message}</title>" in text
+    assert f"<h1>{message}</h1>" in text
+    assert f'<p class="alarm"><strong>{BOTH_NUMBERS}.</strong>' in text.split('<p class="lede">')[0]
     assert SWAPPED in text.split('<p class="lede">')[0]
+    lede = text.split('<p class="lede">')[1].split("</p>")[0]
+    assert "rose by" in lede
+    assert "stands" not in lede
+    assert "No: do not pay by these numbers" in text.split('id="trust"')[1].split("<figure")[0]
     assert "contributed most" not in re.sub(r"<script.*?</script>", "", text, flags=re.S)
     assert "These reports are in doubt: see the top of this page." in text.split('id="paid"')[1]
     assert call("page", swapped).output.splitlines()[1].startswith(f"WARNING: {BOTH_NUMBERS}")
@@ -344,3 +512,11 @@ def test_a_mild_doubt_stands_above_the_headline(tmp_path):
     doubt, headline = "The contributions add up to +0.7, but the model gained +1.", "contributed most</h1>"
     assert 0 < opening.index(doubt) < opening.index(headline)
     assert call("rewards", path, "--budget", "10").output.startswith(f"WARNING: {doubt[:-1]}")
+
+
+def test_the_brier_of_a_file_is_not_said_to_be_the_one_that_rises(tmp_path):
+    """That of a run is 1 - Brier/2, and called so; a file may hold the usual one."""
+    assert words.spoken("brier") == "1 - Brier/2"
+    text = page(file_of(tmp_path, rmse("brier", 0.2, 0.7)))
+    assert "the brier of the shared model fell by 0.5" in text
+    assert words.UTILITIES["brier"] not in text

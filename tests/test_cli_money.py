@@ -71,10 +71,10 @@ def test_rounds_that_do_not_join_up_are_told_with_scores_and_payouts(tmp_path):
 def test_advice_names_the_option_of_the_command_line(tmp_path):
     path = tmp_path / "r.csv"
     path.write_text("round,client,empty,grand,alone,without\n1,A,0.5,0.4,0.45,0.45\n1,B,0.5,0.4,0.45,0.45\n")
-    said = failure("rewards", path, "--budget", "1")
+    said = failure("rewards", path, "--budget", "1", "--despite-doubts")
     assert "; --on-undefined equal or zero would say what to do then" in said
     assert "on_undefined" not in said
-    said = call("rewards", path, "--budget", "1", "--on-undefined", "equal").output
+    said = call("rewards", path, "--budget", "1", "--despite-doubts", "--on-undefined", "equal").output
     assert "; --on-undefined equal decided" in said
     assert "on_undefined" not in said
     said = call("score", path).output  # it has no such option

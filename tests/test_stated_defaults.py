@@ -49,7 +49,7 @@ WITHOUT_A_VALUE = [
     r"\(R - t with the default t\)",
     r"test_members_agree_to_nothing_weaker_than_the_default",
     r"floor\(2R/3\)\+1 of the roster by default",  # see the table of sizes below
-    r"^The first three are defaults\. The other two are not",  # see below
+    r"^Defaults: alpha, summed over rounds, expected accuracy\. Not defaults: fresh slices and",  # see below
     r"^\| default \| everywhere: rehearsals .* and Flower \| nowhere",  # see below
     r"has a default under which older configs mean what they meant",
     r'^default = "ours"$',

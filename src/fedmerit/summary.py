@@ -53,6 +53,11 @@ class Summary:
     doubts: tuple[Doubt, ...] = ()  # said before everything else
 
     @property
+    def withheld(self) -> bool:
+        """Whether nobody is to be praised or accused by these numbers before somebody has looked."""
+        return any(one.withholds for one in self.doubts)
+
+    @property
     def digits(self) -> int:
         """Decimals that contributions of this size need."""
         return self.standings[0].digits

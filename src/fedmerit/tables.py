@@ -58,9 +58,9 @@ def print_summary(console: Console, summary: Summary, *, utility: str | None) ->
         _say(
             console, "±: 95 % interval, sampling error of the test set in this run; (a-b): ranks it may have"
         )
-    if total.score == "ALPHA" and (worse := made_worse(summary.standings)):
+    if total.score == "ALPHA" and not summary.withheld and (worse := made_worse(summary.standings)):
         _say(console, worse)
-    for name in summary.suspects:
+    for name in () if summary.withheld else summary.suspects:
         _say(console, f"{name} is significantly below everybody else: worth a conversation")
     for note in summary.notes:
         _say(console, f"note: {note}")

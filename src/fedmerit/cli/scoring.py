@@ -265,7 +265,10 @@ def _option_names(doubted: Sequence[Doubt]) -> Iterator[None]:
     except DoubtfulShares as error:
         raise DoubtfulShares(advice(str(error)), error.codes) from error
     except UndefinedShares as error:
-        raise UndefinedShares(" ".join([*map(str, doubted), advice(str(error), "--on-undefined")])) from error
+        told = advice(str(error), "--on-undefined")
+        if doubted:
+            told = f"nothing is paid: {told}. {' '.join(map(str, doubted))}"
+        raise UndefinedShares(told) from error
 
 
 def _warn(doubted: Sequence[Doubt]) -> None:

@@ -10,14 +10,18 @@ from fedmerit.page.facts import Facts
 from fedmerit.page.words import STATUS, count, listed, rounds, sentence, spoken
 from fedmerit.tables import signed
 
-_STRAYS = " That strays far from the gain: think twice before paying from this measure."
+_STRAYS = " That strays from the gain: look at the reports before you pay by this measure."
+_GROSS = " No: do not pay by these numbers before somebody has looked; see the top of this page."
 
 
 def adds_up(facts: Facts) -> str:
     """The sum of the contributions against the gain."""
     said = float(facts.total.raw.sum())
     gain, explained = (signed(value, facts.summary.digits) for value in (facts.total.gain, said))
-    strays = _STRAYS if any(one.code in ("swapped", "strays") for one in facts.summary.doubts) else ""
+    found = facts.summary.doubts
+    strays = _STRAYS if any(one.code in ("swapped", "strays") for one in found) else ""
+    if any(one.gross for one in found):
+        strays = _GROSS
     if facts.total.gain <= 0:
         return f"The contributions add up to {explained}, and there is no gain to attribute ({gain}).{strays}"
     ratio = said / facts.total.gain

@@ -47,9 +47,11 @@ def rounds(number: int) -> str:
 
 
 def title(facts: Facts) -> str:
-    """What the page opens with: a gross doubt, or who contributed what."""
-    first = facts.summary.doubts[:1]
-    return first[0].title if first and first[0].gross else headline(facts)
+    """What the page opens with: what to do about a doubt that withholds the rest, or who contributed what."""
+    for doubt in facts.summary.doubts:
+        if doubt.withholds:
+            return f"{'Do not pay by these numbers' if doubt.gross else 'Look before you pay'}: {doubt.short}"
+    return headline(facts)
 
 
 def headline(facts: Facts) -> str:
@@ -111,8 +113,24 @@ def _some(number: int, facts: Facts) -> str:
 
 def lede(facts: Facts) -> list[str]:
     """The finding in a few sentences, numbers included."""
-    total = facts.total
     said = [_change(facts), *map(sentence, in_words((), facts.source.unreported))]
+    if not facts.summary.withheld:
+        said += _places(facts)
+    if facts.unscored:
+        have = "has" if len(facts.unscored) == 1 else "have"
+        said.append(f"{listed(facts.unscored)} never reported and {have} no score.")
+    turned = {client: one for one in facts.companions for client in one.turned}
+    if turned and not facts.summary.withheld:
+        which = dict.fromkeys(spoken(one.utility) for one in turned.values())
+        said.append(
+            f"Not every measure agrees about {listed(list(turned), 3)}: see {listed(list(which))} in part 4."
+        )
+    return said
+
+
+def _places(facts: Facts) -> list[str]:
+    """Who stands first, and who last."""
+    total, said = facts.total, []
     standings = facts.summary.standings
     best, worst = standings[0], standings[-1]
     first = [one for one in standings if one.rank == best.rank]
@@ -127,15 +145,6 @@ def lede(facts: Facts) -> list[str]:
             )
         elif worst is not best:
             said.append(_place([one for one in standings if one.rank == worst.rank], "last", total.n))
-    if facts.unscored:
-        have = "has" if len(facts.unscored) == 1 else "have"
-        said.append(f"{listed(facts.unscored)} never reported and {have} no score.")
-    turned = {client: one for one in facts.companions for client in one.turned}
-    if turned:
-        which = dict.fromkeys(spoken(one.utility) for one in turned.values())
-        said.append(
-            f"Not every measure agrees about {listed(list(turned), 3)}: see {listed(list(which))} in part 4."
-        )
     return said
 
 
@@ -143,7 +152,7 @@ def _change(facts: Facts) -> str:
     """How the shared model changed, in numbers that agree with each other."""
     total, reports, digits = facts.total, facts.source.rounds, facts.level_digits
     span = _span(facts)
-    measure = f"the {spoken(facts.utility)} of the shared model"
+    measure = f"the {spoken(facts.utility) if defined(facts) else facts.utility} of the shared model"
     moved = "rose" if total.gain > 0 else "fell" if total.gain < 0 else "stayed the same"
     change = "" if total.gain == 0 else f" by {abs(total.gain):.{digits}f}"
     if facts.one_slice:
@@ -256,9 +265,14 @@ def noise_share(facts: Facts) -> str:
     )
 
 
+def defined(facts: Facts) -> bool:
+    """Whether the utility is what its name means here: a file may hold a Brier score that falls."""
+    return facts.utility != "brier" or facts.source.settings is not None
+
+
 def spoken(utility: str | None) -> str:
     """A utility's name in a sentence."""
-    return {"brier": "Brier score", None: "utility"}.get(utility) or str(utility).replace("-", " ")
+    return {"brier": "1 - Brier/2", None: "utility"}.get(utility) or str(utility).replace("-", " ")
 
 
 def sentence(text: str) -> str:
