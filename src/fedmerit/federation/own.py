@@ -88,8 +88,9 @@ def _check_words(body: Mapping[str, Any], terms: Terms) -> None:
 def _division(member: str, totals: Mapping[str, Any], terms: Terms) -> Division:
     """How the budget was divided, as the totals say."""
     total, unit, a, b, c, d, last = totals["division"]
-    if not all(type(part) is int for part in (totals["n"], total, unit, a, b, c, d)):
-        raise LedgerError("totals.division: expected whole numbers")
+    whole = all(type(part) is int for part in (totals["n"], total, unit, a, b, c, d))
+    if not whole or not isinstance(last, str):
+        raise LedgerError("totals.division: expected whole numbers and a name")
     return Division(
         cents=division({member: 1.0}, terms.budget).cents,
         n=totals["n"],
@@ -108,7 +109,7 @@ def _check_unpaid(unpaid: Any, made: Division, own: int) -> None:
     if made.down:
         rest = made.cents * (1 - Fraction(made.total, max(made.total, made.one)))
     if not (rest - 1 < unpaid < rest + made.n if made.down else unpaid == 0) or unpaid + own > made.cents:
-        raise LedgerError(f"unpaid: states {unpaid!r:.40}, the division of the budget leaves about {float(rest):.0f}")
+        raise LedgerError(f"unpaid: states {unpaid!r:.40}, the division leaves about {float(rest):.0f}")
 
 
 def _own_share(own: float, body: Mapping[str, Any], terms: Terms) -> float | None:

@@ -161,6 +161,7 @@ class _Walk:
     least: int  # members in a sum
     closed: int = 0
     opened: int = 0
+    analysed: int = 0  # the last round with an analysis
     m0: str = ""
     scheduled: tuple[str, ...] = ()
     weights: Mapping[str, float] | None = None
@@ -247,6 +248,9 @@ class _Walk:
             raise LedgerError("in a run that looked at no plain updates")
         if body["round"] != self.closed + 1:
             raise LedgerError(f"expected one of round {self.closed + 1}, got {body['round']!r:.20}")
+        if self.analysed == self.closed + 1:
+            raise LedgerError("the second of its round")
+        self.analysed = self.closed + 1
 
     def close(self, body: Mapping[str, Any]) -> None:
         one = self.rounds[self.closed]
@@ -259,6 +263,9 @@ class _Walk:
         declined = _named(sorted(body["declined"], key=self._place), self.scheduled, "was declined by")
         if both := [name for name in declined if name in (*one.reports, *one.withheld)]:
             raise LedgerError(f"{both[0]} declined and reported")
+        looked, summed = self.analysed == self.closed + 1, not body["aborted"]
+        if "mr-shapley" in self.config.scoring.truth and looked != summed:
+            raise LedgerError("expected an analysis of each round with a sum, and of no other")
         _hex(body["m"], "m")
         self._utilities(body, bool(one.reports or one.withheld))
         self._samples(body["samples"])
