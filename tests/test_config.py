@@ -305,8 +305,8 @@ def test_counts_stay_counts_and_fractions_fractions():
         ({"training": {"rounds": True}}, r"^training\.rounds: expected a whole number, got True"),
         ({"training": {"rounds": 2.0}}, r"^training\.rounds: expected a whole number, got 2\.0"),
         ({"training": {"rounds": "3"}}, r"^training\.rounds: expected a whole number, got '3'"),
-        ({"training": {"rounds": 0}}, r"^training\.rounds: expected at least 1 round, at most 2\^31, got 0"),
-        ({"training": {"rounds": -1}}, r"^training\.rounds: expected at least 1 round, at most 2\^31, got -1"),
+        ({"training": {"rounds": 0}}, r"^training\.rounds: expected at least 1 round, got 0"),
+        ({"training": {"rounds": -1}}, r"^training\.rounds: expected at least 1 round, got -1"),
         ({"training": {"lr": math.nan}}, r"^training\.lr: expected a number, got nan"),
         ({"training": {"lr": math.inf}}, r"^training\.lr: expected a number, got inf"),
         ({"training": {"lr": 10**400}}, r"^training\.lr: expected a number, got 1000"),
@@ -562,7 +562,7 @@ def test_errors_of_a_file_name_it_and_errors_of_overrides_do_not(tmp_path):
     path.write_text("[training]\nrounds = 0\n")
     with pytest.raises(ConfigError) as caught:
         load(path)
-    assert str(caught.value) == f"{path}: training.rounds: expected at least 1 round, at most 2\^31, got 0"
+    assert str(caught.value) == f"{path}: training.rounds: expected at least 1 round, got 0"
     with pytest.raises(ConfigError) as caught:
         load(path, ["training.lr=0.1"])
     assert str(caught.value).startswith(f"{path}: training.rounds: ")
@@ -572,7 +572,7 @@ def test_errors_of_a_file_name_it_and_errors_of_overrides_do_not(tmp_path):
     assert str(caught.value).startswith(f"{path}: training.round: unknown key")
     path.write_text("")
     for override, message in (
-        ("training.rounds=0", "training.rounds: expected at least 1 round, at most 2\^31, got 0"),
+        ("training.rounds=0", "training.rounds: expected at least 1 round, got 0"),
         ("rounds", "expected section.key=value, such as training.rounds=3, got 'rounds'"),
     ):
         with pytest.raises(ConfigError) as caught:

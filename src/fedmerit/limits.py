@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 MOST = 2**31
 """Of whatever is counted in whole numbers."""
 _RANGES: dict[str, tuple[float, float, str]] = {
-    "data.test_size": (0, MOST, "0 to 2^31 samples"),
+    "data.test_size": (0, MOST, "0 or more samples"),
     "partition.clients": (3, 1024, "3 to 1024 members: with two, each learns the other's update"),
     "partition.mu": (1e-12, math.inf, "a number above 0"),
-    "partition.minimum": (1, MOST, "at least 1 sample, at most 2^31"),
-    "training.rounds": (1, MOST, "at least 1 round, at most 2^31"),
-    "training.local_epochs": (1, MOST, "at least 1 epoch, at most 2^31"),
-    "training.batch_size": (1, MOST, "at least 1 sample, at most 2^31"),
+    "partition.minimum": (1, MOST, "at least 1 sample"),
+    "training.rounds": (1, MOST, "at least 1 round"),
+    "training.local_epochs": (1, MOST, "at least 1 epoch"),
+    "training.batch_size": (1, MOST, "at least 1 sample"),
     "training.lr": (1e-300, math.inf, "a number above 0"),
     "training.weight_decay": (0, math.inf, "0 or more"),
     "training.weight_cap": (1, 2**32 - 1, "1 to 2^32 - 1"),
@@ -46,7 +46,8 @@ def check(config: Config) -> None:
         if path == "partition.clients" and value == 0 and not config.resolved:
             continue
         if not low <= value <= high:
-            raise ConfigError(f"{path}: expected {allowed}, got {value}")
+            most = ", at most 2^31" if high == MOST < value else ""
+            raise ConfigError(f"{path}: expected {allowed}{most}, got {value}")
     _check_partition(config)
     if config.resolved:
         _check_members(config)
