@@ -82,8 +82,8 @@ _SHOWN_TO_COORDINATOR = {kind: form for kind, form in FORMS.items() if kind not 
     "decision": _form(SERVER, f"{_DECISION} totals", "despite_doubts")
 }
 AFTER_END = ("join", "seen", "decision", "payout")
-WHOLE = ("round", "rounds", "decision", "unpaid")
-"""Fields that are whole numbers wherever they occur; true is none."""
+WHOLE = ("round", "rounds", "decision", "replaces", "unpaid")
+"""Fields that are whole numbers wherever they occur; true is none. The first decision replaces nothing."""
 TERMS = {"config", "config_hash", "roster", "strategy", "optimiser", "evaluates"}
 """And ``engine``, which those of version 0.1.0 lack."""
 
@@ -103,8 +103,9 @@ def check_forms(records: Sequence[Record], config: Config) -> None:
                 raise LedgerError(f"not a kind of record of a run with scoring.visibility = {shown!r}")
             forms[record.kind].check(record, config.clients)
             for name in (name for name in WHOLE if name in record.body):
-                if type(record.body[name]) is not int:
-                    raise LedgerError(f"{name}: expected a whole number, got {record.body[name]!r:.20}")
+                value = record.body[name]
+                if type(value) is not int and (name != "replaces" or value is not None):
+                    raise LedgerError(f"{name}: expected a whole number, got {value!r:.20}")
             if ended and record.kind not in AFTER_END:
                 raise LedgerError("comes after the end of the run")
             if record.kind == "seen":
@@ -295,8 +296,8 @@ class _Walk:
 
     def _utilities(self, body: Mapping[str, Any], heard: bool) -> None:
         scoring, given = self.config.scoring, body["utilities"]
-        if body["aborted"] and given:
-            raise LedgerError("aborted, but states utilities")
+        if body["aborted"] and (given or body["slice"] is not None):
+            raise LedgerError("aborted, but states utilities or a test slice")
         if set(given) != set(scoring.utilities) and (given or heard):
             raise LedgerError(f"is about the utilities {', '.join(map(str, given))[:100]}")
         keys = {"empty", "grand", "first"} if scoring.solo and not self._remote else {"empty", "grand"}
