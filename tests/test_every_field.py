@@ -413,3 +413,16 @@ def test_numbers_of_thousands_of_digits_in_a_members_file_are_an_error_of_the_le
     heads.write_text(f"{'9' * 5000} {'0' * 64}\n", encoding="ascii")
     with pytest.raises(LedgerError, match="line 1"):
         list(verify_copy(path, heads=heads))
+
+
+@pytest.mark.parametrize("value", ["x", True, None, []])
+@pytest.mark.parametrize("what", ["n", "gain", "alpha"])
+def test_a_member_reads_totals_as_numbers_only(files, tmp_path, what, value):
+    path, keys, records = tmp_path / "copy.jsonl", keys_of(files, "grouped"), records_in(files, "grouped")
+    for facts in records[where(records, "totals")].body["utilities"].values():
+        facts["summed"][what] = value
+    path.write_bytes(anew(records, keys))
+    own = tmp_path / "own.jsonl"
+    own.write_bytes(b"".join(exported(Copy(path), sees("client-1"))))
+    with pytest.raises(LedgerError, match=r"record \d+ \(totals by server\)"):
+        list(verify_copy(own, member="client-1"))

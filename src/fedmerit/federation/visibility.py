@@ -183,6 +183,11 @@ def _check_one(record: Record, upto: Sequence[Round], scoring: Scoring, reader: 
 
 def _check_totals(told: Mapping[str, Any], one: Round, scoring: Scoring) -> None:
     """What a member can say about totals: they fit the round they close, and each other."""
+    for part in (part for each in told.values() for part in each.values()):
+        if any(
+            type(value) is not int if key == "n" else number(value) is None for key, value in part.items()
+        ):
+            raise LedgerError("totals: expected a whole number n, and numbers")
     for utility in scoring.utilities if one.reports or one.withheld else ():
         facts, used = told[utility]["round"], one.body["utilities"][utility]
         grand, gain = number(used["grand"]), number(used["grand"]) - number(used["empty"])
