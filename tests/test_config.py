@@ -6,6 +6,7 @@ import json
 import math
 import re
 import tomllib
+import tracemalloc
 import typing
 from pathlib import Path
 
@@ -577,3 +578,97 @@ def test_errors_of_a_file_name_it_and_errors_of_overrides_do_not(tmp_path):
         with pytest.raises(ConfigError) as caught:
             load(path, [override])
         assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[data.options]\n" + "a." * 8000 + "a = 1",
+        "[data.options]\n" + "a . " * 8000 + "a = 1",
+        "[data.options]\n" + '"a".' * 8000 + "a = 1",
+        "[data.options]\n" + "'a.b'\t.\t" * 8000 + "a = 1",
+        "[data.options." + "a." * 8000 + "a]",
+        "[[data.options." + "a." * 8000 + "a]]",
+        "[data]\noptions = {" + "a." * 8000 + "a = 1}",
+        '[data]\nname = """x"""""\noptions = {' + "a." * 8000 + "a = 1}",
+        "[data]\nname = '''x'''\noptions = [{" + "a." * 8000 + "a = 1}]",
+        "[data]\nname = '\\'\noptions = {" + "a." * 8000 + "a = 1}",
+        "[data]\nname = 'x' # \"\n" + "a." * 8000 + "a = 1",
+    ],
+)
+def test_a_key_of_thousands_of_parts_is_refused_before_it_is_parsed(text):
+    """A parser takes the square of their number in time and memory."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigError, match="expected keys of at most 16 parts"):
+            recorded(text)
+        assert tracemalloc.get_traced_memory()[1] < 50 * len(text)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("unclosed", ['\\"""\n', "\\'''\n", '"\\\n', "'''\n'", '"""\\'])
+def test_text_that_is_no_toml_is_refused_in_one_pass(unclosed):
+    with pytest.raises(ConfigError):
+        recorded(unclosed * 20_000)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "[" * 40 + "]" * 40,
+        "{a = " * 40 + "1" + "}" * 40,
+        "[" * 5000 + "]" * 5000,
+        "{a.b.c = [" * 9 + "]}" * 9,
+    ],
+)
+def test_values_that_are_too_deep_are_refused(value):
+    with pytest.raises(ConfigError):
+        recorded(f"[data]\noptions = {{x = {value}}}")
+
+
+@pytest.mark.parametrize(
+    "key", ["training.rounds", "training.lr", "data.test_size", "schema", "data.options"]
+)
+def test_numbers_that_no_one_can_print_are_refused(key):
+    section, _, name = key.rpartition(".")
+    huge = "0x" + "f" * 6000
+    value = f"{{size = {huge}}}" if name == "options" else huge
+    with pytest.raises(ConfigError, match="whole numbers of at most 128 bits"):
+        recorded(f"[{section}]\n{name} = {value}" if section else f"{name} = {value}")
+    with pytest.raises(ConfigError, match=r"at least 1 round, at most 2\^31"):
+        recorded(f"[training]\nrounds = {2**31 + 1}")
+
+
+@given(
+    names=st.lists(
+        st.text(st.sampled_from("ab.'\"\\#[]{}="), min_size=1, max_size=64).filter(
+            lambda name: "\\" not in name and name not in (".", "..")
+        ),
+        min_size=3, max_size=30, unique_by=str.casefold,
+    )
+)  # fmt: skip
+def test_names_may_hold_as_many_dots_as_they_like(names):
+    """In every place where settings name members."""
+    again = {
+        "partition": {"names": names, "clients": len(names)},
+        "training": {"weights": "roster", "roster_weights": dict.fromkeys(names, 1.5)},
+        "participation": {"away": {name: [1] for name in names}},
+        "corruption": {"label_noise": dict.fromkeys(names, 0.5), "label_flip": names},
+    }
+    config = from_dict(again)
+    assert recorded(config.to_toml()) == config
+
+
+def test_settings_of_schema_1_have_no_later_keys():
+    """Their hash is over the keys of schema 1, so texts that differ in another would share one."""
+    text = '[partition]\nscheme = "group"\nnames = ["A", "B", "C"]\nmerge = {A = ["x"]}\n'
+    with pytest.raises(ConfigError, match=r"^partition\.merge: unknown key in settings of schema 1"):
+        recorded(text)
+    assert recorded(f"schema = 2\n{text}").partition.merge == {"A": ("x",)}
+
+
+def test_a_threshold_of_more_than_all_members_is_refused():
+    given = {"partition": {"scheme": "group", "clients": 4}, "secure_aggregation": {"threshold": 1000}}
+    with pytest.raises(ConfigError, match=r"^secure_aggregation\.threshold: expected at most the 4 members"):
+        check_schedule(from_dict(given))

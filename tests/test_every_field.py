@@ -7,24 +7,33 @@ ledger can show is listed in docs/threats.md with the reason; this test compares
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fedmerit.copies import exported
+from fedmerit.config import recorded, recorded_hash
+from fedmerit.copies import Copy, exported
 from fedmerit.errors import LedgerError
+from fedmerit.federation.journal import rounds_of
+from fedmerit.federation.protocol import included_hash
 from fedmerit.federation.verify import verify_copy, verify_folder
+from fedmerit.federation.visibility import after_round, sees
 from fedmerit.keys import load_key
-from fedmerit.ledger import SERVER, START, Ledger, canonical, content, exact, link
+from fedmerit.ledger import SERVER, START, Ledger, Record, canonical, content, exact, link
 from older_files import HERE, copied
 
 THREATS = Path(__file__).parents[1] / "docs" / "threats.md"
 RUNS = {  # of which records: what they have in common is tried in one or two of them
-    "masked": None,
+    "masked": ("run", "pool", "report", "round"),
     "grouped": ("totals", "score", "decision", "payout"),
     "sampled": ("schedule",),
     "flower": None,
+    "aborted": ("round",),  # flower, its last round without a sum
+    "unmasked": ("analysis",),
 }
+SHOWN_AS = {"aborted": "flower"}
+OTHERS = {"refuse": "equal", "zero": "own-mean", "ok": "undefined", "fair": "impartial"}
 HEX = re.compile(r"[0-9a-f]{32,}")
 NUMBER = re.compile(r"-?0x[01]\.[0-9a-f]+p[+-]\d+")
 
@@ -36,25 +45,57 @@ def files(tmp_path_factory):
 
 def keys_of(files, name):
     """Everybody's private key, by author."""
+    if name == "unmasked":
+        return {}
+    name = SHOWN_AS.get(name, name)
     of_members = files / ("members" if name == "flower" else f"{name}/keys")
     found = {path.stem: load_key(path) for path in of_members.glob("*.pem")}
     return found | {SERVER: load_key(files / name / "keys" / "server.pem")}
 
 
-def anew(records, keys, at, body):
+def anew(records, keys, at=0, body=None):
     """The lines of a copy in which record ``at`` has another body; heads in later records are followed."""
     previous, heads, lines = START, {}, []
-    for record in records:
-        told = body if record.seq == at else _followed(record.body, heads)
-        signature = keys[record.author].sign(content(record.author, record.kind, told))
-        digest = link(previous, record.seq, content(record.author, record.kind, told), signature)
+    for seq, record in enumerate(records, start=1):
+        told = body if seq == at else _followed(record.body, heads)
+        said = content(record.author, record.kind, told)
+        signature = keys[record.author].sign(said) if keys else b""
+        digest = link(previous, seq, said, signature)
         heads[record.digest.hex()] = digest.hex()
-        seal = keys[SERVER].sign(digest)
-        line = {"seq": record.seq, "author": record.author, "kind": record.kind, "body": told}
+        seal = keys[SERVER].sign(digest) if keys else b""
+        line = {"seq": seq, "author": record.author, "kind": record.kind, "body": told}
         line |= {"digest": digest.hex(), "signature": signature.hex(), "seal": seal.hex()}
         lines.append(canonical(line))
         previous = digest
     return b"\n".join([*lines, b""])
+
+
+def records_in(files, name):
+    with Ledger(files / SHOWN_AS.get(name, name) / "ledger.sqlite", read_only=True) as ledger:
+        records = [replace(one, body=json.loads(canonical(one.body))) for one in ledger.records()]
+    return aborted(records) if name == "aborted" else records
+
+
+def said(author, kind, body):
+    """A record that is not there."""
+    return Record(0, author, kind, body, b"", b"", b"")
+
+
+def where(records, kind, n=0):
+    return [k for k, one in enumerate(records) if one.kind == kind][n]
+
+
+def aborted(records):
+    """The same run with a last round that was declined by one member and summed nothing."""
+    kept = [one for one in records if one.kind not in ("decision", "report", "outcome") or one.seq < 23]
+    kept = [one for one in kept if one.kind != "report" or one.body["round"] < 3]
+    kept = [one for one in kept if one.kind != "outcome" or one.body["round"] < 3]
+    before, last = (kept[where(kept, "round", n)].body for n in (1, 2))
+    last.update(aborted="stage masked: too few", included=[], silent=[], slice=None, utilities={})
+    last.update(m=before["m"], declined=[records[0].body["members"][0]])
+    kept[where(kept, "scores", 2)].body.update(kept[where(kept, "scores", 1)].body, round=3)
+    kept[where(kept, "end")].body["model"] = before["m"]
+    return kept
 
 
 def _followed(value, heads):
@@ -68,9 +109,9 @@ def _followed(value, heads):
 def changes(value):
     """Other values that somebody might put there."""
     if isinstance(value, bool):
-        yield not value
+        yield from (not value, int(value))
     elif isinstance(value, int):
-        yield from (value + 1, value - 1, -5, str(value), None)
+        yield from (value + 1, value - 1, -5, str(value), None, bool(value))
     elif value is None:
         yield from ("x", 0, {}, [])
     elif isinstance(value, str):
@@ -90,10 +131,10 @@ def changes(value):
                 "x",
             )
         else:
-            yield from (value + "x", "")
-        yield from (None, 1)
+            yield from (value + "x", "", *([OTHERS[value]] if value in OTHERS else ()))
+        yield from (None, True, [])
     elif isinstance(value, list):
-        yield from (value[:-1], value + value[-1:], value[::-1], [*value, "nobody"], None)
+        yield from (value[:-1], value + value[-1:], value[::-1], [*value, "nobody"], None, {}, "")
     elif isinstance(value, dict):
         yield {**value, "unexpected": "x"}
         yield None
@@ -129,6 +170,8 @@ def named(kind, path, names):
     steps = [kind]
     for step in path:
         steps.append("*" if isinstance(step, int) or step in names else step)
+    if kind == "analysis" and steps[1:] != ["round"]:
+        return "analysis.*"
     return ".".join(steps)
 
 
@@ -143,25 +186,24 @@ def listed():
 def test_every_field_is_compared_or_listed(files, tmp_path):
     passed, tried = {}, set()
     for name, kinds in RUNS.items():
-        with Ledger(files / name / "ledger.sqlite", read_only=True) as ledger:
-            records, lines = list(ledger.records()), b"".join(exported(ledger))
+        records = records_in(files, name)
         run = records[0].body
         names = {*run["members"], *records_utilities(records), SERVER}
         keys, path = keys_of(files, name), tmp_path / "copy.jsonl"
-        path.write_bytes(anew(records, keys, 0, None))
+        path.write_bytes(anew(records, keys))
         assert list(verify_copy(path)), "what is signed anew without a change verifies"
-        path.write_bytes(lines)
-        assert list(verify_copy(path))
         last = {}
-        for record in records:  # the last of each kind and place: nothing later repairs it, most is before it
+        for seq, record in enumerate(records, start=1):  # the last of each place: nothing later repairs it
             for place, value in places(record.body) if kinds is None or record.kind in kinds else ():
-                last[named(record.kind, place, names), type(value)] = (record, place, value)
-        for (what, _), (record, place, value) in last.items():
+                last[named(record.kind, place, names), type(value)] = (seq, record, place, value)
+            if record.kind == "decision":
+                last["decision.despite_doubts", bool] = (seq, record, ("despite_doubts",), False)
+        for (what, _), (seq, record, place, value) in last.items():
             tried.add(what)
             for other in changes(value):
-                if other == value or (place == () and not isinstance(other, dict)):
+                if canonical(other) == canonical(value) or (place == () and not isinstance(other, dict)):
                     continue
-                path.write_bytes(anew(records, keys, record.seq, put(record.body, place, other)))
+                path.write_bytes(anew(records, keys, seq, put(record.body, place, other)))
                 try:
                     list(verify_copy(path))
                 except LedgerError:
@@ -169,7 +211,7 @@ def test_every_field_is_compared_or_listed(files, tmp_path):
                 passed.setdefault(what, []).append((name, other))
     assert {what.partition(".")[0] for what in tried} >= {
         "run", "pool", "join", "schedule", "masked", "outcome", "report", "round", "scores", "totals",
-        "score", "end", "seen", "decision", "payout",
+        "score", "end", "seen", "decision", "payout", "analysis",
     }  # fmt: skip
     expected = listed()
     assert set(passed) == expected, {
@@ -181,23 +223,210 @@ def records_utilities(records):
     return {name for record in records if record.kind == "round" for name in record.body["utilities"]}
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [name for name in RUNS if name != "unmasked"])
 def test_a_record_by_somebody_else_is_found(files, tmp_path, name):
     """Each kind, once, by an author who never writes it, signed with that author's own key."""
-    with Ledger(files / name / "ledger.sqlite", read_only=True) as ledger:
-        records = list(ledger.records())
+    records = records_in(files, name)
     keys, path = keys_of(files, name), tmp_path / "copy.jsonl"
     member = records[0].body["members"][0]
     for record in {one.kind: one for one in records[1:]}.values():
         other = member if record.author == SERVER else SERVER
         swapped = [type(one)(**{**vars(one), "author": other}) if one is record else one for one in records]
-        path.write_bytes(anew(swapped, keys, 0, None))
+        path.write_bytes(anew(swapped, keys))
         with pytest.raises(LedgerError):
             list(verify_copy(path))
 
 
 def test_the_files_are_there():
-    assert {path.name for path in (HERE / "0.1.0").iterdir()} >= set(RUNS)
+    assert {path.name for path in (HERE / "0.1.0").iterdir()} >= set(RUNS) - set(SHOWN_AS)
+
+
+# ------------------------------------------------------------------- records that no honest server writes
+
+
+def refused(path, records, keys, match, **given):
+    path.write_bytes(anew(records, keys))
+    with pytest.raises(LedgerError, match=match):
+        list(verify_copy(path, **given))
+
+
+def test_records_of_the_other_visibility_are_refused(files, tmp_path):
+    """Nothing computes them anew, and whoever reads the ledger would believe them."""
+    path, records, keys = tmp_path / "copy.jsonl", records_in(files, "flower"), keys_of(files, "flower")
+    end, salt, member = where(records, "end"), "0" * 32, records[0].body["members"][0]
+    another = "not a kind of record of a run with scoring.visibility = 'all'"
+    own = {"member": member, "salt": salt}
+    score = said(SERVER, "score", {"round": 3, **own, "cumulative_alpha": {"accuracy": exact(9.0)}})
+    totals = said(SERVER, "totals", {"round": 3, "utilities": {}})
+    payout = said(SERVER, "payout", {"decision": 1, **own, "share": exact(1.0), "cents": 99999999})
+    refused(path, [*records[:end], score, *records[end:]], keys, another)
+    refused(path, [*records[:end], totals, *records[end:]], keys, another)
+    refused(path, [*records, payout], keys, another)
+    made = records[where(records, "decision")].body
+    made["totals"] = {"n": 999}
+    refused(path, records, keys, "has a field 'totals' that no record of its kind has")
+    records, keys = records_in(files, "grouped"), keys_of(files, "grouped")
+    end = where(records, "end")
+    scores = said(SERVER, "scores", {"round": 2, "cumulative_alpha": {}})
+    another = "not a kind of record of a run with scoring.visibility = 'coordinator'"
+    refused(path, [*records[:end], scores, *records[end:]], keys, another)
+    records[where(records, "decision")].body["cents"] = {"client-0": 10**9}
+    refused(path, records, keys, "has a field 'cents' that no record of its kind has")
+
+
+def of_round(records, kind, number=3):
+    return next(one for one in records if one.kind == kind and one.body["round"] == number)
+
+
+def with_config(records, text):
+    """The same ledger of a run with other settings, to which everybody agreed."""
+    for body in (one.body for one in records if one.kind in ("run", "join")):
+        for place in (body, body["terms"]):
+            place.update(config=text, config_hash=recorded_hash(text)) if "config" in place else None
+
+
+def summing(records, keys, path, count):
+    """The same run with the last round over fewer members; what follows from it is computed anew."""
+    names = records[0].body["members"][:count]
+    hashed, weight = included_hash(names), exact(100.0 * count)
+    of_round(records, "outcome").body.update(included=hashed, weight=weight)
+    of_round(records, "round").body.update(included=names, silent=[])
+    of_round(records, "schedule").body["members"] = names
+    inputs = of_round(records, "masked").body["inputs"]
+    of_round(records, "masked").body["inputs"] = {name: inputs[name] for name in names}
+    kept = []
+    for one in records:
+        if one.kind == "report" and one.body["round"] == 3:
+            one.body["bound_to"].update(included=hashed, weight=weight)
+            kept += [one] if one.author in names else []
+        elif one.kind != "decision":
+            kept.append(one)
+    at = where(kept, "scores", 2)
+    path.write_bytes(anew(kept[:at], keys))
+    config = recorded(records[0].body["config"])
+    ((_, body),) = after_round(rounds_of(Copy(path)), config.scoring)
+    kept[at] = replace(kept[at], body=body)
+    return kept
+
+
+def test_a_sum_of_two_is_refused(files, tmp_path):
+    path, keys = tmp_path / "copy.jsonl", keys_of(files, "flower")
+    records = summing(records_in(files, "flower"), keys, path, 2)
+    refused(path, records, keys, "sums 2 members, at least 3 are needed")
+
+
+def test_a_sum_of_fewer_than_the_threshold_is_refused_where_it_is_one_of_all_members(files, tmp_path):
+    """Before schema 2 the threshold was one of those scheduled, so there a sum of fewer is no lie."""
+    path, keys = tmp_path / "copy.jsonl", keys_of(files, "flower")
+    records = summing(records_in(files, "flower"), keys, path, 3)
+    text = records[0].body["config"].replace("threshold = 0", "threshold = 4")
+    with_config(records, text)
+    path.write_bytes(anew(records, keys))
+    assert list(verify_copy(path))
+    with_config(records, f"schema = 2\n{text}")
+    refused(path, records, keys, "sums 3 members, at least 4 are needed")
+
+
+def test_a_round_too_many_and_an_end_in_a_round_are_refused(files, tmp_path):
+    path, keys, records = tmp_path / "copy.jsonl", keys_of(files, "flower"), records_in(files, "flower")
+    end = where(records, "end")
+    opened = said(SERVER, "schedule", {**of_round(records, "schedule").body, "round": 4})
+    refused(path, [*records[:end], opened, *records[end:]], keys, "begins round 4 of 3")
+    with_config(records, records[0].body["config"].replace("rounds = 3", "rounds = 4"))
+    refused(path, [*records[:end], opened, *records[end:]], keys, "ends while round 4 is open")
+
+
+def test_scores_are_stated_once_after_each_round(files, tmp_path):
+    path, keys, records = tmp_path / "copy.jsonl", keys_of(files, "flower"), records_in(files, "flower")
+    last = where(records, "scores", 2)
+    refused(path, [*records[:last], records[last], *records[last:]], keys, "expected one record of scores")
+    signed = [one for one in records if one.kind not in ("seen", "decision")]
+    refused(path, [*signed[:last], *signed[last + 1 :]], keys, "after round 3: expected one record of scores")
+
+
+def test_a_member_signs_one_head_and_at_the_end(files, tmp_path):
+    path, keys, records = tmp_path / "copy.jsonl", keys_of(files, "flower"), records_in(files, "flower")
+    at = where(records, "seen")
+    match = "before the end of the run, or the second of its author"
+    refused(path, [*records[: at + 1], replace(records[at], digest=b""), *records[at + 1 :]], keys, match)
+    after = where(records, "scores")
+    body = {**records[at].body, "round": 1, "head": records[after - 1].digest.hex()}
+    early = replace(said(records[at].author, "seen", body), digest=records[after].digest)
+    refused(path, [*records[: after + 1], early, *records[after + 1 :]], keys, "before the end of the run")
+
+
+def test_an_analysis_is_there_once(files, tmp_path):
+    path, records = tmp_path / "copy.jsonl", records_in(files, "unmasked")
+    at = where(records, "analysis")
+    refused(path, [*records[:at], records[at], *records[at:]], {}, "the second of its round")
+    refused(path, [*records[:at], *records[at + 1 :]], {}, "expected an analysis of each round with a sum")
+
+
+@pytest.mark.parametrize("spelled", ["0750.00", "750", "750.0", 750, True])
+def test_a_budget_has_one_spelling(files, tmp_path, spelled):
+    path, keys, records = tmp_path / "copy.jsonl", keys_of(files, "flower"), records_in(files, "flower")
+    made = records[where(records, "decision")].body
+    assert made["budget"] == "750.00"
+    made["budget"] = spelled
+    refused(path, records, keys, "budget")
+
+
+def test_a_share_has_one_spelling(files, tmp_path):
+    path, keys, records = tmp_path / "copy.jsonl", keys_of(files, "flower"), records_in(files, "flower")
+    shares = records[where(records, "decision")].body["shares"]
+    name = next(name for name, share in shares.items() if not share.startswith("0x0"))
+    shares[name] = f" {shares[name]}"
+    refused(path, records, keys, "expected a number as it is recorded")
+
+
+@pytest.mark.parametrize(
+    ("what", "value"),
+    [("rounds", 1), ("rounds", "x"), ("rounds", None), ("unpaid", -5), ("unpaid", 100), ("unpaid", True),
+     ("status", "undefined"), ("status", "x"), ("rule", "x"), ("on_undefined", "x"), ("decision", True)],
+)  # fmt: skip
+def test_a_member_compares_the_decision_in_its_copy(files, tmp_path, what, value):
+    path, keys, records = tmp_path / "copy.jsonl", keys_of(files, "grouped"), records_in(files, "grouped")
+    records[where(records, "decision")].body[what] = value
+    path.write_bytes(anew(records, keys))
+    own = tmp_path / "own.jsonl"
+    own.write_bytes(b"".join(exported(Copy(path), sees("client-1"))))
+    with pytest.raises(LedgerError, match=r"record \d+ \(decision by server\)"):
+        list(verify_copy(own, member="client-1"))
+
+
+@pytest.mark.parametrize("depth", [40, 300, 900])
+def test_what_is_too_deep_is_an_error_of_the_ledger(files, tmp_path, depth):
+    """Whoever reads it must not die of it; 900 levels are more than Python's stack takes."""
+    path, records = tmp_path / "copy.jsonl", records_in(files, "flower")
+    path.write_bytes(anew(records, keys_of(files, "flower")))
+    lines = path.read_bytes().split(b"\n")
+    nested = b"[" * depth + b"]" * depth
+    lines[-2] = re.sub(rb'"cap":"[^"]*"', b'"cap":' + nested, lines[-2])
+    path.write_bytes(b"\n".join(lines))
+    assert nested in path.read_bytes()
+    with pytest.raises(LedgerError, match="cannot be read"):
+        list(verify_copy(path))
+
+
+def test_numbers_of_thousands_of_digits_in_a_members_file_are_an_error_of_the_ledger(files, tmp_path):
+    path, heads = tmp_path / "copy.jsonl", tmp_path / "heads"
+    path.write_bytes(anew(records_in(files, "flower"), keys_of(files, "flower")))
+    heads.write_text(f"{'9' * 5000} {'0' * 64}\n", encoding="ascii")
+    with pytest.raises(LedgerError, match="line 1"):
+        list(verify_copy(path, heads=heads))
+
+
+@pytest.mark.parametrize("value", ["x", True, None, []])
+@pytest.mark.parametrize("what", ["n", "gain", "alpha"])
+def test_a_member_reads_totals_as_numbers_only(files, tmp_path, what, value):
+    path, keys, records = tmp_path / "copy.jsonl", keys_of(files, "grouped"), records_in(files, "grouped")
+    for facts in records[where(records, "totals")].body["utilities"].values():
+        facts["summed"][what] = value
+    path.write_bytes(anew(records, keys))
+    own = tmp_path / "own.jsonl"
+    own.write_bytes(b"".join(exported(Copy(path), sees("client-1"))))
+    with pytest.raises(LedgerError, match=r"record \d+ \(totals by server\)"):
+        list(verify_copy(own, member="client-1"))
 
 
 def test_a_total_weight_that_the_members_cannot_have_is_found(files, tmp_path):

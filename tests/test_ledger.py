@@ -572,3 +572,55 @@ def test_a_run_under_way_can_be_verified(path):
             assert len(reader) == 6
             with pytest.raises(LedgerError, match="readonly"), reader.transaction():
                 append(reader, "north", "report", {"round": 3})
+
+
+def test_records_that_an_earlier_version_added_are_no_damage(path):
+    """Version 0.1.0 leaves the header as it is: what the header speaks of must be there, and more may be."""
+    with sqlite3.connect(path) as db:
+        last, digest = db.execute(
+            "SELECT seq, digest FROM records ORDER BY seq DESC LIMIT 1 OFFSET 2"
+        ).fetchone()
+        db.execute(f"PRAGMA user_version = {last}")
+        db.execute(f"PRAGMA application_id = {int.from_bytes(digest[:4], 'big') & 0x7FFFFFFF}")
+    db.close()
+    assert verify(path)
+    with Ledger(path) as ledger, ledger.transaction():
+        assert append(ledger, SERVER, "round", {"round": 9}).seq == last + 3
+    assert verify(path)
+    with sqlite3.connect(path) as db:  # and now a header that speaks of another record in that place
+        db.execute(f"PRAGMA user_version = {last}")
+    db.close()
+    with Ledger(path) as ledger:
+        with pytest.raises(LedgerError, match=f"ends with record {last}, which is another one here"):
+            list(ledger.records())
+        with pytest.raises(LedgerError, match="which is another one here"):
+            _ = ledger.head
+
+
+def test_a_ledger_that_lost_all_its_records_is_not_begun_anew(path):
+    sql(path, ("DELETE FROM records",))
+    lost = pytest.raises(LedgerError, match="the last one here is record 0")
+    with Ledger(path) as ledger, lost, ledger.transaction():
+        append(ledger, SERVER, "run", {})
+
+
+def test_values_are_32_levels_deep_at_most():
+    def nested(levels):
+        value = 1
+        for _ in range(levels):
+            value = [value]
+        return value
+
+    assert canonical(nested(32))
+    with pytest.raises(LedgerError, match="deeper than 32 levels"):
+        canonical(nested(33))
+    with pytest.raises(LedgerError, match="deeper than 32 levels"):
+        canonical(nested(5000))
+
+
+@pytest.mark.parametrize(
+    "text", ["1.5", "0x1.8p+0", " 0x1.8000000000000p+0", "0X1.8000000000000P+0", "NaN", "infinity"]
+)
+def test_a_number_has_one_spelling(text):
+    with pytest.raises(LedgerError, match="expected a number as it is recorded"):
+        number(text)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 import tomllib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +30,15 @@ from fedmerit.toml import as_kind, fits, words, written
 
 SCHEMA = 2
 """Of the settings in this file. Texts of schema 1 do not name it."""
+DEEPEST = 16
+"""Most parts of a key, and most tables and lists inside each other."""
+MOST_BITS = 128
+_STRINGS = re.compile(  # of TOML, and comments; what is not closed goes on to its end, where a parser stops
+    r""""{3}(?:[^"\\]|\\.|"(?!""))*+(?:"{3,5}|\\?\Z)|'{3}(?:[^']|'(?!''))*+(?:'{3,5}|\Z)"""
+    r"""|"(?:[^"\\\n]|\\.)*+"?|'[^'\n]*+'?|#[^\n]*+""",
+    re.DOTALL,
+)
+_LONG_KEY = re.compile(rf"(?:\.[^.\n=,\[\]{{}}]*+){{{DEEPEST}}}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,6 +241,12 @@ def recorded(text: str) -> Config:
     return from_dict({"schema": 1, **_parsed(text)})
 
 
+def schema_of(text: str) -> int:
+    """Return the schema of settings that `recorded` reads from this text."""
+    schema: int = _parsed(text).get("schema", 1)
+    return schema
+
+
 def recorded_hash(text: str) -> str:
     """Return the SHA-256 that binds masks and records to settings that are recorded as this text, as hex.
 
@@ -264,10 +280,29 @@ def _text_in(path: str | Path) -> str:
 
 
 def _parsed(text: str) -> dict[str, Any]:
+    """Read TOML of anybody: what a parser would spend hours or all memory on is refused before."""
+    if _LONG_KEY.search(_STRINGS.sub("s", text)):
+        raise ConfigError(f"not settings: expected keys of at most {DEEPEST} parts, got a longer one")
     try:
-        return tomllib.loads(text)
+        parsed = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"not TOML: {error}") from error
+        raise ConfigError(f"not TOML: {error!s:.200}") from error
+    _check_plain(parsed)
+    return parsed
+
+
+def _check_plain(parsed: dict[str, Any]) -> None:
+    """Refuse values so deep or so large that nothing after the parser could handle or print them."""
+    level: list[Any] = [parsed]
+    for _ in range(DEEPEST):
+        inner = (one.values() if isinstance(one, dict) else one for one in level)
+        values = [value for one in inner for value in one]
+        if any(isinstance(value, int) and value.bit_length() > MOST_BITS for value in values):
+            raise ConfigError(f"not settings: expected whole numbers of at most {MOST_BITS} bits")
+        level = [value for value in values if isinstance(value, dict | list)]
+        if not level:
+            return
+    raise ConfigError(f"not settings: expected tables and lists at most {DEEPEST} deep")
 
 
 @cache
@@ -309,7 +344,10 @@ def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
                 given["clients"] = 0
     if schema < SCHEMA:
         for name, part in _defaults(schema).items():
-            tree[name] = {**part, **tree.get(name, {})}
+            given = tree.get(name, {})
+            if later := [key for key in given if key not in part]:
+                raise ConfigError(f"{name}.{later[0]}: unknown key in settings of schema {schema}")
+            tree[name] = {**part, **given}
     return Config(**{name: _section(name, kinds[name], given) for name, given in tree.items()})
 
 

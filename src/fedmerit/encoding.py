@@ -9,6 +9,9 @@ from typing import Any
 
 from fedmerit.errors import LedgerError
 
+DEEPEST = 32
+"""Most levels of a value that is recorded."""
+
 
 def canonical(body: Any) -> bytes:
     """One encoding per value: JSON with sorted keys and no spaces, ASCII; floats are refused.
@@ -37,23 +40,28 @@ def exact(value: float) -> str:
 
 
 def number(text: Any) -> float:
-    """The float that :func:`exact` wrote."""
+    """The float that :func:`exact` wrote, in that spelling alone."""
     try:
-        return float.fromhex(text)
+        found = float.fromhex(text)
     except (TypeError, ValueError, OverflowError) as error:
-        raise LedgerError(f"expected a number in hexadecimal, got {text!r}") from error
+        raise LedgerError(f"expected a number in hexadecimal, got {text!r:.60}") from error
+    if exact(found) != text:
+        raise LedgerError(f"expected a number as it is recorded, got {text!r:.60}")
+    return found
 
 
-def _refuse_floats(value: Any, where: str) -> None:
+def _refuse_floats(value: Any, where: str, depth: int = 0) -> None:
+    if depth > DEEPEST:
+        raise LedgerError(f"{where:.80}: deeper than {DEEPEST} levels")
     if isinstance(value, float):
         raise LedgerError(f"{where}: floats have no place in a signed record, use exact()")
     if isinstance(value, Mapping):
         for key, item in value.items():
             if not isinstance(key, str):
                 raise LedgerError(f"{where}: keys must be text, got {key!r}")
-            _refuse_floats(item, f"{where}.{key}")
+            _refuse_floats(item, f"{where}.{key}", depth + 1)
     elif isinstance(value, list | tuple):
         for item in value:
-            _refuse_floats(item, f"{where}[]")
+            _refuse_floats(item, f"{where}[]", depth + 1)
     elif value is not None and not isinstance(value, str | int):
         raise LedgerError(f"{where}: cannot be recorded: {type(value).__name__}")

@@ -179,7 +179,7 @@ class Ledger:
         where, values = ("WHERE kind = ?", (kind,)) if kind else ("", ())
         query = f"SELECT {_CELLS}, {_ENDS} FROM records, {_END} {where} ORDER BY seq"  # noqa: S608 - no outside text
         rows = self._execute(query, values)
-        last = 0
+        last, marked = 0, b""
         while True:
             try:
                 row = rows.fetchone()
@@ -191,8 +191,9 @@ class Ledger:
             found = parsed_record(*cells)
             yield found
             last = found.seq
+            marked = found.digest if last == kept else marked
         if kind is None and last:
-            self._check_end(last, found.digest, kept, mark)
+            self._check_end(last, kept, mark, marked)
 
     def _tip(self) -> tuple[int, bytes]:
         """Number and digest of the last record, if they are what the file's header keeps of them."""
@@ -203,24 +204,34 @@ class Ledger:
         except sqlite3.Error as error:
             raise LedgerError(f"{self.path}: damaged: {error}") from error
         if row is None:
+            kept, mark = self._execute(f"SELECT {_ENDS} FROM {_END}").fetchone()  # noqa: S608
+            self._check_end(0, kept, mark, START)
             return 0, START
         seq, digest, kept, mark = row
         if not isinstance(digest, bytes) or len(digest) != len(START):
             raise LedgerError(f"{self.path}: damaged: the digest of record {seq}, its last, is not one")
-        self._check_end(seq, digest, kept, mark)
+        marked = digest
+        if kept != seq:
+            found = self._execute("SELECT digest FROM records WHERE seq = ?", (kept,)).fetchone()
+            marked = found[0] if found and isinstance(found[0], bytes) else b""
+        self._check_end(seq, kept, mark, marked)
         return int(seq), digest
 
-    def _check_end(self, seq: int, digest: bytes, kept: int, mark: int) -> None:
-        """Raise LedgerError unless the records end where the header of the file says that they do.
+    def _check_end(self, seq: int, kept: int, mark: int, marked: bytes) -> None:
+        """Raise LedgerError if records are gone that the header of the file speaks of.
 
         A damaged page of the table can make its last records disappear, and what is left is a chain in order.
-        Ledgers of version 0.1.0 keep nothing in the header.
+        Version 0.1.0 keeps nothing in the header: it may have written none, or added records to one.
+
+        Args:
+            seq: of the last record.
+            kept: which record the header says is the last.
+            mark: and what it keeps of that one's digest.
+            marked: the digest that this record has here.
         """
-        if (kept or mark) and (kept, mark) != (seq, _mark(digest)):
-            last = f"another record {seq}" if kept == seq else f"record {seq}"
-            raise LedgerError(
-                f"{self.path}: damaged: by its header it ends with record {kept}, the last one here is {last}"
-            )
+        if (kept or mark) and (kept > seq or mark != _mark(marked)):
+            here = f"the last one here is record {seq}" if kept > seq else "which is another one here"
+            raise LedgerError(f"{self.path}: damaged: by its header it ends with record {kept}, {here}")
 
     def _execute(self, statement: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
         try:

@@ -12,14 +12,16 @@ from fedmerit.secagg.setting import LEAST_IN_SUM
 if TYPE_CHECKING:
     from fedmerit.config import Config
 
+MOST = 2**31
+"""Of whatever is counted in whole numbers."""
 _RANGES: dict[str, tuple[float, float, str]] = {
-    "data.test_size": (0, math.inf, "0 or more samples"),
+    "data.test_size": (0, MOST, "0 or more samples"),
     "partition.clients": (3, 1024, "3 to 1024 members: with two, each learns the other's update"),
     "partition.mu": (1e-12, math.inf, "a number above 0"),
-    "partition.minimum": (1, math.inf, "at least 1 sample"),
-    "training.rounds": (1, math.inf, "at least 1 round"),
-    "training.local_epochs": (1, math.inf, "at least 1 epoch"),
-    "training.batch_size": (1, math.inf, "at least 1 sample"),
+    "partition.minimum": (1, MOST, "at least 1 sample"),
+    "training.rounds": (1, MOST, "at least 1 round"),
+    "training.local_epochs": (1, MOST, "at least 1 epoch"),
+    "training.batch_size": (1, MOST, "at least 1 sample"),
     "training.lr": (1e-300, math.inf, "a number above 0"),
     "training.weight_decay": (0, math.inf, "0 or more"),
     "training.weight_cap": (1, 2**32 - 1, "1 to 2^32 - 1"),
@@ -44,7 +46,8 @@ def check(config: Config) -> None:
         if path == "partition.clients" and value == 0 and not config.resolved:
             continue
         if not low <= value <= high:
-            raise ConfigError(f"{path}: expected {allowed}, got {value}")
+            most = ", at most 2^31" if high == MOST < value else ""
+            raise ConfigError(f"{path}: expected {allowed}{most}, got {value}")
     _check_partition(config)
     if config.resolved:
         _check_members(config)
@@ -127,6 +130,8 @@ def check_schedule(config: Config) -> None:
     """
     members, t = len(config.clients), config.threshold
     least, fraction = config.secure_aggregation.least, config.participation.fraction
+    if t > members:
+        raise ConfigError(f"secure_aggregation.threshold: expected at most the {members} members, got {t}")
     if least and not t <= least <= members:
         raise ConfigError(
             f"secure_aggregation.least: expected {t} to {members}, since {t} of the {members} members must "

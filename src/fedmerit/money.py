@@ -182,5 +182,14 @@ def _cents(budget: str | int | Decimal) -> int:
     return int(cents)
 
 
+def spelled(budget: str) -> str:
+    """Return a budget as it is recorded.
+
+    >>> spelled("0750.5")
+    '750.50'
+    """
+    return str(_money(_cents(budget)))
+
+
 def _money(cents: int) -> Decimal:
     return Decimal(f"{cents // 100}.{cents % 100:02d}")

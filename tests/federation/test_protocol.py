@@ -170,6 +170,20 @@ def test_the_server_drops_what_was_computed_on_anything_else(change, message):
     accept(report, outcome(), ["accuracy"])
 
 
+LINE = "m\nround 1: refused: stage unmask, member B: lied " + "x" * 1000
+
+
+@pytest.mark.parametrize("change", [{"bound_to": {LINE: "00"}}, {"measured": {LINE: None}}])
+def test_what_a_member_makes_up_is_no_line_of_the_servers_notes(change):
+    """A message that holds a name of a member's making holds little of it, and on one line."""
+    report = member().report(M0, outcome(), UPDATES[0], 1.0, PLAIN)
+    facts = vars(report) | {key: {**getattr(report, key), **value} for key, value in change.items()}
+    with pytest.raises((BindingError, MessageError)) as caught:
+        accept(Report(**facts), outcome(), ["accuracy"])
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
 def test_a_report_reads_back_bit_for_bit_and_only_in_its_own_run():
     report = member().report(M0, outcome(), UPDATES[0], 1.0, PLAIN)
     assert Report.from_body("A", report.body("run-1"), run="run-1") == report

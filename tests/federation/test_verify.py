@@ -21,7 +21,8 @@ from fedmerit.errors import LedgerError
 from fedmerit.federation.embedded import run
 from fedmerit.federation.identities import Identities
 from fedmerit.federation.journal import Journal, rounds_of, score_files, scores_document
-from fedmerit.federation.verify import keys_of, verify_folder
+from fedmerit.federation.verify import config_of, keys_of, verify_folder
+from fedmerit.federation.visibility import after_round
 from fedmerit.ledger import SERVER, Ledger, content, exact, number
 from ledgers import cut
 
@@ -307,7 +308,15 @@ def test_an_unsigned_report_that_is_changed_no_longer_fits_the_stated_scores(pla
 def test_an_unsigned_ledger_that_is_consistent_but_no_longer_fits_the_files(plain):
     """Whoever rewrites report and stated scores must rewrite the files too, and then the head differs."""
     change_one(plain, "report", nicer, which=2)
-    rewrite(plain, lambda _, author, kind, body: [] if kind == "scores" else [(author, kind, body)])
+    with Ledger(plain / "ledger.sqlite", read_only=True) as ledger:
+        rounds, scoring = rounds_of(ledger), config_of(ledger).scoring
+
+    def stated_anew(_, author, kind, body):
+        if kind == "scores":
+            ((_, body),) = after_round(rounds[: body["round"]], scoring)
+        return [(author, kind, body)]
+
+    rewrite(plain, stated_anew)
     with pytest.raises(LedgerError, match=r"^scores\.json\.rounds\[0\]\.reports\.alone\[2\]: states "):
         verify(plain)
 

@@ -75,12 +75,18 @@ def test_a_secured_app_gives_no_plain_update(home):
             client.app(Message(content_, dst_node_id=101, message_type=kind), grid.contexts[101])
 
 
+def before_the_end(home, who, run_):
+    """The member as it was before it signed the last head, after which it answers nothing else."""
+    (home / f"{who}.pem.state" / run_ / "seen").unlink()
+
+
 def test_terms_are_pinned(home):
     """A member that joined a run agrees to nothing else in it."""
     grid, kept = grid_of(home), []
     grid.before = lambda node, message: kept.append(message) if node == 101 else None
     run(home, grid)
     ask = exchange_of(kept[0])
+    before_the_end(home, "client-1", ask.run)
     body = {**ask.body, "commitment": {**ask.body["commitment"], "root": "0" * 64}}
     message = Message(
         put(Ask("join", ask.run, 0, body).pack(server_of(home))),
@@ -112,6 +118,7 @@ def ask_again(home, grid, ask, **change):
 def test_one_request_for_a_report_is_answered_and_no_other(home):
     """Each further one, on another M or W, would say something new about the update."""
     grid, asks = asked_of(home)
+    before_the_end(home, LIAR, asks["report", 2].run)
     again = ask_again(home, grid, asks["report", 2])
     assert take(again.content)  # the very same: the same answer
     for change in ({"total": 5.0}, {"model": bytes(len(asks["report", 2].body["model"]))}, {"next": 0}):
@@ -121,6 +128,7 @@ def test_one_request_for_a_report_is_answered_and_no_other(home):
 
 def test_nothing_is_said_twice_in_a_round(home):
     grid, asks = asked_of(home)
+    before_the_end(home, LIAR, asks["share", 2].run)
     for key in (("share", 2), ("train", 2), ("check", 2), ("unmask", 2)):
         with pytest.raises(RefusedError, match=REFUSED):
             ask_again(home, grid, asks[key])

@@ -28,7 +28,17 @@ def test_another_weighting_is_not_accepted(given, expected):
     )
     with pytest.raises(RefusedError, match=f"asked for {given} weights, expected {expected}"):
         fedmerit.flower.everybody(config, weights=expected)
-    fedmerit.flower.everybody(config, weights=given)
+    fedmerit.flower.everybody(config, weights=given, weight_cap=100)
+
+
+def test_another_cap_of_secret_weights_is_not_accepted():
+    """Whoever has more samples than the cap declines: runs with different caps would count them."""
+    whole = {**SIX, "secure_aggregation": {"threshold": 6, "least": 6}}
+    capped = from_dict({**whole, "training": {"weights": "secret", "weight_cap": 699}})
+    with pytest.raises(RefusedError, match="asked for a weight_cap of 699, expected 100000"):
+        fedmerit.flower.everybody(capped, weights="secret")
+    fedmerit.flower.everybody(capped, weights="secret", weight_cap=699)
+    fedmerit.flower.everybody(from_dict({**whole, "training": {"weight_cap": 699}}))
 
 
 def test_it_is_as_cautious_as_the_default():

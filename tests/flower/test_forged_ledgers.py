@@ -150,7 +150,7 @@ def aborted(which, model=None):
 def test_an_aborted_round_leaves_the_model_as_it_was(home, which):
     shutil.rmtree(home / "run" / "checkpoints")  # which would tell of the round that was really summed
     shutil.copytree(home, home / "other")
-    written(home, aborted(which), anew=())
+    written(home, aborted(which), anew=(which,))
     assert f"rounds: {which} of 2, 1 aborted" in list(verify_folder(home / "run"))
     written(home / "other", aborted(which, "ab" * 32), anew=())
     message = r"^record \d+ \(round by server\): aborted, but states another model than the one before it$"

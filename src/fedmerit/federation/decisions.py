@@ -20,8 +20,8 @@ from fedmerit.alarms import Doubt, doubts
 from fedmerit.config import Scoring
 from fedmerit.errors import LedgerError
 from fedmerit.federation.journal import Round, reading
-from fedmerit.ledger import SERVER, Record, Records, exact, new_salt, number
-from fedmerit.money import Payouts, division, payouts
+from fedmerit.ledger import SERVER, Record, Records, canonical, exact, new_salt, number
+from fedmerit.money import Payouts, division, payouts, spelled
 from fedmerit.rewards import OnUndefined, Rule, Shares, shares
 from fedmerit.types import Scores
 
@@ -44,7 +44,12 @@ class Terms:
 
     def body(self) -> dict[str, Any]:
         """For the ledger."""
-        return {**vars(self), "floor": exact(self.floor), "cap": exact(self.cap)}
+        return {
+            **vars(self),
+            "budget": spelled(self.budget),
+            "floor": exact(self.floor),
+            "cap": exact(self.cap),
+        }
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Terms:
@@ -53,6 +58,8 @@ class Terms:
         plain = {key: plain[key] for key in cls.__dataclass_fields__}
         if not isinstance(plain["despite_doubts"], bool):
             raise LedgerError(f"despite_doubts: expected true or false, got {plain['despite_doubts']!r:.40}")
+        if (again := spelled(plain["budget"])) != plain["budget"]:
+            raise LedgerError(f"budget: expected {again}, got {plain['budget']!r:.40}")
         return cls(**{**plain, "floor": number(plain["floor"]), "cap": number(plain["cap"])})
 
 
@@ -247,7 +254,7 @@ def _same_totals(told: Mapping[str, Any], again: Decision, stated: Mapping[str, 
     if odd := sorted(set(told) ^ set(right)):
         raise LedgerError(f"totals.{odd[0]}: {'missing' if odd[0] in right else 'not one of the totals'}")
     for key, value in right.items():
-        same = told[key] == value
+        same = canonical(told[key]) == canonical(value)
         if not same and isinstance(value, str):
             same = math.isclose(number(told[key]), number(value), rel_tol=TOLERANCE, abs_tol=0.0)
         if not same:

@@ -197,7 +197,7 @@ def reading(record: Record) -> Iterator[None]:
         yield
     except FedmeritError as error:
         raise LedgerError(f"{where}: {error}") from error
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise LedgerError(f"{where}: not a record of its kind: {error!r:.80}") from error
 
 

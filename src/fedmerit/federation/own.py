@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, get_args
 
 from fedmerit.config import Scoring
 from fedmerit.errors import LedgerError
@@ -15,6 +15,7 @@ from fedmerit.federation.journal import Round, reading
 from fedmerit.federation.visibility import own_total
 from fedmerit.ledger import Records, number
 from fedmerit.money import Division, division, rounds_down
+from fedmerit.rewards import OnUndefined, Rule
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ def own_parts(ledger: Records, member: str, rounds: Sequence[Round], scoring: Sc
             numbered = (body["decision"], body["replaces"]) == (len(found) + 1, len(found) or None)
             if not numbered or len(one.payouts) != totals["n"]:
                 raise LedgerError("not the next decision, or not with a payout for everybody who has a score")
+            if body["rounds"] != one.rounds:
+                raise LedgerError(
+                    f"rests on {body['rounds']!r:.20} rounds, {one.rounds} were closed before it"
+                )
+            _check_words(body, terms)
             mine = [record.body for record in one.payouts if record.body.get("member") == member]
             upto = rounds[: one.rounds]
             own = own_total(member, upto, terms.utility, score=terms.score, missing=terms.missing)
@@ -50,27 +56,60 @@ def own_parts(ledger: Records, member: str, rounds: Sequence[Round], scoring: Sc
                 raise LedgerError(f"holds {len(mine)} payouts of {member}")
             share, paid = (number(mine[0]["share"]), mine[0]["cents"]) if mine else (0.0, 0)
             recomputed = True
+            made = _division(member, totals, terms)
+            _check_unpaid(body["unpaid"], made, paid)
             if own is not None:
                 expected = _own_share(own, body, terms)
                 recomputed = expected is not None
                 if expected is not None and not math.isclose(share, expected, rel_tol=1e-9, abs_tol=1e-15):
                     raise LedgerError(f"share of {member}: states {share!r}, the totals give {expected!r}")
-                total, unit, a, b, c, d, last = totals["division"]
-                made = Division(
-                    cents=division({member: 1.0}, terms.budget).cents,
-                    n=totals["n"],
-                    total=total,
-                    one=unit,
-                    down=rounds_down(total, unit, terms.rule),
-                    low=Fraction(a, b),
-                    high=Fraction(c, d),
-                    last=last,
-                )
-                if paid != made.cents_of(member, share):
-                    right = made.cents_of(member, share)
+                right = made.cents_of(member, share)
+                if type(paid) is not int or paid != right:
                     raise LedgerError(f"cents of {member}: states {paid!r:.40}, its share gives {right}")
             found.append(OwnPart(body["decision"], paid, share, recomputed))
     return found
+
+
+def _check_words(body: Mapping[str, Any], terms: Terms) -> None:
+    """Terms and status must be some that there are, and that go together."""
+    for what, given, known in (
+        ("rule", terms.rule, get_args(Rule)),
+        ("on_undefined", terms.on_undefined, get_args(OnUndefined)),
+        ("status", body["status"], ("ok", "undefined")),
+    ):
+        if given not in known:
+            raise LedgerError(f"{what}: expected one of {', '.join(known)}, got {given!r:.40}")
+    if body["status"] == "undefined" and terms.on_undefined == "refuse":
+        raise LedgerError("status: undefined, where its terms refuse to pay")
+    if body["status"] == "undefined" and terms.rule == "equal":
+        raise LedgerError("status: undefined, but equal shares never are")
+
+
+def _division(member: str, totals: Mapping[str, Any], terms: Terms) -> Division:
+    """How the budget was divided, as the totals say."""
+    total, unit, a, b, c, d, last = totals["division"]
+    whole = all(type(part) is int for part in (totals["n"], total, unit, a, b, c, d))
+    if not whole or not isinstance(last, str):
+        raise LedgerError("totals.division: expected whole numbers and a name")
+    return Division(
+        cents=division({member: 1.0}, terms.budget).cents,
+        n=totals["n"],
+        total=total,
+        one=unit,
+        down=rounds_down(total, unit, terms.rule),
+        low=Fraction(a, b),
+        high=Fraction(c, d),
+        last=last,
+    )
+
+
+def _check_unpaid(unpaid: Any, made: Division, own: int) -> None:
+    """What is left over follows from the sum of all shares, to less than a cent a member."""
+    rest = Fraction(0)
+    if made.down:
+        rest = made.cents * (1 - Fraction(made.total, max(made.total, made.one)))
+    if not (rest - 1 < unpaid < rest + made.n if made.down else unpaid == 0) or unpaid + own > made.cents:
+        raise LedgerError(f"unpaid: states {unpaid!r:.40}, the division leaves about {float(rest):.0f}")
 
 
 def _own_share(own: float, body: Mapping[str, Any], terms: Terms) -> float | None:

@@ -213,10 +213,11 @@ def accept(report: Report, outcome: Outcome, utilities: Sequence[str]) -> None:
         raise BindingError("reports on a sum it is not in", stage="report", member=report.client)
     for what in {**outcome.bound_to, **report.bound_to}:
         if report.bound_to.get(what) != outcome.bound_to.get(what):
-            raise BindingError(f"computed on another {what} than ours", stage="report", member=report.client)
+            named = what if what in outcome.bound_to else f"{what!r:.40}"
+            raise BindingError(f"computed on another {named} than ours", stage="report", member=report.client)
     if set(report.measured) != set(utilities):
         raise MessageError(
-            f"expected utilities {', '.join(utilities)}, got {', '.join(report.measured)}",
+            f"expected utilities {', '.join(utilities)}, got {sorted(report.measured)!r:.200}",
             stage="report",
             member=report.client,
         )

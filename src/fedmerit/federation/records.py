@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedmerit.config import Config
+from fedmerit.config import Config, schema_of
 from fedmerit.errors import LedgerError
 from fedmerit.federation.comparing import compare
 from fedmerit.federation.journal import EMBEDDED, ENGINES, Round, moves, reading
 from fedmerit.federation.reweighting import LEAST, MOST, from_past
 from fedmerit.ledger import SERVER, Record, number
+from fedmerit.secagg.setting import LEAST_IN_SUM
 
 MEMBER = "a member"
 
@@ -50,6 +51,7 @@ def _form(author: str, fields: str, optional: str = "", *, others: bool = False)
     return Form(author, frozenset(fields.split()), frozenset(optional.split()), others)
 
 
+_DECISION = "decision replaces rounds budget utility rule score missing floor cap on_undefined status unpaid"
 FORMS = {
     "run": _form(SERVER, "run version engine config config_hash members keys m0 data analysis", "terms"),
     "pool": _form(SERVER, "version root size slices classes balanced utility"),
@@ -69,15 +71,19 @@ FORMS = {
     "score": _form(SERVER, "round member salt cumulative_alpha"),
     "end": _form(SERVER, "rounds model"),
     "seen": _form(MEMBER, "run round head"),
-    "decision": _form(
-        SERVER,
-        "decision replaces rounds budget utility rule score missing floor cap on_undefined status unpaid",
-        "shares cents totals despite_doubts",
-    ),
+    "decision": _form(SERVER, _DECISION, "shares cents totals despite_doubts"),
     "payout": _form(SERVER, "decision member salt share cents"),
 }
 """All kinds, in the order in which a run first writes them."""
+_SHOWN_TO_ALL = {
+    kind: form for kind, form in FORMS.items() if kind not in ("totals", "score", "payout", "decision")
+} | {"decision": _form(SERVER, f"{_DECISION} shares cents", "despite_doubts")}
+_SHOWN_TO_COORDINATOR = {kind: form for kind, form in FORMS.items() if kind not in ("scores", "decision")} | {
+    "decision": _form(SERVER, f"{_DECISION} totals", "despite_doubts")
+}
 AFTER_END = ("join", "seen", "decision", "payout")
+WHOLE = ("round", "rounds", "decision", "replaces", "unpaid")
+"""Fields that are whole numbers wherever they occur; true is none. The first decision replaces nothing."""
 TERMS = {"config", "config_hash", "roster", "strategy", "optimiser", "evaluates"}
 """And ``engine``, which those of version 0.1.0 lack."""
 
@@ -86,14 +92,26 @@ def check_forms(records: Sequence[Record], config: Config) -> None:
     """Raise LedgerError at the first record with another author, field or place than its kind has."""
     if [record.kind for record in records[:2]] != ["run", "pool"]:
         raise LedgerError("expected a ledger that begins with the records run and pool")
-    ended = False
+    ended, signed = False, set()
+    shown = config.scoring.visibility
+    forms = _SHOWN_TO_ALL if shown == "all" else _SHOWN_TO_COORDINATOR
     for record in records:
         with reading(record):
             if record.kind not in FORMS:
                 raise LedgerError("not a kind of record that this version knows")
-            FORMS[record.kind].check(record, config.clients)
+            if record.kind not in forms:
+                raise LedgerError(f"not a kind of record of a run with scoring.visibility = {shown!r}")
+            forms[record.kind].check(record, config.clients)
+            for name in (name for name in WHOLE if name in record.body):
+                value = record.body[name]
+                if type(value) is not int and (name != "replaces" or value is not None):
+                    raise LedgerError(f"{name}: expected a whole number, got {value!r:.20}")
             if ended and record.kind not in AFTER_END:
                 raise LedgerError("comes after the end of the run")
+            if record.kind == "seen":
+                if not ended or record.author in signed:
+                    raise LedgerError("before the end of the run, or the second of its author")
+                signed.add(record.author)
             if record.seq > 2 and record.kind in ("run", "pool"):
                 raise LedgerError("the second of its kind")
             ended = ended or record.kind == "end"
@@ -112,7 +130,8 @@ def check_rounds(records: Sequence[Record], rounds: Sequence[Round], config: Con
         rounds: as `rounds_of` read them.
         config: of the run.
     """
-    walk = _Walk(records[0].body, rounds, config)
+    least = config.threshold if schema_of(records[0].body["config"]) > 1 else 0  # which was t of N before
+    walk = _Walk(records[0].body, rounds, config, max(LEAST_IN_SUM, least))
     for record in records:
         with reading(record):
             if record.kind == "schedule":
@@ -140,7 +159,10 @@ class _Walk:
     run: Mapping[str, Any]
     rounds: Sequence[Round]
     config: Config
+    least: int  # members in a sum
     closed: int = 0
+    opened: int = 0
+    analysed: int = 0  # the last round with an analysis
     m0: str = ""
     scheduled: tuple[str, ...] = ()
     weights: Mapping[str, float] | None = None
@@ -155,6 +177,9 @@ class _Walk:
 
     def schedule(self, body: Mapping[str, Any]) -> None:
         clients = self.config.clients
+        self.opened += 1
+        if self.opened > self.config.training.rounds:
+            raise LedgerError(f"begins round {self.opened} of {self.config.training.rounds}")
         self.scheduled = _named(body["members"], clients, "schedules")
         self.weights = self._weights(body["weights"])
 
@@ -224,13 +249,24 @@ class _Walk:
             raise LedgerError("in a run that looked at no plain updates")
         if body["round"] != self.closed + 1:
             raise LedgerError(f"expected one of round {self.closed + 1}, got {body['round']!r:.20}")
+        if self.analysed == self.closed + 1:
+            raise LedgerError("the second of its round")
+        self.analysed = self.closed + 1
 
     def close(self, body: Mapping[str, Any]) -> None:
         one = self.rounds[self.closed]
-        _named(body["included"], self.scheduled, "includes")
+        included = _named(body["included"], self.scheduled, "includes")
+        _named(body["silent"], included, "did not hear of")
+        if not isinstance(body["aborted"], str) or not isinstance(body["declined"], list):
+            raise LedgerError("expected aborted to be text, and declined a list")
+        if not body["aborted"] and len(included) < self.least:
+            raise LedgerError(f"sums {len(included)} members, at least {self.least} are needed")
         declined = _named(sorted(body["declined"], key=self._place), self.scheduled, "was declined by")
         if both := [name for name in declined if name in (*one.reports, *one.withheld)]:
             raise LedgerError(f"{both[0]} declined and reported")
+        looked, summed = self.analysed == self.closed + 1, not body["aborted"]
+        if "mr-shapley" in self.config.scoring.truth and looked != summed:
+            raise LedgerError("expected an analysis of each round with a sum, and of no other")
         _hex(body["m"], "m")
         self._utilities(body, bool(one.reports or one.withheld))
         self._samples(body["samples"])
@@ -245,12 +281,23 @@ class _Walk:
             if "evaluated" in body:
                 raise LedgerError("says who evaluated, which no rehearsal does")
             _hex(body["members_checkpoint"], "the checkpoint of the members")
-            if body["totals_on"] not in ("", *self.slices):
-                raise LedgerError("totals are on a test slice that no round had")
+            if body["totals_on"] != (expected := self._totals_on()):
+                raise LedgerError(f"totals_on: expected {expected!r}, where the members' reports are summed")
         self.closed += 1
+
+    def _totals_on(self) -> str:
+        """The slice of the last report of the first member that has reported."""
+        so_far = self.rounds[: self.closed + 1]
+        for name in self.config.clients:
+            for one in reversed(so_far):
+                if name in one.reports or name in one.withheld:
+                    return str(one.body["slice"])
+        return ""
 
     def _utilities(self, body: Mapping[str, Any], heard: bool) -> None:
         scoring, given = self.config.scoring, body["utilities"]
+        if body["aborted"] and (given or body["slice"] is not None):
+            raise LedgerError("aborted, but states utilities or a test slice")
         if set(given) != set(scoring.utilities) and (given or heard):
             raise LedgerError(f"is about the utilities {', '.join(map(str, given))[:100]}")
         keys = {"empty", "grand", "first"} if scoring.solo and not self._remote else {"empty", "grand"}
@@ -275,6 +322,8 @@ class _Walk:
     def end(self, body: Mapping[str, Any]) -> None:
         if body["rounds"] != self.closed or isinstance(body["rounds"], bool):
             raise LedgerError(f"ends after {body['rounds']!r:.20} rounds, {self.closed} were closed")
+        if self.opened != self.closed:
+            raise LedgerError(f"ends while round {self.opened} is open")
         last = self.rounds[self.closed - 1].body["m"] if self.closed else self.run["m0"]
         _hex(body["model"], "the last model")
         if body["model"] != last and not moves(self.run):

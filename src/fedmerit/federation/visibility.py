@@ -149,7 +149,11 @@ def check_stated(
         for record in stated_in[one.number]:
             with reading(record):
                 _check_one(record, upto, scoring, reader)
-        if scoring.visibility == "coordinator":
+        if scoring.visibility == "all":
+            if len(stated_in[one.number]) != 1:
+                many = len(stated_in[one.number])
+                raise LedgerError(f"after round {one.number}: expected one record of scores, found {many}")
+        else:
             _check_complete(one, upto, stated_in[one.number], scoring, reader)
 
 
@@ -179,6 +183,11 @@ def _check_one(record: Record, upto: Sequence[Round], scoring: Scoring, reader: 
 
 def _check_totals(told: Mapping[str, Any], one: Round, scoring: Scoring) -> None:
     """What a member can say about totals: they fit the round they close, and each other."""
+    for part in (part for each in told.values() for part in each.values()):
+        if any(
+            type(value) is not int if key == "n" else number(value) is None for key, value in part.items()
+        ):
+            raise LedgerError("totals: expected a whole number n, and numbers")
     for utility in scoring.utilities if one.reports or one.withheld else ():
         facts, used = told[utility]["round"], one.body["utilities"][utility]
         grand, gain = number(used["grand"]), number(used["grand"]) - number(used["empty"])
@@ -211,8 +220,4 @@ def _read(value: Any) -> Any:
     """Numbers in hexadecimal as numbers, everywhere in a value."""
     if isinstance(value, Mapping):
         return {key: _read(item) for key, item in value.items()}
-    if not isinstance(value, str):
-        return value
-    if exact(found := number(value)) != value:
-        raise LedgerError(f"expected a number as it is recorded, got {value!r:.40}")
-    return found
+    return number(value) if isinstance(value, str) else value

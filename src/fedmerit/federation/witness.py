@@ -128,8 +128,8 @@ def check_kept(path: Path, places: Mapping[str, Place], records: Sequence[Record
                         "expected a round and a head, trained, masked, released or a report, as a member "
                         f"writes them, got {line!r:.80}"
                     )
-        except LedgerError as error:
-            raise LedgerError(f"{path}: line {at}: {error}") from error
+        except (LedgerError, ValueError) as error:  # a number of thousands of digits is no whole number
+            raise LedgerError(f"{path}: line {at}: {error!s:.400}") from error
     if not heads and not did.trained:
         raise LedgerError(f"{path}: holds no head")
     if heads:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fedmerit.config import Config, SecureAggregation, recorded, recorded_hash
+from fedmerit.config import Config, SecureAggregation, Training, recorded, recorded_hash
 from fedmerit.errors import BindingError, MessageError, RefusedError
 from fedmerit.keys import Roster
 from fedmerit.ledger import canonical
@@ -64,9 +64,10 @@ def config_in(terms: Mapping[str, Any]) -> Config:
         text = str(terms["config"])
         config = recorded(text)
         check_schedule(config)
+        digest = recorded_hash(text)
     except (KeyError, TypeError, ValueError, RecursionError) as error:  # a ConfigError is a ValueError
         raise MessageError(f"the server's settings cannot be read: {error!s:.200}", stage="join") from None
-    if recorded_hash(text) != terms.get("config_hash"):
+    if digest != terms.get("config_hash"):
         raise MessageError("the server's settings are not those of their hash", stage="join")
     if config.analysis or not config.secure_aggregation.enabled:
         raise RefusedError("asked for a run that looks at plain updates", stage="join")
@@ -101,12 +102,17 @@ def cautious(config: Config) -> None:
         raise RefusedError(weak, stage="join")
 
 
-def everybody(config: Config, weights: str = "uniform", bound: float = SecureAggregation.bound) -> None:
+def everybody(
+    config: Config,
+    weights: str = "uniform",
+    bound: float = SecureAggregation.bound,
+    weight_cap: int = Training.weight_cap,
+) -> None:
     """`cautious`, and every sum is over all members, weighted in one way and never clipped, or there is none.
 
     So no two sums of the same updates differ by more than their rounding, and there is nothing to subtract. A
-    federation with other weights or another bound gives them by name, in the same words on every machine and
-    in every run: ``partial(everybody, weights="roster", bound=8.0)``.
+    federation with other weights, another bound or (where weights are secret) another cap gives them by name,
+    in the same words on every machine and in every run: ``partial(everybody, weights="roster", bound=8.0)``.
     """
     cautious(config)
     secure, members = config.secure_aggregation, len(config.clients)
@@ -114,6 +120,12 @@ def everybody(config: Config, weights: str = "uniform", bound: float = SecureAgg
         raise RefusedError(
             f"asked for {config.training.weights} weights, expected {weights}: sums with different weights "
             "can be subtracted",
+            stage="join",
+        )
+    if weights == "secret" and config.training.weight_cap != weight_cap:
+        raise RefusedError(
+            f"asked for a weight_cap of {config.training.weight_cap}, expected {weight_cap}: who declines "
+            "under which cap says how many samples it has",
             stage="join",
         )
     if secure.clip:

@@ -45,6 +45,7 @@ from fedmerit.secagg.messages import open_broadcast, open_message
 
 log = logging.getLogger("fedmerit")
 REFUSED = "refuses; the reason is in its own log"
+AFTER_LAST = "has signed the last head of the run"
 
 
 class RemoteMember:
@@ -91,11 +92,13 @@ class RemoteMember:
         """
         ask, signed_by = Ask.unpack(data, len(self.roster.members))
         keeping = Keeping(self.key_file, self.identity, ask.run)
+        if ask.exchange == "join":
+            if not signed_by(ask.get("server", bytes)):
+                raise BindingError("not signed by the server it names", stage="join", member=self.name)
+            config = config_in(ask.get("terms", dict))  # whatever it costs, no other message waits for it
+            with keeping.held():
+                return self._join(ask, keeping, address, config)
         with keeping.held():
-            if ask.exchange == "join":
-                if not signed_by(ask.get("server", bytes)):
-                    raise BindingError("not signed by the server it names", stage="join", member=self.name)
-                return self._join(ask, keeping, address)
             try:
                 keeping.released()  # whoever cannot tell what it did before does nothing
                 kept = keeping.get("terms")
@@ -103,6 +106,8 @@ class RemoteMember:
                     raise BindingError("was asked before it joined", stage=ask.exchange, member=self.name)
                 if (left := keeping.get("left")) is not None:
                     raise RefusedError(f"has left the run: {left}", stage=ask.exchange, member=self.name)
+                if ask.exchange != "close" and keeping.get("seen") is not None:
+                    raise RefusedError(AFTER_LAST, stage=ask.exchange, member=self.name)
                 agreed = Agreed(*kept)
                 if not signed_by(agreed.server):
                     raise BindingError("not signed by the server", stage=ask.exchange, member=self.name)
@@ -124,10 +129,9 @@ class RemoteMember:
 
     # ------------------------------------------------------------------------------------------ the exchanges
 
-    def _join(self, ask: Ask, keeping: Keeping, address: str) -> bytes:
+    def _join(self, ask: Ask, keeping: Keeping, address: str, config: Config) -> bytes:
         terms, commitment = ask.get("terms", dict), ask.get("commitment", dict)
         server = ask.get("server", bytes)
-        config = config_in(terms)
         check_roster(terms, config, self.roster, self.name)
         self.accept(config)
         try:
@@ -137,6 +141,9 @@ class RemoteMember:
             raise RefusedError("lost what it keeps; its own log says which file", stage="join") from None
         if (left := keeping.get("left")) is not None:
             log.warning("%s refuses to join again, it has left the run: %s", self.name, left)
+            raise RefusedError(REFUSED)
+        if keeping.get("seen") is not None:
+            log.warning("%s refuses to join again, it %s", self.name, AFTER_LAST)
             raise RefusedError(REFUSED)
         body = join_body(ask.run, address, terms, commitment, server, run_config=self.run_config)
         signature = self.identity.sign(content(self.name, "join", body))

@@ -54,7 +54,9 @@ class Ask:
         match unpack(data, what, values=4):
             case [form, bytes(inner), bytes(signature)] if form == FORMAT:
                 match unpack(inner, what, values=values, text=words_limit(members)):
-                    case [str(exchange), str(run), int(number), dict(body)] if exchange in EXCHANGES:
+                    case [str(exchange), str(run), int(number), dict(body)] if (
+                        exchange in EXCHANGES and type(number) is int
+                    ):
                         if len(data) > (limit := ask_limit(exchange, members)):
                             raise MessageError(
                                 f"expected at most {limit} bytes, got {len(data)}", stage=exchange

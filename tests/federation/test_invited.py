@@ -1,0 +1,101 @@
+"""What a member does with a message that anybody who made up a server can send."""
+
+import secrets
+import tracemalloc
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedmerit.config import recorded_hash
+from fedmerit.errors import MessageError, RefusedError
+from fedmerit.federation.journal import first_body
+from fedmerit.federation.remote.member import RemoteMember
+from fedmerit.federation.remote.wire import FORMAT, Ask, pack
+from fedmerit.keys import read_roster
+from fedmerit.ledger import Ledger
+from older_files import copied
+
+NAME = "Site 1"
+
+
+class Server:
+    """Proposes the settings of a run that took place."""
+
+    def __init__(self, files):
+        self.key, self.run = Ed25519PrivateKey.generate(), secrets.token_hex(16)
+        self.roster = read_roster(files / "roster.toml")
+        with Ledger(files / "flower" / "ledger.sqlite", read_only=True) as ledger:
+            self.pool, self.terms = first_body(ledger, "pool"), first_body(ledger, "run")["terms"]
+
+    def ask(self, exchange, number, body):
+        return Ask(exchange, self.run, number, body).pack(self.key.sign)
+
+    def invitation(self, **other):
+        key = self.key.public_key().public_bytes_raw()
+        return self.ask("join", 0, {"terms": {**self.terms, **other}, "commitment": self.pool, "server": key})
+
+
+@pytest.fixture
+def files(tmp_path):
+    return copied("0.1.0", tmp_path)
+
+
+@pytest.fixture
+def server(files):
+    return Server(files)
+
+
+@pytest.fixture
+def member(files, server):
+    return RemoteMember(NAME, files / "members" / f"{NAME}.pem", server.roster, lambda *_: None)
+
+
+def test_an_invitation_with_a_key_of_thousands_of_parts_costs_little(files, server, member):
+    text = server.terms["config"] + "\n[data.options]\n" + "a." * 8000 + "a = 1"
+    invitation = server.invitation(config=text)
+    tracemalloc.start()
+    try:
+        with pytest.raises(MessageError, match=r"cannot be read: .* keys of at most 16 parts"):
+            member.answer(invitation, "here")
+        assert tracemalloc.get_traced_memory()[1] < 100 * len(invitation)
+    finally:
+        tracemalloc.stop()
+    assert not (files / "members" / f"{NAME}.pem.state" / server.run).exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[partition]\nscheme = "group"\nclients = 4\n[secure_aggregation]\nthreshold = 1000\n',
+        "schema = 2\n[training]\nrounds = 0x" + "f" * 6000,
+        "[data]\noptions = {x = " + "[" * 900 + "]" * 900 + "}",
+        "schema = 3\n",
+    ],
+)
+def test_settings_that_cannot_be_read_are_refused_as_such(server, member, text):
+    with pytest.raises(MessageError, match="the server's settings cannot be read"):
+        member.answer(server.invitation(config=text, config_hash="0" * 64), "here")
+
+
+def test_after_the_last_head_a_member_only_signs_it_again(server, member):
+    member.answer(server.invitation(), "here")
+    names = list(server.roster.names)
+    assert member.answer(server.ask("advertise", 1, {"members": names}), "here")
+    last = server.ask("close", 1, {"head": "0" * 64})
+    signed = member.answer(last, "here")
+    for message in (server.ask("advertise", 2, {"members": names}), server.invitation()):
+        with pytest.raises(RefusedError):
+            member.answer(message, "here")
+    assert member.answer(last, "here") == signed
+
+
+def test_a_round_is_a_whole_number(server):
+    """True is 1 to Python and another number in what members sign."""
+    inner = pack(["close", server.run, True, {"head": "0" * 64}])
+    with pytest.raises(MessageError, match="not a message"):
+        Ask.unpack(pack([FORMAT, inner, b""]))
+
+
+def test_settings_of_a_good_run_are_agreed_to(server, member):
+    assert server.terms["config_hash"] == recorded_hash(server.terms["config"])
+    assert member.answer(server.invitation(), "here")
