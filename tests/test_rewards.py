@@ -594,7 +594,7 @@ def test_budgets(budget, cents):
         ),
         (True, "budget must be text, int or Decimal, like '10000.00', got True$"),
         (None, "budget must be text, int or Decimal, like '10000.00', got None"),
-        ("10,000.00", "budget must be an amount like '10000.00', got '10,000.00'"),
+        ("10,000.00", "budget must be an amount like '10000.00', without a comma, got '10,000.00'"),
         ("", "budget must be an amount like '10000.00', got ''"),
         ("-1", "budget must be an amount like '10000.00', got '-1'"),
         ("NaN", "budget must be an amount like '10000.00', got 'NaN'"),

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tiny import TINY, tiny
 
 from fedmerit import config as settings
-from fedmerit.config import from_dict, recorded_hash
-from fedmerit.errors import ConfigError, MessageError, RefusedError
+from fedmerit.config import from_dict, load, recorded_hash
+from fedmerit.errors import ConfigError, LedgerError, MessageError, RefusedError
 from fedmerit.federation import setup
 from fedmerit.federation.embedded import run
 from fedmerit.federation.journal import rounds_of
@@ -19,6 +19,7 @@ from fedmerit.federation.verify import verify_folder
 from fedmerit.keys import Member, Roster
 from fedmerit.ledger import Ledger
 from fedmerit.toml import written
+from older_files import copied
 
 NINE = ("partition.clients=9", f"partition.sizes={[20] * 9}", "training.rounds=1")
 
@@ -55,7 +56,18 @@ def test_whoever_is_away_counts_as_lost_with_masks_and_without(tmp_path, enabled
 
 
 def test_a_run_recorded_when_the_threshold_was_one_of_the_schedule_is_read(tmp_path, monkeypatch):
-    """Half of six members a round, as it was allowed before."""
+    """Half of six members a round, as version 0.1.0 allowed."""
+    there = copied("0.1.0", tmp_path)
+    monkeypatch.chdir(there)
+    assert [len(one.included) for one in rounds_in(there / "sampled")] == [3, 3, 3]
+    assert any(line.startswith("rounds: 3 of 3") for line in verify_folder(there / "sampled"))
+    assert len(recorded(there / "sampled").rounds) == 3
+    with pytest.raises(ConfigError, match=r"5 of the 6 members must stay to the end of a round, got 0\.5"):
+        run(load("sampled.toml"), there / "sampled", resume=True)
+
+
+def test_a_run_of_today_with_sums_below_the_threshold_does_not_verify(tmp_path, monkeypatch):
+    """As a server would record it that did not care."""
     old = {**TINY, "partition": {"clients": 6, "scheme": "sizes", "sizes": [30] * 6}}
     old |= {"participation": {"fraction": 0.5}, "secure_aggregation": {"enabled": False, "least": 3}}
     config = from_dict(old)
@@ -64,8 +76,8 @@ def test_a_run_recorded_when_the_threshold_was_one_of_the_schedule_is_read(tmp_p
         then.setattr(setup, "check_schedule", lambda config: None)
         run(config, tmp_path / "run")
     assert [len(one.included) for one in rounds_in(tmp_path / "run")] == [3, 3]
-    assert any(line.startswith("rounds: 2 of 2") for line in verify_folder(tmp_path / "run"))
-    assert len(recorded(tmp_path / "run").rounds) == 2
+    with pytest.raises(LedgerError, match="sums 3 members, at least 5"):
+        list(verify_folder(tmp_path / "run"))
     with pytest.raises(ConfigError, match="5 of the 6 members must stay to the end of a round, got 3"):
         run(config, tmp_path / "run", resume=True)
 

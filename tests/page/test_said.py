@@ -91,7 +91,9 @@ def test_the_headline_is_sure_of_all_that_it_says_at_once(tmp_path, alpha, expec
     assert words.headline(facts) == expected
     printed = CliRunner().invoke(app, ["score", str(tmp_path / "reports.csv")]).stdout.splitlines()
     worse = [line for line in printed if line.endswith(" made the model worse")]
-    assert worse == [part for part in expected.split("; ") if part.endswith(" made the model worse")]
+    accused = [part for part in expected.split("; ") if part.endswith(" made the model worse")]
+    doubted = any(line.startswith("WARNING: ") for line in printed)  # numbers that accuse nobody
+    assert worse == ([] if doubted else accused)
 
 
 def test_the_terminal_names_all_that_made_the_model_worse(tmp_path):
