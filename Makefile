@@ -23,6 +23,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # Into build/site, where every page opens from a disk; warnings are errors.
 docs: $(READY)

@@ -30,10 +30,10 @@ from torch import Tensor, nn
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from fedmerit.coalitions import Evaluator, retrain_tables  # noqa: E402
-from fedmerit.coalitions.choosing import Effort  # noqa: E402
-from fedmerit.models import build, load_vector, prepare, to_vector  # noqa: E402
-from fedmerit.training import TrainingSettings, train, train_many  # noqa: E402
+from fedmerit.simulation.coalitions import Evaluator, retrain_tables  # noqa: E402
+from fedmerit.simulation.coalitions.strategies import Effort  # noqa: E402
+from fedmerit.simulation.models import build, load_vector, prepare, to_vector  # noqa: E402
+from fedmerit.simulation.training import TrainingSettings, train, train_many  # noqa: E402
 
 UTILITIES = ["expected-accuracy", "accuracy", "brier"]
 Arrays = tuple[np.ndarray, np.ndarray]

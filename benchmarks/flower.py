@@ -31,13 +31,13 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from inprocess import InProcess
 
-from fedmerit.federation.remote.wire import Ask
 from fedmerit.flower import Contributions, secure
-from fedmerit.flower.carrying import take
-from fedmerit.keys import Member, Roster, new_key, write_roster
-from fedmerit.models import build
-from fedmerit.training import TrainingSettings, train
-from fedmerit.utilities import evaluate
+from fedmerit.flower.codec import take
+from fedmerit.identity.keys import Member, Roster, new_key, write_roster
+from fedmerit.protocol.messages import Ask
+from fedmerit.simulation.models import build
+from fedmerit.simulation.training import TrainingSettings, train
+from fedmerit.simulation.utilities import evaluate
 
 MEMBERS, TEST, FULL, ROUNDS = 9, 600, 50_000, 3
 

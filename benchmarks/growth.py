@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 from machine import machine
 
-from fedmerit.coalitions import coalition_tables
-from fedmerit.models import build, to_vector
 from fedmerit.secagg import run_in_memory
-from fedmerit.utilities import evaluate
+from fedmerit.simulation.coalitions import coalition_tables
+from fedmerit.simulation.models import build, to_vector
+from fedmerit.simulation.utilities import evaluate
 
 UTILITIES = ["expected-accuracy", "accuracy", "brier"]
 MEMBERS = (3, 6, 9, 15, 30)

@@ -22,9 +22,9 @@ import numpy as np
 from machine import machine
 
 from fedmerit.config import Config, from_dict
-from fedmerit.federation import embedded
-from fedmerit.federation.embedded import Engine, Progress
-from fedmerit.store import Folder
+from fedmerit.simulation import run as embedded
+from fedmerit.simulation.run import Engine, Progress
+from fedmerit.storage.run_folder import Folder
 
 MEMBERS, TEST, FULL = 9, 2_000, 50_000
 

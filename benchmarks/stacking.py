@@ -24,9 +24,17 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from benchmarks.coalitions import machine  # noqa: E402
 
-from fedmerit.models import build, to_vector  # noqa: E402
-from fedmerit.stacking import Stack, TensorData, probe  # noqa: E402
-from fedmerit.training import TrainingSettings, _adam, batches, exactly, train  # noqa: E402
+from fedmerit.simulation.models import build, to_vector  # noqa: E402
+from fedmerit.simulation.training import (  # noqa: E402  # noqa: E402
+    Stack,
+    TensorData,
+    TrainingSettings,
+    _adam,
+    batches,
+    exactly,
+    probe,
+    train,
+)
 
 BATCH = 64
 

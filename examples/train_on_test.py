@@ -17,7 +17,7 @@ import numpy as np
 
 import fedmerit as fm
 from fedmerit.config import from_dict
-from fedmerit.federation.embedded import run
+from fedmerit.simulation.run import run
 
 CHEAT = "client-6"
 SETTINGS = {

@@ -23,9 +23,9 @@ import numpy as np  # noqa: E402
 from compact import load  # noqa: E402
 from onecell import machine  # noqa: E402
 
-from fedmerit.models import build  # noqa: E402
-from fedmerit.training import TrainingSettings, train  # noqa: E402
-from fedmerit.utilities import evaluate, resolve_all  # noqa: E402
+from fedmerit.simulation.models import build  # noqa: E402
+from fedmerit.simulation.training import TrainingSettings, train  # noqa: E402
+from fedmerit.simulation.utilities import evaluate, resolve_all  # noqa: E402
 
 IMAGES = 333
 ROUNDS = 3

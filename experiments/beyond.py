@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedmerit.federation.measuring import mean
-from fedmerit.federation.protocol import Model
-from fedmerit.federation.setup import Federation
-from fedmerit.models import as_tensor, load_vector, prepare
-from fedmerit.utilities import balance, evaluation, float32
+from fedmerit.protocol.measure import mean
+from fedmerit.protocol.messages import Model
+from fedmerit.simulation.models import as_tensor, load_vector, prepare
+from fedmerit.simulation.setup import Federation
+from fedmerit.simulation.utilities import balance, evaluation, float32
 
 WHOLE = 9
 """Ensembles of all coalitions are evaluated up to so many members."""

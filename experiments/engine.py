@@ -13,22 +13,23 @@ import torch
 from beyond import Paths, ensembles, measured
 
 from fedmerit import config
-from fedmerit.coalitions import Evaluator, retrain_tables
-from fedmerit.encoding import seed_from
 from fedmerit.errors import ReportError
-from fedmerit.federation import embedded, local, setup, truth
-from fedmerit.federation.aggregation import Aggregation
-from fedmerit.federation.embedded import Engine, Progress
-from fedmerit.federation.local import LocalTraining
-from fedmerit.federation.measuring import coalition_models, mean
-from fedmerit.federation.reweighting import weights_of
-from fedmerit.federation.setup import Federation
-from fedmerit.federation.summing import Offer
-from fedmerit.models import as_tensor, load_vector, prepare
+from fedmerit.identity.encoding import seed_from
+from fedmerit.protocol.measure import coalition_models, mean
+from fedmerit.protocol.terms import weights_of
+from fedmerit.scoring.ground_truth import shapley
 from fedmerit.secagg.quantise import Encoding
-from fedmerit.store import Folder
-from fedmerit.utilities import balance, evaluation, float32
-from fedmerit.values import shapley
+from fedmerit.simulation import analysis as truth
+from fedmerit.simulation import run as embedded
+from fedmerit.simulation import setup
+from fedmerit.simulation import transport as local
+from fedmerit.simulation.coalitions import Evaluator, retrain_tables
+from fedmerit.simulation.models import as_tensor, load_vector, prepare
+from fedmerit.simulation.run import Engine, Progress
+from fedmerit.simulation.setup import Federation
+from fedmerit.simulation.transport import Aggregation, LocalTraining, Offer
+from fedmerit.simulation.utilities import balance, evaluation, float32
+from fedmerit.storage.run_folder import Folder
 
 SHARE = 0.0
 """Of the device's memory that this process may use; 0: all."""

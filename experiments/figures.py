@@ -19,7 +19,7 @@ import altair as alt
 import vl_convert
 from PIL import Image
 
-from fedmerit.page.drawing import scale_of
+from fedmerit.report.page.charts import scale_of
 
 HERE = Path(__file__).resolve().parent
 Rows = list[dict[str, Any]]

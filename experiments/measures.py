@@ -11,10 +11,10 @@ from cells import Result
 from grid import TIE, grid, mean, settled, text
 
 from fedmerit import Reports, Scores, Table, accumulate, agreement, alpha, ee, fp, loo, solo
-from fedmerit.agreement import Agreement
 from fedmerit.errors import UndefinedScore
-from fedmerit.scores import influence
-from fedmerit.values import shapley
+from fedmerit.scoring.agreement import Agreement
+from fedmerit.scoring.ground_truth import shapley
+from fedmerit.scoring.scores import influence
 
 Vector = np.ndarray
 SINGLE = ("LOO", "EE", "FP", "ALPHA", "SHAPLEY")

@@ -19,10 +19,10 @@ from compact import load as load_compact
 from engine import BothGames, analysed
 
 from fedmerit import __version__, config, data
-from fedmerit.federation.embedded import Progress
-from fedmerit.federation.setup import read, resolve
-from fedmerit.ledger import number
-from fedmerit.store import Folder
+from fedmerit.identity.encoding import number
+from fedmerit.simulation.run import Progress
+from fedmerit.simulation.setup import read, resolve
+from fedmerit.storage.run_folder import Folder
 
 KEPT = ("empty", "grand", "alone", "without", "se_alpha", "se_alpha_total", "solo", "solo_empty", "cosine")
 

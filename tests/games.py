@@ -5,7 +5,7 @@ from itertools import permutations
 import numpy as np
 from hypothesis import strategies as st
 
-from fedmerit.types import Reports, Table
+from fedmerit.scoring.types import Reports, Table
 
 exact = st.integers(-512, 512).map(lambda k: k / 64)
 """Floats whose sums and differences are exact."""

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmerit.accumulate import accumulate
 from fedmerit.errors import InputError, ReportError, UndefinedScore
-from fedmerit.rewards import shares
-from fedmerit.scores import alpha
-from fedmerit.types import Reports
+from fedmerit.scoring.accumulate import accumulate
+from fedmerit.scoring.rewards import shares
+from fedmerit.scoring.scores import alpha
+from fedmerit.scoring.types import Reports
 from games import reports
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fedmerit.agreement import MAX_P_CLIENTS, agreement, normalise
 from fedmerit.errors import InputError, ReportError
-from fedmerit.types import Scores
+from fedmerit.scoring.agreement import MAX_P_CLIENTS, agreement, normalise
+from fedmerit.scoring.types import Scores
 
 numbers = st.integers(-512, 512).map(lambda k: k / 64)
 

@@ -14,15 +14,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from fedmerit.alarms import balance, check_payable, doubts, lower_is_better
 from fedmerit.cli import app
-from fedmerit.document import as_csv, document
 from fedmerit.errors import DoubtfulShares, UndefinedShares
-from fedmerit.page import words
-from fedmerit.page.html import facts_of, page
-from fedmerit.reading import read_content
-from fedmerit.scores import alpha
-from fedmerit.types import Reports
+from fedmerit.report.page import text as words
+from fedmerit.report.page.html import facts_of, page
+from fedmerit.scoring.doubts import balance, check_payable, doubts, lower_is_better
+from fedmerit.scoring.files import as_csv, document, read_content
+from fedmerit.scoring.scores import alpha
+from fedmerit.scoring.types import Reports
 from games import two_additive_tables
 
 ROOT = Path(__file__).parents[1]

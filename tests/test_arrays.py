@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from fedmerit.agreement import agreement
 from fedmerit.errors import InputError, ReportError
-from fedmerit.types import Reports, Scores, Table
-from fedmerit.uncertainty import compare_pairs, pair_errors
-from fedmerit.values import semivalue
+from fedmerit.scoring.agreement import agreement
+from fedmerit.scoring.ground_truth import semivalue
+from fedmerit.scoring.types import Reports, Scores, Table
+from fedmerit.scoring.uncertainty import compare_pairs, pair_errors
 
 pd = pytest.importorskip("pandas", reason="pandas is not installed")
 

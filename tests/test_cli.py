@@ -27,12 +27,11 @@ with warnings.catch_warnings():  # some releases of typer use what some releases
 from fedmerit import __version__
 from fedmerit.cli import main
 from fedmerit.config import Config, load
-from fedmerit.document import as_csv, as_json, document
 from fedmerit.errors import FileFormatError, InputError
-from fedmerit.federation.embedded import Progress
-from fedmerit.progress import watching
-from fedmerit.reading import read
-from fedmerit.summary import summarise
+from fedmerit.report.summary import summarise
+from fedmerit.report.terminal import watching
+from fedmerit.scoring.files import as_csv, as_json, document, read
+from fedmerit.simulation.run import Progress
 
 CSV = """round,client,empty,grand,alone,without,se_alpha
 1,north,0.1,0.5,0.2,0.4,0.01
@@ -568,7 +567,7 @@ def test_the_version(fedmerit):
 
 
 def test_init_writes_the_defaults_and_never_over_a_file(fedmerit, tmp_path):
-    path = tmp_path / "fedmerit.toml"
+    path = tmp_path / "fedmerit.config"
     code, out, _ = fedmerit("init", path)
     assert code == 0
     assert out == f"wrote {path}; next: fedmerit run {path} --out runs/first\n"

@@ -9,10 +9,10 @@ import pytest
 
 from fedmerit.cli import main
 from fedmerit.config import from_dict
-from fedmerit.federation.embedded import run
-from fedmerit.keys import Member, Roster, load_key, new_key, public_key, write_roster
-from fedmerit.ledger import Ledger
-from fedmerit.page.writing import page_of_run
+from fedmerit.identity.keys import Member, Roster, load_key, new_key, public_key, write_roster
+from fedmerit.ledger.chain import Ledger
+from fedmerit.report.page.html import page_of_run
+from fedmerit.simulation.run import run
 
 SETTINGS = {
     "data": {"test_size": 50},

@@ -84,7 +84,7 @@ def test_advice_names_the_option_of_the_command_line(tmp_path):
 
 def test_nothing_is_printed_that_could_not_be_recorded(tmp_path):
     from fedmerit.config import from_dict
-    from fedmerit.federation.embedded import run
+    from fedmerit.simulation.run import run
 
     folder = tmp_path / "run"
     tiny = {

@@ -11,12 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedmerit.coalitions import Evaluator, Record, coalition_tables, coefficients
-from fedmerit.coalitions.choosing import choose, sample
-from fedmerit.coalitions.strategies import Packing, Pool, Single, Stacked, Strategy
 from fedmerit.errors import ConfigError, DataError, InputError, ReportError
-from fedmerit.models import ResNet, build, flatten, load_vector, prepare, to_vector
-from fedmerit.utilities import UTILITIES, evaluate, resolve_all
+from fedmerit.simulation.coalitions import Evaluator, Record, coalition_tables, coefficients
+from fedmerit.simulation.coalitions.strategies import Packing, Pool, Single, Stacked, Strategy, choose, sample
+from fedmerit.simulation.models import ResNet, build, flatten, load_vector, prepare, to_vector
+from fedmerit.simulation.utilities import UTILITIES, evaluate, resolve_all
 
 DEVICE = os.environ.get("FEDMERIT_TEST_DEVICE", "cpu")
 ALL = list(UTILITIES)

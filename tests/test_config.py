@@ -15,12 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedmerit
-from fedmerit.checks import two_spellings
+from fedmerit.cli.demo import DEMO, commented_config
 from fedmerit.config import (
     SCHEMA,
+    STAGES,
     Config,
     Partition,
     Training,
+    check_schedule,
     difference,
     from_dict,
     load,
@@ -28,8 +30,7 @@ from fedmerit.config import (
     recorded_hash,
 )
 from fedmerit.errors import ConfigError
-from fedmerit.examples import DEMO, commented_config
-from fedmerit.limits import STAGES, check_schedule
+from fedmerit.scoring.validate import two_spellings
 
 SCHEMAS = Path(fedmerit.__file__).with_name("schemas")
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

@@ -102,7 +102,7 @@ def shortened(arguments):
 def a_run(tmp_path_factory):
     """The run folder that pages speak of without making it."""
     from fedmerit.config import from_dict
-    from fedmerit.federation.embedded import run
+    from fedmerit.simulation.run import run
 
     folder = tmp_path_factory.mktemp("documents") / "first"
     run(from_dict({}, TINY), folder)

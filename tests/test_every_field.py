@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from fedmerit.config import recorded, recorded_hash
-from fedmerit.copies import Copy, exported
 from fedmerit.errors import LedgerError
-from fedmerit.federation.journal import rounds_of
-from fedmerit.federation.protocol import included_hash
-from fedmerit.federation.verify import verify_copy, verify_folder
-from fedmerit.federation.visibility import after_round, sees
-from fedmerit.keys import load_key
-from fedmerit.ledger import SERVER, START, Ledger, Record, canonical, content, exact, link
+from fedmerit.identity.encoding import SERVER, canonical, content, exact
+from fedmerit.identity.keys import load_key
+from fedmerit.ledger.chain import START, Copy, Ledger, Record, exported, link
+from fedmerit.ledger.records import rounds_of
+from fedmerit.ledger.visibility import after_round, sees
+from fedmerit.protocol.messages import included_hash
+from fedmerit.verify import verify_copy, verify_folder
 from older_files import HERE, copied
 
 THREATS = Path(__file__).parents[1] / "docs" / "threats.md"

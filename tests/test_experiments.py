@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from numpy._core import _multiarray_umath as kernels
 
 from fedmerit import Reports, config, fp, normalise
-from fedmerit.federation import embedded, truth
-from fedmerit.federation.setup import prepare
+from fedmerit.simulation import analysis as truth
+from fedmerit.simulation import run as embedded
+from fedmerit.simulation.setup import prepare
 
 ROOT = Path(__file__).resolve().parent.parent
 HERE = ROOT / "experiments"
@@ -367,7 +368,7 @@ def test_the_path_without_a_member_leaves_its_updates_of_all_rounds_out():
 def test_trained_again_the_data_stays_in_the_same_hands(small):
     from engine import analysed
 
-    from fedmerit.federation import setup
+    from fedmerit.simulation import setup
 
     plain = prepare(small)
     with analysed({"again": 1}):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmerit.errors import ReportError
-from fedmerit.groups import MOST_GROUPS, largest_groups
+from fedmerit.scoring.uncertainty import MOST_GROUPS, largest_groups
 
 
 def by_hand(better, ranking):

@@ -9,7 +9,7 @@ import pytest
 
 from fedmerit.config import from_dict
 from fedmerit.errors import ConfigError, KeyFileError
-from fedmerit.keys import (
+from fedmerit.identity.keys import (
     Member,
     Roster,
     load_key,

@@ -16,7 +16,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedmerit.errors import LedgerError
-from fedmerit.ledger import SERVER, Ledger, canonical, content, exact, number, verify_chain
+from fedmerit.identity.encoding import SERVER, canonical, content, exact, number
+from fedmerit.ledger.chain import Ledger, verify_chain
 from ledgers import cut
 
 KEYS = {name: Ed25519PrivateKey.generate() for name in (SERVER, "north", "south")}
@@ -459,7 +460,7 @@ def test_a_commit_that_fails_leaves_no_transaction_open(path):
 
 KILLED = """
 import sys
-from fedmerit.ledger import Ledger
+from fedmerit.ledger.chain import Ledger
 with Ledger(sys.argv[1]) as ledger, ledger.transaction():
     for k in range(int(sys.argv[2])):
         ledger.append("server", "round", {"round": k, "text": "x" * 5000})
@@ -490,7 +491,7 @@ def test_a_process_killed_inside_a_transaction_leaves_nothing(tmp_path, records)
 
 
 def test_two_writers_wait_for_each_other_and_make_one_chain(path, monkeypatch):
-    monkeypatch.setattr("fedmerit.ledger.WAIT", 0.01)
+    monkeypatch.setattr("fedmerit.ledger.chain.WAIT", 0.01)
     with Ledger(path) as first, Ledger(path) as second:
         with first.transaction():
             append(first, "north", "report", {"round": 2})

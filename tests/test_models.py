@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedmerit import models
 from fedmerit.errors import ConfigError, DataError, InputError
+from fedmerit.simulation import models
 
 USER = """
 from torch import nn

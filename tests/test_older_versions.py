@@ -15,9 +15,9 @@ import fedmerit
 from fedmerit.cli import app
 from fedmerit.config import load, of_folder
 from fedmerit.errors import LedgerError, StoreError
-from fedmerit.federation.embedded import run
-from fedmerit.federation.verify import verify_folder
-from fedmerit.ledger import Ledger
+from fedmerit.ledger.chain import Ledger
+from fedmerit.simulation.run import run
+from fedmerit.verify import verify_folder
 from older_files import copied
 
 SCORED = ("masked", "unmasked", "grouped", "sampled", "interrupted", "flower", "flower-stopped")

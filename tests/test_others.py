@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmerit.others import mean_of_others, median_of_others, sum_of_others, trimmed_mean_of_others
+from fedmerit.scoring.scores import mean_of_others, median_of_others, sum_of_others, trimmed_mean_of_others
 
 tame = st.integers(-64, 64).map(lambda k: k / 8)
 wild = st.builds(lambda x, k: x * 10.0**k, st.floats(-1, 1), st.integers(-20, 40))

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from fedmerit.document import as_csv, as_json, document
 from fedmerit.errors import FileFormatError
-from fedmerit.reading import read, read_content
+from fedmerit.scoring.files import as_csv, as_json, document, read, read_content
 
 CSV = """round,client,empty,grand,alone,without,se_alpha
 1,north,0.1,0.5,0.2,0.4,0.01

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedmerit.coalitions import retrain_tables
 from fedmerit.errors import InputError, ReportError
-from fedmerit.models import ResNet, build, load_vector, to_vector
-from fedmerit.training import TrainingSettings, train
-from fedmerit.utilities import evaluate
+from fedmerit.simulation.coalitions import retrain_tables
+from fedmerit.simulation.models import ResNet, build, load_vector, to_vector
+from fedmerit.simulation.training import TrainingSettings, train
+from fedmerit.simulation.utilities import evaluate
 
 DEVICE = os.environ.get("FEDMERIT_TEST_DEVICE", "cpu")
 SETTINGS = TrainingSettings(local_epochs=1, batch_size=4)

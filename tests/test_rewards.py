@@ -12,11 +12,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fedmerit.accumulate import accumulate
 from fedmerit.errors import InputError, UndefinedShares
-from fedmerit.rewards import Payouts, Shares, fence, null_share, payouts, shares
-from fedmerit.scores import alpha, fp, ioi, loo
-from fedmerit.types import Reports, Scores
+from fedmerit.scoring.accumulate import accumulate
+from fedmerit.scoring.rewards import Payouts, Shares, fence, null_share, payouts, shares
+from fedmerit.scoring.scores import alpha, fp, ioi, loo
+from fedmerit.scoring.types import Reports, Scores
 
 numbers = st.integers(-512, 512).map(lambda k: k / 64)
 amounts = st.integers(0, 10**12).map(lambda cents: Decimal(cents).scaleb(-2))

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from fedmerit.errors import InputError, ReportError
-from fedmerit.sampling import sampled_shapley
-from fedmerit.types import Table
-from fedmerit.values import shapley
+from fedmerit.scoring.ground_truth import sampled_shapley, shapley
+from fedmerit.scoring.types import Table
 
 
 class Random:

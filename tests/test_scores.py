@@ -7,11 +7,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fedmerit.agreement import normalise
 from fedmerit.errors import InputError, NeedsTable, ReportError, UndefinedScore
-from fedmerit.scores import SCORES, alpha, cos, ee, fp, influence, ioi, loo, solo, surplus
-from fedmerit.types import Reports, Table
-from fedmerit.values import shapley
+from fedmerit.scoring.agreement import normalise
+from fedmerit.scoring.ground_truth import shapley
+from fedmerit.scoring.scores import SCORES, alpha, cos, ee, fp, influence, ioi, loo, solo, surplus
+from fedmerit.scoring.types import Reports, Table
 from games import NULL_PLAYER, exact, reports, tables, two_additive_tables
 
 EXAMPLE = Reports.from_table(NULL_PLAYER)

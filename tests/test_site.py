@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fedmerit as fm
-from fedmerit.federation.remote.wire import EXCHANGES
+from fedmerit.protocol.messages import EXCHANGES
 from fedmerit.secagg import STAGES
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fedmerit.accumulate import accumulate
 from fedmerit.config import Config
 from fedmerit.flower import Contributions, everybody
-from fedmerit.rewards import shares
+from fedmerit.scoring.accumulate import accumulate
+from fedmerit.scoring.rewards import shares
 from fedmerit.secagg import default_threshold
 
 ROOT = Path(__file__).parents[1]

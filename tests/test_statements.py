@@ -5,12 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedmerit.federation.decisions import Terms, decide
-from fedmerit.statement_facts import Statement, _alike, _cost
-from fedmerit.statements import as_markdown
-from fedmerit.summary import summarise
-from fedmerit.types import Reports
-from fedmerit.uncertainty import compare_pairs
+from fedmerit.ledger.decisions import Terms, decide
+from fedmerit.report.statement import Statement, _alike, _cost, as_markdown
+from fedmerit.report.summary import summarise
+from fedmerit.scoring.types import Reports
+from fedmerit.scoring.uncertainty import compare_pairs
 
 
 def reports(alpha, se, *, clients=(), number=1, silent=()):
@@ -41,7 +40,7 @@ def test_whom_a_member_is_like_is_its_row_of_all_pairs():
 
 def test_whom_a_member_is_like_cannot_be_said_without_errors_or_of_too_many(monkeypatch):
     assert _alike(summarise([reports([0.1, 0.2], None)])) == {}
-    monkeypatch.setattr("fedmerit.statement_facts.MOST_COMPARED", 1)
+    monkeypatch.setattr("fedmerit.report.statement.MOST_COMPARED", 1)
     assert _alike(summarise([reports([0.1, 0.2], [0.01, 0.01])])) == {}
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from fedmerit.config import Config, from_dict
 from fedmerit.errors import FedmeritError, LedgerError, StoreError
-from fedmerit.ledger import SERVER
-from fedmerit.store import Folder, remove, write
+from fedmerit.identity.encoding import SERVER
+from fedmerit.storage.run_folder import Folder, remove, write
 
 CONFIG = Config()
 ARRAYS = {"model": np.arange(6, dtype=np.float32).reshape(2, 3)}
@@ -161,7 +161,7 @@ def test_a_ledger_that_is_gone_is_not_quietly_begun_anew(started, how):
 HOLD = """
 import sys
 from fedmerit.config import Config
-from fedmerit.store import Folder
+from fedmerit.storage.run_folder import Folder
 with Folder(sys.argv[1], Config(), resume=True):
     print("held", flush=True)
     sys.stdin.read()

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedmerit.rewards import shares
-from fedmerit.summary import MOST_COMPARED, summarise, sure_signs
-from fedmerit.tables import print_summary, printable
-from fedmerit.types import Reports, Scores
-from fedmerit.uncertainty import compare_pairs
+from fedmerit.report.summary import MOST_COMPARED, summarise, sure_signs
+from fedmerit.report.terminal import print_summary, printable
+from fedmerit.scoring.rewards import shares
+from fedmerit.scoring.types import Reports, Scores
+from fedmerit.scoring.uncertainty import compare_pairs
 
 
 def reports(number=1, *, se=0.001, clients=("good", "fair", "bad"), **other):

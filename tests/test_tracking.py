@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from fedmerit.accumulate import accumulate
 from fedmerit.config import from_dict
 from fedmerit.errors import InputError, MissingExtra
-from fedmerit.federation.embedded import run
-from fedmerit.reading import read_content
-from fedmerit.rewards import shares
-from fedmerit.tracking import curves, replay, summary_of, tracked, tracker
-from fedmerit.types import Reports
+from fedmerit.report.tracking import curves, replay, summary_of, tracked, tracker
+from fedmerit.scoring.accumulate import accumulate
+from fedmerit.scoring.files import read_content
+from fedmerit.scoring.rewards import shares
+from fedmerit.scoring.types import Reports
+from fedmerit.simulation.run import run
 
 CONFIG = from_dict(
     {
@@ -72,7 +72,7 @@ def test_a_run_that_is_over_is_told_the_same(tracked_run):
 
 
 def test_a_run_that_fails_ends_with_none_and_a_resumed_one_tells_what_it_adds(tmp_path, monkeypatch):
-    from fedmerit.federation.embedded import Engine
+    from fedmerit.simulation.run import Engine
 
     real, recorder = Engine._round, Recorder()
     monkeypatch.setattr(Engine, "_round", lambda self, n: real(self, n) if n < 2 else 1 / 0)

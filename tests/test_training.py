@@ -11,9 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedmerit.errors import ConfigError, DataError, InputError
-from fedmerit.models import ResNet, build, load_vector, prepare, to_vector
-from fedmerit.stacking import probe
-from fedmerit.training import TrainingSettings, batches, train, train_many, train_shared
+from fedmerit.simulation.models import ResNet, build, load_vector, prepare, to_vector
+from fedmerit.simulation.training import TrainingSettings, batches, probe, train, train_many, train_shared
 
 DEVICE = os.environ.get("FEDMERIT_TEST_DEVICE", "cpu")
 SETTINGS = TrainingSettings(local_epochs=2, batch_size=4)

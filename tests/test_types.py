@@ -14,8 +14,8 @@ import pytest
 import fedmerit as fm
 from fedmerit import errors
 from fedmerit.errors import NeedsTable, ReportError
-from fedmerit.sampling import sampled_shapley
-from fedmerit.types import Reports, Scores, Table, settle
+from fedmerit.scoring.ground_truth import sampled_shapley
+from fedmerit.scoring.types import Reports, Scores, Table, settle
 
 GOOD = {"empty": 0.0, "grand": 3.0, "alone": [0, 1, 2], "without": [3, 2, 1]}
 
@@ -298,5 +298,9 @@ def test_every_error_and_the_sampled_value_are_in_the_reference():
     reference = (Path(__file__).parents[1] / "docs/api.md").read_text(encoding="utf-8")
     raised = [name for name, value in vars(errors).items() if isinstance(value, type)]
     assert len(raised) > 20
-    for name in [*(f"errors.{name}" for name in raised), "sampling.sampled_shapley", "sampling.Sampled"]:
+    for name in [
+        *(f"errors.{name}" for name in raised),
+        "scoring.ground_truth.sampled_shapley",
+        "scoring.ground_truth.Sampled",
+    ]:
         assert f"::: fedmerit.{name}\n" in reference

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmerit.errors import InputError, ReportError
-from fedmerit.types import Scores
-from fedmerit.uncertainty import (
+from fedmerit.scoring.types import Scores
+from fedmerit.scoring.uncertainty import (
     compare_pairs,
     indistinguishable,
     intervals,

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedmerit import utilities
 from fedmerit.errors import ConfigError, DataError, ReportError
-from fedmerit.models import build
+from fedmerit.simulation import utilities
+from fedmerit.simulation.models import build
 
 USER = """
 import torch

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmerit.errors import FedmeritError, InputError, NeedsTable, ReportError
-from fedmerit.types import Reports, Table
-from fedmerit.values import banzhaf, beta_shapley, multi_round, semivalue, shapley
+from fedmerit.scoring.ground_truth import banzhaf, beta_shapley, multi_round, semivalue, shapley
+from fedmerit.scoring.types import Reports, Table
 from games import exact, shapley_by_permutations, tables, two_additive_tables
 
 REPORTS = Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1])

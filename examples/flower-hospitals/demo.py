@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fedmerit.errors import FedmeritError
 from fedmerit.flower.loopback import Loopback, Run
-from fedmerit.keys import Member, Roster, new_key, write_roster
+from fedmerit.identity.keys import Member, Roster, new_key, write_roster
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))

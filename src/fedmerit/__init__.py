@@ -6,14 +6,14 @@
 ('C', 'B', 'A')
 """
 
-from fedmerit.accumulate import accumulate
-from fedmerit.agreement import agreement, normalise
 from fedmerit.errors import FedmeritError
-from fedmerit.reading import read
-from fedmerit.rewards import payouts, shares
-from fedmerit.scores import SCORES, alpha, cos, ee, fp, influence, ioi, loo, solo, surplus
-from fedmerit.types import Reports, Scores, Table
-from fedmerit.values import banzhaf, beta_shapley, multi_round, semivalue, shapley
+from fedmerit.scoring.accumulate import accumulate
+from fedmerit.scoring.agreement import agreement, normalise
+from fedmerit.scoring.files import read
+from fedmerit.scoring.ground_truth import banzhaf, beta_shapley, multi_round, semivalue, shapley
+from fedmerit.scoring.rewards import payouts, shares
+from fedmerit.scoring.scores import SCORES, alpha, cos, ee, fp, influence, ioi, loo, solo, surplus
+from fedmerit.scoring.types import Reports, Scores, Table
 
 __version__ = "0.1.0"
 

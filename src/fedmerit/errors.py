@@ -78,7 +78,7 @@ class UndefinedShares(FedmeritError):
 
 
 class DoubtfulShares(UndefinedShares):
-    """The reports behind these scores contradict themselves. ``codes`` say how: see `fedmerit.alarms`."""
+    """The reports behind these scores contradict themselves. ``codes`` say how: see `doubts`."""
 
     def __init__(self, message: str, codes: tuple[str, ...] = ()) -> None:
         super().__init__(message)

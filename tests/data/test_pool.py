@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmerit.data import Dataset, Pool, Slice, choose_pool, merkle
 from fedmerit.errors import BindingError, DataError
+from fedmerit.protocol.pool import merkle_climb, merkle_path, merkle_root
+from fedmerit.simulation.data import Dataset, Pool, Slice, choose_pool
 
 KEY, HASH = bytes(range(32)), "ab" * 32
 
@@ -140,12 +141,12 @@ def test_the_root_follows_the_documented_formula():
 @given(st.lists(st.binary(min_size=32, max_size=32), min_size=1, max_size=20, unique=True), st.data())
 def test_merkle_paths_lead_to_the_root_from_the_right_place_only(nodes, data):
     index = data.draw(st.integers(0, len(nodes) - 1))
-    root, path = merkle.root(nodes), merkle.path(nodes, index)
-    assert merkle.climb(nodes[index], index, len(nodes), path) == root
-    assert merkle.climb(nodes[index], index, len(nodes), (*path, bytes(32))) is None
+    root, path = merkle_root(nodes), merkle_path(nodes, index)
+    assert merkle_climb(nodes[index], index, len(nodes), path) == root
+    assert merkle_climb(nodes[index], index, len(nodes), (*path, bytes(32))) is None
     if path:
-        assert merkle.climb(nodes[index], index, len(nodes), path[:-1]) is None
-        assert merkle.climb(bytes(32), index, len(nodes), path) != root
+        assert merkle_climb(nodes[index], index, len(nodes), path[:-1]) is None
+        assert merkle_climb(bytes(32), index, len(nodes), path) != root
 
 
 def changed(part: Slice, what: str) -> Slice:

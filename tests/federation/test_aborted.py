@@ -3,8 +3,8 @@
 import pytest
 from tiny import tiny
 
-from fedmerit.federation.embedded import run
-from fedmerit.federation.verify import verify_folder
+from fedmerit.simulation.run import run
+from fedmerit.verify import verify_folder
 
 
 class Stopped(Exception):

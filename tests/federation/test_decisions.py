@@ -14,18 +14,18 @@ from typer.testing import CliRunner
 
 from fedmerit.cli import app
 from fedmerit.config import Corruption
-from fedmerit.copies import Copy, exported
 from fedmerit.errors import LedgerError, StoreError
-from fedmerit.federation.decisions import Terms
-from fedmerit.federation.embedded import run
-from fedmerit.federation.identities import Identities
-from fedmerit.federation.journal import rounds_of
-from fedmerit.federation.paying import read_run, record_decision
-from fedmerit.federation.verify import verify_copy, verify_folder
-from fedmerit.federation.visibility import own_total, sees, totals
-from fedmerit.ledger import SERVER, Ledger, content, exact, number
-from fedmerit.money import division, payouts
-from fedmerit.statements import as_dict, as_markdown, statements, write_statements
+from fedmerit.identity.encoding import SERVER, content, exact, number
+from fedmerit.ledger.chain import Copy, Ledger, exported
+from fedmerit.ledger.decisions import Terms
+from fedmerit.ledger.records import rounds_of
+from fedmerit.ledger.visibility import own_total, sees, totals
+from fedmerit.payment import read_run, record_decision
+from fedmerit.report.statement import as_dict, as_markdown, statements, write_statements
+from fedmerit.scoring.rewards import division, payouts
+from fedmerit.simulation.run import run
+from fedmerit.simulation.setup import Identities
+from fedmerit.verify import verify_copy, verify_folder
 
 OVERRIDES = (
     "training.rounds=3",
@@ -106,7 +106,7 @@ def test_a_decision_is_recorded_once_and_a_second_says_which_it_replaces(folder)
 
 
 def test_a_decision_that_falls_between_two_rounds_leaves_the_run_in_order(tmp_path, monkeypatch):
-    from fedmerit.federation.embedded import Engine
+    from fedmerit.simulation.run import Engine
 
     real = Engine._round
     monkeypatch.setattr(Engine, "_round", lambda self, n: real(self, n) if n < 3 else 1 / 0)
@@ -465,7 +465,7 @@ def test_a_copy_that_withholds_what_its_reader_may_see_is_refused(closed):
 
 
 def test_own_totals_are_those_of_everybody_in_both_ways_of_counting_absence(closed):
-    from fedmerit.accumulate import accumulate
+    from fedmerit.scoring.accumulate import accumulate
 
     with Ledger(closed / "ledger.sqlite", read_only=True) as ledger:
         rounds = rounds_of(ledger)

@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 from fedmerit.cli import app
 from fedmerit.config import load
 from fedmerit.errors import DoubtfulShares, LedgerError
-from fedmerit.federation.decisions import Terms
-from fedmerit.federation.embedded import run
-from fedmerit.federation.paying import read_run, record_decision
-from fedmerit.ledger import Ledger
-from fedmerit.page.html import page
+from fedmerit.ledger.chain import Ledger
+from fedmerit.ledger.decisions import Terms
+from fedmerit.payment import read_run, record_decision
+from fedmerit.report.page.html import page
+from fedmerit.simulation.run import run
 
 UTILITY = "blunders:error"
 TERMS = Terms("100.00", UTILITY, on_undefined="equal")

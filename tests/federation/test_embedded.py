@@ -8,14 +8,14 @@ from tiny import TINY, tiny
 
 from fedmerit.config import from_dict
 from fedmerit.errors import ConfigError, DataError, FedmeritError, StoreError
-from fedmerit.federation.embedded import run
-from fedmerit.federation.journal import rounds_of
-from fedmerit.federation.planning import plan
-from fedmerit.federation.setup import prepare
-from fedmerit.federation.verify import verify_folder
-from fedmerit.ledger import Ledger
-from fedmerit.reading import read
-from fedmerit.scores import alpha, ee, fp, ioi, loo
+from fedmerit.ledger.chain import Ledger
+from fedmerit.ledger.records import rounds_of
+from fedmerit.scoring.files import read
+from fedmerit.scoring.scores import alpha, ee, fp, ioi, loo
+from fedmerit.simulation.plan import plan
+from fedmerit.simulation.run import run
+from fedmerit.simulation.setup import prepare
+from fedmerit.verify import verify_folder
 
 OFF = "secure_aggregation.enabled=false"
 
@@ -60,8 +60,8 @@ def test_a_run_writes_the_documented_files_and_scores(plain):
 
 def test_reports_are_what_evaluating_the_plain_models_gives(plain, tmp_path):
     """Fast path against slow path: rebuild M0 + U_i and M - U_i outside of the engine."""
-    from fedmerit.federation.setup import seed_for
-    from fedmerit.training import train_many
+    from fedmerit.simulation.setup import seed_for
+    from fedmerit.simulation.training import train_many
 
     _, folder = plain
     config = tiny()
@@ -131,7 +131,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(plain, tmp
 
 
 def test_it_takes_two_evaluations_a_member_and_two_more(tmp_path, monkeypatch):
-    from fedmerit.federation import setup
+    from fedmerit.simulation import setup
 
     count = []
     original = setup.Federation.evaluate
@@ -142,8 +142,8 @@ def test_it_takes_two_evaluations_a_member_and_two_more(tmp_path, monkeypatch):
 
 def test_what_the_server_receives_holds_no_plain_update(tmp_path):
     """The transcript of a whole run: no member's words and no bytes of its update in any message."""
-    from fedmerit.federation import aggregation
-    from fedmerit.federation.weighing import encoding_of
+    from fedmerit.protocol.terms import encoding_of
+    from fedmerit.simulation import transport as aggregation
 
     received, offered = [], []
     original = aggregation.Aggregation.offers
@@ -240,7 +240,7 @@ def test_a_threshold_above_the_number_scheduled_aborts_the_round(tmp_path):
 
 @pytest.mark.parametrize("switch", ["secure_aggregation.enabled=true", OFF])
 def test_a_member_that_diverges_withdraws_and_is_recorded(tmp_path, monkeypatch, switch):
-    from fedmerit.federation import local
+    from fedmerit.simulation import transport as local
 
     original = local.train_many
 
@@ -324,8 +324,8 @@ def test_on_the_same_samples_the_running_error_is_not_the_root_of_squares(plain)
 
 def test_score_weights_are_public_start_uniform_and_follow_the_scores(tmp_path):
     content = run(tiny("training.weights=scores", "training.rounds=3"), tmp_path / "run")
-    from fedmerit.agreement import normalise
-    from fedmerit.ledger import number
+    from fedmerit.identity.encoding import number
+    from fedmerit.scoring.agreement import normalise
 
     with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
         weights = [record.body["weights"] for record in ledger.records("schedule")]
@@ -338,8 +338,8 @@ def test_score_weights_are_public_start_uniform_and_follow_the_scores(tmp_path):
 
 def test_weights_from_the_current_round_are_the_papers_and_mark_the_run_as_analysis(tmp_path):
     """They are those of this round's own alpha under plain averaging, from round 1 on."""
-    from fedmerit.agreement import normalise
-    from fedmerit.ledger import number
+    from fedmerit.identity.encoding import number
+    from fedmerit.scoring.agreement import normalise
 
     run(tiny("training.rounds=1"), tmp_path / "plain")
     expected = np.clip(normalise(alpha(read(tmp_path / "plain" / "scores.json")[0]).values), 0.1, 3.0)
@@ -367,7 +367,7 @@ def test_secret_weights_are_in_no_record(tmp_path):
     run(tiny("training.weights=secret"), tmp_path / "run")
     with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
         bodies = [record.body for record in ledger.records()]
-    from fedmerit.ledger import number
+    from fedmerit.identity.encoding import number
 
     totals = [number(body["weight"]) for body in bodies if "weight" in body]
     assert totals == [220.0, 220.0]  # 60 + 50 + 70 + 40: the total, and nothing else
@@ -381,8 +381,8 @@ def test_samples_are_disclosed_only_if_asked_for(tmp_path):
 
 def test_solo_is_the_singleton_of_the_retraining_game(tmp_path):
     """Trained alone from the first model with the member's own seeds, round after round."""
-    from fedmerit.federation.setup import seed_for
-    from fedmerit.training import train_many
+    from fedmerit.simulation.setup import seed_for
+    from fedmerit.simulation.training import train_many
 
     config = tiny("scoring.solo=true")
     content = run(config, tmp_path / "run")

@@ -8,11 +8,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedmerit.config import recorded_hash
 from fedmerit.errors import MessageError, RefusedError
-from fedmerit.federation.journal import first_body
-from fedmerit.federation.remote.member import RemoteMember
-from fedmerit.federation.remote.wire import FORMAT, Ask, pack
-from fedmerit.keys import read_roster
-from fedmerit.ledger import Ledger
+from fedmerit.identity.keys import read_roster
+from fedmerit.ledger.chain import Ledger
+from fedmerit.ledger.records import first_body
+from fedmerit.protocol.member import RemoteMember
+from fedmerit.protocol.messages import FORMAT, Ask, pack
 from older_files import copied
 
 NAME = "Site 1"

@@ -11,20 +11,17 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedmerit.config import as_toml, from_dict, recorded_hash
-from fedmerit.data.pool import Pool
 from fedmerit.errors import LedgerError, RoundAborted
-from fedmerit.federation.journal import Round
-from fedmerit.federation.protocol import Outcome, model_hash
-from fedmerit.federation.remote.books import Books
-from fedmerit.federation.remote.coordinator import Coordinator
-from fedmerit.federation.remote.member import RemoteMember
-from fedmerit.federation.remote.wire import Ask
-from fedmerit.federation.remote.work import Trained, Work
-from fedmerit.federation.steady import snapshot
-from fedmerit.federation.verify import verify_folder
-from fedmerit.keys import Member, Roster, new_key
+from fedmerit.identity.keys import Member, Roster, new_key
+from fedmerit.ledger.recorder import Books
+from fedmerit.ledger.records import Round
+from fedmerit.protocol.coordinator import Coordinator
+from fedmerit.protocol.member import RemoteMember
+from fedmerit.protocol.messages import Ask, Outcome, Trained, Work, model_hash
+from fedmerit.protocol.pool import Pool
 from fedmerit.secagg.server import Server
-from fedmerit.store import Folder
+from fedmerit.storage.run_folder import Folder, snapshot
+from fedmerit.verify import verify_folder
 
 ALL = ["A", "B", "C", "D"]
 M0 = np.linspace(-1, 1, 30, dtype=np.float32)

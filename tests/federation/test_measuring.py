@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedmerit.federation.measuring import Member, standard_error
-from fedmerit.types import Scores
-from fedmerit.uncertainty import intervals
+from fedmerit.protocol.measure import Member, standard_error
+from fedmerit.scoring.types import Scores
+from fedmerit.scoring.uncertainty import intervals
 
 
 def test_the_formula_by_hand():

@@ -9,19 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from fedmerit.checks import two_spellings
 from fedmerit.cli import app
-from fedmerit.config import from_dict, load, recorded_hash
-from fedmerit.data import Dataset, save
-from fedmerit.data import load as load_data
+from fedmerit.config import from_dict, load, recorded_hash, written
 from fedmerit.errors import ConfigError, DataError, LedgerError, StoreError
-from fedmerit.federation.embedded import Engine, run
-from fedmerit.federation.journal import Journal, first_body
-from fedmerit.federation.planning import plan
-from fedmerit.federation.setup import prepare, read, resolve
-from fedmerit.federation.verify import verify_folder
-from fedmerit.ledger import SERVER, Ledger
-from fedmerit.toml import written
+from fedmerit.identity.encoding import SERVER
+from fedmerit.ledger.chain import Ledger
+from fedmerit.ledger.records import Journal, first_body
+from fedmerit.scoring.validate import two_spellings
+from fedmerit.simulation.data import Dataset, save
+from fedmerit.simulation.data import load as load_data
+from fedmerit.simulation.plan import plan
+from fedmerit.simulation.run import Engine, run
+from fedmerit.simulation.setup import prepare, read, resolve
+from fedmerit.verify import verify_folder
 
 SITES = [f"Site {i}" for i in range(1, 11)]
 SMALL = {

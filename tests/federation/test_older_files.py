@@ -12,18 +12,16 @@ import pytest
 from tiny import TINY, tiny
 from typer.testing import CliRunner
 
+from fedmerit import verify
 from fedmerit.cli import app
 from fedmerit.config import from_dict
 from fedmerit.errors import CopyDiffers, LedgerError, StoreError
-from fedmerit.federation import verify
-from fedmerit.federation.embedded import run
-from fedmerit.federation.files import read_scores
-from fedmerit.federation.journal import rounds_of, score_files, scores_document
-from fedmerit.federation.renewing import renew
-from fedmerit.federation.verify import verify_folder
-from fedmerit.ledger import Ledger
-from fedmerit.page.html import page
-from fedmerit.store import Folder
+from fedmerit.ledger.chain import Ledger
+from fedmerit.ledger.records import rounds_of, score_files, scores_document
+from fedmerit.report.page.html import page
+from fedmerit.simulation.run import run
+from fedmerit.storage.run_folder import Folder, read_scores
+from fedmerit.verify import renew, verify_folder
 
 CONFIG = tiny(
     "training.rounds=3",

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmerit.errors import BindingError
-from fedmerit.federation.protocol import Outcome, model_hash, moved
+from fedmerit.protocol.messages import Outcome, model_hash, moved
 from fedmerit.secagg.quantise import Encoding
 
 NAMES = ("A", "B", "C", "D", "E", "F", "G")

@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmerit.data import choose_pool, load
 from fedmerit.errors import BindingError, BoundError, MessageError
-from fedmerit.federation.measuring import Member, coalition_models, cosine, standard_error
-from fedmerit.federation.protocol import (
+from fedmerit.protocol.measure import Member, coalition_models, cosine, standard_error
+from fedmerit.protocol.messages import (
     Known,
     Outcome,
     Report,
@@ -16,6 +15,7 @@ from fedmerit.federation.protocol import (
     model_hash,
 )
 from fedmerit.secagg.quantise import Encoding
+from fedmerit.simulation.data import choose_pool, load
 
 P = 6
 

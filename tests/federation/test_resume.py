@@ -12,9 +12,9 @@ import pytest
 from tiny import tiny
 
 from fedmerit.errors import KeyFileError, StoreError
-from fedmerit.federation.embedded import run
-from fedmerit.federation.verify import verify_folder
-from fedmerit.keys import new_key
+from fedmerit.identity.keys import new_key
+from fedmerit.simulation.run import run
+from fedmerit.verify import verify_folder
 
 SETTINGS = (
     "training.rounds=4",
@@ -29,7 +29,7 @@ import torch
 torch.set_num_threads(1)
 sys.path.insert(0, {tests!r})
 from tiny import tiny
-from fedmerit.federation.embedded import run
+from fedmerit.simulation.run import run
 print("ready", flush=True)
 run(tiny(*{settings!r}), {folder!r}, resume={resume!r}, watch=lambda step: print(step.stage, flush=True))
 """
@@ -83,9 +83,9 @@ def test_killed_at_ten_random_moments_it_ends_with_the_same_bytes(tmp_path, whol
 @pytest.mark.parametrize("moment", ["checkpoint", "commit", "scores"])
 def test_a_crash_at_each_step_of_closing_a_round_is_repaired(tmp_path, whole, monkeypatch, moment):
     """Between checkpoint and transaction, inside the transaction, and between transaction and score files."""
-    from fedmerit.federation import embedded
-    from fedmerit.federation.journal import Journal
-    from fedmerit.store import Folder
+    from fedmerit.ledger.records import Journal
+    from fedmerit.simulation import run as embedded
+    from fedmerit.storage.run_folder import Folder
 
     class Crash(BaseException):
         pass
@@ -120,7 +120,7 @@ def test_a_crash_at_each_step_of_closing_a_round_is_repaired(tmp_path, whole, mo
 @pytest.fixture
 def half_done(tmp_path, monkeypatch):
     """A run of two rounds that stopped after the first."""
-    from fedmerit.federation import embedded
+    from fedmerit.simulation import run as embedded
 
     original = embedded.Engine._round
 
@@ -160,7 +160,7 @@ def test_a_changed_pool_key_is_noticed(half_done, content, message):
 
 
 def test_changed_training_data_is_noticed(half_done, monkeypatch):
-    from fedmerit.federation import setup
+    from fedmerit.simulation import setup
 
     original = setup.data.load
 

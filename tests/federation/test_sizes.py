@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from test_kept import ALL, M0, Federation
 
 from fedmerit.errors import MessageError, RefusedError, StoreError
-from fedmerit.federation.remote import keeping
-from fedmerit.federation.remote.keeping import Keeping
-from fedmerit.federation.remote.wire import EXCHANGES, Ask, ask_limit, pack, words_limit
-from fedmerit.keys import load_key, public_key
+from fedmerit.identity.keys import load_key, public_key
+from fedmerit.protocol.messages import EXCHANGES, Ask, ask_limit, pack, words_limit
 from fedmerit.secagg.messages import list_limit, refuse_many
+from fedmerit.storage import member_state as keeping
+from fedmerit.storage.member_state import Keeping
 
 SIZE = 8 * 2**20
 

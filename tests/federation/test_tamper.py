@@ -18,13 +18,13 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tiny import tiny
 
-from fedmerit.copies import Copy, exported
 from fedmerit.errors import LedgerError
-from fedmerit.federation.embedded import run
-from fedmerit.federation.identities import Identities
-from fedmerit.federation.verify import verify_copy, verify_folder
-from fedmerit.federation.witness import places_of
-from fedmerit.ledger import SERVER, Ledger, canonical, content, exact, verify_chain
+from fedmerit.identity.encoding import SERVER, canonical, content, exact
+from fedmerit.ledger.chain import Copy, Ledger, exported, verify_chain
+from fedmerit.ledger.head_log import places_of
+from fedmerit.simulation.run import run
+from fedmerit.simulation.setup import Identities
+from fedmerit.verify import verify_copy, verify_folder
 
 KEYS = {name: Ed25519PrivateKey.generate() for name in (SERVER, "north", "south")}
 PUBLIC = {name: key.public_key().public_bytes_raw() for name, key in KEYS.items()}
@@ -270,8 +270,8 @@ def test_whatever_the_server_rewrites_before_the_last_signed_head_is_found(origi
 
 def test_a_fork_after_the_last_signed_head_is_found_by_who_kept_it(folder):
     """Two ends of one history, both sealed by the server: each verifies, neither has the other's head."""
-    from fedmerit.federation.decisions import Terms
-    from fedmerit.federation.paying import record_decision
+    from fedmerit.ledger.decisions import Terms
+    from fedmerit.payment import record_decision
 
     other = shutil.copytree(folder, folder.parent / "other")
     record_decision(folder, Terms("1000.00", "expected-accuracy"))
@@ -351,7 +351,7 @@ def test_ten_thousand_records_are_all_checked(tmp_path):
 WRITER = """
 import sys
 from fedmerit.errors import LedgerError
-from fedmerit.ledger import Ledger
+from fedmerit.ledger.chain import Ledger
 with Ledger(sys.argv[1]) as ledger:
     for k in range(int(sys.argv[3])):
         try:

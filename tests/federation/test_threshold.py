@@ -8,17 +8,16 @@ from hypothesis import strategies as st
 from tiny import TINY, tiny
 
 from fedmerit import config as settings
-from fedmerit.config import from_dict, load, recorded_hash
+from fedmerit.config import from_dict, load, recorded_hash, written
 from fedmerit.errors import ConfigError, LedgerError, MessageError, RefusedError
-from fedmerit.federation import setup
-from fedmerit.federation.embedded import run
-from fedmerit.federation.journal import rounds_of
-from fedmerit.federation.recorded import recorded
-from fedmerit.federation.remote.agreeing import Agreed, cautious, config_in, everybody, least_scheduled
-from fedmerit.federation.verify import verify_folder
-from fedmerit.keys import Member, Roster
-from fedmerit.ledger import Ledger
-from fedmerit.toml import written
+from fedmerit.identity.keys import Member, Roster
+from fedmerit.ledger.chain import Ledger
+from fedmerit.ledger.records import rounds_of
+from fedmerit.protocol.terms import Agreed, cautious, config_in, everybody, least_scheduled
+from fedmerit.simulation import setup
+from fedmerit.simulation.run import run
+from fedmerit.storage.run_folder import recorded
+from fedmerit.verify import verify_folder
 from older_files import copied
 
 NINE = ("partition.clients=9", f"partition.sizes={[20] * 9}", "training.rounds=1")

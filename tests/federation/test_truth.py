@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from tiny import tiny
 
-from fedmerit.agreement import agreement
 from fedmerit.errors import ConfigError, StoreError
-from fedmerit.federation import truth as truth_module
-from fedmerit.federation.embedded import run
-from fedmerit.federation.planning import plan
-from fedmerit.federation.setup import prepare, seed_for
-from fedmerit.federation.verify import verify_folder
-from fedmerit.ledger import Ledger
-from fedmerit.training import train_many
-from fedmerit.types import Table
-from fedmerit.values import shapley
+from fedmerit.ledger.chain import Ledger
+from fedmerit.scoring.agreement import agreement
+from fedmerit.scoring.ground_truth import shapley
+from fedmerit.scoring.types import Table
+from fedmerit.simulation import analysis as truth_module
+from fedmerit.simulation.plan import plan
+from fedmerit.simulation.run import run
+from fedmerit.simulation.setup import prepare, seed_for
+from fedmerit.simulation.training import train_many
+from fedmerit.verify import verify_folder
 
 BOTH = "scoring.truth=['mr-shapley', 'shapley']"
 
@@ -145,7 +145,7 @@ def test_what_cannot_be_retrained_is_refused_before_anything_runs(tmp_path):
 
 
 def test_the_plan_counts_what_the_run_then_does(tmp_path, monkeypatch):
-    from fedmerit.federation import setup
+    from fedmerit.simulation import setup
 
     config = tiny("scoring.solo=true", "participation.away={client-1=[2]}")
     expected = plan(config, calibrate=False)

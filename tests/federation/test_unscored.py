@@ -10,14 +10,13 @@ from typer.testing import CliRunner
 import ledgers
 from fedmerit.cli import app
 from fedmerit.errors import StoreError
-from fedmerit.federation.embedded import run
-from fedmerit.federation.paying import read_run
-from fedmerit.federation.recorded import recorded
-from fedmerit.federation.unscored import aborted, unreported
-from fedmerit.ledger import Ledger
-from fedmerit.page.html import page
-from fedmerit.page.writing import page_of_run
-from fedmerit.reading import read_content
+from fedmerit.ledger.chain import Ledger
+from fedmerit.ledger.records import aborted, unreported
+from fedmerit.payment import read_run
+from fedmerit.report.page.html import page, page_of_run
+from fedmerit.scoring.files import read_content
+from fedmerit.simulation.run import run
+from fedmerit.storage.run_folder import recorded
 
 UNHEARD = (
     "training.rounds=4",

@@ -18,12 +18,13 @@ from tiny import tiny
 
 from fedmerit.config import from_dict
 from fedmerit.errors import LedgerError
-from fedmerit.federation.embedded import run
-from fedmerit.federation.identities import Identities
-from fedmerit.federation.journal import Journal, rounds_of, score_files, scores_document
-from fedmerit.federation.verify import config_of, keys_of, verify_folder
-from fedmerit.federation.visibility import after_round
-from fedmerit.ledger import SERVER, Ledger, content, exact, number
+from fedmerit.identity.encoding import SERVER, content, exact, number
+from fedmerit.ledger.chain import Ledger
+from fedmerit.ledger.records import Journal, config_of, rounds_of, score_files, scores_document
+from fedmerit.ledger.visibility import after_round
+from fedmerit.simulation.run import run
+from fedmerit.simulation.setup import Identities
+from fedmerit.verify import keys_of, verify_folder
 from ledgers import cut
 
 CONFIG = tiny('participation.lost={client-3 = "2:report"}', "scoring.disclose_samples=true")
@@ -175,7 +176,7 @@ def with_number(value, place, new, path="scores.json"):
 
 def test_every_number_of_the_scores_is_checked(folder):
     """Each one changed in its last digits, one after another, without the ledger being read each time."""
-    from fedmerit.federation.comparing import compare
+    from fedmerit.ledger.forms import compare
 
     content = json.loads((folder / "scores.json").read_text())
     places = list(numbers_in(content))
@@ -500,7 +501,7 @@ def test_keys_come_from_the_first_record_alone(folder):
 
 def test_a_member_cannot_speak_for_another(folder):
     """Signed with a real key of the run, but not the author's."""
-    from fedmerit.federation.identities import Identities
+    from fedmerit.simulation.setup import Identities
 
     keys = Identities.in_folder(folder / "keys", CONFIG.clients, make=False)
     seq = len(records_of(folder)) + 1

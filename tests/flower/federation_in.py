@@ -13,9 +13,9 @@ for path in (HERE, HERE / "contract_app"):
 from contract import client, server, task  # noqa: E402
 from inprocess import InProcess  # noqa: E402
 
-from fedmerit.federation.journal import rounds_of  # noqa: E402
-from fedmerit.keys import Member, Roster, new_key, write_roster  # noqa: E402
-from fedmerit.ledger import Ledger  # noqa: E402
+from fedmerit.identity.keys import Member, Roster, new_key, write_roster  # noqa: E402
+from fedmerit.ledger.chain import Ledger  # noqa: E402
+from fedmerit.ledger.records import rounds_of  # noqa: E402
 
 __all__ = ["client", "grid_of", "make_keys", "rounds_in", "run", "said", "server", "task"]
 NAMES = tuple(f"client-{i}" for i in range(4))

@@ -3,13 +3,12 @@
 import json
 from contextlib import suppress
 
-from fedmerit.copies import exported
 from fedmerit.errors import LedgerError
-from fedmerit.federation.journal import rounds_of, score_files, scores_document
-from fedmerit.federation.verify import config_of
-from fedmerit.federation.visibility import after_round, sees
-from fedmerit.keys import load_key
-from fedmerit.ledger import SERVER, Ledger, canonical, content
+from fedmerit.identity.encoding import SERVER, canonical, content
+from fedmerit.identity.keys import load_key
+from fedmerit.ledger.chain import Ledger, exported
+from fedmerit.ledger.records import config_of, rounds_of, score_files, scores_document
+from fedmerit.ledger.visibility import after_round, sees
 
 
 def body_of(record):

@@ -6,11 +6,11 @@ import numpy as np
 from federation_in import NODES
 from flwr.app import Array, Message
 
-from fedmerit.federation.remote.wire import Ask, pack, unpack
-from fedmerit.federation.verify import verify_folder
-from fedmerit.flower.carrying import BYTES, put, take
-from fedmerit.keys import load_key
-from fedmerit.ledger import canonical, content
+from fedmerit.flower.codec import BYTES, put, take
+from fedmerit.identity.encoding import canonical, content
+from fedmerit.identity.keys import load_key
+from fedmerit.protocol.messages import Ask, pack, unpack
+from fedmerit.verify import verify_folder
 
 LIAR = "client-1"
 

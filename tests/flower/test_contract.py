@@ -3,8 +3,8 @@
 import pytest
 from federation_in import grid_of, make_keys, rounds_in, run, said, task
 
-from fedmerit.federation.embedded import run as run_embedded
-from fedmerit.federation.verify import verify_folder
+from fedmerit.simulation.run import run as run_embedded
+from fedmerit.verify import verify_folder
 
 
 @pytest.mark.parametrize("weights", ["uniform", "secret"])

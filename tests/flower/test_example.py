@@ -9,7 +9,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from inprocess import InProcess
 
-from fedmerit.federation.verify import verify_folder
+from fedmerit.verify import verify_folder
 
 EXAMPLE = "examples/flower-hospitals"
 

@@ -12,10 +12,10 @@ from lies import exchange_of
 
 import fedmerit.flower
 from fedmerit.errors import LedgerError, ProtocolError, StoreError
-from fedmerit.federation.protocol import model_hash
-from fedmerit.federation.verify import verify_folder
-from fedmerit.flower.arrays import Shape
-from fedmerit.ledger import Ledger
+from fedmerit.flower.codec import Shape
+from fedmerit.ledger.chain import Ledger
+from fedmerit.protocol.messages import model_hash
+from fedmerit.verify import verify_folder
 
 
 def everything(folder):

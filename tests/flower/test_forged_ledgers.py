@@ -12,9 +12,9 @@ from lies import LIAR, exchange_of
 
 import fedmerit.flower
 from fedmerit.errors import LedgerError
-from fedmerit.federation.verify import verify_copy, verify_folder
-from fedmerit.keys import load_key
-from fedmerit.ledger import SERVER, exact, number
+from fedmerit.identity.encoding import SERVER, exact, number
+from fedmerit.identity.keys import load_key
+from fedmerit.verify import verify_copy, verify_folder
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from small import contributions, first, members, start
 
 import fedmerit.flower
 from fedmerit.errors import ConfigError, DoubtfulShares, ProtocolError, RunAborted
-from fedmerit.federation.protocol import model_hash
-from fedmerit.federation.verify import verify_folder
-from fedmerit.flower.arrays import Shape
-from fedmerit.ledger import Ledger
+from fedmerit.flower.codec import Shape
+from fedmerit.ledger.chain import Ledger
+from fedmerit.protocol.messages import model_hash
+from fedmerit.verify import verify_folder
 
 LOST = ("client-2", "client-3")
 

@@ -9,7 +9,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx
 
 import fedmerit.flower
 from fedmerit.errors import ConfigError, DataError, MessageError, ReportError, StoreError
-from fedmerit.federation.verify import verify_folder
+from fedmerit.verify import verify_folder
 
 X = np.random.default_rng(0).random((40, 3))
 TEST = (X, np.arange(40) % 2)

@@ -12,9 +12,9 @@ from flwr.app import Error, Message
 from inprocess import FAILED
 from lies import LIAR, exchange_of, telling
 
-from fedmerit.federation.remote.member import REFUSED
-from fedmerit.federation.verify import verify_folder
 from fedmerit.flower import grid as grids
+from fedmerit.protocol.member import REFUSED
+from fedmerit.verify import verify_folder
 
 STEADY = ("share", "train", "check", "unmask", "report")
 

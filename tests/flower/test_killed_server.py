@@ -9,7 +9,7 @@ from federation_in import make_keys, rounds_in
 from typer.testing import CliRunner
 
 from fedmerit.cli import app
-from fedmerit.federation.verify import verify_folder
+from fedmerit.verify import verify_folder
 
 HERE = Path(__file__).parent
 KILLED = """
@@ -17,7 +17,7 @@ import os, sys
 sys.path.insert(0, {here!r})
 from pathlib import Path
 import federation_in as federation
-from fedmerit.federation.remote import books
+from fedmerit.ledger import recorder as books
 real, folder, written = books.write, Path({folder!r}), []
 
 def write(path, data, **how):

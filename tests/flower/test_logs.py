@@ -82,7 +82,7 @@ def test_a_logger_that_somebody_set_up_is_left_alone():
 
 def test_importing_sets_up_no_logging():
     code = (
-        "import logging, fedmerit, fedmerit.flower.strategy, fedmerit.flower.client, fedmerit.cli; "
+        "import logging, fedmerit, fedmerit.flower.server, fedmerit.flower.client, fedmerit.cli; "
         "log = logging.getLogger('fedmerit'); print(log.handlers, log.level, log.propagate)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

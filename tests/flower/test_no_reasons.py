@@ -9,8 +9,8 @@ from lies import LIAR, checked, exchange_of
 
 import fedmerit.flower
 from fedmerit.errors import RefusedError
-from fedmerit.federation.remote.member import REFUSED
-from fedmerit.flower.carrying import put
+from fedmerit.flower.codec import put
+from fedmerit.protocol.member import REFUSED
 
 SECRET = "/data/patients/Meier_Anna_1961.dcm: label 3 unknown"
 NODE = NODES[LIAR]

@@ -8,12 +8,12 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 import fedmerit.flower
-from fedmerit.federation.remote.agreeing import Agreed
-from fedmerit.federation.remote.keeping import Keeping
-from fedmerit.federation.verify import verify_folder
-from fedmerit.keys import load_key
-from fedmerit.ledger import Ledger
+from fedmerit.identity.keys import load_key
+from fedmerit.ledger.chain import Ledger
+from fedmerit.protocol.terms import Agreed
 from fedmerit.secagg import Client
+from fedmerit.storage.member_state import Keeping
+from fedmerit.verify import verify_folder
 from older_files import copied
 
 SITES = {f"Site {i}": 99 + i for i in range(1, 5)}

@@ -9,7 +9,7 @@ from inprocess import InProcess
 from lies import LIAR, checked, exchange_of, telling
 
 import fedmerit.flower
-from fedmerit.federation.verify import verify_folder
+from fedmerit.verify import verify_folder
 
 NINE = {f"m{i}": 100 + i for i in range(9)}
 

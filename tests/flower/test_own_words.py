@@ -14,7 +14,7 @@ from lies import LIAR
 from small import contributions, members, reply, start
 
 import fedmerit.flower
-from fedmerit.flower.arrays import Shape
+from fedmerit.flower.codec import Shape
 
 SAMPLES = {"num-examples": 10}
 STAY = "stay on this machine: secure(..., metrics=[...]) lists those that leave"

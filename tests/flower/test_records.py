@@ -10,14 +10,14 @@ from federation_in import NAMES, grid_of, make_keys, run
 from lies import LIAR, answering, checked, telling
 
 import fedmerit.flower
-from fedmerit.copies import exported
 from fedmerit.errors import LedgerError
-from fedmerit.federation.decisions import Terms
-from fedmerit.federation.paying import record_decision
-from fedmerit.federation.verify import verify_copy, verify_folder
-from fedmerit.federation.visibility import sees
-from fedmerit.keys import load_key
-from fedmerit.ledger import SERVER, Ledger, content
+from fedmerit.identity.encoding import SERVER, content
+from fedmerit.identity.keys import load_key
+from fedmerit.ledger.chain import Ledger, exported
+from fedmerit.ledger.decisions import Terms
+from fedmerit.ledger.visibility import sees
+from fedmerit.payment import record_decision
+from fedmerit.verify import verify_copy, verify_folder
 
 
 @pytest.fixture

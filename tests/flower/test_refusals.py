@@ -14,11 +14,10 @@ from lies import LIAR, answering, checked, exchange_of, fedmerit_array, resigned
 
 import fedmerit.flower
 from fedmerit.errors import ProtocolError
-from fedmerit.federation.protocol import model_hash
-from fedmerit.federation.remote.wire import pack, unpack
-from fedmerit.flower.carrying import put, take
-from fedmerit.keys import new_key
-from fedmerit.ledger import canonical, exact
+from fedmerit.flower.codec import put, take
+from fedmerit.identity.encoding import canonical, exact
+from fedmerit.identity.keys import new_key
+from fedmerit.protocol.messages import model_hash, pack, unpack
 
 # --------------------------------------------------------------------------------------------- who takes part
 

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from fedmerit.cli import app
 from fedmerit.errors import LedgerError, ProtocolError
-from fedmerit.federation.verify import verify_folder
-from fedmerit.flower.strategy import Contributions, engine_of
-from fedmerit.keys import read_roster
-from fedmerit.ledger import Ledger
+from fedmerit.flower.server import Contributions, engine_of
+from fedmerit.identity.keys import read_roster
+from fedmerit.ledger.chain import Ledger
+from fedmerit.verify import verify_folder
 
 CAREFUL = "members: 4 of 4 joined, each with its own key; this cannot show whose machines they were"
 REHEARSAL = "rehearsal: one simulation held all keys, so signatures prove order, not who spoke"

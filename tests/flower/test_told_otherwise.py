@@ -11,9 +11,9 @@ from lies import LIAR, checked, exchange_of
 
 import fedmerit.flower
 from fedmerit.errors import ConfigError, MessageError, ProtocolError, RunAborted
-from fedmerit.federation.verify import verify_folder
-from fedmerit.flower.carrying import config_digest, digest, put
+from fedmerit.flower.codec import config_digest, digest, put
 from fedmerit.secagg import Server, masks
+from fedmerit.verify import verify_folder
 
 VALUES = st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary()
 OTHERS = [1, 1.0, True, "1", b"1", 0.0, -0.0, 0, False, ""]

@@ -8,7 +8,7 @@ from federation_in import NAMES, grid_of, run, server
 from lies import exchange_of
 
 from fedmerit.errors import ProtocolError, RunAborted
-from fedmerit.federation.remote.keeping import IDLE
+from fedmerit.storage.member_state import IDLE
 
 
 def start(home, out):

@@ -14,12 +14,12 @@ from lies import answering, checked, exchange_of, resigned, server_of
 import fedmerit.flower
 from fedmerit.config import from_dict, recorded_hash
 from fedmerit.errors import ConfigError, RefusedError
-from fedmerit.federation.remote.agreeing import cautious
-from fedmerit.federation.remote.member import REFUSED
-from fedmerit.federation.remote.wire import EXCHANGES, Ask
-from fedmerit.federation.verify import verify_folder
-from fedmerit.flower.carrying import BYTES, put, take
-from fedmerit.ledger import exact
+from fedmerit.flower.codec import BYTES, put, take
+from fedmerit.identity.encoding import exact
+from fedmerit.protocol.member import REFUSED
+from fedmerit.protocol.messages import EXCHANGES, Ask
+from fedmerit.protocol.terms import cautious
+from fedmerit.verify import verify_folder
 
 
 def test_what_leaves_a_member_is_masked_and_little(home):

@@ -7,11 +7,11 @@ from forging import body_of, copy_for, written
 from lies import LIAR
 
 from fedmerit.errors import LedgerError
-from fedmerit.federation.verify import verify_copy, verify_folder
-from fedmerit.keys import Member, Roster, load_key, public_key, read_roster
-from fedmerit.ledger import SERVER, exact
-from fedmerit.page.html import facts_of
-from fedmerit.page.promises import not_guaranteed
+from fedmerit.identity.encoding import SERVER, exact
+from fedmerit.identity.keys import Member, Roster, load_key, public_key, read_roster
+from fedmerit.report.page.html import facts_of
+from fedmerit.report.page.promises import not_guaranteed
+from fedmerit.verify import verify_copy, verify_folder
 
 
 @pytest.fixture

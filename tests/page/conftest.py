@@ -8,7 +8,7 @@ from fedmerit.config import from_dict
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory):
     """Five members, three rounds, real training under secure aggregation; Elm misses the first round."""
-    from fedmerit.federation.embedded import run
+    from fedmerit.simulation.run import run
 
     folder = tmp_path_factory.mktemp("run") / "five"
     config = from_dict(

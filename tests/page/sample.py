@@ -2,8 +2,8 @@
 
 import json
 
-from fedmerit.document import as_json, document
-from fedmerit.types import Reports
+from fedmerit.scoring.files import as_json, document
+from fedmerit.scoring.types import Reports
 
 NAMES = ("North", "South", "East", "West")
 HOSTILE = (

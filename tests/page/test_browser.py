@@ -7,12 +7,11 @@ from importlib import resources
 import pytest
 from sample import HOSTILE, write_scores
 
-from fedmerit.accumulate import accumulate
-from fedmerit.document import as_csv, document
-from fedmerit.money import payouts
-from fedmerit.page.html import facts_of, page
-from fedmerit.rewards import shares
-from fedmerit.types import Reports
+from fedmerit.report.page.html import facts_of, page
+from fedmerit.scoring.accumulate import accumulate
+from fedmerit.scoring.files import as_csv, document
+from fedmerit.scoring.rewards import payouts, shares
+from fedmerit.scoring.types import Reports
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ARGUMENTS = (
@@ -273,7 +272,7 @@ def test_names_run_nothing(tmp_path, opened):
 
 
 def test_colours_can_be_told_from_their_ground():
-    style = resources.files("fedmerit.page").joinpath("page.css").read_text(encoding="utf-8")
+    style = resources.files("fedmerit.report.page").joinpath("page.css").read_text(encoding="utf-8")
     light, dark = (
         dict(re.findall(r"(--[a-z]+): (#[0-9a-f]{6})", block)) for block in style.split("@media screen", 1)
     )
@@ -294,9 +293,9 @@ def test_colours_can_be_told_from_their_ground():
 
 
 def test_figures_have_the_colours_of_the_light_page():
-    from fedmerit.page.charts import LIGHT
+    from fedmerit.report.page.charts import LIGHT
 
-    style = resources.files("fedmerit.page").joinpath("page.css").read_text(encoding="utf-8")
+    style = resources.files("fedmerit.report.page").joinpath("page.css").read_text(encoding="utf-8")
     assert (
         LIGHT.items()
         <= dict(re.findall(r"(--[a-z]+): (#[0-9a-f]{6})", style.split("@media screen", 1)[0])).items()

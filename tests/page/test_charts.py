@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample import write_scores
 
-from fedmerit.document import as_csv, document
-from fedmerit.page import charts
-from fedmerit.page.figures import figures
-from fedmerit.page.html import facts_of
-from fedmerit.page.labels import WIDTH, labels
-from fedmerit.types import Reports
+from fedmerit.report.page import charts
+from fedmerit.report.page.figures import figures
+from fedmerit.report.page.html import facts_of
+from fedmerit.scoring.files import as_csv, document
+from fedmerit.scoring.types import Reports
+from fedmerit.sentences import WIDTH, labels
 
 CLINICS = ("Universitätsklinikum Bonn", "Universitätsklinikum Köln", "Universitätsklinikum Ulm", "West")
 

@@ -13,18 +13,17 @@ import pytest
 from sample import HOSTILE, changed, rounds, write_scores
 from typer.testing import CliRunner
 
-from fedmerit.accumulate import accumulate
 from fedmerit.cli import app
 from fedmerit.cli.page import write_page
-from fedmerit.document import as_csv, document
 from fedmerit.errors import InputError, StoreError
-from fedmerit.page import words
-from fedmerit.page.bundle import PATH, bundle
-from fedmerit.page.costs import read_costs, timed
-from fedmerit.page.figures import figures
-from fedmerit.page.html import facts_of, page
-from fedmerit.rewards import shares
-from fedmerit.tables import rank_text, total_text
+from fedmerit.report.page import text as words
+from fedmerit.report.page.figures import figures
+from fedmerit.report.page.html import PATH, bundle, facts_of, page
+from fedmerit.report.page.source import read_costs, timed
+from fedmerit.report.terminal import rank_text, total_text
+from fedmerit.scoring.accumulate import accumulate
+from fedmerit.scoring.files import as_csv, document
+from fedmerit.scoring.rewards import shares
 
 QUESTIONS = [
     "Who contributed what, and how sure are we?",

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedmerit.cli import app
-from fedmerit.federation.verify import verify_folder
-from fedmerit.page.html import facts_of, page
+from fedmerit.report.page.html import facts_of, page
+from fedmerit.verify import verify_folder
 
 SAID = "Rehearsal: labels were replaced by random ones on purpose, 90 % at {} (corruption.label_noise)."
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import sys
 
-from fedmerit.cli import keys, ledger, page, running, scoring
+from fedmerit.cli import keys, ledger, page
+from fedmerit.cli import run as running
+from fedmerit.cli import score as scoring
 from fedmerit.cli.base import app, errors_as_messages
 
 __all__ = ["app", "keys", "ledger", "main", "page", "running", "scoring"]

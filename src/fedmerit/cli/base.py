@@ -16,7 +16,7 @@ from fedmerit import __version__
 from fedmerit.errors import FedmeritError
 
 if TYPE_CHECKING:
-    from fedmerit.summary import Summary
+    from fedmerit.report.summary import Summary
 
 app = typer.Typer(
     help="Who contributed what in a federation, without anyone seeing anyone's model update.",
@@ -44,7 +44,7 @@ def errors_as_messages() -> Iterator[None]:
     try:
         yield
     except (FedmeritError, OSError) as error:
-        from fedmerit.tables import printable
+        from fedmerit.report.terminal import printable
 
         err.print("error: " + printable(" ".join(str(error).split("\n"))))
         raise SystemExit(2) from None
@@ -64,6 +64,6 @@ def write(text: str) -> None:
 
 def advised(summary: Summary) -> Summary:
     """A summary whose notes name options of the command line in place of arguments."""
-    from fedmerit.tables import advice
+    from fedmerit.report.terminal import advice
 
     return replace(summary, notes=tuple(advice(note) for note in summary.notes))

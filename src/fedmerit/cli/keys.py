@@ -24,7 +24,7 @@ def keys_new(
 
     PATH is the file for the private key: a new one, which only its owner may read (mode 600).
     """
-    from fedmerit.keys import PREFIX, new_key
+    from fedmerit.identity.keys import PREFIX, new_key
 
     out.print(PREFIX + new_key(path).hex())
 
@@ -40,7 +40,7 @@ def keys_roster(
 
     PATH is the roster file (TOML or .json): a new one with --member, otherwise one that is checked.
     """
-    from fedmerit.keys import Roster, parse_member, read_roster, write_roster
+    from fedmerit.identity.keys import Roster, parse_member, read_roster, write_roster
 
     if member:
         write_roster(path, Roster(parse_member(text) for text in member))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedmerit.cli.base import app, fail, out
-from fedmerit.layout import LEDGER
+from fedmerit.scoring.files import LEDGER
 
 
 @app.command()
@@ -37,7 +37,7 @@ def verify(
 
     SOURCE is a run folder, or an exported ledger (.jsonl).
     """
-    from fedmerit.federation.verify import verify_copy, verify_folder
+    from fedmerit.verify import verify_copy, verify_folder
 
     copy = source.suffix == ".jsonl" and not source.is_dir()
     if source.is_file() and not copy:
@@ -62,11 +62,10 @@ def export(
 
     A copy that is there is overwritten only by one that goes on from it, or with --force.
     """
-    from fedmerit.copies import exported
-    from fedmerit.federation.verify import config_of
-    from fedmerit.federation.visibility import sees
-    from fedmerit.ledger import Ledger
-    from fedmerit.store import write
+    from fedmerit.ledger.chain import Ledger, exported
+    from fedmerit.ledger.records import config_of
+    from fedmerit.ledger.visibility import sees
+    from fedmerit.storage.run_folder import write
 
     if out_.suffix != ".jsonl":
         fail(f"{out_}: expected a name that ends in .jsonl")

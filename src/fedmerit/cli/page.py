@@ -43,12 +43,11 @@ def page(
 
     SOURCE is a run folder, or a file of reports (.json or .csv).
     """
-    from fedmerit.page.figures import figures as make_figures
-    from fedmerit.page.html import facts_of, render
-    from fedmerit.page.promises import private
-    from fedmerit.page.writing import NAME, check_target, for_coordinator
-    from fedmerit.store import write
-    from fedmerit.tables import printable
+    from fedmerit.report.page.figures import figures as make_figures
+    from fedmerit.report.page.html import NAME, check_target, facts_of, for_coordinator, render
+    from fedmerit.report.page.promises import private
+    from fedmerit.report.terminal import printable
+    from fedmerit.storage.run_folder import write
 
     target = out_ or (source / NAME if source.is_dir() else source.with_suffix(".html"))
     check_target(target, force=force)
@@ -74,7 +73,7 @@ def page(
 def _renewed(folder: Path) -> bool:
     """Whether score files that were older than the ledger were written anew; if not, why is printed."""
     from fedmerit.errors import StoreError
-    from fedmerit.federation.renewing import renew
+    from fedmerit.verify import renew
 
     try:
         done = renew(folder)
@@ -88,6 +87,6 @@ def _renewed(folder: Path) -> bool:
 
 def write_page(folder: Path) -> None:
     """The page of a finished run, or how to get one."""
-    from fedmerit.page.writing import page_of_run
+    from fedmerit.report.page.html import page_of_run
 
     out.print(page_of_run(folder))

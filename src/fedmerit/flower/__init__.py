@@ -9,19 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fedmerit.errors import MissingExtra
-from fedmerit.federation.remote.agreeing import everybody
+from fedmerit.protocol.terms import everybody
 
 if TYPE_CHECKING:
     from fedmerit.flower.client import Place, member_of, place_of, secure
-    from fedmerit.flower.folders import last_model
-    from fedmerit.flower.strategy import Contributions
+    from fedmerit.flower.server import Contributions, last_model
 
 __all__ = ["Contributions", "Place", "everybody", "last_model", "member_of", "place_of", "secure"]
 
 _LATER = {
     "client": ("Place", "member_of", "place_of", "secure"),
-    "folders": ("last_model",),
-    "strategy": ("Contributions",),
+    "server": ("Contributions", "last_model"),
 }
 
 

@@ -38,16 +38,13 @@ from fedmerit.errors import (
     RefusedError,
     StoreError,
 )
-from fedmerit.federation.protocol import Evaluate
-from fedmerit.federation.remote.agreeing import cautious
-from fedmerit.federation.remote.member import REFUSED, RemoteMember
-from fedmerit.federation.remote.wire import Ask
-from fedmerit.federation.remote.work import Trained, Work
-from fedmerit.flower.arrays import Shape
-from fedmerit.flower.carrying import BYTES, config_digest, digest, only_arrays, put, take
+from fedmerit.flower.codec import BYTES, Shape, config_digest, digest, only_arrays, put, take
 from fedmerit.flower.logs import log_inside_flower
-from fedmerit.flower.measuring import Value, evaluator
-from fedmerit.keys import Roster, load_key, public_key, read_roster
+from fedmerit.flower.value import Value, evaluator
+from fedmerit.identity.keys import Roster, load_key, public_key, read_roster
+from fedmerit.protocol.member import REFUSED, RemoteMember
+from fedmerit.protocol.messages import Ask, Evaluate, Trained, Work
+from fedmerit.protocol.terms import cautious
 
 METRICS = "metrics"
 TOLD = "fedmerit.told"

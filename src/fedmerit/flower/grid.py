@@ -16,12 +16,10 @@ from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from fedmerit.errors import FedmeritError, ProtocolError, RunAborted
-from fedmerit.federation.protocol import Model
-from fedmerit.federation.remote.agreeing import least_scheduled
-from fedmerit.federation.remote.coordinator import Coordinator
-from fedmerit.federation.remote.wire import Exchange
-from fedmerit.flower.arrays import Shape
-from fedmerit.flower.carrying import QUERY, digest, only_arrays, put, take
+from fedmerit.flower.codec import QUERY, Shape, digest, only_arrays, put, take
+from fedmerit.protocol.coordinator import Coordinator
+from fedmerit.protocol.messages import Exchange, Model
+from fedmerit.protocol.terms import least_scheduled
 
 log = logging.getLogger("fedmerit")
 POLL = 0.25

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from fedmerit.errors import BindingError, KeyFileError, RefusedError, RoundAborted
-from fedmerit.keys import Roster
+from fedmerit.identity.keys import Roster
 from fedmerit.secagg.quantise import MOST_MEMBERS, Encoding, is_number, whole
 
 __all__ = ["LEAST_IN_SUM", "STAGES", "Setting", "Task", "default_threshold", "pack"]

@@ -10,7 +10,7 @@ from typing import Any
 import msgpack
 
 from fedmerit.errors import FedmeritError, MessageError
-from fedmerit.keys import Member, Roster
+from fedmerit.identity.keys import Member, Roster
 from fedmerit.secagg.messages import NOTHING_SEEN
 from fedmerit.secagg.quantise import Encoding
 from fedmerit.secagg.setting import Setting, Task, pack

@@ -27,7 +27,7 @@ def federation():
     """Everything but the keys; every process builds the same."""
     import torch
 
-    from fedmerit.federation.setup import prepare
+    from fedmerit.simulation.setup import prepare
 
     torch.set_num_threads(1)
     return prepare(config(), pool_key=bytes(32))
@@ -35,7 +35,7 @@ def federation():
 
 def first_model():
     """The model of before round 1 as a state dict."""
-    from fedmerit.models import load_vector
+    from fedmerit.simulation.models import load_vector
 
     load_vector(federation().network, federation().first)
     return federation().network.state_dict()
@@ -43,8 +43,8 @@ def first_model():
 
 def train(state, name, number):
     """One member's local training; the new state dict and the number of samples."""
-    from fedmerit.federation.setup import seed_for
-    from fedmerit.training import train as train_here
+    from fedmerit.simulation.setup import seed_for
+    from fedmerit.simulation.training import train as train_here
 
     network = federation().network
     network.load_state_dict(state)
@@ -56,7 +56,7 @@ def train(state, name, number):
 
 def value(arrays, test):
     """All utilities of all samples."""
-    from fedmerit.utilities import evaluate
+    from fedmerit.simulation.utilities import evaluate
 
     network = federation().network
     network.load_state_dict(arrays.to_torch_state_dict())

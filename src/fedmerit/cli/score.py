@@ -1,0 +1,322 @@
+"""Commands on reports: score, rewards."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from fedmerit.cli.base import advised, app, err, fail, out, write
+from fedmerit.scoring.files import LEDGER
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedmerit.scoring.doubts import Doubt
+    from fedmerit.scoring.files import Content
+    from fedmerit.scoring.rewards import Payouts, Shares
+    from fedmerit.storage.run_folder import Recorded
+
+
+class Format(StrEnum):
+    """How results are printed."""
+
+    table = "table"
+    json = "json"
+    csv = "csv"
+
+
+class Missing(StrEnum):
+    """What a missed round counts."""
+
+    zero = "zero"
+    own_mean = "own-mean"
+
+
+class Summed(StrEnum):
+    """Scores that can be summed over rounds."""
+
+    alpha = "ALPHA"
+    loo = "LOO"
+    ioi = "IOI"
+    cos = "COS"
+    merit = "MERIT"
+
+
+class Rule(StrEnum):
+    """How scores become shares."""
+
+    fair = "fair"
+    fenced = "fenced"
+    impartial = "impartial"
+    equal = "equal"
+
+
+class OnUndefined(StrEnum):
+    """What happens where scores allow no shares."""
+
+    refuse = "refuse"
+    equal = "equal"
+    zero = "zero"
+
+
+def _number(text: str) -> float:
+    from fedmerit.scoring.validate import written_number
+
+    return written_number(str(text))
+
+
+Reports_ = Annotated[Path, typer.Argument(help="Reports (.json or .csv), or a run folder.", metavar="SOURCE")]
+Utility_ = Annotated[
+    str | None,
+    typer.Option(help="Name of the utility where the file does not say, or which where it has several."),
+]
+Missing_ = Annotated[
+    Missing | None,
+    typer.Option(help="What a missed round counts; as the run has it, otherwise zero.", show_default=False),
+]
+Score_ = Annotated[Summed, typer.Option(help="Which score is summed over rounds.", case_sensitive=False)]
+
+
+@app.command()
+def score(
+    file: Reports_,
+    format: Annotated[Format, typer.Option(help="How to print.")] = Format.table,
+    utility: Utility_ = None,
+    score: Annotated[
+        Summed | None, typer.Option(help="Which score is summed; ALPHA unless given.", case_sensitive=False)
+    ] = None,
+    missing: Missing_ = None,
+) -> None:
+    """Scores, ranks and intervals from reports: who contributed what, and how sure that is.
+
+    SOURCE is a file of reports (.json or .csv), or a run folder.
+    """
+    from fedmerit.report.summary import summarise
+    from fedmerit.report.terminal import print_summary
+    from fedmerit.scoring.doubts import doubts
+    from fedmerit.scoring.files import as_csv, as_json, document
+
+    if format is Format.csv and (score or missing):
+        fail(
+            f"--{'score' if score else 'missing'}: expected --format table or json, got csv, which holds the "
+            "scores of single rounds and no sums"
+        )
+    (content, run), counts = read_reports(file, utility), _missing(file, missing)
+    rounds, clients, warning = content.rounds, content.clients, _unfinished(run, "covers")
+    game, screen = _game(file, run), out if format is Format.table else err
+    _tell_planted(file, run, screen)
+    if warning:
+        screen.print(f"WARNING: {warning}")
+    if format is Format.table:
+        chosen = score or Summed.alpha
+        summary = summarise(rounds, score=chosen.value, missing=counts, clients=clients, game=game)
+        summary = replace(summary, notes=(*summary.notes, *(run.notes if run else ())))
+        print_summary(out, advised(summary), utility=rounds[0].utility)
+    else:
+        written = document(rounds, clients=clients, missing=counts)
+        write(as_json(written) if format is Format.json else as_csv(written))
+        _warn(doubts(rounds, game=game))
+
+
+@app.command()
+def rewards(
+    file: Reports_,
+    budget: Annotated[str, typer.Option(help="What is to be divided, such as 10000.00.")],
+    rule: Annotated[Rule, typer.Option(help="How scores become shares.")] = Rule.fair,
+    utility: Utility_ = None,
+    score: Score_ = Summed.alpha,
+    missing: Missing_ = None,
+    floor: Annotated[
+        float, typer.Option(help="Smallest share of anybody who has a score.", parser=_number)
+    ] = 0.0,
+    cap: Annotated[float, typer.Option(help="Largest share of anybody.", parser=_number)] = 1.0,
+    on_undefined: Annotated[
+        OnUndefined, typer.Option(help="Where scores allow no shares.")
+    ] = OnUndefined.refuse,
+    format: Annotated[Format, typer.Option(help="How to print.")] = Format.table,
+    despite_doubts: Annotated[
+        bool,
+        typer.Option("--despite-doubts", help="Pay although the reports contradict themselves; recorded."),
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print: record and write nothing.")] = False,
+) -> None:
+    """Payouts in exact cents. Of a run folder they are recorded in its ledger, with a statement a member.
+
+    SOURCE is a file of reports (.json or .csv), or a run folder. Who never reported is paid nothing.
+    """
+    from fedmerit.report.summary import absences, unscored
+    from fedmerit.report.terminal import advice, print_payouts
+    from fedmerit.scoring.accumulate import accumulate
+    from fedmerit.scoring.doubts import check_payable, doubts
+    from fedmerit.scoring.rewards import payouts, shares
+
+    (content, run), counts = read_reports(file, utility), _missing(file, missing)
+    total = accumulate(content.rounds, score=score.value, missing=counts)
+    doubted = doubts(content.rounds, game=_game(file, run))
+    with _option_names(doubted):
+        check_payable(doubted, rule.value, despite=despite_doubts)
+        divided = shares(total, rule.value, floor=floor, cap=cap, on_undefined=on_undefined.value)
+    gone = absences(content.rounds, content.clients)
+    left_out = run.notes if run else ()
+    notes = (advice(note, "--on-undefined") for note in (*divided.notes, *gone, *left_out))
+    divided = replace(divided, notes=tuple(dict.fromkeys(notes)))
+    paid, without = payouts(divided, budget), unscored(content.rounds, content.clients)
+    warning, said = _unfinished(run, "pays for"), ""
+    if warning:
+        warning += "; a later decision can replace it"
+    if run and not dry_run:  # first: what is printed stands in the ledger
+        terms = {
+            "floor": floor, "cap": cap, "on_undefined": on_undefined.value, "missing": counts,
+            "despite_doubts": despite_doubts,
+        }  # fmt: skip
+        said = _record(
+            file, str(paid.budget), content.rounds[0].utility, rule=rule.value, score=score.value, **terms
+        )
+    screen = out if format is Format.table else err
+    _tell_planted(file, run, screen)
+    if format is Format.table:
+        print_payouts(out, paid, divided, unscored=without, warning=warning, doubts=doubted)
+    else:
+        more = (warning,) if warning else ()
+        noted = replace(divided, notes=(*map(str, doubted), *divided.notes, *more))
+        if warning:
+            err.print(f"WARNING: {warning}")
+        write(_payouts_as(format, paid, noted, without))
+        _warn(doubted)
+    if said:
+        screen.print(said)
+
+
+def _payouts_as(format: Format, paid: Payouts, divided: Shares, unscored: Sequence[str]) -> str:
+    """Payouts for programs; who never reported is listed with nothing."""
+    none = dict.fromkeys(unscored, 0.0)
+    divided_all = {**divided, **none}
+    amounts = {name: str(paid.by_client.get(name, "0.00")) for name in divided_all}
+    if format is Format.csv:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(("client", "share", "payout"))
+        writer.writerows((name, repr(share), amounts[name]) for name, share in divided_all.items())
+        return text.getvalue()
+    plain = {
+        "budget": str(paid.budget),
+        "rule": divided.rule,
+        "status": divided.status,
+        "unpaid": str(paid.unpaid),
+        "shares": divided_all,
+        "payouts": amounts,
+        "notes": list(divided.notes),
+    }
+    return json.dumps(plain, indent=1, ensure_ascii=False) + "\n"
+
+
+def _unfinished(run: Recorded | None, does: str) -> str:
+    """That a run is not over, and what that does to so many rounds; nothing where it is, or is no run."""
+    if run is None:
+        return ""
+    closed, planned = len(run.rounds), run.config.training.rounds
+    return f"the run is not over: this {does} {closed} of {planned} rounds" if closed < planned else ""
+
+
+def _record(folder: Path, budget: str, utility: str | None, **terms: Any) -> str:
+    """The decision into the ledger, a statement to everybody, the page anew; what was done, in words."""
+    from fedmerit.config import of_folder
+    from fedmerit.ledger.decisions import Terms
+    from fedmerit.payment import read_run, record_decision
+    from fedmerit.report.page.html import refreshed
+    from fedmerit.report.statement import write_statements
+    from fedmerit.verify import renew
+
+    config = of_folder(folder)
+    wanted = Terms(budget, utility or config.scoring.utilities[0], **terms)
+    renewed = renew(folder)
+    decision, new = record_decision(folder, wanted)
+    rounds, _, head = read_run(folder)
+    count = write_statements(folder, rounds, config, decision, head)
+    recorded = f"recorded as decision {decision.number}, record {decision.record} of the ledger"
+    if new and decision.replaces:
+        recorded += f", in place of decision {decision.replaces}"
+    if not new:
+        recorded = f"decision {decision.number}, record {decision.record} of the ledger, stands as it is"
+    shown = refreshed(folder)
+    lines = [f"{recorded}; {count} statements in {folder / 'statements'}", *([shown] if shown else [])]
+    return "\n".join([*([renewed] if renewed else []), *lines, f"head: {head}"])
+
+
+@contextmanager
+def _option_names(doubted: Sequence[Doubt]) -> Iterator[None]:
+    """Advice of the library in the words of the command line, after what is in doubt anyway."""
+    from fedmerit.errors import DoubtfulShares, UndefinedShares
+    from fedmerit.report.terminal import advice
+
+    try:
+        yield
+    except DoubtfulShares as error:
+        raise DoubtfulShares(advice(str(error)), error.codes) from error
+    except UndefinedShares as error:
+        told = advice(str(error), "--on-undefined")
+        if doubted:
+            told = f"nothing is paid: {told}. {' '.join(map(str, doubted))}"
+        raise UndefinedShares(told) from error
+
+
+def _warn(doubted: Sequence[Doubt]) -> None:
+    """Beside output for programs."""
+    from fedmerit.report.terminal import printable
+
+    for doubt in doubted:
+        err.print(f"WARNING: {printable(str(doubt))}")
+
+
+def read_reports(source: Path, utility: str | None = None) -> tuple[Content, Recorded | None]:
+    """Reports of a file, or of a run as its ledger has them; and of a run, what else the ledger says."""
+    from fedmerit.scoring.files import read_content, scores_in
+
+    if (source / LEDGER).is_file():
+        from fedmerit.storage.run_folder import recorded
+
+        found = recorded(source, utility=utility)
+        return found.content, found
+    return read_content(scores_in(source) if source.is_dir() else source, utility=utility), None
+
+
+def _game(file: Path, run: Recorded | None) -> str | None:
+    """That of the run; None where nothing beside the reports tells."""
+    from fedmerit.config import of_folder
+
+    if run is not None:
+        return run.config.scoring.game
+    return of_folder(file).scoring.game if (file / "config.toml").is_file() else None
+
+
+def _tell_planted(file: Path, run: Recorded | None, screen: Console) -> None:
+    """Which faults the settings of a run planted, if any."""
+    from fedmerit.config import Corruption, of_folder
+    from fedmerit.report.terminal import printable
+    from fedmerit.sentences import planted
+
+    corruption = Corruption()
+    if run is not None:
+        corruption = run.config.corruption
+    elif (file / "config.toml").is_file():
+        corruption = of_folder(file).corruption
+    if said := planted(corruption):
+        screen.print(printable(said))
+
+
+def _missing(file: Path, given: Missing | None) -> Literal["zero", "own-mean"]:
+    """What was asked for, else what the run in this folder has."""
+    from fedmerit.config import of_folder
+
+    if given is None and (file / "config.toml").is_file():
+        return of_folder(file).scoring.missing
+    return "own-mean" if given is Missing.own_mean else "zero"

@@ -1,0 +1,186 @@
+"""fedmerit's bytes inside Flower messages, and what members are told to train with besides the model."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+
+from fedmerit.errors import MessageError
+from fedmerit.protocol.messages import Model
+from fedmerit.secagg.setting import pack
+
+# -------------------------------------------------------------------------------------------------- shapes
+
+
+@dataclass(frozen=True, eq=False)
+class Shape:
+    """Names, shapes and types of a model's arrays, and what is not summed: integers, such as counters."""
+
+    arrays: dict[str, npt.NDArray[Any]]
+
+    @classmethod
+    def of(cls, record: ArrayRecord) -> Shape:
+        """That of a record; a model without a floating-point number is refused."""
+        arrays = {name: array.numpy() for name, array in record.items()}
+        if not any(_summed(array) for array in arrays.values()):
+            raise MessageError("the model holds no floating-point numbers")
+        for name, array in arrays.items():
+            if array.dtype == np.float16:
+                raise MessageError(f"array {name!r} is float16, too coarse for a sum: expected float32")
+        return cls(arrays)
+
+    def dump(self) -> list[Any]:
+        """Names, types and shapes, and the values of what is not summed; for a member's files."""
+        return [
+            [name, array.dtype.str, list(array.shape), b"" if _summed(array) else array.tobytes()]
+            for name, array in self.arrays.items()
+        ]
+
+    @classmethod
+    def load(cls, dumped: list[Any]) -> Shape:
+        """What `dump` wrote; the numbers that are summed are zero."""
+        arrays = {}
+        for name, kind, shape, data in dumped:
+            flat = np.frombuffer(data, kind) if data else np.zeros(math.prod(shape), kind)
+            arrays[name] = flat.reshape(shape)
+        return cls(arrays)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Arrays that stay as they are."""
+        return tuple(name for name, array in self.arrays.items() if not _summed(array))
+
+    @property
+    def vector(self) -> Model:
+        """The model itself as one vector."""
+        return self.flatten(self.arrays)
+
+    def read(self, record: ArrayRecord) -> Model:
+        """Another model of the same shape as one vector."""
+        arrays = {name: array.numpy() for name, array in record.items()}
+        for name, array in self.arrays.items():
+            if name not in arrays or arrays[name].shape != array.shape:
+                got = arrays[name].shape if name in arrays else "nothing"
+                raise MessageError(f"array {name!r}: expected shape {array.shape}, got {got}")
+        if len(arrays) != len(self.arrays):
+            raise MessageError(f"expected {len(self.arrays)} arrays, got {len(arrays)}")
+        return self.flatten(arrays)
+
+    def flatten(self, arrays: dict[str, npt.NDArray[Any]]) -> Model:
+        """The floating-point arrays end to end, as float32."""
+        parts = [arrays[name].ravel() for name, array in self.arrays.items() if _summed(array)]
+        return np.concatenate(parts).astype(np.float32)
+
+    def largest(self, vector: Model) -> dict[str, float]:
+        """The largest absolute number of every array that is summed; NaN where one is."""
+        found, begin = {}, 0
+        for name, array in self.arrays.items():
+            if _summed(array):
+                part = vector[begin : begin + array.size]
+                found[name], begin = float(np.abs(part).max(initial=0.0)), begin + array.size
+        return found
+
+    def record(self, vector: Model) -> ArrayRecord:
+        """A vector as named arrays of the first model's types."""
+        found, begin = {}, 0
+        for name, array in self.arrays.items():
+            if _summed(array):
+                size = math.prod(array.shape)
+                part = vector[begin : begin + size].reshape(array.shape).astype(array.dtype)
+                found[name], begin = Array(part.copy()), begin + size
+            else:
+                found[name] = Array(array)
+        return ArrayRecord(found)
+
+
+def _summed(array: npt.NDArray[Any]) -> bool:
+    return array.dtype.kind == "f"
+
+
+# ------------------------------------------------------------------------------------------------- records
+
+QUERY = "query.fedmerit"
+"""The type of all messages but those that train."""
+BYTES = "fedmerit.bytes"
+"""The record that holds our bytes: an array, because Flower cuts large arrays into pieces."""
+KIND = "fedmerit.bytes.1"
+"""How that array is serialised: not at all. Nothing is ever parsed before it is checked."""
+
+
+def put(data: bytes) -> RecordDict:
+    """A message's content that holds these bytes."""
+    return RecordDict({BYTES: ArrayRecord({"0": Array("uint8", (len(data),), KIND, data)})})
+
+
+def take(content: RecordDict) -> bytes:
+    """The bytes that a message holds."""
+    record = content.get(BYTES)
+    if not isinstance(record, ArrayRecord) or len(record) != 1:
+        raise MessageError("the message does not come from fedmerit")
+    array = next(iter(record.values()))
+    if array.stype != KIND or not isinstance(array.data, bytes):
+        raise MessageError(f"expected bytes, got an array serialised as {array.stype!r:.40}")
+    return array.data
+
+
+def only_arrays(content: RecordDict) -> ArrayRecord:
+    """The one model in a message of the user's."""
+    records = [record for key, record in content.array_records.items() if key != BYTES]
+    if len(records) != 1:
+        raise MessageError(f"expected one ArrayRecord, the model, got {len(records)}")
+    return records[0]
+
+
+def config_digest(config: Mapping[str, object]) -> bytes:
+    """SHA-256 of a run config: the same for every order of its keys, another for every type of a value.
+
+    Flower makes it of the app's defaults and what the run overrides, so all nodes of an honest run have the
+    same. What a node's owner sets is the node config, which is nobody else's business.
+    """
+    for key, value in config.items():
+        if not isinstance(value, bool | int | float | str | bytes):
+            kind = type(value).__name__
+            raise MessageError(f"run config: {key} must be a number, a text or a truth value, got a {kind}")
+    rows = [[key, config[key]] for key in sorted(config)]
+    try:
+        return hashlib.sha256(pack("fedmerit run config 1", rows)).digest()
+    except OverflowError:
+        raise MessageError("run config: a whole number has more than 64 bits") from None
+
+
+def digest(message: Message, run_config: bytes) -> bytes:
+    """SHA-256 of all that says how to train: the message but for our bytes, its type, the run config.
+
+    Members compare it before anything is unmasked: a server that told one of them to train otherwise than
+    the others could read its update from the sum.
+
+    Args:
+        message: its type chooses the function; arrays of every type, settings and metrics count.
+        run_config: digest of the run config.
+    """
+    content, kind = message.content, message.metadata.message_type
+    records: list[list[object]] = []
+    for key in sorted(content):
+        record = content[key]
+        if key == BYTES:
+            continue
+        if isinstance(record, ArrayRecord):
+            rows: list[list[object]] = [
+                [name, array.dtype, list(array.shape), array.stype, hashlib.sha256(array.data).digest()]
+                for name, array in record.items()
+            ]
+        else:
+            rows = [[name, _plain(value)] for name, value in sorted(record.items())]
+        records.append([key, type(record).__name__, rows])
+    return hashlib.sha256(pack("fedmerit train message 2", kind, run_config, records)).digest()
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, list | tuple) else value

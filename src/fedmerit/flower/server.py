@@ -1,0 +1,467 @@
+"""The server's side: a wrapper around an averaging strategy.
+
+::
+
+    strategy = fedmerit.flower.Contributions(
+        FedAvg(), roster="roster.toml", test=(images, labels), value=evaluate, folder="runs/ours"
+    )
+    strategy.start(grid=grid, initial_arrays=arrays, num_rounds=10)
+
+What the wrapped strategy has can be read through the wrapper: ``strategy.fraction_train``.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import ArrayRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Result, Strategy
+
+from fedmerit.config import Config, as_toml, check_schedule, from_dict, recorded_hash
+from fedmerit.errors import ConfigError, DataError, ProtocolError, StoreError
+from fedmerit.flower.codec import Shape
+from fedmerit.flower.grid import SecureGrid
+from fedmerit.flower.logs import Notes, log_inside_flower
+from fedmerit.flower.value import Value, definition, evaluator
+from fedmerit.identity.keys import Roster, load_key, new_key, read_roster
+from fedmerit.ledger.chain import Ledger
+from fedmerit.ledger.recorder import Books
+from fedmerit.ledger.records import FLOWER, SIMULATED
+from fedmerit.protocol.coordinator import Coordinator
+from fedmerit.protocol.messages import LEAST_SAMPLES
+from fedmerit.protocol.pool import Pool
+from fedmerit.protocol.terms import least_scheduled
+from fedmerit.report.page.html import page_of_run
+from fedmerit.scoring.files import LEDGER
+from fedmerit.storage.run_folder import Folder, checkpoint_in, held, read_checkpoint, write
+
+# ------------------------------------------------------------------------------------------------- folders
+
+_FILES = ("config.toml", "notes.txt", "scores.csv", "scores.json")
+_LEDGER = (f"{LEDGER}-wal", f"{LEDGER}-shm", LEDGER)
+"""Last, since it says that the rest may go."""
+_KEYS = ("pool.key", "server.pem")
+_KINDS = {"run", "pool", "join"}
+"""Records of a start that came to no round."""
+
+
+def make_free(path: Path) -> None:
+    """Remove what a start left in which too few joined; refuse a folder that holds anything else.
+
+    Before the first schedule nobody was asked for anything, so nothing is lost. A folder with a schedule is
+    never touched.
+    """
+    if not path.exists() or {item.name for item in path.iterdir()} <= {".lock"}:
+        return
+    named = (*_FILES, *(f"keys/{key}" for key in _KEYS), "keys", "checkpoints", *_LEDGER)
+    left = [path / name for name in named]
+    strange = not {*path.iterdir(), *path.glob("*/*")} <= {*left, path / ".lock"}
+    if strange or not (path / LEDGER).exists():
+        raise _used(path)
+    try:
+        with held(path):
+            if not _came_to_nothing(path / LEDGER):
+                raise _used(path)
+            for item in left:
+                if item.is_dir():
+                    item.rmdir()
+                else:
+                    item.unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be used again as a run folder: {error}") from error
+
+
+def _came_to_nothing(path: Path) -> bool:
+    with Ledger(path, read_only=True) as ledger:
+        records = list(ledger.records())
+    engines = {record.body.get("engine") for record in records if record.kind == "run"}
+    return {record.kind for record in records} <= _KINDS and engines in ({FLOWER}, {SIMULATED})
+
+
+def _used(path: Path) -> StoreError:
+    return StoreError(
+        f"{path}: not empty; a Flower run cannot be resumed, give a new folder; to go on from the last model "
+        f"in this one, start with fedmerit.flower.last_model({str(path)!r}, initial_arrays)"
+    )
+
+
+def last_model(folder: str | Path, like: ArrayRecord) -> ArrayRecord:
+    """The model after the last round in a run folder, to start a new run in a new folder from.
+
+    It is read from the checkpoint of the last round that the ledger holds. Where the strategy has a server
+    optimiser, this is the average before the optimiser acted; the optimiser's own state is not kept.
+
+    Args:
+        folder: of the run whose server died.
+        like: a model with the same names, shapes and types, such as a fresh one; arrays of integers are
+            taken from it.
+
+    Raises:
+        LedgerError: the folder holds no ledger that can be read.
+        StoreError: no round is over in that folder, its checkpoint is gone or damaged, or it is of another
+            model than ``like``.
+    """
+    path, shape = Path(folder), Shape.of(like)
+    with Ledger(path / LEDGER, read_only=True) as ledger:
+        rounds = list(ledger.records("round"))
+    if not rounds:
+        raise StoreError(f"{path}: no round is over; start from the first model, in a new folder")
+    number, digest = int(rounds[-1].body["round"]), str(rounds[-1].body["checkpoint"])
+    model = read_checkpoint(checkpoint_in(path, "model", number), number, digest)["model"]
+    expected = shape.vector.size
+    if model.shape != (expected,):
+        raise StoreError(
+            f"{path}: the model of round {number} has {model.size} numbers, the one given has {expected}"
+        )
+    return shape.record(model)
+
+
+# -------------------------------------------------------------------------------------------- the strategy
+
+log = logging.getLogger("fedmerit")
+AVERAGING = ("FedAvg", "FedProx")
+OPTIMISERS = ("FedAvgM", "FedAdagrad", "FedAdam", "FedYogi", "FedOpt")
+REFUSED = {
+    "Krum": "it compares members' updates with each other",
+    "MultiKrum": "it compares members' updates with each other",
+    "Bulyan": "it compares members' updates with each other",
+    "FedMedian": "it needs the median of every coordinate over members' updates",
+    "FedTrimmedAvg": "it sorts every coordinate of members' updates",
+    "QFedAvg": "it weighs members by their losses and needs each one's update",
+    "FedXgbBagging": "trees are not averaged",
+    "FedXgbCyclic": "trees are not averaged",
+}
+
+
+class Contributions:
+    """Secure aggregation and contribution scores around a strategy that averages.
+
+    Args:
+        strategy: FedAvg, FedProx or one with a server optimiser (which is scored before the optimiser acts).
+        roster: everybody's public keys, or the file that holds them.
+        test: samples and labels that all members are measured on, committed before round 1.
+        value: how good a model is, the function the members use; None where the server cannot evaluate:
+            v(M0) and v(M) are then the medians of what the members measured.
+        folder: where ledger, scores, notes and the server's key go; new, empty, or of a start
+            in which too few joined.
+        utilities: names of what ``value`` measures, the paid one first.
+        weights: ``secret`` (the members' sample counts, hidden), ``uniform``, or ``roster`` (in its file).
+        weight_cap: for secret weights, the largest sample count anyone may claim; public.
+        bound: largest change of a coordinate in one round.
+        clip: cut what lies beyond the bound, where the default is that such a member leaves the round.
+        threshold: members needed to finish a round; None for floor(2/3 of the roster) + 1.
+        check: False saves an exchange a round; updates are then hidden from an honest server only, and
+            members must have agreed to that (``accept`` of `secure`).
+        least: fewest members a round may schedule; None for the threshold.
+        reveal: one test slice for all rounds (``fixed``), on which a member could train from round 2 on, or
+            a fresh one each round (``per-round``), for test sets that are large enough.
+        game: how coalition models are built.
+        missing: what a missed round counts in the sum.
+        visibility: whether all members may read all records, or each only its own and the totals.
+        patience: seconds to wait for an answer that needs neither training nor evaluation; for those two it
+            is ``timeout`` of `start`.
+        join: seconds to wait at the start for all members of the roster, and later for enough of them.
+        page: write page.html into the folder at the end, where what it needs is installed.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        *,
+        roster: Roster | str | Path,
+        test: tuple[npt.ArrayLike, npt.ArrayLike] | Pool,
+        value: Value | None,
+        folder: str | Path,
+        utilities: Sequence[str] = ("value",),
+        weights: Literal["secret", "uniform", "roster"] = "secret",
+        weight_cap: int = 100_000,
+        bound: float = 4.0,
+        clip: bool = False,
+        threshold: int | None = None,
+        check: bool = True,
+        least: int | None = None,
+        reveal: Literal["fixed", "per-round"] = "fixed",
+        game: Literal["additive", "renormalised"] = "additive",
+        missing: Literal["zero", "own-mean"] = "zero",
+        visibility: Literal["all", "coordinator"] = "all",
+        patience: float = 120.0,
+        join: float = 300.0,
+        page: bool = True,
+        truth: Sequence[str] = (),
+    ) -> None:
+        check_strategy(strategy)
+        if own := _own_aggregation(strategy):
+            log.warning(
+                "%s.aggregate_train sees one reply a round, the masked sum's: M, with a weight of 1 and the "
+                "means of shared metrics; members are scored on M, before it changes anything",
+                own,
+            )
+        if truth:
+            raise ConfigError(
+                "truth: needs plain updates, which this server never sees; rehearse in one process"
+            )
+        if weights not in ("secret", "uniform", "roster"):
+            raise ConfigError(f"weights: expected secret, uniform or roster, got {weights!r}")
+        self.strategy, self.value, self.folder = strategy, value, Path(folder)
+        self.roster = roster if isinstance(roster, Roster) else read_roster(roster)
+        if weights == "roster" and self.roster.weights is None:
+            raise ConfigError("weights: the roster holds none; expected secret or uniform")
+        for name in ("min_train_nodes", "min_available_nodes"):
+            if (asked := getattr(strategy, name, 0)) > len(self.roster.names):
+                raise ConfigError(f"{name} is {asked}, but the roster has {len(self.roster.names)} members")
+        if getattr(strategy, "fraction_train", 1.0) < 1:
+            log.warning("fraction_train below 1: members take part only if their own `accept` allows it")
+        self.test, self.reveal, self.patience, self.join = test, reveal, patience, join
+        self.page = page
+        training: dict[str, Any] = {"weights": weights}
+        if weights == "secret":
+            training["weight_cap"] = weight_cap
+        if weights == "roster":
+            training["roster_weights"] = self.roster.weights
+        self._settings: dict[str, dict[str, Any]] = {
+            "data": {"test_reveal": reveal},
+            "partition": {"names": list(self.roster.names)},
+            "training": training,
+            "participation": {"fraction": float(getattr(strategy, "fraction_train", 1.0)) or 1.0},
+            "scoring": {
+                "utilities": list(utilities),
+                "game": game,
+                "missing": missing,
+                "visibility": visibility,
+            },
+            "secure_aggregation": {
+                "bound": float(bound),
+                "threshold": threshold or 0,
+                "least": least or 0,
+                "check": check,
+                "clip": clip,
+            },
+        }
+        config, _ = self._config(1)  # whatever is wrong with the settings shows here
+        check_schedule(config)
+        self._check_fraction(config)
+        self.scores: dict[str, Any] = {}
+        self.notes: list[str] = []
+        self.seconds: dict[str, list[float]] = {}
+        self._made = True
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the wrapped strategy has under a name that is not ours."""
+        if name.startswith("__") or name in ("strategy", "_made"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.strategy, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse to hide an attribute of the wrapped strategy, which would go on with its own."""
+        hidden = "_made" in vars(self) and name not in vars(self) and hasattr(self.strategy, name)
+        if hidden:
+            kind = type(self.strategy).__name__
+            raise AttributeError(f"{name} belongs to the {kind} inside: set it there, before it is wrapped")
+        super().__setattr__(name, value)
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600.0,
+        **options: Any,
+    ) -> Result:
+        """Run the strategy's own ``start`` with every train step made secure; returns its result.
+
+        Where the last rounds were aborted, the result holds the model of the last round that was closed.
+
+        Args:
+            grid: Flower's.
+            initial_arrays: the first model.
+            num_rounds: rounds.
+            timeout: seconds to wait for members that train or evaluate.
+            options: whatever the strategy's ``start`` takes besides.
+
+        Raises:
+            RunAborted: no round was closed, or several in a row were aborted and more were to come. What the
+                folder holds is sound, and rounds that were closed stay good.
+        """
+        log_inside_flower()
+        config, text = self._config(num_rounds)
+        shape = Shape.of(initial_arrays)
+        for name in shape.left_out:
+            log.warning("array %r is not summed, because it holds no floats: it stays as it is", name)
+        pool = self._pool(num_rounds)
+        evaluate = None
+        if self.value is not None:
+            evaluate = evaluator(self.value, shape, config.scoring.utilities)
+            evaluate(shape.vector, pool.slice(1))  # what is wrong with it shows before anybody trains
+        make_free(self.folder)
+        weighted_by = getattr(self.strategy, "weighted_by_key", "num-examples")
+        available = int(getattr(self.strategy, "min_available_nodes", 0))
+        secure = SecureGrid(grid, shape, self.patience, self.join, weighted_by, available)
+        with Folder(self.folder, config, text=text) as folder:
+            books = self._books(folder, config, text, pool, engine_of(grid))
+            books.begin(shape.vector)
+            coordinator = Coordinator(books, pool, secure, evaluate, refused=Notes(folder.path / "notes.txt"))
+            secure.coordinator, self.notes, self.seconds = coordinator, coordinator.refused, secure.seconds
+            self._gather(secure, max(least_scheduled(config), available))
+            try:
+                result = self.strategy.start(
+                    grid=secure,
+                    initial_arrays=initial_arrays,
+                    num_rounds=num_rounds,
+                    timeout=timeout,
+                    **options,
+                )
+                secure.check_closed()
+                model = shape.read(result.arrays or initial_arrays)
+            except Exception:
+                self._end_early(coordinator, secure)
+                raise
+            finally:
+                self.scores = books.write_scores()
+            result.arrays = shape.record(model)
+            if not any(one.reports for one in books.rounds):
+                log.error("no round was scored: %s", "; ".join(self.notes[-3:]) or "nobody reported")
+            coordinator.finish(model)
+        if self.page:
+            log.info("the page: %s", page_of_run(self.folder))
+        return result
+
+    def _end_early(self, coordinator: Coordinator, secure: SecureGrid) -> None:
+        """Close the ledger of a run that an error ends between two rounds, and have the members sign it.
+
+        Before the first round there is nothing to close, and in the middle of one the ledger shows just that.
+        """
+        if secure.model is None or len(coordinator.books.rounds) != secure.rounds:
+            return
+        try:
+            coordinator.finish(secure.model)
+        except Exception:  # the error that ends the run is the one to hear of
+            log.exception("the ledger has no last record: it could not be written")
+
+    def _check_fraction(self, config: Config) -> None:
+        """Refuse a strategy that samples fewer members for a round than must stay to its end.
+
+        Flower samples the whole part of ``fraction_train`` of them, and at least ``min_train_nodes``.
+        """
+        members, fraction = len(self.roster.names), getattr(self.strategy, "fraction_train", 1.0)
+        count = max(int(members * fraction), getattr(self.strategy, "min_train_nodes", 0))
+        if 0 < fraction < 1 and count < config.threshold:
+            raise ConfigError(
+                f"fraction_train {fraction:g} of {members} members are {count}, but {config.threshold} must "
+                f"stay to the end: expected min_train_nodes={config.threshold} or a larger fraction"
+            )
+
+    def _config(self, rounds: int) -> tuple[Config, str]:
+        """The settings that apply, and the same as TOML."""
+        settings = {**self._settings, "training": {"rounds": rounds, **self._settings["training"]}}
+        return from_dict(settings), as_toml(settings)
+
+    def _books(self, folder: Folder, config: Config, text: str, pool: Pool, engine: str) -> Books:
+        key = folder.path / "keys" / "server.pem"
+        key.parent.mkdir(mode=0o700, exist_ok=True)
+        if not key.exists():
+            new_key(key)
+        write(key.with_name("pool.key"), pool.key, mode=0o600)
+        name = type(self.strategy).__name__
+        terms = {
+            "config": text,
+            "config_hash": recorded_hash(text),
+            "roster": self.roster.hash.hex(),
+            "strategy": name,
+            "optimiser": not _averages(self.strategy),
+            "evaluates": "members" if self.value is None else "server",
+            "engine": engine,
+        }
+        run, commitment = secrets.token_hex(16), pool.commitment
+        return Books(folder, config, self.roster, load_key(key), run, engine, terms, commitment)
+
+    def _pool(self, rounds: int) -> Pool:
+        if isinstance(self.test, Pool):
+            return self.test
+        if len(self.test) != 2:
+            raise DataError(f"test: expected (samples, labels), got {len(self.test)} parts")
+        x, y = (np.asarray(part) for part in self.test)
+        for what, part in (("samples", x), ("labels", y)):
+            if part.dtype.kind not in "fiub":
+                raise DataError(f"test: {what} must be numbers, got {part.dtype}")
+        slices = rounds if self.reveal == "per-round" else 1
+        if len(x) != len(y) or len(y) < LEAST_SAMPLES * slices:
+            raise DataError(
+                f"test: expected as many labels as samples and at least {LEAST_SAMPLES} a slice "
+                f"({slices} slices), got {len(x)} samples and {len(y)} labels"
+            )
+        order = np.random.default_rng(secrets.randbits(128)).permutation(len(y))
+        return Pool(
+            indices=order,
+            x=x[order],
+            y=y[order],
+            slices=slices,
+            balanced=False,
+            classes=0,
+            utility_hash=definition(self.value, self._settings["scoring"]["utilities"]),
+            key=secrets.token_bytes(32),
+        )
+
+    def _gather(self, secure: SecureGrid, least: int) -> None:
+        """Wait until everybody on the roster has joined, or long enough with the least that a round needs."""
+        began, told = time.monotonic(), 0
+        while len(there := list(secure.get_node_ids())) < len(self.roster.names):
+            waited = time.monotonic() - began
+            if waited > self.join:
+                break
+            if waited > 10 * (told + 1):
+                told += 1
+                missing = [name for name in self.roster.names if name not in secure.nodes]
+                log.warning("%d joined, waiting for %s", len(there), ", ".join(missing))
+            time.sleep(0.2)
+        if len(there) < least:
+            raise ProtocolError(
+                f"{len(there)} of {len(self.roster.names)} members joined within {self.join:g} s, "
+                f"{least} are needed" + "".join(f"; {note}" for note in self.notes[:3]),
+                stage="join",
+            )
+
+
+def check_strategy(strategy: Strategy) -> None:
+    """Refuse a strategy that needs to see members' updates one by one, and say why."""
+    for kind in type(strategy).__mro__:
+        if kind.__name__ in REFUSED:
+            raise ConfigError(
+                f"{kind.__name__} cannot run under secure aggregation: {REFUSED[kind.__name__]}; "
+                f"expected one that averages: {', '.join(AVERAGING + OPTIMISERS)}"
+            )
+    if not isinstance(strategy, FedAvg):
+        raise ConfigError(
+            f"{type(strategy).__name__} is not known to average; expected one of "
+            f"{', '.join(AVERAGING + OPTIMISERS)}, or a subclass"
+        )
+
+
+def engine_of(grid: Grid) -> str:
+    """Return what the ledger calls a run over this grid.
+
+    The nodes of Flower's simulation hang on a grid in the server's own memory. Of any other grid nothing is
+    known: the machines behind it may be anybody's.
+    """
+    simulated = any(kind.__name__ == "InMemoryGrid" for kind in type(grid).__mro__)
+    return SIMULATED if simulated else FLOWER
+
+
+def _own_aggregation(strategy: Strategy) -> str:
+    """Return the name of the user's class that overrides ``aggregate_train``, or nothing."""
+    for kind in type(strategy).__mro__:
+        if "aggregate_train" in vars(kind):
+            return "" if kind.__module__.partition(".")[0] == "flwr" else kind.__name__
+    return ""
+
+
+def _averages(strategy: Strategy) -> bool:
+    """Whether the strategy's next model is M itself: it aggregates as FedAvg does."""
+    return type(strategy).aggregate_train is FedAvg.aggregate_train

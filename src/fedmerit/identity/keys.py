@@ -1,0 +1,299 @@
+"""Who is who: a member's Ed25519 identity key, and the roster of everybody's public keys.
+
+The roster is fixed before round 1 and its hash enters every mask and every signature, so a server cannot
+swap a key without being caught. A private key file belongs to its owner alone: it is written with mode 600
+in one step and a looser one is refused.
+
+A roster file is TOML (or the same as JSON)::
+
+    format = "fedmerit roster 1"
+
+    [[members]]
+    name = "Hospital A"
+    key = "ed25519:8f1c..."     # what `new_key` printed; 64 hexadecimal digits
+    weight = 1200               # optional: this member's public weight
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import secrets
+import stat
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedmerit.errors import KeyFileError
+from fedmerit.identity.names import check_name, check_names
+from fedmerit.scoring.validate import written_number
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+__all__ = [
+    "Member",
+    "Roster",
+    "load_key",
+    "new_key",
+    "parse_member",
+    "public_key",
+    "read_roster",
+    "verifies",
+    "write_roster",
+]
+
+FORMAT = "fedmerit roster 1"
+PREFIX = "ed25519:"
+MOST_MEMBERS = 1024
+MOST_BYTES = 1 << 20
+_P = 2**255 - 19
+_D = -121665 * pow(121666, -1, _P)  # of the curve of Ed25519 (RFC 8032, 5.1)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One line of the roster."""
+
+    name: str
+    key: bytes  # raw Ed25519 public key, 32 bytes
+    weight: float | None = None
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        if not isinstance(self.key, bytes) or len(self.key) != 32:
+            raise KeyFileError(f"{self.name}: a public key has 32 bytes")
+        if _small_order(self.key):
+            raise KeyFileError(
+                f"{self.name}: {PREFIX}{self.key.hex()} is no key of a person: signatures that anybody can "
+                "make verify under it; make one with `fedmerit keys new`"
+            )
+        if self.weight is not None and not (math.isfinite(self.weight) and self.weight >= 0):
+            raise KeyFileError(f"{self.name}: weight must be a number of at least 0, got {self.weight}")
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Everybody's name and public key, and perhaps public weights. Order does not matter.
+
+    >>> Roster([Member("B", b"b" * 32), Member("A", b"a" * 32)]).names
+    ('A', 'B')
+    """
+
+    members: tuple[Member, ...]
+
+    def __init__(self, members: Iterable[Member]) -> None:
+        ordered = tuple(sorted(members, key=lambda member: member.name))
+        object.__setattr__(self, "members", ordered)
+        if not 1 <= len(ordered) <= MOST_MEMBERS:
+            raise KeyFileError(f"a roster has 1 to {MOST_MEMBERS} members, got {len(ordered)}")
+        names, keys = [m.name for m in ordered], [m.key for m in ordered]
+        for member in ordered:
+            if names.count(member.name) > 1:
+                raise KeyFileError(f"{member.name}: on the roster twice")
+            if keys.count(member.key) > 1:
+                raise KeyFileError(f"{member.name}: shares its key with another member of the roster")
+        check_names(names)
+        if len({member.weight is None for member in ordered}) > 1:
+            raise KeyFileError("either every member of the roster has a weight or none has")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(member.name for member in self.members)
+
+    @property
+    def weights(self) -> dict[str, float] | None:
+        """Public weights by name, or None where the roster has none."""
+        pairs = {member.name: member.weight for member in self.members if member.weight is not None}
+        return pairs or None
+
+    @cached_property
+    def hash(self) -> bytes:
+        """SHA-256 of the roster's content, the same for every order and file format."""
+        rows = [[m.name, m.key.hex(), None if m.weight is None else float(m.weight)] for m in self.members]
+        text = json.dumps([FORMAT, rows], ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(text.encode()).digest()
+
+    def key(self, name: str) -> bytes:
+        """The public key of a member."""
+        for member in self.members:
+            if member.name == name:
+                return member.key
+        raise KeyFileError(f"{name!r} is not on the roster")
+
+    def verifies(self, name: str, signature: bytes, message: bytes) -> bool:
+        """Whether this member signed this message."""
+        return verifies(self.key(name), signature, message)
+
+
+def new_key(path: str | os.PathLike[str]) -> bytes:
+    """Make an identity key, write it to a new file with mode 600, and return the public key.
+
+    The file appears complete or not at all, and an existing one is never overwritten: a lost identity cannot
+    be made again.
+    """
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    path = Path(path)
+    key = Ed25519PrivateKey.generate()
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    _write_new(path, pem, 0o600)
+    return public_key(key)
+
+
+def load_key(path: str | os.PathLike[str]) -> Ed25519PrivateKey:
+    """Read an identity key; refuse a file that anyone but its owner may read or write."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    try:
+        with open(path, "rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            data = file.read(MOST_BYTES)
+    except OSError as error:
+        raise KeyFileError(f"{path}: cannot read the private key: {error.strerror}") from None
+    if os.name == "posix" and mode & 0o077:
+        raise KeyFileError(f"{path}: a private key must have mode 600, got {mode:o}; run: chmod 600 {path}")
+    try:
+        key = serialization.load_pem_private_key(data, password=None)
+    except (ValueError, TypeError):
+        key = None  # whatever the parser says, it may quote the file: say only what was expected
+    if not isinstance(key, Ed25519PrivateKey):
+        raise KeyFileError(f"{path}: expected an unencrypted Ed25519 private key in PEM form")
+    return key
+
+
+def public_key(key: Ed25519PrivateKey) -> bytes:
+    """The 32 bytes that the roster holds for this private key."""
+    return key.public_key().public_bytes_raw()
+
+
+def verifies(key: bytes, signature: bytes, message: bytes) -> bool:
+    """Whether the owner of this public key signed this message; bytes that are no key signed nothing."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def write_roster(path: str | os.PathLike[str], roster: Roster) -> None:
+    """Write a new roster file: JSON where the name ends in .json, TOML otherwise."""
+    rows: list[dict[str, Any]] = []
+    for member in roster.members:
+        row: dict[str, Any] = {"name": member.name, "key": PREFIX + member.key.hex()}
+        rows.append(row if member.weight is None else row | {"weight": float(member.weight)})
+    if Path(path).suffix == ".json":
+        text = json.dumps({"format": FORMAT, "members": rows}, ensure_ascii=False, indent=1) + "\n"
+    else:  # a JSON string or number is a TOML string or number too, for every name that is allowed
+        blocks = [
+            "[[members]]\n" + "".join(f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in row.items())
+            for row in rows
+        ]
+        text = f'format = "{FORMAT}"\n\n' + "\n".join(blocks)
+    _write_new(Path(path), text.encode(), 0o644)
+
+
+def read_roster(path: str | os.PathLike[str]) -> Roster:
+    """Read a roster file; unknown keys, duplicates and malformed keys are errors."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise KeyFileError(f"{path}: cannot read the roster: {error.strerror}") from None
+    if len(data) > MOST_BYTES:
+        raise KeyFileError(f"{path}: a roster has at most {MOST_BYTES} bytes")
+    try:
+        text = data.decode()
+        table = json.loads(text) if Path(path).suffix == ".json" else tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise KeyFileError(f"{path}: not a roster file: {error}") from None
+    try:
+        return _roster(table)
+    except KeyFileError as error:
+        raise KeyFileError(f"{path}: {error}") from None
+
+
+def _roster(table: Any) -> Roster:
+    if not isinstance(table, Mapping) or table.get("format") != FORMAT:
+        raise KeyFileError(f"expected a roster file with format = {FORMAT!r}")
+    rows = table.get("members")
+    if set(table) != {"format", "members"} or not isinstance(rows, list):
+        raise KeyFileError(f"expected format and [[members]], got {', '.join(map(str, table))}")
+    return Roster(_member(row) for row in rows)
+
+
+def parse_member(text: str) -> Member:
+    """A member from NAME=ed25519:PUBLICKEY or NAME=ed25519:PUBLICKEY,WEIGHT, as on the command line.
+
+    >>> parse_member("Hospital A=ed25519:" + 32 * "0f" + ",1200").weight
+    1200.0
+    """
+    name, equals, rest = text.rpartition("=")
+    key, comma, weight = rest.partition(",")
+    if not equals:
+        raise KeyFileError(f"expected NAME={PREFIX}PUBLICKEY or NAME={PREFIX}PUBLICKEY,WEIGHT, got {text!r}")
+    row: dict[str, Any] = {"name": name, "key": key}
+    try:
+        return _member(row | {"weight": written_number(weight)} if comma else row)
+    except ValueError:
+        raise KeyFileError(f"{name}: weight must be a number of at least 0, got {weight!r}") from None
+
+
+def _member(row: Any) -> Member:
+    if not isinstance(row, Mapping) or not {"name", "key"} <= set(row) <= {"name", "key", "weight"}:
+        raise KeyFileError(f"a member has a name, a key and perhaps a weight, got {row!r}")
+    name, key, weight = row["name"], row["key"], row.get("weight")
+    check_name(name)
+    if not isinstance(key, str) or not key.startswith(PREFIX):
+        raise KeyFileError(f"{name}: key must read {PREFIX} and 64 hexadecimal digits")
+    try:
+        raw = bytes.fromhex(key.removeprefix(PREFIX))
+    except ValueError:
+        raise KeyFileError(f"{name}: key must read {PREFIX} and 64 hexadecimal digits") from None
+    if weight is not None and (isinstance(weight, bool) or not isinstance(weight, int | float)):
+        raise KeyFileError(f"{name}: weight must be a number of at least 0, got {weight!r}")
+    return Member(name, raw, weight)
+
+
+def _small_order(key: bytes) -> bool:
+    r"""Whether a public key is one of the eight points whose order divides 8, however it is written.
+
+    The lower 255 bits are y, perhaps not reduced modulo :math:`p`; the highest is the sign of x. On
+    :math:`-x^2 + y^2 = 1 + d x^2 y^2` orders 1 and 2 are :math:`y = \pm 1`, order 4 is :math:`y = 0`. Twice
+    a point of order 8 has :math:`y = 0`, so :math:`x^2 = -y^2`, and the curve says:
+
+    .. math:: d y^4 + 2 y^2 - 1 = 0
+    """
+    y = (int.from_bytes(key, "little") & (1 << 255) - 1) % _P
+    return y * (y * y - 1) * (_D * y**4 + 2 * y * y - 1) % _P == 0
+
+
+def _write_new(path: Path, data: bytes, mode: int) -> None:
+    """Create a file in one step: complete, with its mode from the first byte on, never over another one."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(draft, path)  # unlike a rename, fails where the name is taken
+        finally:
+            os.unlink(draft)
+    except FileExistsError:
+        raise KeyFileError(f"{path}: exists already and is not overwritten") from None
+    except OSError as error:
+        raise KeyFileError(f"{path}: cannot write: {error.strerror}") from None

@@ -1,0 +1,404 @@
+"""The ledger: an append-only SQLite table of records, each signed by its author and chained by hash.
+
+A record says who (``author``: the server or a member) states what (``kind``, ``body``). Its author signs the
+content; the server seals its place in the chain::
+
+    body_k    = SHA-256("fedmerit body 1" 0 canonical(body))
+    content_k = SHA-256("fedmerit record 2" 0 canonical({author, kind, body_k}))     signature: the author's
+    digest_k  = SHA-256("fedmerit chain 1" 0 digest_{k-1} k content_k signature_k)   seal: the server's
+
+so that altering, dropping, swapping or inserting a record changes every later digest, and the last digest
+(the head) stands for all of it. Bodies hold no floats: numbers that must come back exactly are written as
+hexadecimal strings by :func:`exact`. Where secure aggregation is off there are no keys: the chain is then
+unsigned, and whoever verifies it is told so.
+
+Only the hash of a body enters the chain. A copy for somebody who may not see a body holds that hash in its
+place: digests, signatures and seals are those of the original, and who wrote which kind of record when stays
+checked. Bodies that may be withheld carry a ``salt`` of 128 random bits, drawn by their author, so that the
+hash is a commitment: it cannot be opened to another body, and guessing the numbers does not confirm them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedmerit.errors import LedgerError
+from fedmerit.identity.encoding import SERVER, Signer, canonical, commitment, content, content_of
+from fedmerit.identity.encoding import exact as exact
+from fedmerit.identity.encoding import number as number
+
+# ---------------------------------------------------------------------------------------------- the ledger
+
+START = bytes(32)
+WAIT = 5.0
+"""Seconds to wait for another process that is writing."""
+_CELLS = "seq, author, kind, body, digest, signature, seal"
+_END = "pragma_user_version, pragma_application_id"
+_ENDS = "user_version, application_id"
+"""Two numbers in the header of the file: how many records there are, and of the last digest what fits."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One line of the ledger."""
+
+    seq: int
+    author: str
+    kind: str
+    body: Mapping[str, Any]
+    digest: bytes
+    signature: bytes
+    seal: bytes
+    withheld: bytes = b""  # in a copy: the hash that stands for a body its reader may not see
+
+    @property
+    def commitment(self) -> bytes:
+        """The hash of its body."""
+        return self.withheld or commitment(self.body)
+
+    @property
+    def content(self) -> bytes:
+        """What its author signed."""
+        return content_of(self.author, self.kind, self.commitment)
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"record {self.seq} ({self.kind} by {self.author})"
+
+
+class Records(Protocol):
+    """A ledger, or a copy of one: what can be read and verified."""
+
+    path: Path
+
+    def records(self, kind: str | None = None) -> Iterator[Record]:
+        """All records in order, or those of one kind."""
+
+    @property
+    def head(self) -> str:
+        """The last digest, as hex."""
+
+    def __len__(self) -> int: ...
+
+
+class Ledger:
+    """Records of one run. Use as a context manager; write inside :meth:`transaction`."""
+
+    def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
+        self.path = Path(path)
+        if read_only and not self.path.exists():
+            raise LedgerError(f"{self.path}: no ledger here")
+        address = self.path.absolute().as_uri()
+        if read_only:  # without a log nobody is writing, and the file alone can be read wherever it lies
+            log = self.path.with_name(self.path.name + "-wal")
+            address += "?mode=ro" if log.exists() else "?immutable=1"
+        try:
+            self._db = sqlite3.connect(address, uri=True, isolation_level=None, timeout=WAIT)
+        except sqlite3.Error as error:
+            raise LedgerError(f"{self.path}: cannot be opened as a ledger: {error}") from error
+        try:
+            if not read_only:
+                self._db.execute("PRAGMA journal_mode=WAL")
+                self._db.execute("PRAGMA synchronous=FULL")
+                self._db.execute(
+                    "CREATE TABLE IF NOT EXISTS records (seq INTEGER PRIMARY KEY, author TEXT NOT NULL, "
+                    "kind TEXT NOT NULL, body BLOB NOT NULL, digest BLOB NOT NULL, signature BLOB NOT NULL, "
+                    "seal BLOB NOT NULL)"
+                )
+            self._db.execute("SELECT count(*) FROM records")
+        except sqlite3.Error as error:
+            self._db.close()
+            raise LedgerError(f"{self.path}: cannot be opened as a ledger: {error}") from error
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All records appended inside are written together, or none of them."""
+        self._execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:  # SQLite may have rolled back by itself, on a full disk for one
+                self._execute("ROLLBACK")
+            raise
+
+    def append(
+        self,
+        author: str,
+        kind: str,
+        body: Mapping[str, Any],
+        *,
+        signature: bytes = b"",
+        seal: Signer | None = None,
+    ) -> Record:
+        """Add a record. ``signature`` is the author's over :func:`content`; ``seal`` signs as the server."""
+        if not self._db.in_transaction:
+            raise LedgerError("records are appended inside a transaction")
+        seq, head = self._tip()
+        digest = link(head, seq + 1, content(author, kind, body), signature)
+        sealed = seal(digest) if seal else b""
+        record = Record(seq + 1, author, kind, body, digest, signature, sealed)
+        self._execute(
+            "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (record.seq, author, kind, canonical(body), digest, signature, sealed),
+        )
+        self._execute(f"PRAGMA user_version = {record.seq}")
+        self._execute(f"PRAGMA application_id = {_mark(digest)}")
+        return record
+
+    @property
+    def head(self) -> str:
+        """The last digest, as hex: it stands for the whole ledger."""
+        return self._tip()[1].hex()
+
+    def __len__(self) -> int:
+        return int(self._execute("SELECT count(*) FROM records").fetchone()[0])
+
+    def records(self, kind: str | None = None) -> Iterator[Record]:
+        """All records in order, or those of one kind. Bodies are parsed, nothing is verified."""
+        where, values = ("WHERE kind = ?", (kind,)) if kind else ("", ())
+        query = f"SELECT {_CELLS}, {_ENDS} FROM records, {_END} {where} ORDER BY seq"  # noqa: S608 - no outside text
+        rows = self._execute(query, values)
+        last, marked = 0, b""
+        while True:
+            try:
+                row = rows.fetchone()
+            except sqlite3.Error as error:
+                raise LedgerError(f"{self.path}: damaged after record {last}: {error}") from error
+            if row is None:
+                break
+            *cells, kept, mark = row
+            found = parsed_record(*cells)
+            yield found
+            last = found.seq
+            marked = found.digest if last == kept else marked
+        if kind is None and last:
+            self._check_end(last, kept, mark, marked)
+
+    def _tip(self) -> tuple[int, bytes]:
+        """Number and digest of the last record, if they are what the file's header keeps of them."""
+        try:
+            row = self._execute(
+                f"SELECT seq, digest, {_ENDS} FROM records, {_END} ORDER BY seq DESC LIMIT 1"  # noqa: S608
+            ).fetchone()
+        except sqlite3.Error as error:
+            raise LedgerError(f"{self.path}: damaged: {error}") from error
+        if row is None:
+            kept, mark = self._execute(f"SELECT {_ENDS} FROM {_END}").fetchone()  # noqa: S608
+            self._check_end(0, kept, mark, START)
+            return 0, START
+        seq, digest, kept, mark = row
+        if not isinstance(digest, bytes) or len(digest) != len(START):
+            raise LedgerError(f"{self.path}: damaged: the digest of record {seq}, its last, is not one")
+        marked = digest
+        if kept != seq:
+            found = self._execute("SELECT digest FROM records WHERE seq = ?", (kept,)).fetchone()
+            marked = found[0] if found and isinstance(found[0], bytes) else b""
+        self._check_end(seq, kept, mark, marked)
+        return int(seq), digest
+
+    def _check_end(self, seq: int, kept: int, mark: int, marked: bytes) -> None:
+        """Raise LedgerError if records are gone that the header of the file speaks of.
+
+        A damaged page of the table can make its last records disappear, and what is left is a chain in order.
+        Version 0.1.0 keeps nothing in the header: it may have written none, or added records to one.
+
+        Args:
+            seq: of the last record.
+            kept: which record the header says is the last.
+            mark: and what it keeps of that one's digest.
+            marked: the digest that this record has here.
+        """
+        if (kept or mark) and (kept > seq or mark != _mark(marked)):
+            here = f"the last one here is record {seq}" if kept > seq else "which is another one here"
+            raise LedgerError(f"{self.path}: damaged: by its header it ends with record {kept}, {here}")
+
+    def _execute(self, statement: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
+        try:
+            return self._db.execute(statement, values)
+        except (sqlite3.Error, UnicodeEncodeError) as error:
+            raise LedgerError(f"{self.path}: {error}") from error
+
+
+def parsed_record(
+    seq: int, author: Any, kind: Any, body: Any, digest: Any, signature: Any, seal: Any
+) -> Record:
+    """A line of the table, if every cell has its type and the body its canonical form."""
+    where = f"record {seq} ({kind!s:.40})"
+    if not isinstance(author, str) or not isinstance(kind, str):
+        raise LedgerError(f"{where}: author and kind must be text")
+    for name, cell in (("body", body), ("digest", digest), ("signature", signature), ("seal", seal)):
+        if not isinstance(cell, bytes):
+            raise LedgerError(f"{where}: the {name} must be bytes, got {type(cell).__name__}")
+    try:
+        parsed = json.loads(body)
+        if canonical(parsed) != body:
+            raise ValueError("not in canonical form")
+        if not isinstance(parsed, dict):
+            raise ValueError(f"expected an object, got {type(parsed).__name__}")
+    except (ValueError, RecursionError, LedgerError) as error:
+        raise LedgerError(f"{where}: the body cannot be read: {error}") from error
+    return Record(seq, author, kind, parsed, digest, signature, seal)
+
+
+def _mark(digest: bytes) -> int:
+    """Return what a file's header has room for of the last digest."""
+    return int.from_bytes(digest[:4], "big") & 0x7FFFFFFF
+
+
+def link(previous: bytes, seq: int, content_: bytes, signature: bytes) -> bytes:
+    """The digest of record ``seq``: what the server seals and the next record builds on."""
+    parts = previous + seq.to_bytes(8, "big") + content_ + hashlib.sha256(signature).digest()
+    return hashlib.sha256(b"fedmerit chain 1\0" + parts).digest()
+
+
+def verify_chain(ledger: Records, keys: Callable[[Record], Mapping[str, bytes]]) -> bool:
+    """Check every digest, signature and seal; the error names the first record that is wrong.
+
+    Args:
+        ledger: to be checked.
+        keys: from the first record, the public keys by author (the server's among them); an empty mapping
+            for an unsigned ledger.
+
+    Returns:
+        Whether the ledger is signed.
+    """
+    previous, known, check = START, None, _Signatures({})
+    for expected, record in enumerate(ledger.records(), start=1):
+        if record.seq != expected:
+            raise LedgerError(f"record {expected} is missing: the next one is number {record.seq}")
+        said = record.content
+        digest = link(previous, record.seq, said, record.signature)
+        if digest != record.digest:
+            raise LedgerError(f"{record.name}: altered, or the records before it are")
+        if known is None:
+            known = keys(record)
+            check = _Signatures(known)
+        if known:
+            check(record.author, record.signature, said, record.name)
+            check(SERVER, record.seal, digest, f"{record.name}: seal")
+        elif record.signature or record.seal:
+            raise LedgerError(f"{record.name}: signed, in a ledger whose first record names no keys")
+        previous = digest
+    if known is None:
+        raise LedgerError(f"{ledger.path}: the ledger is empty")
+    return bool(known)
+
+
+class _Signatures:
+    """Checks signatures of known authors."""
+
+    def __init__(self, keys: Mapping[str, bytes]) -> None:
+        self._raw = keys
+        self._keys: dict[str, Any] = {}
+
+    def __call__(self, author: str, signature: bytes, message: bytes, where: str) -> None:
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+        if author not in self._raw:
+            raise LedgerError(f"{where}: {author!r} is not on the roster")
+        if author not in self._keys:
+            try:
+                self._keys[author] = Ed25519PublicKey.from_public_bytes(self._raw[author])
+            except ValueError as error:
+                raise LedgerError(f"{where}: the roster's key of {author!r} is not an Ed25519 key") from error
+        try:
+            self._keys[author].verify(signature, message)
+        except InvalidSignature as error:
+            raise LedgerError(f"{where}: not signed by {author}") from error
+
+
+# -------------------------------------------------------------------------------------------------- copies
+
+_FIELDS = {"seq", "author", "kind", "digest", "signature", "seal"}
+
+
+def exported(ledger: Records, visible: Callable[[Record], bool] = lambda _: True) -> Iterator[bytes]:
+    """The lines of a copy; bodies that are not ``visible`` are withheld."""
+    for record in ledger.records():
+        line: dict[str, Any] = {
+            "seq": record.seq,
+            "author": record.author,
+            "kind": record.kind,
+            "digest": record.digest.hex(),
+            "signature": record.signature.hex(),
+            "seal": record.seal.hex(),
+        }
+        if record.withheld or not visible(record):
+            line["withheld"] = record.commitment.hex()
+        else:
+            line["body"] = record.body
+        yield canonical(line) + b"\n"
+
+
+class Copy:
+    """A copy, read whole; the same methods as a ledger has for reading."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            lines = self.path.read_bytes().split(b"\n")
+        except OSError as error:
+            raise LedgerError(f"{self.path}: cannot be read: {error}") from error
+        if lines.pop():
+            raise LedgerError(f"{self.path}: the last line is not whole")
+        self._records = [self._read(number, line) for number, line in enumerate(lines, start=1)]
+
+    def records(self, kind: str | None = None) -> Iterator[Record]:
+        """All records in order, or those of one kind."""
+        return (record for record in self._records if kind is None or record.kind == kind)
+
+    @property
+    def head(self) -> str:
+        """The last digest, as hex."""
+        return (self._records[-1].digest if self._records else START).hex()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def _read(self, number: int, line: bytes) -> Record:
+        where = f"{self.path}: line {number}"
+        try:
+            found = json.loads(line)
+            if canonical(found) != line:
+                raise ValueError("not in canonical form")
+        except (ValueError, RecursionError, LedgerError) as error:
+            raise LedgerError(f"{where}: cannot be read: {error!s:.100}") from error
+        if not isinstance(found, dict) or set(found) not in (_FIELDS | {"body"}, _FIELDS | {"withheld"}):
+            raise LedgerError(f"{where}: expected the fields of a record, and either body or withheld")
+        hexadecimal = {"withheld": "", **found}
+        try:
+            raw = {
+                key: bytes.fromhex(hexadecimal[key]) for key in ("digest", "signature", "seal", "withheld")
+            }
+            if any(hexadecimal[key] != value.hex() for key, value in raw.items()):
+                raise ValueError("not lower-case hexadecimal")
+        except (TypeError, ValueError) as error:
+            raise LedgerError(f"{where}: its hashes or signatures cannot be read: {error!s:.60}") from error
+        withheld = raw.pop("withheld")
+        if type(found["seq"]) is not int or ("withheld" in found and len(withheld) != 32):
+            raise LedgerError(f"{where}: expected a number and a hash of 32 bytes")
+        body = canonical(found.get("body", {}))
+        record = parsed_record(found["seq"], found["author"], found["kind"], body, **raw)
+        if not withheld:
+            return record
+        return Record(**{**vars(record), "withheld": withheld})

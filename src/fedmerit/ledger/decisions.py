@@ -1,0 +1,388 @@
+"""Payout decisions: who is paid what, by which rule, as records of the ledger; and the same computed anew.
+
+A ``decision`` holds what was asked for (budget, rule, score, ...) and what follows: shares and exact cents. A
+later one says which it replaces. Where only the coordinator sees all, the decision holds what everybody may
+know, and each member's share and cents are in a salted ``payout`` record of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, get_args
+
+import numpy as np
+
+from fedmerit.config import Scoring
+from fedmerit.errors import LedgerError
+from fedmerit.identity.encoding import SERVER, canonical, exact, new_salt, number
+from fedmerit.ledger.chain import Record, Records
+from fedmerit.ledger.records import Round, reading
+from fedmerit.ledger.visibility import own_total
+from fedmerit.scoring.accumulate import Missing, accumulate
+from fedmerit.scoring.doubts import Doubt, doubts
+from fedmerit.scoring.rewards import (
+    Division,
+    OnUndefined,
+    Payouts,
+    Rule,
+    Shares,
+    division,
+    payouts,
+    rounds_down,
+    shares,
+    spelled,
+)
+from fedmerit.scoring.types import Scores
+
+# ----------------------------------------------------------------------------------------------- decisions
+
+TOLERANCE = 1e-12
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a decision was asked for."""
+
+    budget: str
+    utility: str
+    rule: Rule = "fair"
+    score: str = "ALPHA"
+    missing: Missing = "zero"
+    floor: float = 0.0
+    cap: float = 1.0
+    on_undefined: OnUndefined = "refuse"
+    despite_doubts: bool = False  # whether gross doubts about the reports were to be overruled
+
+    def body(self) -> dict[str, Any]:
+        """For the ledger."""
+        return {
+            **vars(self),
+            "budget": spelled(self.budget),
+            "floor": exact(self.floor),
+            "cap": exact(self.cap),
+        }
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Terms:
+        """As a record has them."""
+        plain = {"despite_doubts": False, **body}  # which decisions of earlier versions do not have
+        plain = {key: plain[key] for key in cls.__dataclass_fields__}
+        if not isinstance(plain["despite_doubts"], bool):
+            raise LedgerError(f"despite_doubts: expected true or false, got {plain['despite_doubts']!r:.40}")
+        if (again := spelled(plain["budget"])) != plain["budget"]:
+            raise LedgerError(f"budget: expected {again}, got {plain['budget']!r:.40}")
+        return cls(**{**plain, "floor": number(plain["floor"]), "cap": number(plain["cap"])})
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Who is paid what, and why."""
+
+    number: int
+    replaces: int | None
+    rounds: int
+    terms: Terms
+    total: Scores
+    shares: Shares
+    paid: Payouts
+    doubts: tuple[Doubt, ...] = ()  # about the reports that it rests on
+    record: int = 0  # its place in the ledger, once it is there
+
+    @property
+    def overruled(self) -> tuple[Doubt, ...]:
+        """The gross doubts that it was made despite; none by the rule equal, which pays by no score."""
+        return tuple(one for one in self.doubts if one.gross and self.terms.rule != "equal")
+
+    def records(self, scoring: Scoring) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Kinds and bodies of what goes into the ledger."""
+        body: dict[str, Any] = {
+            "decision": self.number,
+            "replaces": self.replaces,
+            "rounds": self.rounds,
+            **self.terms.body(),
+            "status": self.shares.status,
+            "unpaid": cents(self.paid.unpaid),
+        }
+        amounts = {name: cents(amount) for name, amount in self.paid.items()}
+        if scoring.visibility == "all":
+            divided = {name: exact(share) for name, share in self.shares.items()}
+            yield "decision", {**body, "shares": divided, "cents": amounts}
+            return
+        yield "decision", {**body, "totals": _totals(self.total, self.shares, self.terms.budget)}
+        for name, share in self.shares.items():
+            own = {"member": name, "salt": new_salt(), "share": exact(share), "cents": amounts[name]}
+            yield "payout", {"decision": self.number, **own}
+
+
+def cents(amount: Any) -> int:
+    """An amount of money in cents."""
+    return int(amount * 100)
+
+
+def money(amount: int) -> str:
+    """Cents as one reads them."""
+    return f"{amount // 100:,}.{amount % 100:02d}"
+
+
+def decide(
+    rounds: Sequence[Round], terms: Terms, before: Sequence[Decision] = (), *, game: str | None = None
+) -> Decision:
+    """What these rounds of a run with this game pay under these terms; ``before``: the decisions so far."""
+    scored = [reports for one in rounds if (reports := one.to_reports(terms.utility)) is not None]
+    total = accumulate(scored, score=terms.score, missing=terms.missing)
+    divided = shares(total, terms.rule, floor=terms.floor, cap=terms.cap, on_undefined=terms.on_undefined)
+    return Decision(
+        number=len(before) + 1,
+        replaces=before[-1].number if before else None,
+        rounds=len(rounds),
+        terms=terms,
+        total=total,
+        shares=divided,
+        paid=payouts(divided, terms.budget),
+        doubts=doubts(scored, game=game),
+    )
+
+
+def _totals(total: Scores, divided: Shares, budget: str) -> dict[str, Any]:
+    """What lets a member recompute its own share and cents, and says nothing else about the others."""
+    positive = math.fsum(np.maximum(total.raw, 0.0))
+    clipped = None
+    if divided.rule == "impartial" and total.gain > 0:
+        clipped = exact(math.fsum(np.clip(total.raw / total.gain, 0.0, 1.0)))
+    made = division(divided, budget)
+    return {
+        "n": total.n,
+        "gain": exact(total.gain),
+        "positive": exact(positive),
+        "clipped": clipped,
+        "division": [made.total, made.one, *_ratio(made.low), *_ratio(made.high), made.last],
+    }
+
+
+def _ratio(number_: Fraction) -> tuple[int, int]:
+    return number_.numerator, number_.denominator
+
+
+# ------------------------------------------------------------------------------------------ computed anew
+
+
+@dataclass
+class Found:
+    """A decision as the ledger has it."""
+
+    record: Record
+    rounds: int
+    payouts: list[Record] = field(default_factory=list)
+
+
+def decisions_of(ledger: Records, rounds: Sequence[Round], scoring: Scoring) -> list[Decision]:
+    """Every decision of a ledger, computed anew; the error names the first that says something else."""
+    found: list[Decision] = []
+    for one in found_in(ledger):
+        with reading(one.record):
+            again = _again(one, rounds, found, scoring)
+            told = _stated(one, scoring)
+            _same(told["shares"], dict(again.shares), exactly=False)
+            anew = division(Shares(told["shares"], again.shares.rule), again.terms.budget)
+            paid = {name: anew.cents_of(name, share) for name, share in told["shares"].items()}
+            _same(told["cents"], paid, exactly=True)
+            if one.record.body["unpaid"] != anew.cents - sum(paid.values()):
+                raise LedgerError("what is unpaid is not the rest of the budget")
+            if scoring.visibility == "coordinator":
+                _same_totals(one.record.body["totals"], again, told["shares"])
+            found.append(again)
+    return found
+
+
+def _again(one: Found, rounds: Sequence[Round], before: Sequence[Decision], scoring: Scoring) -> Decision:
+    """The decision as it should be, from the rounds that were closed when it was made."""
+    body = one.record.body
+    if one.record.author != SERVER:
+        raise LedgerError("only the server decides")
+    if body["rounds"] != one.rounds:
+        raise LedgerError(f"rests on {body['rounds']!r:.20} rounds, {one.rounds} were closed before it")
+    made = decide(rounds[: one.rounds], Terms.of(body), before, game=scoring.game)
+    if (body["decision"], body["replaces"]) != (made.number, made.replaces):
+        raise LedgerError(f"expected decision {made.number}, which replaces {made.replaces}")
+    if body["status"] != made.shares.status:
+        raise LedgerError(f"states status {body['status']!r:.20}, the reports give {made.shares.status!r}")
+    return Decision(**{**vars(made), "record": one.record.seq})
+
+
+def found_in(ledger: Records) -> Iterator[Found]:
+    """Decisions with their payout records, which follow at once."""
+    closed, last = 0, None
+    for record in ledger.records():
+        if record.kind == "payout":
+            if last is None or record.author != SERVER:
+                raise LedgerError(f"{record.name}: follows no decision")
+            last.payouts.append(record)
+            continue
+        if last is not None:
+            yield last
+            last = None
+        closed += record.kind == "round"
+        if record.kind == "decision":
+            last = Found(record, closed)
+    if last is not None:
+        yield last
+
+
+def _stated(one: Found, scoring: Scoring) -> dict[str, dict[str, Any]]:
+    """Shares and cents as a decision or its payouts have them."""
+    body = one.record.body
+    if scoring.visibility == "all":
+        return {
+            "shares": {name: number(share) for name, share in body["shares"].items()},
+            "cents": dict(body["cents"]),
+        }
+    told: dict[str, dict[str, Any]] = {"shares": {}, "cents": {}}
+    for record in one.payouts:
+        with reading(record):
+            name = record.body["member"]
+            if record.body["decision"] != body["decision"] or name in told["shares"]:
+                raise LedgerError("of another decision, or the second of its member")
+            told["shares"][name] = number(record.body["share"])
+            told["cents"][name] = record.body["cents"]
+    return told
+
+
+def _same(told: Mapping[str, Any], again: Mapping[str, Any], *, exactly: bool) -> None:
+    what = "cents" if exactly else "share"
+    if set(told) != set(again):
+        odd = min(set(told) ^ set(again))
+        raise LedgerError(f"{what} of {odd}: {'not of a member with a score' if odd in told else 'missing'}")
+    for name, value in again.items():
+        right = type(told[name]) is int and told[name] == value
+        if not exactly:
+            right = math.isclose(told[name], value, rel_tol=TOLERANCE, abs_tol=0.0)
+        if not right:
+            raise LedgerError(f"{what} of {name}: states {told[name]!r:.40}, the reports give {value!r}")
+
+
+def _same_totals(told: Mapping[str, Any], again: Decision, stated: Mapping[str, float]) -> None:
+    right = _totals(again.total, Shares(stated, again.shares.rule), again.terms.budget)
+    if odd := sorted(set(told) ^ set(right)):
+        raise LedgerError(f"totals.{odd[0]}: {'missing' if odd[0] in right else 'not one of the totals'}")
+    for key, value in right.items():
+        same = canonical(told[key]) == canonical(value)
+        if not same and isinstance(value, str):
+            same = math.isclose(number(told[key]), number(value), rel_tol=TOLERANCE, abs_tol=0.0)
+        if not same:
+            raise LedgerError(f"totals.{key}: states {told[key]!r:.60}, the reports give {value!r:.60}")
+
+
+# --------------------------------------------------------------------------------------- one member's part
+
+
+@dataclass(frozen=True)
+class OwnPart:
+    """What one member can check of a decision from its own records and the totals."""
+
+    number: int
+    cents: int
+    share: float
+    recomputed: bool  # the share too, not only the cents that follow from it
+
+
+def own_parts(ledger: Records, member: str, rounds: Sequence[Round], scoring: Scoring) -> list[OwnPart]:
+    """A member's part of every decision in its copy, computed anew as far as it can be."""
+    found: list[OwnPart] = []
+    summed = {record.body["round"]: record.body["utilities"] for record in ledger.records("totals")}
+    for one in found_in(ledger):
+        body = one.record.body
+        with reading(one.record):
+            terms, totals = Terms.of(body), body["totals"]
+            numbered = (body["decision"], body["replaces"]) == (len(found) + 1, len(found) or None)
+            if not numbered or len(one.payouts) != totals["n"]:
+                raise LedgerError("not the next decision, or not with a payout for everybody who has a score")
+            if body["rounds"] != one.rounds:
+                raise LedgerError(
+                    f"rests on {body['rounds']!r:.20} rounds, {one.rounds} were closed before it"
+                )
+            _check_words(body, terms)
+            mine = [record.body for record in one.payouts if record.body.get("member") == member]
+            upto = rounds[: one.rounds]
+            own = own_total(member, upto, terms.utility, score=terms.score, missing=terms.missing)
+            if terms.score == "ALPHA" and terms.missing == scoring.missing:
+                known = summed[one.rounds][terms.utility]["summed"]
+                for key, other in (("n", "n"), ("gain", "gain"), ("positive", "alpha_plus")):
+                    if totals[key] != known[other]:
+                        raise LedgerError(f"totals.{key}: not the {other} stated after round {one.rounds}")
+            if len(mine) != (own is not None):
+                raise LedgerError(f"holds {len(mine)} payouts of {member}")
+            share, paid = (number(mine[0]["share"]), mine[0]["cents"]) if mine else (0.0, 0)
+            recomputed = True
+            made = _division(member, totals, terms)
+            _check_unpaid(body["unpaid"], made, paid)
+            if own is not None:
+                expected = _own_share(own, body, terms)
+                recomputed = expected is not None
+                if expected is not None and not math.isclose(share, expected, rel_tol=1e-9, abs_tol=1e-15):
+                    raise LedgerError(f"share of {member}: states {share!r}, the totals give {expected!r}")
+                right = made.cents_of(member, share)
+                if type(paid) is not int or paid != right:
+                    raise LedgerError(f"cents of {member}: states {paid!r:.40}, its share gives {right}")
+            found.append(OwnPart(body["decision"], paid, share, recomputed))
+    return found
+
+
+def _check_words(body: Mapping[str, Any], terms: Terms) -> None:
+    """Terms and status must be some that there are, and that go together."""
+    for what, given, known in (
+        ("rule", terms.rule, get_args(Rule)),
+        ("on_undefined", terms.on_undefined, get_args(OnUndefined)),
+        ("status", body["status"], ("ok", "undefined")),
+    ):
+        if given not in known:
+            raise LedgerError(f"{what}: expected one of {', '.join(known)}, got {given!r:.40}")
+    if body["status"] == "undefined" and terms.on_undefined == "refuse":
+        raise LedgerError("status: undefined, where its terms refuse to pay")
+    if body["status"] == "undefined" and terms.rule == "equal":
+        raise LedgerError("status: undefined, but equal shares never are")
+
+
+def _division(member: str, totals: Mapping[str, Any], terms: Terms) -> Division:
+    """How the budget was divided, as the totals say."""
+    total, unit, a, b, c, d, last = totals["division"]
+    whole = all(type(part) is int for part in (totals["n"], total, unit, a, b, c, d))
+    if not whole or not isinstance(last, str):
+        raise LedgerError("totals.division: expected whole numbers and a name")
+    return Division(
+        cents=division({member: 1.0}, terms.budget).cents,
+        n=totals["n"],
+        total=total,
+        one=unit,
+        down=rounds_down(total, unit, terms.rule),
+        low=Fraction(a, b),
+        high=Fraction(c, d),
+        last=last,
+    )
+
+
+def _check_unpaid(unpaid: Any, made: Division, own: int) -> None:
+    """What is left over follows from the sum of all shares, to less than a cent a member."""
+    rest = Fraction(0)
+    if made.down:
+        rest = made.cents * (1 - Fraction(made.total, max(made.total, made.one)))
+    if not (rest - 1 < unpaid < rest + made.n if made.down else unpaid == 0) or unpaid + own > made.cents:
+        raise LedgerError(f"unpaid: states {unpaid!r:.40}, the division leaves about {float(rest):.0f}")
+
+
+def _own_share(own: float, body: Mapping[str, Any], terms: Terms) -> float | None:
+    """The share that the totals give; None where it depends on more than they tell."""
+    totals = body["totals"]
+    n = totals["n"]
+    if terms.rule == "equal" or (body["status"] == "undefined" and terms.on_undefined == "equal"):
+        return 1 / float(n)
+    if body["status"] == "undefined":
+        return terms.floor
+    if (terms.floor, terms.cap) != (0.0, 1.0) or terms.rule == "fenced":
+        return None
+    if terms.rule == "impartial":
+        part = min(max(own / number(totals["gain"]), 0.0), 1.0)
+        return float((1 - (number(totals["clipped"]) - part) / (n - 1)) / n)
+    return max(own, 0.0) / number(totals["positive"])

@@ -1,0 +1,421 @@
+"""What a record may say: who writes each kind, which fields it has, and what they must fit.
+
+`rounds_of` reads rounds and compares what their members signed; `signed_heads`, `check_stated` and
+`decisions_of` compare heads, scores and money. Here is the rest, so that every field of every record is
+either compared with something or named in docs/threats.md as one that nothing in the ledger can show.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedmerit.config import Config, schema_of
+from fedmerit.errors import LedgerError
+from fedmerit.identity.encoding import SERVER, number
+from fedmerit.ledger.chain import Record
+from fedmerit.ledger.records import EMBEDDED, ENGINES, Round, moves, reading
+from fedmerit.protocol.terms import LEAST, MOST, from_past
+from fedmerit.secagg.setting import LEAST_IN_SUM
+
+# ------------------------------------------------------------------------------- stated against recomputed
+
+TOLERANCE = 1e-12
+
+
+def compare(there: Any, here: Any, where: str) -> None:
+    """Equal, numbers up to a relative 1e-12; the error names the first place that differs."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        odd = [key for key in (*here, *there) if (key in here) != (key in there)]
+        for key in here:
+            if key in there:
+                compare(there[key], here[key], f"{where}.{key}")
+        if odd:
+            raise LedgerError(f"{where}.{odd[0]}: {'not in the ledger' if odd[0] in there else 'missing'}")
+    elif isinstance(there, list) and isinstance(here, list):
+        if len(there) != len(here):
+            raise LedgerError(f"{where}: holds {len(there)} entries, the reports give {len(here)}")
+        for k, (one, other) in enumerate(zip(there, here, strict=True)):
+            compare(one, other, f"{where}[{k}]")
+    elif isinstance(there, float) and isinstance(here, float):
+        if not math.isclose(there, here, rel_tol=TOLERANCE, abs_tol=0.0):
+            raise LedgerError(f"{where}: states {there!r}, the reports give {here!r}")
+    elif there != here or isinstance(there, bool) != isinstance(here, bool):
+        raise LedgerError(f"{where}: states {there!r:.60}, the reports give {here!r:.60}")
+
+
+# --------------------------------------------------------------------------------------------------- forms
+
+MEMBER = "a member"
+
+
+@dataclass(frozen=True)
+class Form:
+    """Who writes records of a kind, and their fields."""
+
+    author: str
+    fields: frozenset[str]
+    optional: frozenset[str] = frozenset()
+    others: bool = False  # whether there may be more
+
+    def check(self, record: Record, members: Sequence[str]) -> None:
+        """Raise LedgerError unless the record has its author and its fields."""
+        allowed = members if self.author == MEMBER else (SERVER,)
+        if record.author not in allowed:
+            raise LedgerError(f"expected one by {self.author}, got one by {record.author!r:.60}")
+        if record.withheld:
+            return
+        given = set(record.body)
+        if lacking := sorted(self.fields - given):
+            raise LedgerError(f"lacks {lacking[0]}")
+        if not self.others and (strange := sorted(given - self.fields - self.optional)):
+            raise LedgerError(f"has a field {strange[0]!r:.40} that no record of its kind has")
+
+
+def _form(author: str, fields: str, optional: str = "", *, others: bool = False) -> Form:
+    return Form(author, frozenset(fields.split()), frozenset(optional.split()), others)
+
+
+_DECISION = "decision replaces rounds budget utility rule score missing floor cap on_undefined status unpaid"
+FORMS = {
+    "run": _form(SERVER, "run version engine config config_hash members keys m0 data analysis", "terms"),
+    "pool": _form(SERVER, "version root size slices classes balanced utility"),
+    "join": _form(MEMBER, "run address run_config terms commitment server"),
+    "schedule": _form(SERVER, "round members weights"),
+    "masked": _form(SERVER, "round inputs"),
+    "outcome": _form(SERVER, "round m0 m weight slice included head"),
+    "report": _form(MEMBER, "run salt round bound_to cosine measured"),
+    "analysis": _form(SERVER, "round", others=True),
+    "round": _form(
+        SERVER,
+        "round included declined silent aborted m slice utilities samples checkpoint",
+        "evaluated members_checkpoint totals_on",
+    ),
+    "scores": _form(SERVER, "round cumulative_alpha"),
+    "totals": _form(SERVER, "round utilities"),
+    "score": _form(SERVER, "round member salt cumulative_alpha"),
+    "end": _form(SERVER, "rounds model"),
+    "seen": _form(MEMBER, "run round head"),
+    "decision": _form(SERVER, _DECISION, "shares cents totals despite_doubts"),
+    "payout": _form(SERVER, "decision member salt share cents"),
+}
+"""All kinds, in the order in which a run first writes them."""
+_SHOWN_TO_ALL = {
+    kind: form for kind, form in FORMS.items() if kind not in ("totals", "score", "payout", "decision")
+} | {"decision": _form(SERVER, f"{_DECISION} shares cents", "despite_doubts")}
+_SHOWN_TO_COORDINATOR = {kind: form for kind, form in FORMS.items() if kind not in ("scores", "decision")} | {
+    "decision": _form(SERVER, f"{_DECISION} totals", "despite_doubts")
+}
+AFTER_END = ("join", "seen", "decision", "payout")
+WHOLE = ("round", "rounds", "decision", "replaces", "unpaid")
+"""Fields that are whole numbers wherever they occur; true is none. The first decision replaces nothing."""
+TERMS = {"config", "config_hash", "roster", "strategy", "optimiser", "evaluates"}
+"""And ``engine``, which those of version 0.1.0 lack."""
+
+
+def check_forms(records: Sequence[Record], config: Config) -> None:
+    """Raise LedgerError at the first record with another author, field or place than its kind has."""
+    if [record.kind for record in records[:2]] != ["run", "pool"]:
+        raise LedgerError("expected a ledger that begins with the records run and pool")
+    ended, signed = False, set()
+    shown = config.scoring.visibility
+    forms = _SHOWN_TO_ALL if shown == "all" else _SHOWN_TO_COORDINATOR
+    for record in records:
+        with reading(record):
+            if record.kind not in FORMS:
+                raise LedgerError("not a kind of record that this version knows")
+            if record.kind not in forms:
+                raise LedgerError(f"not a kind of record of a run with scoring.visibility = {shown!r}")
+            forms[record.kind].check(record, config.clients)
+            for name in (name for name in WHOLE if name in record.body):
+                value = record.body[name]
+                if type(value) is not int and (name != "replaces" or value is not None):
+                    raise LedgerError(f"{name}: expected a whole number, got {value!r:.20}")
+            if ended and record.kind not in AFTER_END:
+                raise LedgerError("comes after the end of the run")
+            if record.kind == "seen":
+                if not ended or record.author in signed:
+                    raise LedgerError("before the end of the run, or the second of its author")
+                signed.add(record.author)
+            if record.seq > 2 and record.kind in ("run", "pool"):
+                raise LedgerError("the second of its kind")
+            ended = ended or record.kind == "end"
+    run, pool = records[0], records[1]
+    with reading(run):
+        _check_run(run.body, config)
+    with reading(pool):
+        _check_pool(pool.body, run.body, config)
+
+
+def check_rounds(records: Sequence[Record], rounds: Sequence[Round], config: Config) -> None:
+    """Raise LedgerError where a round's records, or the end, say what cannot be.
+
+    Args:
+        records: of a ledger with `check_forms` behind it.
+        rounds: as `rounds_of` read them.
+        config: of the run.
+    """
+    least = config.threshold if schema_of(records[0].body["config"]) > 1 else 0  # which was t of N before
+    walk = _Walk(records[0].body, rounds, config, max(LEAST_IN_SUM, least))
+    for record in records:
+        with reading(record):
+            if record.kind == "schedule":
+                walk.schedule(record.body)
+            elif record.kind == "masked":
+                walk.masked(record.body["inputs"])
+            elif record.kind == "outcome":
+                walk.outcome(record.body)
+            elif record.kind == "analysis":
+                walk.analysis(record.body)
+            elif record.kind == "round":
+                walk.close(record.body)
+            elif record.kind == "end":
+                walk.end(record.body)
+            elif record.kind in ("score", "payout") and not record.withheld:
+                _hex(record.body["salt"], "salt", 32)
+            elif record.kind == "join":
+                _check_address(record.body)
+
+
+@dataclass
+class _Walk:
+    """The rounds once more, record by record."""
+
+    run: Mapping[str, Any]
+    rounds: Sequence[Round]
+    config: Config
+    least: int  # members in a sum
+    closed: int = 0
+    opened: int = 0
+    analysed: int = 0  # the last round with an analysis
+    m0: str = ""
+    scheduled: tuple[str, ...] = ()
+    weights: Mapping[str, float] | None = None
+    slices: list[str] = field(default_factory=list)
+    first: dict[tuple[str, str], str] = field(
+        default_factory=dict
+    )  # v of the first model, by slice and utility
+
+    @property
+    def _remote(self) -> bool:
+        return "terms" in self.run
+
+    def schedule(self, body: Mapping[str, Any]) -> None:
+        clients = self.config.clients
+        self.opened += 1
+        if self.opened > self.config.training.rounds:
+            raise LedgerError(f"begins round {self.opened} of {self.config.training.rounds}")
+        self.scheduled = _named(body["members"], clients, "schedules")
+        self.weights = self._weights(body["weights"])
+
+    def _weights(self, told: Any) -> dict[str, float] | None:
+        """Public weights, which must be those that the config gives."""
+        kind = self.config.training.weights
+        if kind in ("uniform", "secret"):
+            if told is not None:
+                raise LedgerError(f"states weights, but those of this run are {kind}")
+            return None
+        weights = {name: number(weight) for name, weight in told.items()}
+        named = self.scheduled if self._remote else self.config.clients
+        if kind == "current-scores":
+            named = tuple(weights)
+            if set(named) != set(self.scheduled):
+                raise LedgerError("states weights of others than it schedules")
+            if not all(LEAST <= weight <= MOST for weight in weights.values()):
+                raise LedgerError(f"states a weight outside {LEAST:g} to {MOST:g}")
+            return weights
+        if kind == "roster":
+            expected = {name: float(self.config.training.roster_weights[name]) for name in named}
+        else:
+            paid, training = self.config.scoring.utilities[0], self.config.training
+            before = [one.to_reports(paid) for one in self.rounds[: self.closed]]
+            scored = [reports for reports in before if reports is not None]
+            score, missing = training.weight_score, self.config.scoring.missing
+            expected = from_past(scored, self.config.clients, score=score, missing=missing)
+        compare(weights, expected, "weights")
+        return weights
+
+    def masked(self, inputs: Mapping[str, str]) -> None:
+        _named(sorted(inputs, key=self._place), self.scheduled, "has a masked input of")
+        for name, digest in inputs.items():
+            _hex(digest, f"the masked input of {name}")
+        if inputs and not self.run["keys"]:
+            raise LedgerError("has masked inputs in a run without masks")
+
+    def _place(self, name: str) -> int:
+        return self.scheduled.index(name) if name in self.scheduled else len(self.scheduled)
+
+    def outcome(self, body: Mapping[str, Any]) -> None:
+        for what in ("m0", "m", "slice", "included", "head"):
+            _hex(body[what], what)
+        self.m0 = body["m0"]
+        one = self.rounds[self.closed] if self.closed < len(self.rounds) else None
+        if one is not None:  # else the run was stopped before it was closed
+            self._total(number(body["weight"]), one.included)
+        if self.config.data.test_reveal == "fixed" and self.slices and body["slice"] != self.slices[0]:
+            raise LedgerError("another test slice than in the rounds before, but the run has one for all")
+        if self.config.data.test_reveal == "per-round" and body["slice"] in self.slices:
+            raise LedgerError("the test slice of an earlier round, but the run has a fresh one for each")
+        self.slices.append(body["slice"])
+
+    def _total(self, total: float, included: Sequence[str]) -> None:
+        """W must be what the members in the sum can weigh together."""
+        n, training = len(included), self.config.training
+        least, most = float(n), float(n)
+        if training.weights == "secret":
+            most = n * float(training.weight_cap)
+        elif self.weights is not None:
+            least = most = math.fsum(self.weights[name] for name in included)
+        if not least <= total <= most or (training.weights == "secret" and not total.is_integer()):
+            raise LedgerError(f"states a total weight of {total:g}, which {n} members cannot have")
+
+    def analysis(self, body: Mapping[str, Any]) -> None:
+        if not self.run["analysis"]:
+            raise LedgerError("in a run that looked at no plain updates")
+        if body["round"] != self.closed + 1:
+            raise LedgerError(f"expected one of round {self.closed + 1}, got {body['round']!r:.20}")
+        if self.analysed == self.closed + 1:
+            raise LedgerError("the second of its round")
+        self.analysed = self.closed + 1
+
+    def close(self, body: Mapping[str, Any]) -> None:
+        one = self.rounds[self.closed]
+        included = _named(body["included"], self.scheduled, "includes")
+        _named(body["silent"], included, "did not hear of")
+        if not isinstance(body["aborted"], str) or not isinstance(body["declined"], list):
+            raise LedgerError("expected aborted to be text, and declined a list")
+        if not body["aborted"] and len(included) < self.least:
+            raise LedgerError(f"sums {len(included)} members, at least {self.least} are needed")
+        declined = _named(sorted(body["declined"], key=self._place), self.scheduled, "was declined by")
+        if both := [name for name in declined if name in (*one.reports, *one.withheld)]:
+            raise LedgerError(f"{both[0]} declined and reported")
+        looked, summed = self.analysed == self.closed + 1, not body["aborted"]
+        if "mr-shapley" in self.config.scoring.truth and looked != summed:
+            raise LedgerError("expected an analysis of each round with a sum, and of no other")
+        _hex(body["m"], "m")
+        self._utilities(body, bool(one.reports or one.withheld))
+        self._samples(body["samples"])
+        _hex(body["checkpoint"], "the checkpoint")
+        if self._remote:
+            by = body.get("evaluated")
+            if by not in ("server", "members") or {"members_checkpoint", "totals_on"} & set(body):
+                raise LedgerError(f"evaluated by {by!r:.20}: expected server or members")
+            if by == "server" and self.run["terms"]["evaluates"] == "members" and body["utilities"]:
+                raise LedgerError("evaluated by the server, but its members agreed that they evaluate")
+        else:
+            if "evaluated" in body:
+                raise LedgerError("says who evaluated, which no rehearsal does")
+            _hex(body["members_checkpoint"], "the checkpoint of the members")
+            if body["totals_on"] != (expected := self._totals_on()):
+                raise LedgerError(f"totals_on: expected {expected!r}, where the members' reports are summed")
+        self.closed += 1
+
+    def _totals_on(self) -> str:
+        """The slice of the last report of the first member that has reported."""
+        so_far = self.rounds[: self.closed + 1]
+        for name in self.config.clients:
+            for one in reversed(so_far):
+                if name in one.reports or name in one.withheld:
+                    return str(one.body["slice"])
+        return ""
+
+    def _utilities(self, body: Mapping[str, Any], heard: bool) -> None:
+        scoring, given = self.config.scoring, body["utilities"]
+        if body["aborted"] and (given or body["slice"] is not None):
+            raise LedgerError("aborted, but states utilities or a test slice")
+        if set(given) != set(scoring.utilities) and (given or heard):
+            raise LedgerError(f"is about the utilities {', '.join(map(str, given))[:100]}")
+        keys = {"empty", "grand", "first"} if scoring.solo and not self._remote else {"empty", "grand"}
+        for name, values in given.items():
+            if set(values) != keys or not all(math.isfinite(number(value)) for value in values.values()):
+                raise LedgerError(f"expected finite numbers {', '.join(sorted(keys))} of {name}")
+            if "first" in keys:
+                known = values["empty"] if self.m0 == self.run["m0"] else values["first"]
+                if values["first"] != self.first.setdefault((self.slices[-1], name), known):
+                    raise LedgerError(f"states another {name} of the first model than before on this slice")
+
+    def _samples(self, samples: Any) -> None:
+        if not self.config.scoring.disclose_samples:
+            if samples is not None:
+                raise LedgerError("states sample counts, which this run does not disclose")
+            return
+        if set(samples) != set(self.config.clients):
+            raise LedgerError("does not state the sample counts of all members")
+        if not all(type(count) is int and count >= 0 for count in samples.values()):
+            raise LedgerError("states a sample count that is no whole number")
+
+    def end(self, body: Mapping[str, Any]) -> None:
+        if body["rounds"] != self.closed or isinstance(body["rounds"], bool):
+            raise LedgerError(f"ends after {body['rounds']!r:.20} rounds, {self.closed} were closed")
+        if self.opened != self.closed:
+            raise LedgerError(f"ends while round {self.opened} is open")
+        last = self.rounds[self.closed - 1].body["m"] if self.closed else self.run["m0"]
+        _hex(body["model"], "the last model")
+        if body["model"] != last and not moves(self.run):
+            raise LedgerError("ends with another model than that of the last round")
+
+
+def _check_run(run: Mapping[str, Any], config: Config) -> None:
+    _hex(run["run"], "run", 32)
+    _hex(run["m0"], "m0")
+    if not isinstance(run["version"], str) or not re.fullmatch(r"[0-9a-zA-Z.+-]{1,40}", run["version"]):
+        raise LedgerError(f"version: expected that of a release, got {run['version']!r:.60}")
+    if run["engine"] not in ENGINES:
+        raise LedgerError(f"engine: expected one of {', '.join(ENGINES)}, got {run['engine']!r:.40}")
+    if ("terms" in run) == (run["engine"] == EMBEDDED):
+        raise LedgerError("terms: expected those that its members agreed to, and none in a rehearsal")
+    if run["data"] is not None or run["engine"] == EMBEDDED:
+        _hex(run["data"], "data")
+    if run["analysis"] is not config.analysis:
+        raise LedgerError("analysis: not what its config says")
+    if "terms" in run:
+        terms = run["terms"]
+        if set(terms) - {"engine"} != TERMS or terms["config_hash"] != run["config_hash"]:
+            raise LedgerError(f"terms: expected {', '.join(sorted(TERMS))}, and the hash of its config")
+        _hex(terms["roster"], "the hash of the roster")
+        if not isinstance(terms["strategy"], str) or not isinstance(terms["optimiser"], bool):
+            raise LedgerError("terms: expected the strategy's name, and whether it has an optimiser")
+        if terms["evaluates"] not in ("server", "members"):
+            raise LedgerError(f"terms: evaluates is server or members, got {terms['evaluates']!r:.20}")
+
+
+def _check_address(join: Mapping[str, Any]) -> None:
+    """Where a member was, and the digest of the run config that it was handed, if there was one."""
+    if not isinstance(join["address"], str):
+        raise LedgerError(f"address: expected text, got {join['address']!r:.40}")
+    if join["run_config"] != "":
+        _hex(join["run_config"], "run_config")
+
+
+def _check_pool(pool: Mapping[str, Any], run: Mapping[str, Any], config: Config) -> None:
+    for what in ("version", "size", "slices", "classes", "balanced"):
+        if type(pool[what]) is not int:
+            raise LedgerError(f"{what}: expected a whole number, got {pool[what]!r:.20}")
+    if pool["version"] != 1 or pool["balanced"] not in (0, 1) or pool["classes"] < 0:
+        raise LedgerError("expected version 1, and balanced or not")
+    for what in ("root", "utility"):
+        _hex(pool[what], what)
+    size, slices, data = pool["size"], pool["slices"], config.data
+    if not 1 <= slices <= size:
+        raise LedgerError(f"{size} test samples cannot be cut into {slices} slices")
+    if run["engine"] != EMBEDDED:
+        return  # the server brought its own test set
+    if data.test_size not in (0, size) or bool(pool["balanced"]) != bool(data.test_size):
+        raise LedgerError(f"holds {size} test samples, the config asks for {data.test_size or 'all'}")
+    if slices != (config.training.rounds if data.test_reveal == "per-round" else 1):
+        raise LedgerError(f"{slices} slices are not what test_reveal = {data.test_reveal!r} makes")
+
+
+def _named(names: Any, known: Sequence[str], does: str) -> tuple[str, ...]:
+    """Names of some of those known, each once and in their order."""
+    if not isinstance(names, list) or [name for name in known if name in names] != names:
+        raise LedgerError(f"{does} {', '.join(map(str, names))[:200]}: expected some of {', '.join(known)}")
+    return tuple(names)
+
+
+def _hex(value: Any, what: str, digits: int = 64) -> None:
+    if not isinstance(value, str) or not re.fullmatch(rf"[0-9a-f]{{{digits}}}", value):
+        raise LedgerError(f"{what}: expected {digits} hexadecimal digits, got {value!r:.80}")

@@ -1,0 +1,334 @@
+"""Who has seen how much of the ledger: heads that members signed, were shown, or kept.
+
+A report signs the head before its round, ``seen`` the head after the last one. Whoever holds an old head,
+signed or merely written down, sees a later rewrite: the head is then no longer on the chain.
+
+A member between machines keeps a file, ASCII, of what it was shown and did, one a line::
+
+    ROUND HEAD                       the head after that round, as it was shown
+    ROUND trained M0                 it masked an update: hash of the model that this update starts from
+    ROUND masked NAME DIGEST         and sent it: its own name (JSON), SHA-256 of the masked words
+    ROUND released ["A", "B", "C"]   it released shares, for the sum of these members (JSON)
+    ROUND report REPORT OUTCOME      hashes of what it reported, and of what the server said the round was
+
+Each is written before the message that it speaks of is sent; files of earlier versions lack the second to
+fourth kind. ``masked`` shows a ledger with other inputs than were sent, ``report`` a server that told one
+member another M than it wrote down, ``trained`` and ``released`` one that has more sums than it says: two
+over the same updates from the same M0, one of them without a member, are that member's update by subtraction.
+Two models that differ, however little, have different hashes: from models that the server moves as it likes
+(an optimiser) this tells only equal ones.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedmerit.errors import LedgerError
+from fedmerit.identity.encoding import canonical, commitment
+from fedmerit.ledger.chain import Record
+from fedmerit.ledger.records import moves, reading
+
+OPEN = "does not end"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a head lies."""
+
+    record: int
+    rounds: int  # closed by then
+
+    def __str__(self) -> str:
+        after = f"after round {self.rounds}" if self.rounds else "before round 1"
+        return f"record {self.record}, {after}"
+
+
+def places_of(records: Sequence[Record]) -> dict[str, Place]:
+    """Every head the ledger ever had -> where it lies."""
+    found, rounds = {}, 0
+    for record in records:
+        rounds += record.kind == "round"
+        found[record.digest.hex()] = Place(record.seq, rounds)
+    return found
+
+
+def check_head(head: str, places: Mapping[str, Place]) -> Place:
+    """Where a head that somebody kept lies, if the ledger still has it."""
+    if not re.fullmatch(r"[0-9a-fA-F]{64}", head):
+        raise LedgerError(f"a head is 64 hexadecimal digits, got {head!r:.80}")
+    if head.lower() not in places:
+        raise LedgerError(
+            f"head {head.lower()} is not on this chain: the ledger was rewritten or cut off after somebody "
+            "kept it, or it is the head of another run"
+        )
+    return places[head.lower()]
+
+
+def kept_head(number: int, head: str) -> str:
+    """The line of a head that was shown as the one after a round."""
+    return f"{number} {head}"
+
+
+def kept_trained(number: int, m0_hash: str) -> str:
+    """The line of a masked update, by the model that it starts from."""
+    return f"{number} trained {m0_hash}"
+
+
+def kept_masked(number: int, member: str, digest: str) -> str:
+    """The line of the masked words that this member sent, as the ledger's record ``masked`` has them."""
+    return f"{number} masked {json.dumps(member)} {digest}"
+
+
+def kept_released(number: int, included: Sequence[str]) -> str:
+    """The line of shares that were released for the sum of these members."""
+    return f"{number} released {json.dumps(list(included))}"
+
+
+def kept_report(number: int, body: Mapping[str, Any], bound_to: Mapping[str, Any]) -> str:
+    """The line of a report and of the outcome that it speaks of."""
+    outcome = commitment({"round": number, **bound_to})
+    return f"{number} report {commitment(body).hex()} {outcome.hex()}"
+
+
+def check_kept(path: Path, places: Mapping[str, Place], records: Sequence[Record]) -> Iterator[str]:
+    """Check a member's own file of what it was shown, did and said; a line for each kind of thing in it."""
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError) as error:
+        raise LedgerError(f"{path}: cannot be read: {error}") from error
+    outcomes = {one.body["round"]: one.commitment.hex() for one in records if one.kind == "outcome"}
+    held = {one.commitment.hex() for one in records if one.kind == "report"}
+    heads, reports, gone, did = 0, 0, [], _Did(_written(records))
+    for at, line in enumerate(lines, start=1):
+        try:
+            match line.split(" ", 2):
+                case [number, "report", hashes] if number.isdecimal() and hashes.count(" ") == 1:
+                    report, outcome = hashes.split(" ")
+                    reports += 1
+                    if not did.is_open(int(number)):
+                        _check_told(int(number), outcome, outcomes)
+                    if report not in held:
+                        gone.append(number)
+                case [number, "trained", m0_hash] if number.isdecimal():
+                    did.train(int(number), m0_hash)
+                case [number, "masked", sent] if number.isdecimal() and " " in sent:
+                    _check_sent(int(number), sent, records)
+                case [number, "released", names] if number.isdecimal():
+                    did.release(int(number), names)
+                case [number, head] if number.isdecimal():
+                    heads += 1
+                    _check_shown(int(number), head, places)
+                case _:
+                    raise LedgerError(
+                        "expected a round and a head, trained, masked, released or a report, as a member "
+                        f"writes them, got {line!r:.80}"
+                    )
+        except (LedgerError, ValueError) as error:  # a number of thousands of digits is no whole number
+            raise LedgerError(f"{path}: line {at}: {error!s:.400}") from error
+    if not heads and not did.trained:
+        raise LedgerError(f"{path}: holds no head")
+    if heads:
+        yield f"kept: all {heads} heads in {path} are on the chain"
+    yield from did.lines()
+    if reports:
+        yield f"kept: {reports - len(gone)} of {reports} reports are in the ledger, about what was told"
+    if gone:
+        yield (
+            f"kept: the report of round {', '.join(gone)} is not in the ledger: it was lost on the way, "
+            "or the server was stopped before it wrote it down, or left it out"
+        )
+
+
+@dataclass
+class _Written:
+    """What the ledger says of a round."""
+
+    m0: str | None  # None where it does not say: in an open round, if the server moves the model
+    included: tuple[str, ...] = ()
+    state: str = OPEN  # how it ended without a sum, if so
+
+
+def _written(records: Sequence[Record]) -> dict[int, _Written]:
+    """Rounds by number, from the records that `rounds_of` has checked."""
+    found: dict[int, _Written] = {}
+    last, moving = None, False
+    for record in records:
+        body = record.body
+        if record.kind == "run":
+            last, moving = body["m0"], moves(body)
+        elif record.kind == "schedule":
+            found[body["round"]] = _Written(None if moving and found else last)
+        elif record.kind == "outcome":
+            found[body["round"]].m0 = body["m0"]
+        elif record.kind == "round":
+            one, last = found[body["round"]], body["m"]
+            one.included, one.state = tuple(body["included"]), "is aborted" if body["aborted"] else ""
+            one.m0 = last if body["aborted"] else one.m0
+    return found
+
+
+@dataclass
+class _Did:
+    """What a member did, beside what the ledger says."""
+
+    ledger: Mapping[int, _Written]
+    trained: dict[int, str] = field(default_factory=dict)
+    released: dict[int, tuple[str, ...]] = field(default_factory=dict)
+
+    def train(self, number: int, m0_hash: str) -> None:
+        """It sent a masked update that starts from a model."""
+        stated = self._round(number).m0
+        if stated not in (None, m0_hash):
+            raise LedgerError(
+                f"this member trained from another M0 in round {number} than the ledger says: "
+                f"from {m0_hash:.64}, not from {stated}"
+            )
+        self.trained[number] = m0_hash
+
+    def release(self, number: int, names: str) -> None:
+        """It released shares for a sum."""
+        try:
+            included = tuple(str(name) for name in json.loads(names))
+        except (ValueError, TypeError, RecursionError):
+            raise LedgerError(f"expected the names of members as JSON, got {names!r:.80}") from None
+        one = self._round(number)
+        if not one.state and included != one.included:
+            raise LedgerError(
+                f"this member released shares for the sum of {', '.join(included)} in round {number}, but "
+                f"the ledger says that the sum is of {', '.join(one.included)}"
+            )
+        self.released[number] = included
+
+    def is_open(self, number: int) -> bool:
+        """Whether the ledger has the beginning of a round, and not its end."""
+        return number in self.ledger and self.ledger[number].state == OPEN
+
+    def _round(self, number: int) -> _Written:
+        if number not in self.ledger:
+            raise LedgerError(
+                f"this member trained in round {number}, which is not in the ledger: it was left out or cut "
+                "off, or this is the file of another run"
+            )
+        return self.ledger[number]
+
+    def lines(self) -> Iterator[str]:
+        """What fits, and what a server could have made use of."""
+        if self.trained:
+            yield f"kept: trained in {len(self.trained)} rounds, from the models that the ledger states"
+        for number, included in self.released.items():
+            if state := self.ledger[number].state:
+                yield (
+                    f"kept: shares were released in round {number} for the sum of {', '.join(included)}, "
+                    f"but in the ledger that round {state}: the server may know a sum that it told nobody. "
+                    "This also happens where too few answered at the end, or the server was stopped"
+                )
+        summed = {n: (one.m0, one.included) for n, one in self.ledger.items() if not one.state}
+        summed |= {n: (self.trained.get(n), included) for n, included in self.released.items()}
+        by_model: dict[str | None, list[int]] = defaultdict(list)
+        for number, (m0, _) in sorted(summed.items()):
+            by_model[m0].append(number)
+        for numbers in by_model.values():
+            ours = any(number in self.released for number in numbers)
+            if ours and len({frozenset(summed[number][1]) for number in numbers}) > 1:
+                sums = "; ".join(f"round {number}: {', '.join(summed[number][1])}" for number in numbers)
+                yield (
+                    f"kept: rounds {', '.join(map(str, numbers))} started from the same M0, and not all of "
+                    f"them have the same members in the sum ({sums}): who knows these sums can subtract them"
+                )
+
+
+def _check_shown(number: int, head: str, places: Mapping[str, Place]) -> None:
+    place = check_head(head, places)
+    if place.rounds != number:
+        raise LedgerError(f"shown as the head after round {number}, but it is that of {place}")
+
+
+def _check_sent(number: int, sent: str, records: Sequence[Record]) -> None:
+    """The ledger holds the masked words that this member sent, or none of it: its answer can be lost."""
+    name, _, digest = sent.rpartition(" ")
+    try:
+        member = str(json.loads(name))
+    except (ValueError, RecursionError):
+        raise LedgerError(f"expected a member's name as JSON, got {name!r:.80}") from None
+    for record in records:
+        if record.kind == "masked" and record.body["round"] == number:
+            stated = record.body["inputs"].get(member, digest)
+            if stated != digest:
+                raise LedgerError(
+                    f"{member} sent other masked words in round {number} than the ledger says: "
+                    f"{digest:.64}, not {stated!s:.64}"
+                )
+
+
+def _check_told(number: int, outcome: str, outcomes: Mapping[int, str]) -> None:
+    """What a report was about must be what the ledger says of the round."""
+    if outcomes.get(number) != outcome:
+        wrote = "it wrote down" if number in outcomes else "none, as it wrote down"
+        raise LedgerError(
+            f"the server told this member another outcome of round {number} (M0, M, total weight, who is in "
+            f"the sum, test slice) than {wrote}"
+        )
+
+
+def signed_heads(
+    records: Sequence[Record], run: Mapping[str, Any], pool: Mapping[str, Any], places: Mapping[str, Place]
+) -> dict[str, Place]:
+    """Member -> the last head it signed; checks ``join`` and ``seen`` records on the way.
+
+    A report's head is compared with its round's outcome where rounds are read (`rounds_of`).
+    """
+    last: dict[str, Place] = {}
+    joined: set[str] = set()
+    rounds = 0
+    for record in records:
+        body = record.body
+        with reading(record):
+            if record.kind == "round":
+                rounds += 1
+            elif record.kind == "join":
+                _check_join(body, run, pool)
+                joined.add(record.author)
+            elif record.kind in ("report", "seen") and "terms" in run and record.author not in joined:
+                raise LedgerError("its author has not joined the run")
+            if record.kind == "seen":
+                if body["run"] != run["run"]:
+                    raise LedgerError("belongs to another run")
+                place = places.get(body["head"])
+                if place is None or place.record >= record.seq:
+                    raise LedgerError(
+                        f"its author saw another history: {body['head']!s:.64} is not before it"
+                    )
+                if not body["round"] == place.rounds == rounds:
+                    raise LedgerError(f"signs round {body['round']!r:.20}, but its head is that of {place}")
+                last[record.author] = place
+            elif record.kind == "report" and not record.withheld:
+                head = places.get(body["bound_to"]["head"])
+                last |= {} if head is None else {record.author: head}
+    return last
+
+
+def _check_join(body: Mapping[str, Any], run: Mapping[str, Any], pool: Mapping[str, Any]) -> None:
+    for what, there, here in (
+        ("run", body["run"], run["run"]),
+        ("terms", body["terms"], run["terms"]),
+        ("test pool", body["commitment"], pool),
+        ("server's key", body["server"], run["keys"]["server"]),
+    ):
+        if canonical(there) != canonical(here):
+            raise LedgerError(f"its author agreed to another {what} than the run's")
+
+
+def told(signed: Mapping[str, Place], members: Sequence[str], length: int) -> Iterator[str]:
+    """How far members' signatures reach, in a line."""
+    if not signed:
+        yield "heads: no member has signed one yet; what is here rests on the server alone"
+        return
+    furthest = max(signed.values(), key=lambda place: place.record)
+    count = sum(place == furthest for place in signed.values())
+    yield f"heads: {count} of {len(members)} members signed that of {furthest}, of {length} records"

@@ -1,0 +1,442 @@
+"""Rounds as records of the ledger, and records as rounds again.
+
+A run begins with ``run`` (config, keys) and ``pool`` (the test pool's commitment). A round is ``schedule``,
+``masked`` (hashes of the masked inputs), ``outcome`` (the sum, and the slice revealed after it), one
+``report`` a member, and ``round``, which closes it; a round without a sum is ``schedule`` and ``round``.
+After it the server states what follows (`visibility`). A run ends with ``end``, and ``seen`` by every member
+that signs the head after it (`head_log`); a ``decision`` says who is paid what (`decisions`).
+Scores always come from these records, never from what a process remembers: so a resumed run, a finished run
+and somebody who verifies it compute the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from fedmerit.config import Config, recorded, recorded_hash
+from fedmerit.errors import ConfigError, FedmeritError, LedgerError
+from fedmerit.identity.encoding import SERVER, content, exact, number
+from fedmerit.ledger.chain import Ledger, Record, Records
+from fedmerit.protocol.messages import Model, Outcome, Report, included_hash, model_hash
+from fedmerit.scoring.accumulate import accumulate
+from fedmerit.scoring.files import as_csv, as_json, document, round_object
+from fedmerit.scoring.types import Reports
+
+# -------------------------------------------------------------------------------------------------- rounds
+
+EMBEDDED = "embedded"
+"""The engine of a rehearsal: one process holds all keys."""
+FLOWER = "flower"
+"""Between machines, over Flower."""
+SIMULATED = "flower-simulation"
+"""Flower's simulation, a rehearsal too: whoever runs it plays all members."""
+ENGINES = (EMBEDDED, FLOWER, SIMULATED)
+REHEARSALS = {EMBEDDED: "one process", SIMULATED: "one simulation"}
+"""Engines of rehearsals, and who held all keys."""
+Sign = Callable[[str, bytes], bytes]
+"""(author, message) -> signature; empty bytes where there are no keys."""
+
+
+@dataclass(frozen=True)
+class Journal:
+    """Appends records to a ledger, signed by their authors and sealed by the server."""
+
+    ledger: Ledger
+    sign: Sign
+
+    def write(self, author: str, kind: str, body: Mapping[str, Any]) -> Record:
+        """Append one record."""
+        signature = self.sign(author, content(author, kind, body))
+        seal = (lambda digest: self.sign(SERVER, digest)) if signature else None
+        return self.ledger.append(author, kind, body, signature=signature, seal=seal)
+
+
+@dataclass(eq=False)
+class Round:
+    """One round, as the ledger has it."""
+
+    number: int
+    scheduled: tuple[str, ...]
+    included: tuple[str, ...] = ()
+    declined: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
+    aborted: str = ""
+    body: Mapping[str, Any] = field(default_factory=dict)  # of the closing record
+    reports: dict[str, Report] = field(default_factory=dict)
+    withheld: tuple[str, ...] = ()  # in a copy: who reported what its reader may not see
+
+    def to_reports(self, utility: str) -> Reports | None:
+        """What the scores take, or None where nobody reported; in a copy, the reports that it shows."""
+        if self.aborted or not self.reports:
+            return None
+        named = [name for name in self.included if name in self.reports]
+        measured = [self.reports[name].measured[utility] for name in named]
+
+        def column(key: str) -> list[float] | None:
+            values = [getattr(one, key) for one in measured]
+            return None if any(value is None for value in values) else values
+
+        cosines = [self.reports[name].cosine for name in named]  # all None: members leave them out
+        utilities, samples = self.body["utilities"][utility], self.body.get("samples")
+        solo = column("solo") if "first" in utilities else None
+        return Reports(
+            empty=number(utilities["empty"]),
+            grand=number(utilities["grand"]),
+            clients=tuple(named),
+            silent=(*self.silent, *self.withheld),
+            slice=self.body["slice"],
+            samples=None if samples is None else [samples[name] for name in named],  # type: ignore[arg-type]
+            cosine=cosines if any(one is not None for one in cosines) else None,  # type: ignore[arg-type]
+            solo=solo,  # type: ignore[arg-type]
+            solo_empty=None if solo is None else number(utilities["first"]),
+            utility=utility,
+            round=self.number,
+            **{key: column(key) for key in _COLUMNS},  # type: ignore[arg-type]
+        )
+
+
+_COLUMNS = ("alone", "without", "se_loo", "se_ioi", "se_alpha", "se_alpha_total")
+
+
+def rounds_of(ledger: Records) -> list[Round]:
+    """Every finished round of a ledger, in order, if the records fit together."""
+    start = first_body(ledger, "run")
+    found: list[Round] = []
+    before: str | None = None
+    pending: Round | None = None
+    outcome: Mapping[str, str] | None = None
+    masked: Mapping[str, str] | None = None
+    head = last = ""
+    for record in ledger.records():
+        body = record.body
+        with reading(record):
+            if record.kind == "schedule":
+                if pending is not None:
+                    raise LedgerError(f"round {pending.number} before it is not closed")
+                head, masked = last, None
+                pending, outcome = Round(number=body["round"], scheduled=tuple(body["members"])), None
+                before = None if found and moves(start) else found[-1].body["m"] if found else start["m0"]
+                if pending.number != len(found) + 1:
+                    raise LedgerError(f"expected round {len(found) + 1}, got round {pending.number}")
+            elif record.kind == "masked":
+                if pending is None or body["round"] != pending.number or masked is not None:
+                    raise LedgerError("outside of its round, or the second of its round")
+                masked = dict(body["inputs"])
+            elif record.kind == "outcome":
+                if pending is None or body["round"] != pending.number or outcome is not None:
+                    raise LedgerError("outside of its round, or the second of its round")
+                outcome = {key: value for key, value in body.items() if key != "round"}
+                if before not in (None, outcome["m0"]):
+                    raise LedgerError("starts from another model than the one before it")
+                if outcome["head"] != head:
+                    raise LedgerError("its members saw another history than the records before it")
+            elif record.kind == "report":
+                if pending is None or (not record.withheld and body["round"] != pending.number):
+                    raise LedgerError("outside of its round")
+                if record.author in (*pending.reports, *pending.withheld):
+                    raise LedgerError("its author has reported this round already")
+                if record.withheld:
+                    pending.withheld += (record.author,)
+                else:
+                    report = Report.from_body(record.author, body, run=start["run"])
+                    if report.bound_to != outcome:
+                        raise LedgerError("computed on something else than the outcome of its round")
+                    pending.reports[record.author] = report
+            elif record.kind == "round":
+                if pending is None or body["round"] != pending.number:
+                    raise LedgerError(f"expected the end of round {len(found) + 1}")
+                found.append(_closed(pending, body, outcome))
+                if outcome is None and before not in (None, body["m"]):
+                    raise LedgerError("aborted, but states another model than the one before it")
+                if masked is None or (start["keys"] and set(found[-1].included) - set(masked)):
+                    raise LedgerError("includes a member whose masked input is not recorded")
+                pending = None
+        last = record.digest.hex()
+    return found
+
+
+def moves(run: Mapping[str, Any]) -> bool:
+    """Whether a run's terms let the server move the model between rounds: M0 is then not the last M."""
+    terms = run.get("terms")
+    return isinstance(terms, Mapping) and bool(terms.get("optimiser"))
+
+
+def _closed(one: Round, body: Mapping[str, Any], outcome: Mapping[str, str] | None) -> Round:
+    """A round with its closing record, which must agree with the records before it."""
+    one.included, one.declined = tuple(body["included"]), tuple(body["declined"])
+    one.silent, one.aborted = tuple(body["silent"]), str(body["aborted"])
+    one.body = body
+    if bool(one.aborted) == (outcome is not None) or (one.aborted and one.included):
+        raise LedgerError("aborted with an outcome or members in the sum, or neither aborted nor summed")
+    if outcome is not None and outcome["included"] != included_hash(one.included):
+        raise LedgerError("includes other members than its members were told")
+    if not set(one.included) <= set(one.scheduled):
+        raise LedgerError("includes a member that was not scheduled")
+    heard = {*one.reports, *one.withheld}
+    if heard | set(one.silent) != set(one.included) or heard & set(one.silent):
+        raise LedgerError("its included members are not those who reported and those who are silent")
+    if outcome is not None and (body["m"], body["slice"]) != (outcome["m"], outcome["slice"]):
+        raise LedgerError("closes with another model or test slice than the outcome of its round")
+    members_did = body.get("evaluated") == "members"
+    if members_did and not one.withheld and body["utilities"] != medians(one.reports.values()):
+        raise LedgerError("v(M0) or v(M) is not the median of what its members measured")
+    for name, report in one.reports.items():
+        if set(report.measured) != set(body["utilities"]):
+            raise LedgerError(f"the report of {name} is about other utilities")
+    for utility in body["utilities"]:
+        one.to_reports(utility)  # whatever cannot be scored is found here, not when scores are computed
+    return one
+
+
+@contextmanager
+def reading(record: Record) -> Iterator[None]:
+    """Whatever is wrong with a record's body is an error that names the record."""
+    where = f"record {record.seq} ({record.kind} by {record.author})"
+    try:
+        yield
+    except FedmeritError as error:
+        raise LedgerError(f"{where}: {error}") from error
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise LedgerError(f"{where}: not a record of its kind: {error!r:.80}") from error
+
+
+def first_body(ledger: Records, kind: str) -> Mapping[str, Any]:
+    """The body of the one record of a kind."""
+    bodies = [record.body for record in ledger.records(kind)]
+    if len(bodies) != 1:
+        raise LedgerError(f"{ledger.path}: expected one record of kind {kind!r}, found {len(bodies)}")
+    return bodies[0]
+
+
+def stated(rounds: Sequence[Round], utilities: Sequence[str], missing: Any) -> dict[str, dict[str, str]]:
+    """Cumulative alpha after a round, per utility and member, as the server states it."""
+    told = {}
+    for utility in utilities:
+        scored = [reports for one in rounds if (reports := one.to_reports(utility)) is not None]
+        if scored:
+            total = accumulate(scored, missing=missing)
+            pairs = zip(total.clients, total.values.tolist(), strict=True)
+            told[utility] = {name: exact(value) for name, value in pairs}
+    return told
+
+
+def closing(found: Round, model: Model, outcome: Outcome | None) -> dict[str, Any]:
+    """What every engine's record at the end of a round says; also settles who stayed silent."""
+    if outcome is None:
+        found.included = ()
+    found.silent = tuple(name for name in found.included if name not in found.reports)
+    return {
+        "round": found.number,
+        "included": list(found.included),
+        "declined": list(found.declined),
+        "silent": list(found.silent),
+        "aborted": found.aborted,
+        "m": model_hash(model),
+        "slice": outcome.slice.id if outcome else None,
+    }
+
+
+def medians(reports: Iterable[Report]) -> dict[str, dict[str, str]]:
+    """v(M0) and v(M) per utility: the median of what the members measured, where the server cannot."""
+    listed = list(reports)
+    found: dict[str, dict[str, str]] = {}
+    for name in listed[0].measured:
+        each = [report.measured[name] for report in listed]
+        pairs = [(one.empty, one.grand) for one in each]
+        if any(empty is None or grand is None for empty, grand in pairs):
+            raise LedgerError(f"a report does not say v(M0) and v(M) of {name}")
+        columns = zip(*pairs, strict=True)
+        found[name] = {
+            key: exact(median(column)) for key, column in zip(("empty", "grand"), columns, strict=True)
+        }
+    return found
+
+
+def disagreeing(one: Round) -> tuple[str, ...]:
+    """Members whose own v(M0) or v(M) is not the one their round was scored with."""
+    return tuple(differences(one))
+
+
+def scores_document(
+    rounds: Sequence[Round],
+    clients: Sequence[str],
+    utilities: Sequence[str],
+    *,
+    missing: Any = "zero",
+    truth: Mapping[str, Any] | None = None,
+    analysis: bool = False,
+) -> dict[str, Any]:
+    """The content of ``scores.json``: the paid utility on top, companions beside it."""
+    each = {utility: _one(rounds, clients, utility, missing) for utility in utilities}
+    for utility, values in (truth or {}).items():
+        each[utility]["truth"] = values
+    paid, *others = utilities
+    marked = {"analysis": True} if analysis else {}
+    return {**each[paid], **marked, "companions": {utility: each[utility] for utility in others}}
+
+
+def _one(rounds: Sequence[Round], clients: Sequence[str], utility: str, missing: Any) -> dict[str, Any]:
+    reports = {one.number: one.to_reports(utility) for one in rounds}
+    scored = [found for found in reports.values() if found is not None]
+    whole = document(scored, clients=clients, missing=missing) if scored else {"cumulative": {}}
+    listed = []
+    for one in rounds:
+        found = reports[one.number]
+        if found is None:
+            listed.append(_unscored(one))
+        else:
+            listed.append(round_object(found))
+    return {**whole, "clients": list(clients), "utility": utility, "rounds": listed}
+
+
+def _unscored(one: Round) -> dict[str, Any]:
+    """A round without a score: aborted, or nobody in the sum reported."""
+    return {
+        "round": one.number,
+        "participants": [],
+        **({"silent": list(one.silent)} if one.silent else {}),
+        "reports": None,
+        "scores": None,
+        "aborted": bool(one.aborted),
+    }
+
+
+def score_files(content_: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+    """Names and contents of the files that hold the scores."""
+    yield "scores.json", as_json(content_).encode()
+    scored = {**content_, "rounds": [one for one in content_["rounds"] if one["reports"] is not None]}
+    yield "scores.csv", as_csv(scored).encode()
+
+
+# ------------------------------------------------------------------------------------------ v(M0) and v(M)
+
+TOLERANCE = 1e-6
+"""Who differs by more is named; machines alike differ by less."""
+FAR = 1e-2
+"""By this much (of 1 or of the value, whichever is larger) most members differ from a server that lies; other
+processors, TF32 or another order of additions make less of a difference, a few samples of a small test set
+aside: see `check_server`."""
+FLIPS = 3
+"""Test samples that may fall on the other side on other processors."""
+LEAST_AGAINST = 3
+"""Members that must contradict the server before the ledger is refused."""
+
+
+def differences(one: Round, tolerance: float = TOLERANCE) -> dict[str, str]:
+    """Members whose own v(M0) or v(M) is not the one their round was scored with -> which, in words.
+
+    ``tolerance`` is of 1, or of the value that the round is scored with where that is larger.
+    """
+    found: dict[str, str] = {}
+    for name, report in one.reports.items():
+        for utility, used in one.body["utilities"].items():
+            own = report.measured[utility]
+            for what, mine, its in (
+                ("v(M0)", own.empty, number(used["empty"])),
+                ("v(M)", own.grand, number(used["grand"])),
+            ):
+                if mine is not None and not abs(mine - its) <= tolerance * max(1.0, abs(its)):
+                    words = f"signed {what} = {mine:g} of {utility}, the round is scored with {its:g}"
+                    found.setdefault(name, words)
+    return found
+
+
+def check_server(one: Round, samples: int) -> None:
+    """Where the server evaluated, most members of the sum must not be far from what it states.
+
+    Far is ``FAR``, or ``FLIPS`` of the round's test samples where that is more. Reports that a copy withholds
+    count as if they agreed: its reader cannot know.
+    """
+    if one.body.get("evaluated") == "members":
+        return
+    away = differences(one, max(FAR, FLIPS / samples))
+    if len(away) >= LEAST_AGAINST and 2 * len(away) > len(one.included):
+        name, words = next(iter(away.items()))
+        raise LedgerError(
+            f"round {one.number}: {len(away)} of {len(one.included)} members measured another v(M0) or v(M) "
+            f"than the server states: {name} {words}"
+        )
+
+
+# ---------------------------------------------------------------------------------- rounds without a score
+
+
+def aborted(rounds: Sequence[Round]) -> tuple[int, ...]:
+    """Numbers of the rounds without a sum."""
+    return tuple(one.number for one in rounds if one.aborted)
+
+
+def unreported(rounds: Sequence[Round]) -> tuple[int, ...]:
+    """Numbers of the rounds that were summed, and that nobody reported on."""
+    return tuple(one.number for one in rounds if not (one.aborted or one.reports or one.withheld))
+
+
+def numbered(numbers: Sequence[int], most: int = 30) -> str:
+    """Rounds as one reads them out.
+
+    >>> numbered([3]), numbered([1, 2, 5]), numbered([1, 2, 5, 6], most=2)
+    ('round 3', 'rounds 1, 2 and 5', 'rounds 1, 2 and 2 more')
+    """
+    told = [str(number) for number in numbers[:most]]
+    last = f"{len(numbers) - most} more" if len(numbers) > most else told.pop()
+    return f"round{'' if len(numbers) == 1 else 's'} " + (f"{', '.join(told)} and {last}" if told else last)
+
+
+def about(rounds: Sequence[Round]) -> Iterator[str]:
+    """What to know beside scores that are summed over these rounds."""
+    yield from in_words(aborted(rounds), unreported(rounds))
+
+
+def in_words(aborted_: Sequence[int], unreported_: Sequence[int]) -> Iterator[str]:
+    """Which rounds have no score, and what that means.
+
+    >>> print(*in_words([4], []))
+    round 4 was aborted: the model stayed as it was
+    """
+    if aborted_:
+        yield f"{numbered(aborted_)} {_were(aborted_)} aborted: the model stayed as it was"
+    if unreported_:
+        them = "it" if len(unreported_) == 1 else "them"
+        yield (
+            f"{numbered(unreported_)} {_were(unreported_)} summed, but nobody reported on {them}: what "
+            "changed in the model then is in nobody's score and in no gain"
+        )
+
+
+def _were(numbers: Sequence[int]) -> str:
+    return "was" if len(numbers) == 1 else "were"
+
+
+def run_and_config(ledger: Records, *, signed: bool) -> tuple[Mapping[str, Any], Config]:
+    """The first record and the config in it, if they agree with each other and with the ledger."""
+    run = first_body(ledger, "run")
+    with reading(next(ledger.records("run"))):
+        try:
+            config, digest = recorded(run["config"]), recorded_hash(run["config"])
+        except ConfigError as error:
+            raise LedgerError(f"its config cannot be read: {error}") from error
+        if digest != run["config_hash"]:
+            raise LedgerError("its config is not the one of its hash")
+        if not config.clients or list(config.clients) != run["members"]:
+            raise LedgerError("its members are not those of its config")
+        if config.secure_aggregation.enabled != signed:
+            state = "on, but the ledger is unsigned" if not signed else "off, but the ledger is signed"
+            raise LedgerError(f"its config has secure aggregation {state}")
+        if signed and set(run["keys"]) != {SERVER, *config.clients}:
+            raise LedgerError("its keys are not those of the server and the members")
+        if "terms" in run and run["terms"]["config"] != run["config"]:
+            raise LedgerError("its members agreed to another config than its own")
+        if "terms" in run and run["terms"].get("engine", run["engine"]) != run["engine"]:
+            raise LedgerError("its members agreed to another engine than its own")
+        if not isinstance(run["analysis"], bool):
+            raise LedgerError("it does not say whether it is an analysis")
+    return run, config
+
+
+def config_of(ledger: Records) -> Config:
+    """The settings of a run, from its ledger."""
+    return run_and_config(ledger, signed=bool(first_body(ledger, "run").get("keys")))[1]

@@ -1,0 +1,185 @@
+"""One member's side of scoring: the two models only it can build, and what it says about them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmerit.errors import BindingError, BoundError
+from fedmerit.protocol.messages import (
+    Evaluate,
+    Game,
+    Known,
+    Measured,
+    Model,
+    Outcome,
+    PerSample,
+    Report,
+    model_hash,
+)
+from fedmerit.secagg.quantise import Encoding
+
+
+@dataclass(eq=False)
+class Member:
+    """One member's side of scoring: what it keeps between rounds and how it answers.
+
+    Args:
+        name: on the roster.
+        evaluate: per-sample utilities of a model on a slice; the member's own code and device.
+        commitment: of the test pool, as the member received it before round 1.
+        game: how coalition models are built.
+        totals: per utility, alpha per test sample summed over the rounds on one slice (private).
+        totals_on: id of that slice.
+    """
+
+    name: str
+    evaluate: Evaluate
+    commitment: Mapping[str, Any]
+    game: Game = "additive"
+    totals: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
+    totals_on: str = ""
+
+    def report(
+        self,
+        m0: Model,
+        outcome: Outcome,
+        contribution: npt.NDArray[np.float64],
+        weight: float,
+        encoding: Encoding,
+        *,
+        public: Mapping[str, float] | None = None,
+        known: Known | None = None,
+        solo: Model | None = None,
+        direction: bool = True,
+    ) -> Report:
+        """Evaluate M0 + U_i and M - U_i and say what came out.
+
+        Args:
+            m0: the model this member started from.
+            outcome: what the server says came out of the round.
+            contribution: w_i d_i as it was summed, that is, after rounding to integers.
+            weight: w_i.
+            encoding: how the round's updates became integers; says what a sum can be.
+            public: everybody's weight, where weights are public.
+            known: what somebody trusted has computed already; without it M0 and M are evaluated here too.
+            solo: the model this member trained alone, if it does.
+            direction: also tell the cosine with the whole change. It reads one number of the update exactly
+                for whoever chooses M, so a member that does not trust the server leaves it out.
+        """
+        if (known.m0_hash if known else model_hash(m0)) != outcome.m0_hash:
+            raise BindingError("the server speaks of another M0 than ours", stage="report", member=self.name)
+        outcome.check(self.name, m0, weight, encoding, public)
+        if known is None:
+            outcome.slice.verify(self.commitment, outcome.round)
+        before = known.before if known else self.evaluate(m0, outcome.slice)
+        after = known.after if known else self.evaluate(outcome.model, outcome.slice)
+        alone, without = coalition_models(self.game, m0, outcome, contribution, weight)
+        inside = self.evaluate(alone, outcome.slice)
+        outside = self.evaluate(without, outcome.slice)
+        own = None if solo is None else self.evaluate(solo, outcome.slice)
+        return Report(
+            client=self.name,
+            round=outcome.round,
+            bound_to=outcome.bound_to,
+            measured={
+                name: self._measure(name, outcome, before, after, inside, outside, own) for name in before
+            },
+            cosine=cosine(contribution, outcome.change(m0)) if direction else None,
+        )
+
+    def compare(self, own: Report, others: Sequence[Report]) -> None:
+        """Stop if the server told somebody else another M0, M, total weight or test slice than us."""
+        for report in others:
+            for what, digest in own.bound_to.items():
+                if report.bound_to.get(what) != digest:
+                    raise BindingError(
+                        f"was told another {what} than we were: the server shows different things to "
+                        "different members",
+                        stage="report",
+                        member=report.client,
+                    )
+
+    def _measure(
+        self,
+        name: str,
+        outcome: Outcome,
+        before: PerSample,
+        after: PerSample,
+        inside: PerSample,
+        outside: PerSample,
+        own: PerSample | None,
+    ) -> Measured:
+        loo = after[name] - outside[name]
+        ioi = inside[name] - before[name]
+        alpha = (loo + ioi) / 2
+        if self.totals_on != outcome.slice.id:
+            self.totals, self.totals_on = {}, outcome.slice.id
+        self.totals[name] = self.totals.get(name, np.zeros_like(alpha)) + alpha
+        counted = all(np.isin(part[name], (0.0, 1.0)).all() for part in (before, after, inside, outside))
+        return Measured(
+            alone=mean(inside[name]),
+            without=mean(outside[name]),
+            se_loo=standard_error(loo, counted=counted),
+            se_ioi=standard_error(ioi, counted=counted),
+            se_alpha=standard_error(alpha, counted=counted),
+            se_alpha_total=standard_error(self.totals[name], counted=counted),
+            solo=None if own is None else mean(own[name]),
+            empty=mean(before[name]),
+            grand=mean(after[name]),
+        )
+
+
+def coalition_models(
+    game: Game, m0: Model, outcome: Outcome, contribution: npt.NDArray[np.float64], weight: float
+) -> tuple[Model, Model]:
+    r"""The two models only this member can build: of the coalition {i} and of everyone but i.
+
+    .. math:: \text{additive: } M_0 + U_i, \ M - U_i \text{ with } U_i = w_i d_i / W; \qquad
+        \text{renormalised: } M_0 + d_i, \ M_0 + \frac{W (M - M_0) - w_i d_i}{W - w_i}
+    """
+    total = outcome.total_weight
+    if game == "additive":
+        own = (contribution / total).astype(np.float32)
+        return m0 + own, outcome.model - own
+    if weight <= 0 or total - weight <= 0:
+        raise BoundError(
+            f"the renormalised game needs 0 < w_i < W, got {weight:g} of {total:g}", stage="report"
+        )
+    rest = (outcome.change(m0) * total - contribution) / (total - weight)
+    return m0 + (contribution / weight).astype(np.float32), m0 + rest.astype(np.float32)
+
+
+def cosine(contribution: npt.NDArray[np.float64], change: npt.NDArray[np.float64]) -> float | None:
+    """Cosine of a member's update and the whole change; None where one of them is zero."""
+    scale = math.sqrt(float(contribution @ contribution)) * math.sqrt(float(change @ change))
+    return None if scale == 0.0 else max(-1.0, min(1.0, float(contribution @ change) / scale))
+
+
+def standard_error(values: npt.NDArray[np.float64], *, counted: bool = False) -> float:
+    r"""Of a mean over test samples.
+
+    .. math:: \frac{\mathrm{sd}(x_1, \ldots, x_m)}{\sqrt m}, \qquad \text{counted: }
+        \frac{\mathrm{sd}(x_1, \ldots, x_m, 1, -1)}{\sqrt{m + 2}}
+
+    A utility that counts right answers is 0 or 1 a sample, and few samples change: with 50 of them and 2 %
+    that do, 36 % of all test sets show none, and a standard error of exactly 0. So one more sample that
+    changed is added each way (Bonett & Price 2012; after Agresti & Min 2005). In simulations with 25 to 1000
+    samples of which 0.5 to 30 % change, 95 % intervals so made cover at least 93 %; without, 12 to 93 %.
+
+    Args:
+        values: shape (m,), differences of utilities.
+        counted: whether every utility behind them is 0 or 1.
+    """
+    if counted:
+        values = np.append(values, (1.0, -1.0))
+    return float(np.std(values, ddof=1) / math.sqrt(values.size)) if values.size > 1 else 0.0
+
+
+def mean(values: npt.NDArray[np.float64]) -> float:
+    return math.fsum(values) / values.size

@@ -1,0 +1,492 @@
+"""What member and server say to each other about contributions. No transport, no framework.
+
+After the secure sum the server tells every included member the :class:`Outcome`. The member rebuilds the two
+models that nobody else can build, evaluates them on the revealed test slice and answers with a
+:class:`Report`. A report carries the hashes of what it was computed on; a server drops one that was computed
+on anything else, and a member stops when the server's hashes are not its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, Final, Literal, get_args
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from fedmerit.config import Config
+from fedmerit.errors import BindingError, FedmeritError, LedgerError, MessageError
+from fedmerit.identity.encoding import Signer, canonical, exact, new_salt, number
+from fedmerit.identity.keys import verifies
+from fedmerit.protocol.pool import Slice
+from fedmerit.secagg.messages import list_limit, refuse_many
+from fedmerit.secagg.quantise import MOST_MEMBERS, Encoding
+
+# -------------------------------------------------------------------------------------- outcome and report
+
+Model = npt.NDArray[np.float32]
+"""A model as one flat vector, shape (P,)."""
+PerSample = Mapping[str, npt.NDArray[np.float64]]
+"""Per utility one number per test sample, shape (m,)."""
+Evaluate = Callable[[Model, Slice], PerSample]
+Game = Literal["additive", "renormalised"]
+
+
+def model_hash(model: Model) -> str:
+    """SHA-256 of the float32 numbers, little-endian."""
+    return hashlib.sha256(np.ascontiguousarray(model, dtype="<f4").data).hexdigest()
+
+
+def moved(m0: Model, weighted_sum: npt.NDArray[np.float64], total_weight: float) -> Model:
+    """M = M0 + sum of w_i d_i / W, rounded once: every engine must get the same bits."""
+    model: Model = (m0.astype(np.float64) + weighted_sum / total_weight).astype(np.float32)
+    return model
+
+
+def included_hash(included: Sequence[str]) -> str:
+    """SHA-256 of who is in a sum, in the order of the schedule."""
+    return hashlib.sha256(canonical(list(included))).hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What the server tells the included members once a round's sum is known."""
+
+    round: int
+    model: Model
+    total_weight: float
+    included: tuple[str, ...]
+    slice: Slice
+    m0_hash: str
+    head: str  # of the ledger before this round: whoever reports signs the history so far
+
+    def change(self, m0: Model) -> npt.NDArray[np.float64]:
+        """M - M0, computed once for the M0 of this round."""
+        if "_change" not in self.__dict__:
+            self.__dict__["_change"] = np.subtract(self.model, m0, dtype=np.float64)
+        change: npt.NDArray[np.float64] = self.__dict__["_change"]
+        return change
+
+    def furthest(self, m0: Model) -> float:
+        """How far the coordinate that moved most has moved, less what rounding can add; computed once.
+
+        M is rounded to float32, by at most 2^-24 of its size; what is taken off is 2^-23 of that coordinate's
+        own M0, so that a large number in one place excuses nothing in another. NaN where there is one.
+        """
+        if "_furthest" not in self.__dict__:
+            with np.errstate(invalid="ignore"):  # infinities give NaN, which nobody accepts
+                by = np.abs(self.change(m0))
+                by -= np.abs(m0) * np.float32(2**-23)
+            self.__dict__["_furthest"] = float(by.max(initial=0.0))
+        furthest: float = self.__dict__["_furthest"]
+        return furthest
+
+    @cached_property
+    def bound_to(self) -> Mapping[str, str]:
+        """Hashes of everything a report depends on."""
+        return {
+            "m0": self.m0_hash,
+            "m": model_hash(self.model),
+            "weight": exact(self.total_weight),
+            "slice": self.slice.id,
+            "included": included_hash(self.included),
+            "head": self.head,
+        }
+
+    def check(
+        self, member: str, m0: Model, weight: float, encoding: Encoding, public: Mapping[str, float] | None
+    ) -> None:
+        """Stop unless members within the bound can have summed to this: a crafted M or W is an amplifier."""
+        n, total = len(self.included), self.total_weight
+        least, most = float(n), n * float(encoding.weight_cap)
+        if encoding.weights == "public":
+            least = most = math.fsum((public or {}).get(name, math.nan) for name in self.included)
+        elif encoding.weights == "secret":
+            least = weight + (n - 1)
+        problem = ""
+        if member not in self.included or len(set(self.included)) != n:
+            problem = "asked to report on a sum we are not in"
+        elif n < 3:
+            problem = f"a sum of {n} members is no secret"
+        elif not (least <= total <= most and total > 0):
+            problem = f"{n} members cannot weigh {total:g} together"
+        elif not self.furthest(m0) <= self._reach(encoding):
+            problem = f"M lies further from M0 than members within the bound {encoding.bound:g} can move it"
+        if problem:
+            raise BindingError(problem, stage="report", member=member)
+
+    def _reach(self, encoding: Encoding) -> float:
+        r"""How far members within the bound B can move a coordinate, before M is rounded.
+
+        .. math:: \frac{s}{W} \sum_i \left(\frac{w_i}{w_{cap}} Q + 1\right)
+            = B \left(1 + \frac{n \, w_{cap}}{W Q}\right), \qquad s = \frac{B \, w_{cap}}{Q}
+
+        because each of the n integers is rounded up by less than one; 1e-5 is for float arithmetic.
+        """
+        up = len(self.included) * encoding.weight_cap / (self.total_weight * encoding.limit)
+        return encoding.bound * (1 + up + 1e-5)
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What a member need not compute itself, because somebody it trusts did: in one process, the engine.
+
+    Whoever hands this out has also checked the round's slice against the pool's commitment.
+    """
+
+    m0_hash: str
+    before: PerSample  # utilities of M0
+    after: PerSample  # utilities of M
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One utility as one member measured it; standard errors are paired over the test samples."""
+
+    alone: float
+    without: float
+    se_loo: float
+    se_ioi: float
+    se_alpha: float
+    se_alpha_total: float | None = None
+    solo: float | None = None
+    empty: float | None = None  # v(M0) and v(M) as the member knows them
+    grand: float | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one member says about one round."""
+
+    client: str
+    round: int
+    bound_to: Mapping[str, str]
+    measured: Mapping[str, Measured]
+    cosine: float | None
+    salt: str = field(default_factory=new_salt, compare=False)  # the record's hash then tells others nothing
+
+    def body(self, run: str) -> dict[str, Any]:
+        """For the ledger and the wire: no floats, bound to the run."""
+        return {
+            "run": run,
+            "salt": self.salt,
+            "round": self.round,
+            "bound_to": dict(self.bound_to),
+            "cosine": None if self.cosine is None else exact(self.cosine),
+            "measured": {
+                name: {key: exact(value) for key, value in vars(one).items() if value is not None}
+                for name, one in self.measured.items()
+            },
+        }
+
+    @classmethod
+    def from_body(cls, client: str, body: Mapping[str, Any], *, run: str) -> Report:
+        """Read one, or say what is wrong with it."""
+        try:
+            if body["run"] != run:
+                raise BindingError("belongs to another run", stage="report", member=client)
+            cosine = body["cosine"]
+            return cls(
+                client=client,
+                round=_whole(body["round"]),
+                bound_to={str(key): str(value) for key, value in body["bound_to"].items()},
+                measured={
+                    str(name): Measured(**{key: _finite(value) for key, value in one.items()})
+                    for name, one in body["measured"].items()
+                },
+                cosine=None if cosine is None else _finite(cosine),
+                salt=_salt(body["salt"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, LedgerError) as error:
+            raise MessageError(f"not a report: {error!r:.200}", stage="report", member=client) from error
+
+
+def accept(report: Report, outcome: Outcome, utilities: Sequence[str]) -> None:
+    """The server's check of a report: of this round, on exactly these models, weights and samples."""
+    if report.round != outcome.round:
+        raise BindingError(
+            f"answers round {report.round}, this is round {outcome.round}",
+            stage="report",
+            member=report.client,
+        )
+    if report.client not in outcome.included:
+        raise BindingError("reports on a sum it is not in", stage="report", member=report.client)
+    for what in {**outcome.bound_to, **report.bound_to}:
+        if report.bound_to.get(what) != outcome.bound_to.get(what):
+            named = what if what in outcome.bound_to else f"{what!r:.40}"
+            raise BindingError(f"computed on another {named} than ours", stage="report", member=report.client)
+    if set(report.measured) != set(utilities):
+        raise MessageError(
+            f"expected utilities {', '.join(utilities)}, got {sorted(report.measured)!r:.200}",
+            stage="report",
+            member=report.client,
+        )
+
+
+def _salt(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{32}", value):
+        raise ValueError("a salt is 32 hexadecimal digits")
+    return value
+
+
+def _finite(text: Any) -> float:
+    if not math.isfinite(found := number(text)):
+        raise ValueError(f"a report holds finite numbers, got {found}")
+    return found
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise ValueError("a round is a whole number")
+    return value
+
+
+def check_numbers(report: Report) -> None:
+    """Refuse a report of a member elsewhere whose numbers no utility in [0, 1] can have."""
+    for name, one in report.measured.items():
+        for key, value in vars(one).items():
+            most = float(report.round) if key == "se_alpha_total" else 1.0
+            needed = key in ("empty", "grand")
+            if (value is None and needed) or (value is not None and not 0 <= value <= most):
+                raise MessageError(
+                    f"{key} of {name} must lie in [0, {most:g}], got {value}",
+                    stage="report",
+                    member=report.client,
+                )
+    if report.cosine is not None and not -1 <= report.cosine <= 1:
+        raise MessageError(
+            f"cosine must lie in [-1, 1], got {report.cosine:g}", stage="report", member=report.client
+        )
+
+
+# ------------------------------------------------------------------------------------------------ training
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What local training gave: the model it started from, the change, the number of samples, and what an
+    evaluation must know of the model's shape (anything msgpack can carry)."""
+
+    m0: Model
+    delta: npt.NDArray[np.float32]
+    samples: float | None
+    shape: Any = None
+
+
+def no_check(trained: Trained, config: Config) -> None:
+    """Leave it to the masking to refuse an update."""
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """A model to train: M0, the digest of everything else that came with it, what trains it, and what says
+    in the app's own words why the settings do not allow an update."""
+
+    m0: Model
+    extra: bytes
+    train: Callable[[], Trained]
+    check: Callable[[Trained, Config], None] = no_check
+
+
+# --------------------------------------------------------------------------------------------- on the wire
+
+Exchange = Literal["join", "advertise", "share", "train", "check", "unmask", "report", "close"]
+EXCHANGES: Final[tuple[Exchange, ...]] = get_args(Exchange)
+FORMAT: Final = "fedmerit remote 1"
+LEAST_SAMPLES: Final = 10
+KINDS: Final = "fiub"  # of test samples: numbers, never objects
+VALUES: Final = 256
+"""Most values in a message of the server, and two more a member: it holds one list of names at a time."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One message of the coordinator: which exchange of which round, and what goes with it."""
+
+    exchange: Exchange
+    run: str
+    round: int
+    body: Mapping[str, Any]
+
+    def pack(self, sign: Signer) -> bytes:
+        """As bytes, signed by the server: whoever is told something can prove it."""
+        inner = pack([self.exchange, self.run, self.round, dict(self.body)])
+        return pack([FORMAT, inner, sign(_signed(inner))])
+
+    @classmethod
+    def unpack(cls, data: bytes, members: int = MOST_MEMBERS) -> tuple[Ask, Callable[[bytes], bool]]:
+        """A message to one of so many members, and what tells whether a key signed it.
+
+        Before its author is known it costs no more memory than a few times its size.
+        """
+        what, values = "a message of the server", VALUES + 2 * members
+        match unpack(data, what, values=4):
+            case [form, bytes(inner), bytes(signature)] if form == FORMAT:
+                match unpack(inner, what, values=values, text=words_limit(members)):
+                    case [str(exchange), str(run), int(number), dict(body)] if (
+                        exchange in EXCHANGES and type(number) is int
+                    ):
+                        if len(data) > (limit := ask_limit(exchange, members)):
+                            raise MessageError(
+                                f"expected at most {limit} bytes, got {len(data)}", stage=exchange
+                            )
+                        return cls(exchange, run, number, body), partial(_verifies, inner, signature)
+        raise MessageError(f"not a message of {FORMAT}")
+
+    def get(self, key: str, kind: type | tuple[type, ...]) -> Any:
+        """An entry of the body that must have this type."""
+        value = self.body.get(key)
+        if not isinstance(value, kind):
+            raise MessageError(f"{key} is missing or of the wrong type", stage=self.exchange)
+        return value
+
+
+def _signed(inner: bytes) -> bytes:
+    return b"fedmerit remote message 1\0" + hashlib.sha256(inner).digest()
+
+
+def _verifies(inner: bytes, signature: bytes, key: bytes) -> bool:
+    return verifies(key, signature, _signed(inner))
+
+
+def pack(value: Any) -> bytes:
+    """A value as bytes."""
+    return bytes(msgpack.packb(value))
+
+
+def unpack(data: bytes, what: str, *, values: int | None = None, text: int = -1) -> Any:
+    """The value that these bytes stand for.
+
+    Args:
+        data: the bytes.
+        what: they should be, for the error.
+        values: most values in it, counted before any is made; None for what this machine wrote itself.
+        text: most bytes of one text.
+    """
+    try:
+        if values is not None:
+            refuse_many(data, values)
+        return msgpack.unpackb(data, max_str_len=text)
+    except MessageError as error:
+        raise MessageError(f"not {what}: {error}") from None
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        raise MessageError(f"not {what}: {type(error).__name__}") from None
+
+
+def words_limit(members: int) -> int:
+    """Most bytes of names and settings: a member keeps them, so nobody may make them large."""
+    return 65_536 + 1024 * members
+
+
+def ask_limit(exchange: Exchange, members: int) -> float:
+    """Most bytes of a message to one of so many members.
+
+    A request for a report holds a model and test samples. It is compared with the member's own model and the
+    pool's commitment, and has no other limit than that of the transport.
+    """
+    if exchange == "report":
+        return math.inf
+    return words_limit(members) + (0 if exchange in ("join", "advertise", "close") else list_limit(members))
+
+
+def join_body(
+    run: str,
+    address: str,
+    terms: Mapping[str, Any],
+    commitment: Mapping[str, Any],
+    server: bytes,
+    *,
+    run_config: bytes,
+) -> dict[str, Any]:
+    """What a member signs when it joins: where it is, what it was handed, and everything it agrees to."""
+    return {
+        "run": run,
+        "address": address,
+        "run_config": run_config.hex(),
+        "terms": dict(terms),
+        "commitment": dict(commitment),
+        "server": server.hex(),
+    }
+
+
+def pack_outcome(outcome: Outcome, following: Sequence[str]) -> dict[str, Any]:
+    """A round's outcome as the body of ``report``; ``following`` is the schedule of the next round."""
+    shown = outcome.slice
+    return {
+        "model": np.ascontiguousarray(outcome.model, dtype="<f4").tobytes(),
+        "total": outcome.total_weight,
+        "included": list(outcome.included),
+        "m0": outcome.m0_hash,
+        "head": outcome.head,
+        "slice": [shown.index, _array(shown.x), _array(shown.y), shown.salts, list(shown.path)],
+        "next": list(following),
+    }
+
+
+def unpack_outcome(ask: Ask, length: int) -> Outcome:
+    """The outcome of a round whose model has this many numbers."""
+    model = ask.get("model", bytes)
+    if len(model) != 4 * length:
+        raise MessageError(f"expected a model of {length} numbers, got {len(model)} bytes", stage="report")
+    try:
+        index, x, y, salts, path = ask.get("slice", list)
+        if not (isinstance(salts, bytes) and all(isinstance(node, bytes) for node in path)):
+            raise MessageError("salts and path of a test slice must be bytes", stage="report")
+        images, labels = _unarray(x), _unarray(y)
+        if labels.ndim != 1 or not LEAST_SAMPLES <= len(labels) == len(images):
+            raise MessageError(
+                f"a test slice has {LEAST_SAMPLES} samples or more: fewer say too much about each",
+                stage="report",
+            )
+        shown = Slice(index=int(index), x=images, y=labels, salts=salts, path=tuple(path))
+        return Outcome(
+            round=ask.round,
+            model=np.frombuffer(model, "<f4").astype(np.float32),
+            total_weight=float(ask.get("total", float)),
+            included=tuple(str(name) for name in ask.get("included", list)),
+            slice=shown,
+            m0_hash=ask.get("m0", str),
+            head=checked_head(ask),
+        )
+    except FedmeritError:
+        raise
+    except (ValueError, TypeError, OverflowError) as error:
+        raise MessageError(f"not the outcome of a round: {error!s:.100}", stage="report") from None
+
+
+def checked_head(ask: Ask) -> str:
+    """A head of the ledger in a message: 64 hexadecimal digits."""
+    head: str = ask.get("head", str)
+    if not re.fullmatch("[0-9a-f]{64}", head):
+        raise MessageError("not a head of a ledger", stage=ask.exchange)
+    return head
+
+
+def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two bodies are the same record."""
+    return canonical(one) == canonical(other)
+
+
+def _array(values: np.ndarray[Any, Any]) -> list[Any]:
+    if values.dtype.kind not in KINDS:
+        raise MessageError(f"test samples must be numbers, got {values.dtype}", stage="report")
+    little = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
+    return [little.dtype.str, list(values.shape), little.tobytes()]
+
+
+def _unarray(packed: Any) -> np.ndarray[Any, Any]:
+    kind, shape, data = packed
+    dtype = np.dtype(kind)
+    if dtype.kind not in KINDS:
+        raise MessageError(f"test samples must be numbers, got {dtype}", stage="report")
+    if not shape or any(type(size) is not int or size < 1 for size in shape):
+        raise MessageError("test samples must have a shape", stage="report")
+    if math.prod(shape) * dtype.itemsize != len(data):
+        raise MessageError("test samples of another size than their shape", stage="report")
+    return np.frombuffer(data, dtype).reshape(shape).astype(dtype.newbyteorder("="))

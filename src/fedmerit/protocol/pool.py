@@ -1,0 +1,214 @@
+"""The test pool that all clients are measured on, committed before the first round.
+
+The pool is put in one random order and cut into consecutive slices: a single one that serves every round
+(``reveal="fixed"``), or one per round, each revealed once (``reveal="per-round"``). What is published before
+round 1 binds every image, every label and the order, and tells nothing about them::
+
+    sample  = "fedmerit/sample/1 <dtype> <h>x<w>x<c> label <y>\\n" + pixels, C order, little-endian
+    salt_k  = HMAC-SHA256(pool key, "fedmerit/salt/1" + k as u64)          k = place in the pool
+    leaf_k  = SHA-256(0x00 + salt_k + sample_k)
+    slice_s = SHA-256(0x02 + s as u32 + samples in it as u32 + merkle(its leaves))
+    root    = merkle(all slices)              merkle: RFC 6962, node = SHA-256(0x01 + left + right)
+
+A revealed `Slice` carries its samples, their salts and its path to the root; `Slice.verify` is what a client
+calls before it evaluates anything. Salts of other slices cannot be derived from revealed ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmerit.errors import BindingError, DataError
+
+# --------------------------------------------------------------------------------------------- Merkle tree
+
+
+def merkle_root(nodes: Sequence[bytes]) -> bytes:
+    """The hash above all ``nodes``, of which there must be at least one."""
+    while len(nodes) > 1:
+        nodes = _parents(nodes)
+    return nodes[0]
+
+
+def merkle_path(nodes: Sequence[bytes], index: int) -> tuple[bytes, ...]:
+    """The siblings on the way from ``nodes[index]`` to the root."""
+    siblings: list[bytes] = []
+    while len(nodes) > 1:
+        siblings += nodes[index ^ 1 : (index ^ 1) + 1]
+        nodes, index = _parents(nodes), index // 2
+    return tuple(siblings)
+
+
+def merkle_climb(node: bytes, index: int, width: int, siblings: Sequence[bytes]) -> bytes | None:
+    """The root above ``node``, number ``index`` of ``width``; None if the path has the wrong length."""
+    rest = list(siblings)
+    while width > 1:
+        if index ^ 1 < width:
+            if not rest:
+                return None
+            sibling = rest.pop(0)
+            node = _parent(sibling, node) if index & 1 else _parent(node, sibling)
+        index, width = index // 2, (width + 1) // 2
+    return None if rest else node
+
+
+def _parent(left: bytes, right: bytes) -> bytes:
+    return hashlib.sha256(b"\x01" + left + right).digest()
+
+
+def _parents(nodes: Sequence[bytes]) -> list[bytes]:
+    """The next level up; a node without a sibling moves up unchanged."""
+    pairs = [_parent(left, right) for left, right in zip(nodes[::2], nodes[1::2], strict=False)]
+    return pairs + list(nodes[2 * len(pairs) :])
+
+
+# ------------------------------------------------------------------------------------------------ the pool
+
+Images = npt.NDArray[Any]
+"""uint8 in [0, 255] or float32, shape (samples, height, width, channels)."""
+Labels = npt.NDArray[np.int64]
+"""Class numbers 0 .. C-1, shape (samples,)."""
+Indices = npt.NDArray[np.int64]
+"""Places of samples in a dataset."""
+Commitment = dict[str, int | str]
+"""version, root (hex), size, slices, classes, balanced (0 or 1), utility (hex): integers and strings only."""
+
+KEY_BYTES = SALT_BYTES = 32
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Slice:
+    """Test samples of a round and the proof that they were committed to.
+
+    ``id`` is the SHA-256 of the samples in order, without salts: equal samples, equal id, in any run.
+    """
+
+    index: int
+    x: Images
+    y: Labels
+    salts: bytes
+    path: tuple[bytes, ...]
+    id: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y):
+            raise BindingError(f"test slice {self.index} has {len(self.x)} images and {len(self.y)} labels")
+        object.__setattr__(self, "id", slice_id(self.x, self.y))
+
+    def verify(self, commitment: Mapping[str, Any], round: int | None = None) -> None:
+        """Raise `BindingError` unless exactly these samples were committed to (for this ``round``, if given).
+
+        Args:
+            commitment: what was published before round 1.
+            round: counted from 1; with one slice per round, only slice ``round`` will do.
+        """
+        try:
+            version, root = commitment["version"], bytes.fromhex(commitment["root"])
+            size, slices = int(commitment["size"]), int(commitment["slices"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise BindingError(f"not the commitment of a test pool: {error!r}") from error
+        if version != 1:
+            raise BindingError(f"test pool commitment of version {version!r}, expected 1")
+        if not 0 <= self.index < slices:
+            raise BindingError(f"test slice {self.index} was not committed: the pool has {slices}")
+        expected = 0 if slices == 1 or round is None else round - 1
+        if round is not None and self.index != expected:
+            raise BindingError(f"round {round} is measured on test slice {expected}, got slice {self.index}")
+        span, m = span_of(size, slices, self.index), len(self.y)
+        if not m == len(self.salts) / SALT_BYTES == span.stop - span.start:
+            raise BindingError(f"test slice {self.index} has {m} samples, which is not what was committed")
+        salts = [self.salts[k : k + SALT_BYTES] for k in range(0, len(self.salts), SALT_BYTES)]
+        node = _slice_node(self.index, _leaves(self.x, self.y, salts))
+        if merkle_climb(node, self.index, slices, self.path) != root or self.id != slice_id(self.x, self.y):
+            raise BindingError(f"test slice {self.index} differs from what was committed before round 1")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Pool:
+    """The chosen test samples in committed order; made by `choose_pool`. ``key`` must stay secret."""
+
+    indices: Indices
+    x: Images
+    y: Labels
+    slices: int
+    balanced: bool
+    classes: int
+    utility_hash: str
+    key: bytes = field(repr=False)
+    nodes: tuple[bytes, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        salts = [_salt(self.key, k) for k in range(len(self.y))]
+        leaves = _leaves(self.x, self.y, salts)
+        nodes = [_slice_node(s, leaves[span_of(len(leaves), self.slices, s)]) for s in range(self.slices)]
+        object.__setattr__(self, "nodes", tuple(nodes))
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def commitment(self) -> Commitment:
+        """To be published before round 1."""
+        return {
+            "version": 1,
+            "root": merkle_root(self.nodes).hex(),
+            "size": len(self.y),
+            "slices": self.slices,
+            "classes": self.classes,
+            "balanced": int(self.balanced),
+            "utility": self.utility_hash,
+        }
+
+    def slice(self, round: int) -> Slice:
+        """What ``round`` (counted from 1) is measured on."""
+        if round < 1 or (self.slices > 1 and round > self.slices):
+            raise DataError(
+                f"round {round} has no test slice: the pool was cut for rounds 1 .. {self.slices}"
+            )
+        index = 0 if self.slices == 1 else round - 1
+        span = span_of(len(self.y), self.slices, index)
+        salts = b"".join(_salt(self.key, k) for k in range(span.start, span.stop))
+        path = merkle_path(self.nodes, index)
+        return Slice(index=index, x=self.x[span], y=self.y[span], salts=salts, path=path)
+
+
+def slice_id(x: Images, y: Labels) -> str:
+    """SHA-256 of the SHA-256 of every sample, in order."""
+    each = (hashlib.sha256(_sample(image, label)).digest() for image, label in zip(x, y, strict=True))
+    return hashlib.sha256(b"fedmerit/slice/1" + b"".join(each)).hexdigest()
+
+
+def _sample(image: Images, label: Any) -> bytes:
+    image = np.ascontiguousarray(image, dtype=image.dtype.newbyteorder("<"))
+    shape = "x".join(map(str, image.shape))
+    return f"fedmerit/sample/1 {image.dtype.str} {shape} label {label}\n".encode() + image.tobytes()
+
+
+def _salt(key: bytes, k: int) -> bytes:
+    return hmac.digest(key, b"fedmerit/salt/1" + k.to_bytes(8, "big"), "sha256")
+
+
+def _leaves(x: Images, y: Labels, salts: Sequence[bytes]) -> list[bytes]:
+    return [
+        hashlib.sha256(b"\x00" + salt + _sample(image, label)).digest()
+        for image, label, salt in zip(x, y, salts, strict=True)
+    ]
+
+
+def _slice_node(index: int, leaves: Sequence[bytes]) -> bytes:
+    head = b"\x02" + index.to_bytes(4, "big") + len(leaves).to_bytes(4, "big")
+    return hashlib.sha256(head + merkle_root(leaves)).digest()
+
+
+def span_of(size: int, slices: int, index: int) -> slice:
+    """Places of slice ``index`` in the pool; sizes differ by at most one, larger ones first."""
+    least, more = divmod(size, slices)
+    start = index * least + min(index, more)
+    return slice(start, start + least + (index < more))

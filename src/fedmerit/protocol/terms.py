@@ -1,0 +1,237 @@
+"""What a member agrees to when it joins a run, and what it does not.
+
+The server proposes; the member compares with its own roster file, refuses whatever protects it less than
+fedmerit's own choice would (`cautious`, unless its owner says otherwise), and signs. From then on nothing of
+it can change: its hash enters every mask and every signature of the run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from fedmerit.config import Config, SecureAggregation, Training, check_schedule, recorded, recorded_hash
+from fedmerit.errors import BindingError, MessageError, RefusedError
+from fedmerit.identity.encoding import canonical
+from fedmerit.identity.keys import Roster
+from fedmerit.scoring.accumulate import Missing, accumulate
+from fedmerit.scoring.agreement import normalise
+from fedmerit.scoring.types import Reports, Vector
+from fedmerit.secagg.quantise import Encoding
+from fedmerit.secagg.setting import LEAST_IN_SUM, Setting, default_threshold
+
+# ------------------------------------------------------------------------------------------------- weights
+
+_KINDS: dict[str, Literal["uniform", "public", "secret"]] = {
+    "uniform": "uniform",
+    "secret": "secret",
+    "roster": "public",
+    "scores": "public",
+    "current-scores": "public",
+}
+
+
+def are_public(config: Config) -> bool:
+    """Whether everybody knows everybody's weight before the sum."""
+    return _KINDS[config.training.weights] == "public"
+
+
+def roster_weights(config: Config) -> dict[str, float]:
+    """Everybody's weight, where the roster fixes them."""
+    return {name: float(config.training.roster_weights[name]) for name in config.clients}
+
+
+def encoding_of(config: Config, length: int, members: int, public: Mapping[str, float] | None) -> Encoding:
+    """How updates of ``members`` scheduled members become integers.
+
+    Args:
+        config: of the run.
+        length: numbers in a model.
+        members: how many are scheduled.
+        public: their weights, where these are public.
+    """
+    kind, cap = config.training.weights, 1.0
+    if kind == "secret":
+        cap = config.training.weight_cap
+    elif public is not None:
+        cap = max(public.values())
+    return Encoding(
+        length=length,
+        members=members,
+        bound=config.secure_aggregation.bound,
+        weights=_KINDS[kind],
+        weight_cap=cap if kind != "uniform" else 1,
+        clip=config.secure_aggregation.clip,
+    )
+
+
+def scheduled_encoding(
+    config: Config, length: int, members: Sequence[str]
+) -> tuple[Encoding, dict[str, float] | None]:
+    """The encoding of a round between machines, and the weights of its members where these are public."""
+    public = None
+    if are_public(config):
+        everybody = roster_weights(config)
+        public = {name: everybody[name] for name in members}
+    return encoding_of(config, length, len(members), public), public
+
+
+LEAST, MOST = 0.1, 3.0
+"""Weights are clipped to this range: nobody is shut out, nobody takes over."""
+
+
+def weights_of(values: Vector, clients: Sequence[str]) -> dict[str, float]:
+    """clip(normalise(scores), 0.1, 3): above 1 for those above the mean of what lies over the lowest."""
+    clipped = np.clip(normalise(values), LEAST, MOST)
+    return dict(zip(clients, clipped.tolist(), strict=True))
+
+
+def from_past(
+    rounds: Sequence[Reports], names: Sequence[str], *, score: str, missing: Missing
+) -> dict[str, float]:
+    """Weights from a score summed over the rounds before; 1 in the first round, and for newcomers."""
+    weights = dict.fromkeys(names, 1.0)
+    if rounds:
+        total = accumulate(rounds, score=score, missing=missing)
+        weights |= weights_of(total.values, total.clients)
+    return weights
+
+
+# ------------------------------------------------------------------------------------------ what is agreed
+
+LARGEST_BOUND = 100.0
+"""A coordinate that moves further in one round is no training; a looser bound would check nothing."""
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What a member signed when it joined a run."""
+
+    terms: Mapping[str, Any]
+    commitment: Mapping[str, Any]
+    server: bytes
+
+    @cached_property
+    def config(self) -> Config:
+        """The settings among the terms."""
+        return config_in(self.terms)
+
+    def setting(self, run: str, number: int, members: Iterable[str], roster: Roster) -> Setting:
+        """One attempt at a round, as member and server must build it alike."""
+        secure = self.config.secure_aggregation
+        return Setting(
+            run=run,
+            round=number,
+            attempt=0,
+            members=tuple(members),
+            roster=roster,
+            config_hash=self.hash,
+            threshold=secure.threshold or None,
+            checked=secure.check,
+        )
+
+    @cached_property
+    def hash(self) -> bytes:
+        """SHA-256 of all of it; two members that were told different things find out before they mask."""
+        everything = {"terms": self.terms, "commitment": self.commitment, "server": self.server.hex()}
+        return hashlib.sha256(canonical(everything)).digest()
+
+
+def config_in(terms: Mapping[str, Any]) -> Config:
+    """The settings that terms hold, if they are of a run between machines."""
+    try:
+        text = str(terms["config"])
+        config = recorded(text)
+        check_schedule(config)
+        digest = recorded_hash(text)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:  # a ConfigError is a ValueError
+        raise MessageError(f"the server's settings cannot be read: {error!s:.200}", stage="join") from None
+    if digest != terms.get("config_hash"):
+        raise MessageError("the server's settings are not those of their hash", stage="join")
+    if config.analysis or not config.secure_aggregation.enabled:
+        raise RefusedError("asked for a run that looks at plain updates", stage="join")
+    if config.training.weights not in ("uniform", "secret", "roster"):
+        raise RefusedError(f"weights {config.training.weights!r} are for one process only", stage="join")
+    return config
+
+
+def check_roster(terms: Mapping[str, Any], config: Config, roster: Roster, member: str) -> None:
+    """The server's roster, names and public weights must be those of the member's own file."""
+    if terms.get("roster") != roster.hash.hex():
+        raise BindingError("the server has another roster than ours", stage="join", member=member)
+    if set(config.clients) != set(roster.names):
+        raise BindingError("the settings name others than the roster", stage="join", member=member)
+    if config.training.weights == "roster" and config.training.roster_weights != roster.weights:
+        raise BindingError("the settings hold other weights than the roster", stage="join", member=member)
+
+
+def cautious(config: Config) -> None:
+    """What a member agrees to by default: no setting may be weaker than the one fedmerit would choose."""
+    secure, members = config.secure_aggregation, len(config.clients)
+    weak = ""
+    if not secure.check:
+        weak = "asked to leave the check out, which hides updates from honest servers only"
+    elif secure.threshold and secure.threshold < default_threshold(members):
+        weak = f"asked for a threshold of {secure.threshold} of {members} members"
+    elif config.participation.fraction < 1:
+        weak = f"asked to let the server choose {config.participation.fraction:g} of the members each round"
+    elif secure.bound > LARGEST_BOUND:
+        weak = f"asked for a bound of {secure.bound:g}, which bounds nothing"
+    if weak:
+        raise RefusedError(weak, stage="join")
+
+
+def everybody(
+    config: Config,
+    weights: str = "uniform",
+    bound: float = SecureAggregation.bound,
+    weight_cap: int = Training.weight_cap,
+) -> None:
+    """`cautious`, and every sum is over all members, weighted in one way and never clipped, or there is none.
+
+    So no two sums of the same updates differ by more than their rounding, and there is nothing to subtract. A
+    federation with other weights, another bound or (where weights are secret) another cap gives them by name,
+    in the same words on every machine and in every run: ``partial(everybody, weights="roster", bound=8.0)``.
+    """
+    cautious(config)
+    secure, members = config.secure_aggregation, len(config.clients)
+    if config.training.weights != weights:
+        raise RefusedError(
+            f"asked for {config.training.weights} weights, expected {weights}: sums with different weights "
+            "can be subtracted",
+            stage="join",
+        )
+    if weights == "secret" and config.training.weight_cap != weight_cap:
+        raise RefusedError(
+            f"asked for a weight_cap of {config.training.weight_cap}, expected {weight_cap}: who declines "
+            "under which cap says how many samples it has",
+            stage="join",
+        )
+    if secure.clip:
+        raise RefusedError(
+            "asked to clip updates: two clipped sums with different bounds differ by the update of whoever "
+            "lies beyond them",
+            stage="join",
+        )
+    if secure.bound != bound:
+        raise RefusedError(
+            f"asked for a bound of {secure.bound:g}, expected {bound:g}: who declines under which bound says "
+            "how large its update is",
+            stage="join",
+        )
+    if secure.threshold != members or secure.least != members:
+        raise RefusedError(
+            f"asked for sums of fewer than all: expected threshold and least to be {members}, "
+            f"got {secure.threshold or 'the default'} and {secure.least or 'the default'}",
+            stage="join",
+        )
+
+
+def least_scheduled(config: Config) -> int:
+    """Fewest members that a round may schedule."""
+    return max(LEAST_IN_SUM, config.threshold, config.secure_aggregation.least)

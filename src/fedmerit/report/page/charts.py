@@ -1,0 +1,363 @@
+"""The charts of a page as Vega-Lite specs. Colours are CSS variables: light, dark and print are one chart.
+
+Every chart is a function from facts to an altair chart as wide as its container. A name may hold any
+character: names are data here, never part of an expression.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import altair as alt
+
+from fedmerit.report.page.facts import Facts
+from fedmerit.report.page.text import spoken
+from fedmerit.report.terminal import bare_text
+from fedmerit.scoring.accumulate import number_of
+from fedmerit.scoring.types import UNIT_UTILITIES
+from fedmerit.sentences import labels
+
+# ------------------------------------------------------------------------------------------------- drawing
+
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif"
+_LOCALE = {"number": {"decimal": ".", "thousands": ",", "grouping": [3], "currency": ["", ""], "minus": "-"}}
+"""A minus as the terminal writes it."""
+PLAIN_ZERO = "datum.value === 0 ? '0' : datum.label"
+
+
+def on(rows: list[dict[str, Any]]) -> Any:
+    """A chart of these rows; altair's own types are too loose to be checked beyond this."""
+    return alt.Chart(alt.Data(values=rows))  # type: ignore[no-untyped-call]
+
+
+def zero(*, horizontal: bool = False) -> Any:
+    rule = on([{}]).mark_rule(color="var(--soft)", strokeWidth=1)
+    return rule.encode(y=alt.datum(0)) if horizontal else rule.encode(x=alt.datum(0))
+
+
+def ticks_of(first: int, last: int, most: int = 8) -> list[int]:
+    step = max(1, -(-(last - first) // most))
+    return list(range(first, last + 1, step))
+
+
+def scale_of(values: list[float]) -> alt.Scale:
+    """From the least to the largest value; room around them where they are all the same."""
+    if max(values) > min(values):
+        return alt.Scale(zero=False)
+    room = 0.1 * abs(values[0]) or 1.0
+    return alt.Scale(domain=[values[0] - room, values[0] + room], nice=False)
+
+
+def with_room(low: float, high: float, left: int, right: int) -> alt.ExprRef:
+    """A domain that leaves so many pixels free on either side, whatever the width."""
+    span = (high - low) or 1.0
+    pixel = f"{span!r} / max(60, width - {left + right})"
+    return alt.ExprRef(f"[{low!r} - {left} * {pixel}, {high!r} + {right} * {pixel}]")
+
+
+def dressed(chart: Any, description: str, *, ticks: int = 12) -> alt.TopLevelMixin:
+    dressed: alt.TopLevelMixin = (
+        chart.properties(
+            width="container",
+            description=description,
+            autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
+        )
+        .configure(
+            locale=_LOCALE,
+            font=FONT,
+            background="transparent",
+            padding={"left": 0, "right": 4, "top": 4, "bottom": 5},
+        )
+        .configure_view(stroke=None)
+        .configure_axis(
+            domainColor="var(--line)",
+            gridColor="var(--line)",
+            tickColor="var(--line)",
+            labelColor="var(--soft)",
+            titleColor="var(--soft)",
+            labelFontSize=ticks,
+            titleFontSize=12,
+            titleFontWeight="normal",
+            titlePadding=8,
+        )
+        .configure_mark(aria=False)
+    )
+    return dressed
+
+
+# -------------------------------------------------------------------------------------------------- charts
+
+LIGHT = {
+    "--ink": "#1a1a1a",
+    "--soft": "#595959",
+    "--line": "#d9d9d4",
+    "--accent": "#1f5c99",
+    "--below": "#b04a00",
+    "--ghost": "#b9b9b4",
+    "--mute": "#85857f",
+    "--paper": "#ffffff",
+}
+"""The variables that charts use, as they are on white paper."""
+
+MOST_ROWS = 60
+"""Members in a chart; of more, the first."""
+MOST_SMALL = 24
+"""Small charts of one member each."""
+ROW = 30
+MOST_BRACKETS = 3
+"""Groups marked in a chart; of more, none."""
+MOST_BARS = 120
+"""Rounds in a chart of bars; of more, the last."""
+LABEL, NAME = 62, 88
+"""Pixels that a number and a name take."""
+
+
+def contribution(facts: Facts) -> alt.TopLevelMixin:
+    """Bars with 95 % intervals, best first."""
+    rows: list[dict[str, Any]] = []
+    short = _labels(facts)
+    for one in facts.summary.standings[:MOST_ROWS]:
+        low, high = one.interval or (one.total, one.total)
+        below = one.total < 0
+        rows.append(
+            {
+                "member": short[one.client],
+                "total": one.total,
+                "low": low,
+                "high": high,
+                "text": bare_text(one),
+                "below": below,
+                "end": min(low, one.total) if below else max(high, one.total),
+            }
+        )
+    low, high = min(0.0, *(row["low"] for row in rows)), max(0.0, *(row["high"] for row in rows))
+    brackets = _brackets(facts, rows)
+    room = 5 * len(brackets)
+    right = LABEL + room if high > 0 else room + 8 if brackets else 0  # beyond the bars, which end at zero
+    scale = alt.Scale(domain=with_room(low, high, LABEL if low < 0 else 0, right), nice=False)
+    base = on(rows)
+    y = _members(rows)
+    axis = alt.Axis(tickCount=5, format="+f", labelExpr=PLAIN_ZERO, labelBound=True)
+    x = alt.X("total:Q", title=f"contribution to {spoken(facts.utility)}", scale=scale, axis=axis)
+    colour = alt.condition("datum.below", alt.value("var(--below)"), alt.value("var(--accent)"))
+    bars = base.mark_bar(size=13, opacity=0.72).encode(x=x, y=y, color=colour)
+    layers = [zero(), bars]
+    if facts.total.stderr is not None:
+        layers.append(
+            base.mark_rule(strokeWidth=1.6, color="var(--ink)").encode(x=alt.X("low:Q"), x2="high:Q", y=y)
+        )
+        for end in ("low", "high"):
+            layers.append(
+                base.mark_tick(thickness=1.6, size=9, color="var(--ink)").encode(x=alt.X(f"{end}:Q"), y=y)
+            )
+    for side, align in (("!datum.below", "left"), ("datum.below", "right")):
+        text = base.mark_text(align=align, dx=7 if align == "left" else -7, fontSize=12, color="var(--ink)")
+        layers.append(text.encode(x="end:Q", y=y, text="text:N").transform_filter(side))
+    return dressed(
+        alt.layer(*layers, *brackets).properties(height=alt.Step(ROW)),
+        "Contribution of each member with 95 % intervals",
+    )
+
+
+def ranks(facts: Facts) -> alt.TopLevelMixin | None:
+    """The ranks each member may have, all right at once with 95 %; None without standard errors."""
+    if facts.total.stderr is None:
+        return None
+    short = _labels(facts)
+    rows = [
+        {
+            "member": short[one.client],
+            "rank": one.rank,
+            "low": one.rank_interval[0],
+            "high": one.rank_interval[1],
+        }
+        for one in facts.summary.standings[:MOST_ROWS]
+        if one.rank_interval is not None
+    ]
+    n = facts.total.n
+    axis = alt.Axis(format="d", tickMinStep=1, tickCount=min(n, 10), grid=True)
+    x = alt.X("low:Q", title="rank, 1 is best", scale=alt.Scale(domain=[0.7, n + 0.3], nice=False), axis=axis)
+    base, y = on(rows), _members(rows)
+    span = base.mark_rule(strokeWidth=7, strokeCap="round", color="var(--accent)", opacity=0.3)
+    point = base.mark_point(shape="diamond", filled=True, size=75, color="var(--accent)", opacity=1)
+    chart = alt.layer(span.encode(x=x, x2="high:Q", y=y), point.encode(x="rank:Q", y=y))
+    return dressed(chart.properties(height=alt.Step(ROW)), "Ranks each member may have")
+
+
+def course_rows(facts: Facts) -> list[dict[str, Any]]:
+    """One row per member and round shown."""
+    return [
+        {"member": course.client, "round": number, "total": total or 0.0, "missed": number in course.missed}
+        for course in facts.courses[:MOST_SMALL]
+        for number, total in zip(facts.shown, course.totals, strict=True)
+    ]
+
+
+def course(facts: Facts, rows: list[dict[str, Any]], who: str, *, param: str = "who") -> alt.TopLevelMixin:
+    """One member's sum over the rounds, the others behind it."""
+    chosen = alt.param(name=param, value=who)
+    base = on(rows)
+    x = alt.X(
+        "round:Q",
+        title=None,
+        scale=alt.Scale(domain=[facts.shown[0], max(facts.shown[-1], facts.shown[0] + 1)], nice=False),
+        axis=alt.Axis(
+            format="d", values=ticks_of(facts.shown[0], facts.shown[-1], most=4), grid=False, labelFlush=True
+        ),
+    )
+    known = [row["total"] for row in rows if row["total"] is not None]
+    y = alt.Y(
+        "total:Q",
+        title=None,
+        axis=alt.Axis(tickCount=3, format="+f", labelExpr=PLAIN_ZERO),
+        scale=alt.Scale(domain=[min(0.0, *known), max(0.0, *known)], nice=True),
+    )
+    own = f"datum.member === {param}"
+    others = base.mark_line(strokeWidth=1, color="var(--ghost)").encode(x=x, y=y, detail="member:N")
+    line = base.mark_line(strokeWidth=2.4, color="var(--accent)").encode(x=x, y=y).transform_filter(own)
+    away = base.mark_point(shape="cross", angle=45, filled=True, size=70, color="var(--below)", opacity=1)
+    last = base.mark_point(filled=True, size=38, color="var(--accent)", opacity=1)
+    layers = (
+        zero(horizontal=True),
+        others,
+        line,
+        last.encode(x=x, y=y).transform_filter(f"{own} && datum.round === {facts.shown[-1]}"),
+        away.encode(x=x, y=y).transform_filter(f"{own} && datum.missed"),
+    )
+    chart = alt.layer(*layers).add_params(chosen).properties(height=96)
+    return dressed(chart, "Sum of one member's contributions over the rounds", ticks=10)
+
+
+def quality(facts: Facts) -> alt.TopLevelMixin:
+    """The utility of the shared model after each round: the paid one in front, companions behind."""
+    measured = {facts.utility or "utility": facts.source.rounds}
+    if facts.utility in UNIT_UTILITIES:
+        measured |= {
+            name: rounds for name, rounds in facts.source.companions.items() if name in UNIT_UTILITIES
+        }
+    rows: list[dict[str, Any]] = []
+    for name, rounds in measured.items():
+        if facts.one_slice:  # v(M0) of round 1 is on the same samples
+            rows.append({"utility": name, "round": facts.shown[0] - 1, "value": rounds[0].empty})
+        numbers = set(facts.shown)
+        for place, one in enumerate(rounds, start=1):
+            number = number_of(one, place)
+            if number in numbers:
+                rows.append({"utility": name, "round": number, "value": one.grand})
+    paid = next(iter(measured))
+    for row in rows:
+        row["paid"] = row["utility"] == paid
+    ends = _apart([row for row in rows if row["round"] == facts.shown[-1]], rows)
+    first, last = min(row["round"] for row in rows), max(facts.shown[-1], facts.shown[0] + 1)
+    x = alt.X(
+        "round:Q",
+        title="round" + (" (0: before the first)" if facts.one_slice else ""),
+        scale=alt.Scale(domain=with_room(first, last, 0, NAME), nice=False),
+        axis=alt.Axis(format="d", values=ticks_of(first, facts.shown[-1]), grid=False, domain=False),
+    )
+    y = alt.Y(
+        "value:Q",
+        title="utility of the shared model",
+        scale=scale_of([row["value"] for row in rows]),
+        axis=alt.Axis(tickCount=5),
+    )
+    base = on(rows)
+    colour = alt.condition("datum.paid", alt.value("var(--accent)"), alt.value("var(--mute)"))
+    lines = base.mark_line(point=False).encode(
+        x=x,
+        y=y,
+        detail="utility:N",
+        color=colour,
+        strokeWidth=alt.condition("datum.paid", alt.value(2.6), alt.value(1.4)),
+    )
+    points = base.mark_point(filled=True, size=34, opacity=1).encode(x=x, y=y, color=colour)
+    ink = alt.condition("datum.paid", alt.value("var(--accent)"), alt.value("var(--soft)"))
+    names = on(ends).mark_text(align="left", baseline="middle", dx=10, fontSize=12.5)
+    names = names.encode(x="round:Q", y="at:Q", text="label:N", color=ink)
+    return dressed(
+        alt.layer(lines, points, names).properties(height=250), "Utility of the shared model after each round"
+    )
+
+
+def sums(facts: Facts) -> alt.TopLevelMixin:
+    """Each round's gain as a bar, and what the contributions add up to as a diamond."""
+    kept = [one for one in facts.rounds if one.gain is not None][-MOST_BARS:]
+    rows = [{"round": one.number, "gain": one.gain, "explained": one.explained} for one in kept]
+    base = on(rows)
+    x = alt.X(
+        "round:O", title="round", axis=alt.Axis(labelAngle=0, labelOverlap=True, grid=False, ticks=False)
+    )
+    y = alt.Y(
+        "gain:Q", title="change in utility", axis=alt.Axis(tickCount=5, format="+f", labelExpr=PLAIN_ZERO)
+    )
+    bars = base.mark_bar(
+        color="var(--ghost)",
+        stroke="var(--mute)",
+        strokeWidth=1,
+        size=min(26, max(3, 600 // max(1, len(rows)) // 2)),
+    ).encode(x=x, y=y)
+    points = base.mark_point(
+        shape="diamond",
+        filled=True,
+        size=110,
+        color="var(--accent)",
+        stroke="var(--paper)",
+        strokeWidth=1.5,
+        opacity=1,
+    )
+    chart = alt.layer(zero(horizontal=True), bars, points.encode(x=x, y="explained:Q"))
+    return dressed(chart.properties(height=220), "Gain of each round and the sum of the contributions")
+
+
+def _apart(ends: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Names at the ends of lines, best first, moved down where they would cover each other."""
+    values = [row["value"] for row in rows]
+    line = 0.065 * ((max(values) - min(values)) or 1.0)  # the height of a line of text
+    placed: list[dict[str, Any]] = []
+    free = max(values) + line
+    for row in sorted(ends, key=lambda row: -row["value"]):
+        words = textwrap.wrap(spoken(row["utility"]), 12)
+        at = min(row["value"], free - len(words) * line / 2)
+        free = at - len(words) * line / 2
+        placed.append({**row, "at": at, "label": words})
+    return placed
+
+
+def _brackets(facts: Facts, rows: list[dict[str, Any]]) -> list[Any]:
+    """One at the right edge for every group of members that cannot be told apart, if there are few.
+
+    A tick a member: a group may skip one in the ranking.
+    """
+    drawn = {row["member"] for row in rows}
+    called = _labels(facts)
+    several = [[called.get(name, "") for name in group] for group in facts.summary.groups if len(group) > 1]
+    groups = [[name for name in group if name in drawn] for group in several]
+    found: list[Any] = []
+    for place, group in enumerate(groups if len(groups) <= MOST_BRACKETS else ()):
+        if len(group) < 2:
+            continue
+        ends = [{"first": group[0], "last": group[-1], "member": name} for name in group]
+        at = alt.value({"expr": f"width - {7 * place}"})
+        colour = "var(--soft)"
+        line = on(ends[:1]).mark_rule(color=colour, strokeWidth=1.4)
+        tick = on(ends).mark_rule(color=colour, strokeWidth=1.4)
+        found.append(line.encode(x=at, y=alt.Y("first:N", scale=_order(rows)), y2="last:N"))
+        short = alt.value({"expr": f"width - {7 * place + 5}"})
+        found.append(tick.encode(x=short, x2=at, y=alt.Y("member:N", scale=_order(rows))))
+    return found
+
+
+def _labels(facts: Facts) -> dict[str, str]:
+    return labels([one.client for one in facts.summary.standings[:MOST_ROWS]])
+
+
+def _order(rows: list[dict[str, Any]]) -> alt.Scale:
+    return alt.Scale(domain=[row["member"] for row in rows])
+
+
+def _members(rows: list[dict[str, Any]]) -> alt.Y:
+    axis = alt.Axis(
+        domain=False, ticks=False, labelPadding=8, labelLimit=0, labelFontSize=13, labelColor="var(--ink)"
+    )
+    return alt.Y("member:N", title=None, scale=_order(rows), axis=axis)

@@ -1,0 +1,334 @@
+"""What a page is made from: a file of reports, or a run folder with its ledger; names may be replaced."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import string
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmerit.config import Corruption, of_folder
+from fedmerit.errors import CopyDiffers, FedmeritError, FileFormatError, StoreError
+from fedmerit.ledger.decisions import Decision, decisions_of
+from fedmerit.ledger.records import Round, first_body, unreported
+from fedmerit.scoring.accumulate import Missing, accumulate
+from fedmerit.scoring.files import LEDGER, VECTORS, read_content, scores_in
+from fedmerit.scoring.types import Reports
+from fedmerit.sentences import planted
+from fedmerit.storage.run_folder import recorded, scored_in, write
+from fedmerit.verify import verify_folder
+
+# --------------------------------------------------------------------------------------------------- costs
+
+NAME = "costs.json"
+BYTES_A_PARAMETER = 4
+"""Of a masked input on the wire (see docs/threats.md)."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of each timed round, parameters of the model; None where unknown."""
+
+    seconds: tuple[float, ...] | None = None
+    parameters: int | None = None
+
+
+def timed(watch: Callable[[Any], None], folder: Path) -> Callable[[Any], None]:
+    """A watch that also notes how long each round took, in ``costs.json``.
+
+    Args:
+        watch: called with every step first.
+        folder: of the run; a resumed run adds to what the file holds.
+    """
+    last = [time.monotonic()]
+
+    def watched(step: Any) -> None:
+        watch(step)
+        if step.stage == "round":
+            now = time.monotonic()
+            seconds = _seconds(folder) | {str(step.round): round(now - last[0], 3)}
+            write(folder / NAME, (json.dumps({"seconds": seconds}, indent=1) + "\n").encode())
+            last[0] = now
+
+    return watched
+
+
+def read_costs(folder: Path) -> Costs:
+    """What is known about the cost of the run in this folder."""
+    seconds = _seconds(folder)
+    checkpoints = sorted((folder / "checkpoints").glob("model-*.safetensors"))
+    return Costs(
+        seconds=tuple(seconds[key] for key in sorted(seconds, key=int)) or None,
+        parameters=_parameters(checkpoints[-1]) if checkpoints else None,
+    )
+
+
+def _seconds(folder: Path) -> dict[str, float]:
+    path = folder / NAME
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_bytes())["seconds"]
+        return {str(int(key)): float(value) for key, value in found.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise StoreError(f"{path}: expected seconds by round, got something else: {error!r:.80}") from error
+
+
+def _parameters(path: Path) -> int:
+    """Numbers in a safetensors file, from its header: u64 length, then JSON with the shapes."""
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        return sum(math.prod(one["shape"]) for key, one in header.items() if key != "__metadata__")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, MemoryError) as error:
+        raise StoreError(f"{path}: damaged: not a checkpoint: {error!r:.80}") from error
+
+
+# -------------------------------------------------------------------------------------------------- source
+
+
+@dataclass(frozen=True)
+class Book:
+    """What the ledger of a run says."""
+
+    run: Mapping[str, Any]
+    pool: Mapping[str, Any]
+    rounds: tuple[Round, ...]
+    decisions: tuple[Decision, ...]  # with the real names
+    head: str
+    records: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """Reports, and whatever else lies beside them; None or empty where it does not."""
+
+    rounds: tuple[Reports, ...]
+    clients: tuple[str, ...]
+    missing: Missing = "zero"
+    companions: Mapping[str, tuple[Reports, ...]] = field(default_factory=dict)
+    aborted: Mapping[int, str] = field(default_factory=dict)  # round without a sum -> why
+    unreported: tuple[int, ...] = ()  # rounds that were summed, and that nobody reported on
+    truth: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # by utility and value
+    settings: Mapping[str, Mapping[str, Any]] | None = None
+    corruption: Corruption = field(default_factory=Corruption)  # with the real names
+    book: Book | None = None
+    checks: tuple[str, ...] = ()  # what verifying the folder found
+    broken: str = ""  # why the folder does not verify
+    changed: tuple[str, str] | None = None  # a score file that differs from the sound ledger, and how
+    costs: Costs = field(default_factory=Costs)
+    names: Mapping[str, str] = field(default_factory=dict)  # real -> shown
+
+    @property
+    def pseudonyms(self) -> bool:
+        """Whether the names shown are not the real ones."""
+        return any(real != shown for real, shown in self.names.items())
+
+    @property
+    def planted(self) -> str:
+        """Which faults the settings planted, under the names shown; nothing where there are none."""
+        return planted(self.corruption, self.names if self.pseudonyms else None)
+
+
+def read_source(path: str | Path) -> Source:
+    """Everything a page can be made from.
+
+    Args:
+        path: a run folder, or a file of reports (.json, such as a lone ``scores.json``, or .csv).
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return _of_file(path)
+    source = _of_run(path) if (path / LEDGER).is_file() else _of_file(scores_in(path))
+    if (path / "config.toml").is_file():
+        config = of_folder(path)
+        source = replace(source, settings=config.as_dict(), missing=config.scoring.missing)
+        if source.corruption == Corruption():  # no ledger that can be read says of any
+            source = replace(source, corruption=config.corruption)
+    return replace(source, costs=read_costs(path))
+
+
+def _of_file(file: Path) -> Source:
+    content = read_content(file)
+    raw = _document(file)
+    companions = {
+        name: tuple(read_content(file, utility=name).rounds) for name in raw.get("companions") or {}
+    }
+    seen = dict.fromkeys(name for reports in content.rounds for name in (*reports.clients, *reports.silent))
+    clients = content.clients or tuple(seen)
+    aborted_, unreported_ = _unscored(raw)
+    return Source(
+        rounds=tuple(content.rounds),
+        clients=clients,
+        companions=companions,
+        aborted=dict.fromkeys(aborted_, "aborted"),
+        unreported=unreported_,
+        truth=_truth(raw),
+        names={name: name for name in clients},
+    )
+
+
+def _of_run(folder: Path) -> Source:
+    """From the ledger, which is the record; from the score files where it cannot be followed."""
+    lines: list[str] = []
+    changed, corruption = None, Corruption()
+    try:
+        found = recorded(folder)
+        corruption = found.config.corruption
+        try:
+            lines.extend(verify_folder(folder))
+        except CopyDiffers as error:  # nothing of this page comes from that file
+            changed = error.file, str(error)
+        ledger, rounds, scoring = found.ledger, found.rounds, found.config.scoring
+        run, pool = first_body(ledger, "run"), first_body(ledger, "pool")
+        decisions = tuple(decisions_of(ledger, rounds, scoring))
+        book = Book(run, pool, rounds, decisions, ledger.head, len(ledger))
+    except StoreError:  # nothing is scored yet
+        raise
+    except FedmeritError as error:  # the page says so: a reader must learn of it, not of an exit code
+        if not (folder / "scores.json").is_file():
+            raise
+        file_alone = _of_file(folder / "scores.json")
+        return replace(file_alone, checks=tuple(lines), broken=str(error), corruption=corruption)
+    file = folder / "scores.json"
+    readable = file.is_file() and (changed is None or changed[0] != file.name)
+    raw = _document(file) if readable else {}
+    complete = len(raw.get("rounds", ())) == len(rounds)  # if not, the file is from before the last round
+    return Source(
+        rounds=tuple(found.content.rounds),
+        clients=found.config.clients,
+        companions={name: tuple(scored_in(rounds, name)) for name in scoring.utilities[1:]},
+        aborted={one.number: one.aborted for one in rounds if one.aborted},
+        unreported=unreported(rounds),
+        truth=_truth(raw) if complete else {},
+        corruption=corruption,
+        book=book,
+        checks=tuple(lines),
+        changed=changed,
+        names={name: name for name in found.config.clients},
+    )
+
+
+def pseudonymised(source: Source) -> Source:
+    """The same with names that say nothing: Member A, B, ..., in the order of the ranking.
+
+    Everything that follows the order of the roster is put in the order of the new names, and settings that
+    are paths are withheld: either would tell who is who.
+    """
+    ranking = accumulate(source.rounds, missing=source.missing).ranking()
+    everybody = dict.fromkeys((*ranking, *source.clients))
+    letters = string.ascii_uppercase
+    width = len(str(len(everybody)))
+    marks = (
+        letters
+        if len(everybody) <= len(letters)
+        else [f"{k:0{width}d}" for k in range(1, len(everybody) + 1)]
+    )
+    names = {name: f"Member {mark}" for name, mark in zip(everybody, marks, strict=False)}
+
+    def plain(one: Round) -> Round:
+        lists = ("scheduled", "included", "declined", "silent")
+        changed = {key: tuple(sorted(names[name] for name in getattr(one, key))) for key in lists}
+        reports = {names[name]: report for name, report in one.reports.items()}
+        return replace(one, **changed, reports=reports, aborted=_without_names(one.aborted, names))  # type: ignore[arg-type]
+
+    order = np.argsort([names[name] for name in source.clients])
+    return replace(
+        source,
+        rounds=tuple(_renamed(one, names) for one in source.rounds),
+        clients=tuple(sorted(names[name] for name in source.clients)),
+        companions={
+            key: tuple(_renamed(one, names) for one in rounds) for key, rounds in source.companions.items()
+        },
+        aborted={number: _without_names(why, names) for number, why in source.aborted.items()},
+        truth={
+            utility: {key: [values[i] for i in order] for key, values in each.items()}
+            for utility, each in source.truth.items()
+        },
+        settings=None if source.settings is None else _renamed_settings(source.settings, names),
+        book=None
+        if source.book is None
+        else replace(source.book, rounds=tuple(plain(one) for one in source.book.rounds)),
+        checks=tuple(_without_names(line, names) for line in source.checks),
+        broken=_without_names(source.broken, names),
+        changed=source.changed and (source.changed[0], _without_names(source.changed[1], names)),
+        names=names,
+    )
+
+
+def _renamed(reports: Reports, names: Mapping[str, str]) -> Reports:
+    shown = [names[name] for name in reports.clients]
+    order = np.argsort(shown)
+    vectors = {key: values[order] for key in VECTORS if (values := getattr(reports, key)) is not None}
+    return replace(
+        reports,
+        clients=tuple(shown[i] for i in order),
+        silent=tuple(sorted(names[name] for name in reports.silent)),
+        **vectors,
+    )
+
+
+def _renamed_settings(
+    settings: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    def shown(value: Any) -> Any:
+        if isinstance(value, dict):
+            return dict(sorted((names.get(key, key), shown(item)) for key, item in value.items()))
+        if isinstance(value, list):
+            items = [shown(item) for item in value]
+            return sorted(items) if any(item in names for item in value if isinstance(item, str)) else items
+        return names.get(value, value) if isinstance(value, str) else value
+
+    changed = {
+        section: {key: shown(value) for key, value in part.items()} for section, part in settings.items()
+    }
+    for section, key in (
+        ("data", "path"),
+        ("data", "options"),
+        ("partition", "file"),
+        ("partition", "sizes"),
+        ("partition", "merge"),
+    ):
+        if changed[section][key]:
+            changed[section][key] = "withheld"
+    return changed
+
+
+def _without_names(text: str, names: Mapping[str, str]) -> str:
+    """A message with the names in it replaced, in one pass, where they stand as words."""
+    longest_first = sorted(map(re.escape, names), key=len, reverse=True)
+    return re.sub(rf"(?<!\w)(?:{'|'.join(longest_first)})(?!\w)", lambda found: names[found[0]], text)
+
+
+def _document(file: Path) -> dict[str, Any]:
+    """The object that a run's scores.json is; empty for a file of another shape."""
+    if file.suffix.lower() != ".json":
+        return {}
+    raw = json.loads(file.read_bytes().decode("utf-8-sig"))  # has been read as reports before
+    return raw if isinstance(raw, dict) and "rounds" in raw else {}
+
+
+def _unscored(raw: Mapping[str, Any]) -> tuple[list[int], tuple[int, ...]]:
+    """Rounds that were aborted, and rounds that nobody reported on."""
+    without = [one for one in raw.get("rounds") or () if "reports" in one and one["reports"] is None]
+    aborted_ = [int(one["round"]) for one in without if one.get("aborted")]
+    return aborted_, tuple(int(one["round"]) for one in without if not one.get("aborted"))
+
+
+def _truth(raw: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
+    found = {}
+    for utility, part in ((raw.get("utility"), raw), *(raw.get("companions") or {}).items()):
+        truth = part.get("truth")
+        if truth is None:
+            continue
+        if not isinstance(truth, dict):
+            raise FileFormatError(f"truth of {utility}: expected an object, got {type(truth).__name__}")
+        found[str(utility)] = {key: truth[key] for key in ("MR-SV", "SV") if truth.get(key) is not None}
+    return found

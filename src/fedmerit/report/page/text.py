@@ -1,0 +1,420 @@
+"""What the page says in sentences. They state findings, name who, and never more than the facts allow."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import string
+from collections.abc import Sequence
+from decimal import Decimal
+from itertools import pairwise
+
+from fedmerit.ledger.decisions import Terms
+from fedmerit.ledger.records import in_words
+from fedmerit.report.page.facts import Decided, Facts
+from fedmerit.report.summary import Standing
+from fedmerit.report.terminal import advice, signed, total_text
+from fedmerit.scoring.accumulate import NO_SCORE, join_up, number_of
+from fedmerit.scoring.files import scores_of
+from fedmerit.scoring.rewards import null_share
+from fedmerit.sentences import listed as listed
+from fedmerit.sentences import made_worse
+
+# --------------------------------------------------------------------------------------------------- notes
+
+_GAPS = ("there are no reports between rounds ", "on the same test samples, round ")
+"""How notes begin that tell of rounds that do not join up."""
+
+
+def notes(facts: Facts) -> list[str]:
+    """What to know beside the ranking; the status of FP and EE, which rank nobody, is told in part 4."""
+    last = scores_of(facts.summary.last)
+    elsewhere = {text for key in ("FP", "EE") if (one := last.get(key)) is not None for text in one.notes}
+    known = gaps_known(facts)  # then the page opens with them
+    return [
+        note(text)
+        for text in facts.summary.notes
+        if text not in elsewhere and not (known and text.startswith(_GAPS))
+    ]
+
+
+def note(text: str) -> str:
+    """A note of the library in the words of the page.
+
+    >>> note("no shares: the positive part of ALPHA is 0, no more than rounding leaves (1e-12); and more")
+    "nobody's contribution is above zero, so there is nothing to divide by"
+    >>> note("client 'North' reported 1 of 2 rounds")
+    "member 'North' reported 1 of 2 rounds"
+    """
+    text = advice(text.replace("ALPHA", "contribution"))
+    none = re.match(r"(?:no shares: )?the positive part of (\w+) is \S+, no more than rounding leaves", text)
+    if none:
+        return f"nobody's {none[1]} is above zero, so there is nothing to divide by"
+    text = text.replace("is on the list of clients but", "is on the list of members but")
+    return re.sub(r"^client(s?) (?=['\"])", r"member\1 ", text)
+
+
+def gaps_known(facts: Facts) -> bool:
+    """Whether rounds do not join up, and only because of rounds that are known to have no report."""
+    without = set(facts.source.unreported)
+    for place, (earlier, later) in enumerate(pairwise(facts.source.rounds), start=1):
+        between = range(number_of(earlier, place) + 1, number_of(later, place + 1))
+        if not without.intersection(between) and not join_up(earlier, later, place):
+            return False
+    return bool(without)
+
+
+# --------------------------------------------------------------------------------------------------- terms
+
+RULES = {
+    "fair": "In proportion to the summed {0}; whoever is below zero earns nothing.",
+    "fenced": "As fair, but nobody is paid for more than the others' scores make plausible.",
+    "impartial": "Nobody's own report touches its own share. Shares are nearly equal; a part stays unpaid.",
+    "equal": "The same for everybody who ever reported, whatever the scores.",
+}
+
+SCORES = {
+    "LOO": "what the shared model loses without {0} update",
+    "IOI": "what {0} update alone adds to the starting model",
+    "COS": "how far {0} update points the way of the sum",
+    "MERIT": "what {0} own training reached alone, plus what {0} updates added alone",
+}
+"""Scores that may be paid by, other than the contribution."""
+
+
+def noun(score: str) -> str:
+    """A score as the page and the statements call it."""
+    return "contribution" if score == "ALPHA" else score
+
+
+def basis(terms: Terms) -> str:
+    """What a decision pays by, as the name of a column."""
+    return f"{noun(terms.score)} by {spoken(terms.utility)}"
+
+
+def rule_text(rule: str, score: str = "ALPHA") -> str:
+    """What a rule does.
+
+    >>> rule_text("fair", "LOO")
+    'In proportion to the summed LOO; whoever is below zero earns nothing.'
+    """
+    return RULES[rule].format(noun(score))
+
+
+def about(terms: Terms) -> str:
+    """What the rule of these terms does, within which bounds."""
+    return " ".join([rule_text(terms.rule, terms.score), *_bounds(terms)])
+
+
+def _bounds(terms: Terms) -> list[str]:
+    """What smallest and largest shares were agreed, and who pays for them; nothing where none were."""
+    ends = []
+    if terms.floor > 0:
+        ends.append(f"no member that reported has a share below {terms.floor:.2%}, whatever its score")
+    if terms.cap < 1:
+        ends.append(f"no member has a share above {terms.cap:.2%}")
+    if not ends:
+        return []
+    rest = "spread over the others in proportion"
+    if terms.rule == "impartial":
+        rest = "taken from the unpaid part, or added to it"
+    moved = "" if terms.rule == "equal" else f" What that gives or takes is {rest}."
+    return [f"But by the terms of this decision {', and '.join(ends)}.{moved}"]
+
+
+def usual(terms: Terms) -> bool:
+    """Whether nothing but budget, rule and measure was chosen."""
+    return (terms.score, terms.floor, terms.cap) == ("ALPHA", 0.0, 1.0)
+
+
+def decision(one: Decided) -> list[str]:
+    """What was decided: in one sentence, then on which terms."""
+    terms = one.terms
+    covers = f"{one.rounds} of {one.planned} rounds" if one.rounds < one.planned else rounds(one.rounds)
+    said = [
+        f"Decision {one.number} stands: {Decimal(one.budget):,.2f} by the rule {terms.rule}, after {covers}."
+    ]
+    if one.rounds < one.planned:
+        said.append("What later rounds bring is in no decision yet.")
+    instead = f", in place of decision {one.replaces}" if one.replaces else ""
+    counts = "as zero" if terms.missing == "zero" else "at the member’s own mean"
+    said.append(f"Record {one.record} of the ledger{instead}.")
+    what = terms.score
+    if what in SCORES:
+        what += f": {SCORES[what].format('a member’s')}"
+    said.append(f"Paid by {spoken(terms.utility)} ({what}); missed rounds count {counts}.")
+    if one.basis:
+        said.append(f"It does not pay by the contribution of part 1, but by the column “{basis(terms)}”.")
+    if not one.defined:
+        said.append("The scores allowed no shares, so that the agreed way out was taken.")
+    return [*said, about(terms)]
+
+
+# ----------------------------------------------------------------------------------------------- sentences
+
+_COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+
+UTILITIES = {
+    "expected-accuracy": "the probability the model gives to the right answer, averaged over test samples",
+    "accuracy": "the part of the test samples for which the model's first answer is right",
+    "balanced-accuracy": "accuracy with every class counted alike",
+    "brier": "1 less half the squared distance between predicted probabilities and the truth",
+    "neg-loss": "minus the cross-entropy loss",
+    "dice": "the overlap of predicted and true regions",
+}
+
+STATUS = {
+    "ok": "in order",
+    "reversed": "reversed: it would rank the members the wrong way round",
+    "fallback": "fallback: its denominator is zero, a replacement was used",
+    "undefined": "undefined: nothing to distribute, split equally",
+    "none": "none: somebody in the sum sent no report",
+}
+
+
+def count(number: int) -> str:
+    """A small number as a word."""
+    return _COUNTS[number] if number < len(_COUNTS) else str(number)
+
+
+def rounds(number: int) -> str:
+    """So many rounds."""
+    return "one round" if number == 1 else f"{count(number)} rounds"
+
+
+def title(facts: Facts) -> str:
+    """What the page opens with: what to do about a doubt that withholds the rest, or who contributed what."""
+    for doubt in facts.summary.doubts:
+        if doubt.withholds:
+            return f"{'Do not pay by these numbers' if doubt.gross else 'Look before you pay'}: {doubt.short}"
+    return headline(facts)
+
+
+def headline(facts: Facts) -> str:
+    """Who contributed what, in one sentence."""
+    standings, n = facts.summary.standings, facts.total.n
+    if facts.total.stderr is None:
+        return f"{_without_errors(facts)}; how sure that is cannot be said"
+    helpful = [one.client for one in standings if one.surely > 0]
+    leaders = [one.client for one in standings if one.rank_interval and one.rank_interval[0] == 1]
+    harmful = made_worse(standings, 3)
+    worse = f"; {harmful}" if harmful else ""
+    roster = n + len(facts.unscored)
+    if not helpful:
+        return "No member is sure to have improved the model" + worse
+    if len(leaders) == 1:
+        return f"{leaders[0]} contributed most" + worse
+    if not set(leaders) <= set(helpful):  # the first is known to have improved the model, not all of these
+        if len(leaders) == roster:
+            return f"The {count(n)} members cannot be told apart"
+        if len(leaders) == n:
+            return f"{count(n).capitalize()} of {count(roster)} members reported, and cannot be told apart"
+        others = "one other" if len(leaders) == 2 else f"{count(len(leaders) - 1)} others"
+        return f"{leaders[0]} stands first, but cannot be told apart from {others}{worse}"
+    if len(leaders) == n:
+        return f"{_some(n, facts)} contributed, and cannot be told apart"
+    if len(leaders) <= 3:
+        return f"{listed(leaders)} contributed most, and cannot be told apart{worse}"
+    most = " most" if len(helpful) > len(leaders) else ""
+    return f"{_some(len(leaders), facts)} contributed{most} and cannot be told apart{worse}"
+
+
+def _without_errors(facts: Facts) -> str:
+    """The headline where nothing is known about errors: no winner where there is none."""
+    standings = facts.summary.standings
+    leaders = [one.client for one in standings if one.rank == 1]
+    if standings[0].total <= 0:
+        return "No member improved the model"
+    if len(leaders) == 1:
+        return f"{leaders[0]} contributed most"
+    if len(leaders) == len(standings) or len(leaders) > 3:
+        most = "" if len(leaders) == len(standings) else " most, and"
+        return f"{_some(len(leaders), facts)} contributed{most} alike"
+    return f"{listed(leaders)} contributed most, and alike"
+
+
+def _all(number: int) -> str:
+    return "Both" if number == 2 else f"All {count(number)}"
+
+
+def _some(number: int, facts: Facts) -> str:
+    """So many of those that could be measured: nothing is said against who sent no report."""
+    n = facts.total.n
+    which = "members that reported" if facts.unscored else "members"
+    if number == n:
+        return f"{_all(n)} {which}"
+    the = "the " if facts.unscored else ""
+    return f"{count(number).capitalize()} of {the}{count(n)} {which}"
+
+
+def lede(facts: Facts) -> list[str]:
+    """The finding in a few sentences, numbers included."""
+    said = [_change(facts), *map(sentence, in_words((), facts.source.unreported))]
+    if not facts.summary.withheld:
+        said += _places(facts)
+    if facts.unscored:
+        have = "has" if len(facts.unscored) == 1 else "have"
+        said.append(f"{listed(facts.unscored)} never reported and {have} no score.")
+    turned = {client: one for one in facts.companions for client in one.turned}
+    if turned and not facts.summary.withheld:
+        which = dict.fromkeys(spoken(one.utility) for one in turned.values())
+        said.append(
+            f"Not every measure agrees about {listed(list(turned), 3)}: see {listed(list(which))} in part 4."
+        )
+    return said
+
+
+def _places(facts: Facts) -> list[str]:
+    """Who stands first, and who last."""
+    total, said = facts.total, []
+    standings = facts.summary.standings
+    best, worst = standings[0], standings[-1]
+    first = [one for one in standings if one.rank == best.rank]
+    if len(first) == len(standings) > 1:
+        said.append(f"{_all(total.n)} stand alike with {total_text(best)}.")
+    else:
+        said.append(_place(first, "first", total.n))
+        if worst.client in facts.summary.suspects:
+            said.append(
+                f"{worst.client} stands last with {total_text(worst)}, significantly below everybody else: "
+                "worth a conversation."
+            )
+        elif worst is not best:
+            said.append(_place([one for one in standings if one.rank == worst.rank], "last", total.n))
+    return said
+
+
+def _change(facts: Facts) -> str:
+    """How the shared model changed, in numbers that agree with each other."""
+    total, reports, digits = facts.total, facts.source.rounds, facts.level_digits
+    span = _span(facts)
+    measure = f"the {spoken(facts.utility) if defined(facts) else facts.utility} of the shared model"
+    moved = "rose" if total.gain > 0 else "fell" if total.gain < 0 else "stayed the same"
+    change = "" if total.gain == 0 else f" by {abs(total.gain):.{digits}f}"
+    if facts.one_slice:
+        low, high = reports[0].empty, reports[-1].grand
+        ends = f"from {low:.{digits}f} to {high:.{digits}f}"
+        if abs((high - low) - total.gain) > 1e-6 * max(abs(low), abs(high), abs(total.gain)):
+            if gaps_known(facts):
+                part = f"{signed(total.gain, digits)} of that came in rounds with reports"
+                return f"{span} {measure} went {ends}; {part}."
+            return (
+                f"{span} {measure} went {ends}, but the gains of the rounds add up to "
+                f"{signed(total.gain, digits)}: the rounds do not join up."
+            )
+        change += f", {ends}"
+    return f"{span} {measure} {moved}{change}."
+
+
+def _span(facts: Facts) -> str:
+    """Which rounds the change covers."""
+    number, last = facts.total.rounds, facts.source.rounds[-1].round
+    if facts.unfinished:
+        closed, planned = facts.unfinished
+        return f"After {closed} of {planned} rounds (the run is not over)"
+    if facts.source.unreported and facts.one_slice and last is not None:
+        return f"By round {last}"
+    if number == 1:
+        return "In one round"
+    return f"Over {rounds(number)}" + (" with reports" if facts.source.unreported else "")
+
+
+def _place(equals: Sequence[Standing], where: str, n: int) -> str:
+    one = equals[0]
+    if len(equals) > 1:
+        return f"{listed([each.client for each in equals])} share the {where} place with {total_text(one)}."
+    sentence = f"{one.client} stands {where} with {total_text(one)}"
+    if one.rank_interval is None or one.rank_interval[0] == one.rank_interval[1]:
+        return sentence + "."
+    low, high = one.rank_interval
+    return sentence + f", and may rank anywhere from {low} to {high} of {n}."
+
+
+def how_sure(facts: Facts) -> str:
+    """What the plus-minus covers and what it does not."""
+    if facts.total.stderr is None:
+        return "No standard errors were reported, so how sure this is cannot be said."
+    return (
+        "± and the whiskers are 95 % intervals for the sampling error of the test set in this run, each for "
+        "one member alone. Ranks, who can be told apart, and who is said to have improved the model or made "
+        "it worse: that holds with 95 % for all members at once. "
+        "Training again would move the numbers too, and no single run can say by how much."
+    )
+
+
+def together(facts: Facts) -> str:
+    """Who cannot be told apart."""
+    if facts.total.stderr is None:
+        return ""
+    groups = [group for group in facts.summary.groups if len(group) > 1]
+    if not groups:
+        return "Every member can be told apart from every other."
+    if len(groups) == 1:
+        return f"The test cannot tell {listed(groups[0], 12)} apart."
+    lettered = zip(string.ascii_lowercase, facts.summary.groups, strict=False)
+    each = [f"{letter}) {listed(group, 12)}" for letter, group in lettered if len(group) > 1]
+    return "Inside each of these groups the test cannot tell members apart: " + "; ".join(each) + "."
+
+
+def built_up(facts: Facts) -> str:
+    """When the gain was made."""
+    reports, gain = facts.source.rounds, facts.total.gain
+    if gain <= 0 or len(reports) < 3:
+        which = "The rounds with reports" if facts.source.unreported else "The rounds"
+        return f"{which} changed the shared model by {signed(gain, facts.level_digits)} in all."
+    sums = list(itertools.accumulate(one.gain for one in reports))
+    place = next(k for k, so_far in enumerate(sums, start=1) if so_far >= gain / 2 or k == len(sums))
+    first = "The first round" if place == 1 else f"The first {count(place)} rounds"
+    part = f"{sums[place - 1] / gain:.0%}"
+    of = f"{count(len(reports))} with reports" if facts.source.unreported else count(len(reports))
+    gained = "the gain in rounds with reports" if facts.source.unreported else "the whole gain"
+    return f"{first} of {of} brought {part} of {gained}. Who is away then misses most."
+
+
+def away(facts: Facts) -> list[str]:
+    """Who was away, and what it cost."""
+    if not facts.absences:
+        return ["Nobody missed a round."]
+    said = []
+    for one in facts.absences:
+        which = listed([str(number) for number in one.rounds], 12)
+        missed = f"{one.client} has no report in round{'s' if len(one.rounds) > 1 else ''} {which}"
+        if one.at_own_mean is None:
+            said.append(f"{missed}, that is none at all: {NO_SCORE}.")
+        elif facts.source.missing == "zero":
+            own = signed(one.at_own_mean, facts.summary.digits)
+            said.append(f"{missed}. That counts as zero; at its own mean it would have counted {own}.")
+        else:
+            own = signed(one.at_own_mean, facts.summary.digits)
+            said.append(f"{missed}. That counts at its own mean, {own} in all.")
+    return said
+
+
+def noise_share(facts: Facts) -> str:
+    """What a member without any contribution could expect from luck."""
+    terms = facts.terms
+    nothing = null_share(facts.payable)
+    if nothing is None or (terms.floor, terms.cap) != (0.0, 1.0):
+        return ""
+    return (
+        f"From noise alone, a member that contributed nothing could expect {nothing:.2%} under the rule fair."
+    )
+
+
+def defined(facts: Facts) -> bool:
+    """Whether the utility is what its name means here: a file may hold a Brier score that falls."""
+    return facts.utility != "brier" or facts.source.settings is not None
+
+
+def spoken(utility: str | None) -> str:
+    """A utility's name in a sentence."""
+    return {"brier": "1 - Brier/2", None: "utility"}.get(utility) or str(utility).replace("-", " ")
+
+
+def sentence(text: str) -> str:
+    """A note as a sentence.
+
+    >>> sentence("round 4 was aborted")
+    'Round 4 was aborted.'
+    """
+    return f"{text[:1].upper()}{text[1:]}."

@@ -1,0 +1,301 @@
+"""Summaries and payouts as tables for a terminal."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from fedmerit.report.summary import Standing, Summary
+from fedmerit.scoring.agreement import agreement
+from fedmerit.scoring.doubts import Doubt
+from fedmerit.scoring.rewards import Payouts, Shares
+from fedmerit.sentences import made_worse
+
+if TYPE_CHECKING:
+    from fedmerit.simulation.plan import Plan
+
+# -------------------------------------------------------------------------------------------------- tables
+
+MOST_NAMED = 20
+"""Members named by a plan."""
+
+
+def print_summary(console: Console, summary: Summary, *, utility: str | None) -> None:
+    """What is in doubt; who, how much, how sure; then what to know about it."""
+    for doubt in summary.doubts:
+        _say(console, f"WARNING: {doubt}")
+    total = summary.total
+    rounds = f"{total.rounds} round{'s' if total.rounds > 1 else ''}"
+    caption = f"{total.score} summed over {rounds}"
+    if utility:
+        caption += f", utility {utility}"
+    first, last = _standings(summary), _last_round(summary)
+    both = {**first, **last}
+    if _fits(both, console.width):
+        _print_table(console, both)
+    else:
+        _print_table(console, first)
+        _print_table(console, {"client": first["client"], **last})
+    gain, summed = (signed(value, summary.digits) for value in (total.gain, float(total.raw.sum())))
+    _say(console, f"{caption}; gain {gain}, sum of {total.score} {summed}")
+    _say(console, f"LOO, FP, EE: of round {summary.last.round} alone")
+    for name, status in summary.status.items():
+        if status != "ok":
+            _say(console, f"{name} of the last round is {status}: do not rank or pay by it")
+    told = [group for group in summary.groups if len(group) > 1]
+    if told:
+        _say(console, "cannot be told apart: " + "; ".join(", ".join(group) for group in told))
+    if total.stderr is None:
+        _say(console, "no standard errors were reported: how sure this is cannot be said")
+    else:
+        _say(
+            console, "±: 95 % interval, sampling error of the test set in this run; (a-b): ranks it may have"
+        )
+    if total.score == "ALPHA" and not summary.withheld and (worse := made_worse(summary.standings)):
+        _say(console, worse)
+    for name in () if summary.withheld else summary.suspects:
+        _say(console, f"{name} is significantly below everybody else: worth a conversation")
+    for note in summary.notes:
+        _say(console, f"note: {note}")
+
+
+Columns = dict[str, list[str]]
+
+
+def _standings(summary: Summary) -> Columns:
+    standings = summary.standings
+    columns = {
+        "client": [printable(one.client) for one in standings],
+        summary.total.score.lower(): [total_text(one) for one in standings],
+        "rank": [rank_text(one) for one in standings],
+        "share": ["-" if one.share is None else f"{one.share:.1%}" for one in standings],
+    }
+    if any(one.coverage < 1 for one in standings):
+        columns["rounds"] = [f"{one.coverage:.0%}" for one in standings]
+    if any(one.samples is not None for one in standings):
+        columns["samples"] = ["-" if one.samples is None else f"{one.samples:.0f}" for one in standings]
+    return columns
+
+
+def _last_round(summary: Summary) -> Columns:
+    return {
+        key: [signed(one.last[key], one.digits) for one in summary.standings] for key in ("LOO", "FP", "EE")
+    }
+
+
+def total_text(one: Standing) -> str:
+    if one.interval is None:
+        return bare_text(one)
+    return f"{bare_text(one)} ± {(one.interval[1] - one.interval[0]) / 2:.{one.digits}f}"
+
+
+def bare_text(one: Standing) -> str:
+    return signed(one.total, one.digits)
+
+
+def rank_text(one: Standing) -> str:
+    if one.rank_interval is None or one.rank_interval[0] == one.rank_interval[1]:
+        return str(one.rank)
+    return f"{one.rank} ({one.rank_interval[0]}-{one.rank_interval[1]})"
+
+
+def signed(value: float | None, digits: int = 4) -> str:
+    return "-" if value is None else f"{value:+.{digits}f}"
+
+
+def _fits(columns: Columns, width: int) -> bool:
+    """Whether the columns stand side by side with at least a dozen characters for a long name."""
+    widths = {name: max(map(len, (name, *cells))) for name, cells in columns.items()}
+    widths["client"] = min(widths["client"], 12)
+    return sum(widths.values()) + 3 * len(widths) + 1 <= width
+
+
+def _print_table(console: Console, columns: Columns) -> None:
+    table = Table(box=box.SIMPLE_HEAD)
+    for name, cells in columns.items():
+        if name == "client":  # a long name takes two lines; numbers never do
+            table.add_column(name, overflow="fold", min_width=min(12, max(map(len, cells))))
+        else:
+            longest = max(map(len, (name, *cells)))
+            table.add_column(name, justify="right", no_wrap=True, min_width=longest)
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(table)
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(Text(printable(text)))
+
+
+def printable(text: str) -> str:
+    r"""Text as it may go to a terminal: what would move the cursor or break the line is spelled out.
+
+    >>> print(printable("north\x1b[2J"))
+    north\x1b[2J
+    """
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def print_payouts(
+    console: Console,
+    paid: Payouts,
+    divided: Shares,
+    *,
+    unscored: Sequence[str] = (),
+    warning: str = "",
+    doubts: Sequence[Doubt] = (),
+) -> None:
+    """What is in doubt; name, share, amount, also of who never reported; what to know about it."""
+    if warning:
+        _say(console, f"WARNING: {warning}")
+    for doubt in doubts:
+        _say(console, f"WARNING: {doubt}")
+    best_first = sorted(paid.items(), key=lambda item: (-item[1], item[0]))
+    best_first += [(name, Decimal(0)) for name in unscored]
+    columns = {
+        "client": [printable(name) for name, _ in best_first],
+        "share": [f"{divided.by_client.get(name, 0.0):.2%}" for name, _ in best_first],
+        "payout": [f"{amount:,.2f}" for _, amount in best_first],
+    }
+    _print_table(console, columns)
+    _say(console, f"budget {paid.budget:,.2f}, rule {divided.rule}, unpaid {paid.unpaid:,.2f}")
+    for note in divided.notes:
+        _say(console, f"note: {note}")
+
+
+def print_truth(console: Console, content: Mapping[str, Any]) -> None:
+    """That plain updates were looked at, and how close the summed scores come to the ground truth."""
+    console.print("analysis: plain updates were looked at, which secure aggregation would have hidden")
+    for utility, part in ((content["utility"], content), *content["companions"].items()):
+        for name in ("MR-SV", "SV"):
+            truth = part.get("truth", {}).get(name)
+            if truth is None:
+                continue
+            found = []
+            for score, values in part["cumulative"].items():
+                spearman = None if None in values else agreement(values, truth).spearman
+                found.append(f"{score} {'-' if spearman is None else format(spearman, '.2f')}")
+            what = "retrained Shapley value" if name == "SV" else name
+            console.print(f"Spearman with the {what} of {utility}: {', '.join(found)}")
+
+
+def print_plan(console: Console, plan: Plan) -> None:
+    """What a run will cost: one line per score, then the rest."""
+    console.print(
+        f"{plan.members} members, {plan.rounds} rounds, {plan.parameters:,} parameters, on {plan.device}: "
+        f"{plan.local_trainings} local trainings, about {_minutes(plan.train_minutes)}"
+    )
+    each = [f"{printable(name)} {samples:,}" for name, samples in plan.samples[:MOST_NAMED]]
+    more = f" and {len(plan.samples) - MOST_NAMED} more members" if len(plan.samples) > MOST_NAMED else ""
+    console.print(f"training samples: {', '.join(each)}{more}")
+    table = Table(box=box.SIMPLE_HEAD)
+    for header in ("score", "models to evaluate", "more trainings", "time"):
+        table.add_column(header, justify="left" if header == "score" else "right", no_wrap=True)
+    for cost in plan.costs:
+        table.add_row(cost.name, f"{cost.models:,}", f"{cost.trainings:,}", _minutes(cost.minutes))
+    console.print(table)
+    console.print(
+        f"memory about {plan.memory_bytes / 2**20:,.0f} MiB; each member sends "
+        f"{plan.bytes_up / 2**20:,.1f} MiB a round; "
+        f"a member that evaluates for itself needs up to {plan.flower_models} models a round"
+    )
+    low, high = plan.gaps
+    console.print(
+        f"{plan.pool} test samples tell two members apart in one round if their alpha differs by "
+        f"{low:.3f} to {high:.3f} (80 % power, 5 % level; the range is that of the committed experiments)"
+    )
+
+
+def _minutes(value: float) -> str:
+    return f"{value:.1f} min" if value >= 1 else f"{value * 60:.1f} s"
+
+
+def advice(text: str, option: str = "fedmerit rewards --on-undefined") -> str:
+    """A message of the library that names the option in place of the argument.
+
+    >>> advice("nothing; on_undefined='equal' or 'zero' would say what to do then")
+    'nothing; fedmerit rewards --on-undefined equal or zero would say what to do then'
+    """
+    text = text.replace("on_undefined='equal' or 'zero' would", f"{option} equal or zero would")
+    text = text.replace("despite_doubts=True", "--despite-doubts")
+    return re.sub(r"on_undefined='(\w+)' decided", rf"{option} \1 decided", text)
+
+
+# ------------------------------------------------------------------------------------------------ progress
+
+
+class Step(Protocol):
+    """What the engine tells: see `fedmerit.simulation.run.Progress`."""
+
+    stage: Any
+    round: int
+    rounds: int
+    done: int
+    total: int
+    text: str
+
+
+Watch = Callable[[Any], None]
+_WORDS = {
+    "train": "members training",
+    "sum": "secure sum",
+    "evaluate": "members evaluating",
+    "coalitions": "coalitions",
+    "retrain": "retraining",
+}
+
+
+@contextmanager
+def watching(console: Console) -> Iterator[Watch]:
+    """A function to give to the engine."""
+    if not console.is_terminal:
+        yield _lines(console)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        yield _bars(bars)
+
+
+def _bars(bars: Progress) -> Watch:
+    rounds = bars.add_task("rounds", total=None)
+    tasks = {stage: bars.add_task(words, total=None, visible=False) for stage, words in _WORDS.items()}
+
+    def watch(step: Step) -> None:
+        if step.stage == "note":
+            bars.console.print(f"note: {step.text}")
+        elif step.stage == "round":
+            bars.update(rounds, completed=step.done, total=step.total)
+            bars.console.print(f"round {step.round}/{step.rounds}: {step.text}")
+            for task in tasks.values():
+                bars.reset(task, visible=False)
+        else:
+            bars.update(rounds, total=step.rounds)
+            bars.update(tasks[step.stage], completed=step.done, total=step.total or None, visible=True)
+
+    return watch
+
+
+def _lines(console: Console) -> Watch:
+    started = time.monotonic()
+    first: list[int] = []
+
+    def watch(step: Step) -> None:
+        if step.stage == "note":
+            console.print(f"note: {step.text}")
+        elif step.stage == "round":
+            first.append(step.round)
+            pace = (time.monotonic() - started) / len(first)
+            left = pace * (step.rounds - step.round)
+            console.print(f"round {step.round}/{step.rounds}: {step.text} ({left:.0f} s left)")
+
+    return watch

@@ -1,0 +1,259 @@
+"""Scores summed over rounds, while members come and go.
+
+A single round can at best tell what its own exact Shapley value tells; the sum over rounds tells more. Most
+of the gain falls in the first rounds, so what an absent member gets for a missed round is a choice that
+somebody must make and everybody should see.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from fedmerit.errors import InputError, ReportError, UndefinedScore
+from fedmerit.scoring.scores import SCORES, ioi, solo
+from fedmerit.scoring.types import Reports, Scores, Vector
+from fedmerit.scoring.validate import spelled, two_spellings
+
+Missing = Literal["zero", "own-mean"]
+
+NO_SCORE = "it has no score and is paid nothing under any rule"
+"""How a note ends that is about somebody without a single report."""
+SUMMABLE = ("ALPHA", "LOO", "IOI", "COS", "MERIT")
+_ERRORS = {"ALPHA": "se_alpha", "LOO": "se_loo", "IOI": "se_ioi"}
+
+
+def accumulate(
+    rounds: Iterable[Reports], *, score: str = "ALPHA", missing: Missing = "zero", warmup: int = 0
+) -> Scores:
+    r"""A score summed over rounds.
+
+    .. math:: \mathrm{total}(i) = \sum_{t : i \text{ reported}} s_t(i), \qquad
+        \text{own-mean: } \ \times R / R_i
+
+    with R rounds counted and R_i of them reported by client i. ``MERIT`` is the last SOLO plus IOI summed.
+
+    Standard errors (ALPHA, LOO, IOI; only if every counted report carries one): rounds on different test
+    slices are independent, so squares add up. A slice that is not named may be any of them: what its rounds
+    carry is added as it is. Rounds on the same slice share their samples: there the
+    client's own ``se_alpha_total`` is used where it covers just these rounds, and otherwise the sum of the
+    rounds' standard errors, which is an upper bound and noted as such. It covers them if the last carries
+    it, if numbers run from 1 without a gap (or there are none; an aborted round, over which the utility stays
+    the same, makes none), and if the client was never silent before: what it measured in a round that is not
+    here, or without being heard, is in its total all the same. Who is in neither ``clients`` nor ``silent``
+    was not in that round's sum, and measured nothing.
+
+    Args:
+        rounds: reports in the order of the rounds.
+        score: one of ALPHA, LOO, IOI, COS, MERIT.
+        missing: what a round without a report counts: nothing (``"zero"``) or the client's own mean over
+            the rounds it did report (``"own-mean"``).
+        warmup: rounds at the start that are not counted.
+
+    Returns:
+        Scores of every client that ever reported in a counted round; ``coverage`` is R_i / R. Notes name
+        who was in a sum and never reported, two names that may be one, and rounds that do not join up.
+
+    Raises:
+        ReportError: also for a counted round that nobody reported in, naming it; leave it out, as a ledger
+            does: it counts for nobody.
+
+    >>> first = Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1], clients=["A", "B", "C"])
+    >>> second = Reports(empty=3, grand=5, alone=[4, 4], without=[4, 4], clients=["A", "B"])
+    >>> accumulate([first, second]).as_dict()
+    {'A': 1.0, 'B': 2.0, 'C': 2.0}
+    >>> accumulate([first, second], missing="own-mean").as_dict()
+    {'A': 1.0, 'B': 2.0, 'C': 4.0}
+    """
+    if isinstance(rounds, Reports) or not isinstance(rounds, Iterable):
+        raise ReportError(f"accumulate takes a list of Reports, got {type(rounds).__name__}")
+    given = list(rounds)
+    counted = _counted(given, warmup)
+    if score not in SUMMABLE:
+        raise InputError(f"score must be one of {', '.join(SUMMABLE)}, got {score!r}")
+    if missing not in ("zero", "own-mean"):
+        raise InputError(f"missing must be 'zero' or 'own-mean', got {missing!r}")
+
+    clients = tuple(dict.fromkeys(name for reports in counted for name in reports.clients))
+    index = {name: i for i, name in enumerate(clients)}
+    per_round = ioi if score == "MERIT" else SCORES[score].function
+    terms: list[list[float]] = [[] for _ in clients]
+    notes = list(_apart(counted))
+    if alike := two_spellings(clients):
+        one, other = spelled(*alike)
+        notes.append(
+            f"clients {one} and {other} differ only in case, blanks or how letters are composed: "
+            "they count as two"
+        )
+    for reports in counted:
+        scores = per_round(reports)
+        notes += scores.notes
+        for name, value in zip(reports.clients, scores.values.tolist(), strict=True):
+            terms[index[name]].append(value)
+
+    reported = np.array([len(own) for own in terms], dtype=np.float64)
+    factor = len(counted) / reported if missing == "own-mean" else np.ones(len(clients))
+    total = np.array([math.fsum(own) for own in terms]) * factor
+    stderr = _standard_errors(
+        counted, clients, score, whole=warmup == 0 and given[0].round in (None, 1), notes=notes
+    )
+    if score == "MERIT":
+        total = total + _last_solo(counted, clients)
+    for name, seen in zip(clients, reported, strict=True):
+        if seen < len(counted):
+            counts = "as zero" if missing == "zero" else "at its own mean"
+            notes.append(
+                f"client {name!r} reported {seen:.0f} of {len(counted)} rounds; the rest counts {counts}"
+            )
+    for name in dict.fromkeys(name for reports in counted for name in reports.silent):
+        if name not in index:
+            notes.append(f"client {name!r} was in the sum but never reported: {NO_SCORE}")
+    return Scores(
+        score=score,
+        clients=clients,
+        values=total,
+        raw=total,
+        gain=math.fsum(reports.gain for reports in counted),
+        stderr=None if stderr is None else stderr * factor,
+        rounds=len(counted),
+        coverage=reported / len(counted),
+        notes=tuple(notes),
+    )
+
+
+def _counted(rounds: Sequence[Reports], warmup: int) -> Sequence[Reports]:
+    for reports in rounds:
+        if not isinstance(reports, Reports):
+            raise ReportError(f"accumulate takes a list of Reports, got {type(reports).__name__}")
+    if isinstance(warmup, bool) or not isinstance(warmup, int | np.integer) or warmup < 0:
+        raise InputError(f"warmup must be 0 or more rounds, a whole number, got {warmup!r:.100}")
+    if len(rounds) <= warmup:
+        raise ReportError(f"nothing to accumulate: {len(rounds)} rounds, of which {warmup} are warm-up")
+    utilities = {reports.utility for reports in rounds}
+    if len(utilities) > 1:
+        names = ", ".join(sorted(str(name) for name in utilities))
+        raise ReportError(f"rounds of different utilities cannot be added: {names}")
+    numbers = [reports.round for reports in rounds if reports.round is not None]
+    for earlier, later in pairwise(numbers):
+        if later <= earlier:
+            raise ReportError(f"rounds must come in order, each once: {later} follows {earlier}")
+    for place, reports in enumerate(rounds[warmup:], start=warmup + 1):
+        if not reports.n:
+            raise ReportError(
+                f"round {number_of(reports, place)}: expected at least 1 report, but all "
+                f"{len(reports.silent)} clients are silent; leave the round out, it counts for nobody"
+            )
+    return rounds[warmup:]
+
+
+def number_of(reports: Reports, place: int) -> int:
+    """The number of a round; its place among the others, from 1, where it has none."""
+    return place if reports.round is None else reports.round
+
+
+def join_up(earlier: Reports, later: Reports, place: int) -> bool:
+    """Whether nothing changed between two rounds, of which the earlier stands at this place.
+
+    On the same test samples the later one begins where the earlier ended; on others it is the next.
+    """
+    if _on_one_slice(earlier, later):
+        largest = max(abs(later.empty), abs(earlier.grand))
+        return abs(later.empty - earlier.grand) <= 1e-6 * largest
+    return number_of(later, place + 1) <= number_of(earlier, place) + 1
+
+
+def _apart(rounds: Sequence[Reports]) -> Iterator[str]:
+    """Rounds that do not join up: what changed between them is in nobody's score."""
+    gone, jumps = [], []
+    for place, (earlier, later) in enumerate(pairwise(rounds), start=1):
+        if join_up(earlier, later, place):
+            continue
+        one, next_ = number_of(earlier, place), number_of(later, place + 1)
+        if _on_one_slice(earlier, later):
+            ends, begins = f"{earlier.grand:.6g}", f"{later.empty:.6g}"
+            jumps.append(f"round {one} ends at {ends} and round {next_} begins at {begins}")
+        if next_ > one + 1:
+            gone.append(f"{one} and {next_}")
+    if gone:
+        yield f"there are no reports between rounds {_first(gone)}: what changed then is in nobody's score"
+    if jumps:
+        yield f"on the same test samples, {_first(jumps)}: what changed in between is in nobody's score"
+
+
+def _first(items: Sequence[str], most: int = 3) -> str:
+    return "; ".join(items[:most]) + (f"; and {len(items) - most} more" if len(items) > most else "")
+
+
+def _last_solo(rounds: Sequence[Reports], clients: Sequence[str]) -> Vector:
+    last: dict[str, float] = {}
+    for reports in rounds:
+        if reports.solo is not None:
+            last.update(solo(reports).as_dict())
+    without = [name for name in clients if name not in last]
+    if without:
+        raise UndefinedScore(f"MERIT needs SOLO, which client {without[0]!r} never reported")
+    return np.array([last[name] for name in clients])
+
+
+def _standard_errors(
+    rounds: Sequence[Reports], clients: Sequence[str], score: str, *, whole: bool, notes: list[str]
+) -> Vector | None:
+    """Of the sum over rounds, or None where a report carries none."""
+    field = _ERRORS.get(score)
+    if field is None or any(getattr(reports, field) is None for reports in rounds):
+        return None
+    # per client and slice: standard errors of its rounds there, and the last running total it gave
+    parts: list[dict[str | None, list[float]]] = [defaultdict(list) for _ in clients]
+    totals: list[dict[str | None, float]] = [{} for _ in clients]
+    index = {name: i for i, name in enumerate(clients)}
+    doubted = set() if whole else set(clients)  # whose running totals may cover other rounds than these
+    for place, reports in enumerate(rounds):
+        if place and not _follows(rounds[place - 1], reports):
+            doubted.update(clients)
+        doubted.update(reports.silent)
+        for k, name in enumerate(reports.clients):
+            mine, here = index[name], reports.slice
+            parts[mine][here].append(float(getattr(reports, field)[k]))
+            totals[mine].pop(here, None)  # it does not cover this round
+            if score == "ALPHA" and name not in doubted and reports.se_alpha_total is not None:
+                totals[mine][here] = float(reports.se_alpha_total[k])
+    bounded = False
+    found = []
+    for own, running in zip(parts, totals, strict=True):
+        unknown, square = 0.0, 0.0
+        for slice_id, errors in own.items():
+            exact = len(errors) == 1 or (slice_id in running and len(own) == 1)
+            bounded |= not exact
+            error = errors[0] if len(errors) == 1 else running[slice_id] if exact else math.fsum(errors)
+            if slice_id is None:
+                unknown = error
+            else:
+                square += error * error
+        bounded |= None in own and len(own) > 1
+        found.append(unknown + math.sqrt(square))
+    if bounded:
+        unsaid = any(reports.slice is None for reports in rounds)
+        which = "that do not name their slice" if unsaid else "on the same test samples"
+        notes.append(f"standard errors of rounds {which} were added up: an upper bound")
+    return np.array(found)
+
+
+def _follows(earlier: Reports, later: Reports) -> bool:
+    """Whether nothing can have been measured between two rounds.
+
+    Their numbers follow each other, or the rounds between were aborted: the model that one ends with is to
+    the last bit as good on the same samples as the one that the next begins with.
+    """
+    if earlier.round is None or later.round is None:
+        return earlier.round is later.round
+    unchanged = _on_one_slice(earlier, later) and earlier.grand == later.empty
+    return later.round == earlier.round + 1 or unchanged
+
+
+def _on_one_slice(earlier: Reports, later: Reports) -> bool:
+    return earlier.slice is not None and earlier.slice == later.slice

@@ -1,0 +1,345 @@
+"""Whether reports can be believed: one rule for terminal, page, statements and decisions.
+
+alpha equals the Shapley value up to third order in the updates, so the contributions of a round add up to
+about its gain. Where they do not, or where the measure fell, somebody must look before anybody is paid.
+Texts name no member: statements and pages under pseudonyms repeat them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
+
+from fedmerit.errors import DoubtfulShares
+from fedmerit.scoring.accumulate import accumulate
+from fedmerit.scoring.scores import alpha, noise
+from fedmerit.scoring.types import Reports
+
+TOLERANCE = 0.2
+"""How far the sum of alpha may lie from the gain, as a part of it, before anybody is warned."""
+LEAST, MOST = 0.5, 2.0
+"""Between these multiples of the gain money may be paid from reports that do not add up."""
+ERRORS = 2.0
+"""Standard errors that may be chance."""
+BETTER = 0.5
+"""Swapped columns are suspected where swapping them back leaves at most this part of the misfit."""
+
+Code = Literal["swapped", "strays", "lower-is-better", "fell", "lower-rose", "renormalised", "unchecked"]
+
+_LOWER = frozenset({
+    "rmse", "mse", "mae", "mape", "smape", "msle", "rmsle", "nrmse", "loss", "losses", "logloss", "nll",
+    "error", "errors", "err", "perplexity", "ppl", "entropy", "crossentropy", "xent", "deviance",
+    "divergence", "residual", "residuals", "wer", "cer", "ece", "fid", "hausdorff", "misclassification",
+})  # fmt: skip
+_LOWER_AT_THE_END = frozenset({"cost", "costs", "risk", "regret", "distance"})
+_TURNED = frozenset({
+    "neg", "negative", "negated", "minus", "inverse", "inverted", "inv", "complement", "reduction",
+    "improvement", "skill", "free", "correction", "savings", "saved", "avoided", "prevented",
+})  # fmt: skip
+_RISING = frozenset({"expected-accuracy", "accuracy", "balanced-accuracy", "neg-loss", "dice"})
+"""Of these more is better by their name. "brier" is no such name: that of most books falls."""
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """One reason to look before paying."""
+
+    code: Code
+    title: str  # a sentence without its point, numbers included
+    text: str  # what it may come from, what to do
+    short: str  # the reason in a few words, without numbers
+    gross: bool = False  # whether nothing may be paid unless somebody says: despite it
+
+    @property
+    def withholds(self) -> bool:
+        """Whether nobody is to be praised or accused by these numbers before somebody has looked."""
+        return self.gross or self.code == "lower-rose"
+
+    def __str__(self) -> str:
+        return f"{self.title}. {self.text}"
+
+
+@dataclass(frozen=True)
+class Balance:
+    """What contributions add up to, against the gain, in the rounds that everybody in the sum reported on.
+
+    If ``partial``: of whoever reported, in all rounds.
+    """
+
+    gain: float
+    said: float
+    swapped: float  # what they would add up to with alone and without swapped
+    error: float | None  # what chance explains: two standard errors of everybody, added up; None if unknown
+    rounding: float
+    fits_swapped: bool  # far better, round by round
+    partial: bool = False
+
+    @property
+    def strays(self) -> bool:
+        """Whether the sum is further from the gain than chance and ``TOLERANCE`` explain.
+
+        A partial one may be any part of the gain: it strays above ``MOST`` times the gain only.
+        """
+        if self.partial:
+            return self._above > self._chance
+        return abs(self.said - self.gain) > max(self._chance, TOLERANCE * abs(self.gain))
+
+    @property
+    def gross(self) -> bool:
+        """Whether it is, beyond chance, below LEAST or above MOST times the gain, or as if swapped.
+
+        A partial one is gross only as if swapped: in honest runs a silent saboteur left the others with four
+        times the gain.
+        """
+        below = min(LEAST * self.gain, MOST * self.gain) - self.said
+        outside = not self.partial and max(below, self._above) > self._chance
+        return self.strays and (outside or self.fits_swapped)
+
+    @property
+    def _above(self) -> float:
+        return self.said - max(LEAST * self.gain, MOST * self.gain)
+
+    @property
+    def _chance(self) -> float:
+        return (self.error or 0.0) + self.rounding
+
+
+def balance(rounds: Sequence[Reports], *, partial: bool = False) -> Balance | None:
+    r"""The sum of alpha against the gain; None where no round has a report from everybody in its sum.
+
+    .. math:: \sum_t \sum_i \alpha_t(i) \quad \text{against} \quad \sum_t v(M_t) - v(M_{0,t})
+
+    Members share test samples, so their errors may point the same way: standard errors are added up over
+    members, which bounds the error of the sum. Swapping alone and without turns each alpha into the gain less
+    alpha; with two members in a sum that keeps the distance from the gain, so there it cannot be seen.
+
+    Args:
+        rounds: of one utility.
+        partial: take all rounds, and in each the members that reported. What silent ones added is unknown, so
+            where there are some any sum from nothing to the gain fits.
+
+    >>> balance([Reports(empty=0, grand=3, alone=[3, 2, 1], without=[0, 1, 2])])  # doctest: +ELLIPSIS
+    Balance(gain=3.0, said=6.0, swapped=3.0, error=None, rounding=..., fits_swapped=True, partial=False)
+    """
+    taken = [one for one in rounds if partial or not one.silent]
+    if not taken:
+        return None
+    sums = [math.fsum(alpha(one).raw.tolist()) for one in taken]
+    gains = [one.gain for one in taken]
+    turned = [one.n * one.gain - said for one, said in zip(taken, sums, strict=True)]
+    lost = _rounding(taken)
+    misfit, other = (
+        math.fsum(_off(one, said) for one, said in zip(taken, each, strict=True)) for each in (sums, turned)
+    )
+    return Balance(
+        gain=math.fsum(gains),
+        said=math.fsum(sums),
+        swapped=math.fsum(turned),
+        error=_chance(taken),
+        rounding=lost,
+        fits_swapped=other + lost < BETTER * misfit,
+        partial=partial,
+    )
+
+
+def _off(one: Reports, said: float) -> float:
+    """How far a sum lies from the gain; with silent members, from anything between nothing and the gain."""
+    if not one.silent:
+        return abs(said - one.gain)
+    return max(min(0.0, one.gain) - said, said - max(0.0, one.gain), 0.0)
+
+
+def _chance(rounds: Sequence[Reports]) -> float | None:
+    """Two standard errors of everybody, added up; None where a report carries none."""
+    errors = accumulate(rounds).stderr
+    return None if errors is None else ERRORS * math.fsum(errors.tolist())
+
+
+def _rounding(rounds: Sequence[Reports]) -> float:
+    return math.fsum(math.fsum(noise(one).tolist()) for one in rounds)
+
+
+def doubts(rounds: Sequence[Reports], *, game: str | None = None) -> tuple[Doubt, ...]:
+    """Every reason to look before these reports are paid from, the gross ones first.
+
+    The rule looks at alpha, whatever score is paid by: what spoils alpha spoils the others too.
+
+    Args:
+        rounds: of one utility; at least one.
+        game: of the run, where known; only the additive game's contributions add up to the gain.
+
+    >>> doubts([Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1])])
+    ()
+    >>> [one.code for one in doubts([Reports(empty=0, grand=3, alone=[3, 2, 1], without=[0, 1, 2])])]
+    ['swapped']
+    """
+    found: list[Doubt] = []
+    if game == "renormalised":
+        found.append(
+            Doubt(
+                "renormalised",
+                "The game is renormalised, so contributions need not add up to the gain",
+                "Nothing can be checked by their sum; pay by the additive game.",
+                "the game is renormalised",
+            )
+        )
+    else:
+        whole = balance(rounds)
+        reported = balance(rounds, partial=True) if any(one.silent for one in rounds) else None
+        for summed in (whole, reported):
+            if summed is not None and summed.strays and not found:
+                found.append(_about_sum(summed, rounds))
+        if whole is None and not found:
+            found.append(
+                Doubt(
+                    "unchecked",
+                    "No round has a report from everybody in its sum",
+                    "So nobody can check whether the contributions add up to the gain.",
+                    "nobody can check the sum of the contributions",
+                )
+            )
+    found += _about_measure(rounds, engine=game is not None)
+    return tuple(sorted(found, key=lambda one: (not one.gross, _FIRST.get(one.code, 2))))
+
+
+_FIRST = {"swapped": 0, "lower-is-better": 1, "fell": 1}
+"""What is told before others that are as grave: it explains them."""
+
+
+def check_payable(found: Sequence[Doubt], rule: str, *, despite: bool) -> None:
+    """Raise DoubtfulShares if a doubt is gross, unless told to go on; "equal" pays by no score."""
+    gross = [one for one in found if one.gross]
+    if gross and rule != "equal" and not despite:
+        raise DoubtfulShares(
+            f"nothing is paid: {' '.join(map(str, gross))} "
+            "despite_doubts=True pays all the same; the ledger of a run then says so",
+            tuple(one.code for one in gross),
+        )
+
+
+def lower_is_better(utility: str | None) -> bool:
+    """Whether a utility's name is that of a measure of which less is better, and says of no negation.
+
+    >>> [lower_is_better(name) for name in ("val_rmse", "test-loss", "neg-loss", "-rmse", "1 - error")]
+    [True, True, False, False, False]
+    >>> [lower_is_better(name) for name in ("hospital risk", "hospital risk score")]
+    [True, False]
+    """
+    name = (utility or "").rpartition(":")[2].strip()
+    if re.match(r"1\s*[-\u2212\u2013/]", name) or re.search(r"(?<![\w\s])[-\u2212\u2013]\s*[A-Za-z]", name):
+        return False
+    parts = [part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
+    lower = not _LOWER.isdisjoint(parts) or not _LOWER_AT_THE_END.isdisjoint(parts[-1:])
+    return lower and _TURNED.isdisjoint(parts)
+
+
+def _about_measure(rounds: Sequence[Reports], *, engine: bool) -> list[Doubt]:
+    """What the change of the utility says; ``engine``: whether a run of this engine measured it.
+
+    Nobody reports the error of the gain. The contributions add up to about the gain, so what bounds the error
+    of their sum stands for it; for silent members, the errors of the others.
+    """
+    gain = math.fsum(one.gain for one in rounds)
+    rounding = _rounding(rounds)
+    if abs(gain) <= rounding:
+        return []
+    utility = rounds[0].utility
+    name = "The utility" if utility is None else f"The utility {utility!r}"
+    moved = f"{name} {'rose' if gain > 0 else 'fell'} by {abs(gain):.4g}, and higher counts as better"
+    negate = "report -x in its place, or 1 - x if it lies in [0, 1]"
+    if lower_is_better(utility):
+        if gain < 0:
+            text = f"By its name lower may be better: then all scores are upside down, so {negate}."
+            return [Doubt("lower-is-better", moved, text, "the measure fell", gross=True)]
+        text = (
+            "By its name lower may be better: then the model got worse and all scores are upside down, so "
+            f"{negate}. If more is better, let its name say so (neg-...)."
+        )
+        return [Doubt("lower-rose", moved, text, "by its name the measure should fall, but it rose")]
+    chance = _chance(rounds) or 0.0
+    everybody = max((one.n + len(one.silent)) / one.n for one in rounds)
+    if gain > 0 or -gain <= everybody * chance + rounding:
+        return []
+    if utility in _RISING or (utility == "brier" and engine):
+        text = "The model got worse over these rounds: there is no gain to pay for."
+        if _joins(rounds) == "empty and grand":
+            text = f"{text} Unless empty and grand are exchanged: then the rounds would join up."
+        return [Doubt("fell", moved, text, "the model got worse", gross=True)]
+    text = (
+        f"Either the model got worse, or lower is better in this measure: then {negate}; or the columns "
+        "empty and grand are exchanged."
+    )
+    return [Doubt("fell", moved, text, "the measure fell", gross=True)]
+
+
+def _joins(rounds: Sequence[Reports]) -> str:
+    """Which pair of columns the course of the rounds accuses; nothing where it says nothing.
+
+    A round begins where the one before ended. Where it does not, but would if empty and grand were exchanged,
+    they are.
+    """
+
+    def join_up(given: Sequence[Reports]) -> bool:
+        pairs = [(before.grand, after.empty) for before, after in pairwise(given)]
+        return bool(pairs) and all(abs(a - b) <= 1e-6 * max(abs(a), abs(b)) for a, b in pairs)
+
+    as_given = join_up(rounds)
+    if as_given == join_up([replace(one, empty=one.grand, grand=one.empty) for one in rounds]):
+        return ""
+    return "alone and without" if as_given else "empty and grand"
+
+
+def _about_sum(summed: Balance, rounds: Sequence[Reports]) -> Doubt:
+    who = " of those who reported" if summed.partial else ""
+    everywhere = summed.partial or not any(one.silent for one in rounds)
+    where = "" if everywhere else " in the rounds that everybody reported on"
+    title = (
+        f"The contributions{who} add up to {summed.said:+.4g}, but the model gained {summed.gain:+.4g}{where}"
+    )
+    part = f"That is {summed.said / summed.gain:.0%} of the gain; " if summed.gain > 0 else ""
+    chance = "no standard errors were reported, so none of the difference is taken for chance."
+    if summed.error is not None:
+        chance = f"standard errors explain at most {summed.error:.4g} of the difference."
+    text = part + chance if part else chance[0].upper() + chance[1:]
+    if summed.partial:
+        text += (
+            " Only silent members that made the model worse, by "
+            f"{summed.said - summed.gain:.4g} in all, could explain it."
+        )
+    if summed.fits_swapped:
+        return Doubt(
+            "swapped",
+            title,
+            f"{text} {_which(summed, rounds)}",
+            "two columns of the reports are probably swapped",
+            gross=True,
+        )
+    if summed.partial:
+        return Doubt("strays", title, text, "the contributions exceed the gain")
+    text += (
+        " Likely causes: a wrong or missing report, a measure that jumps or has no bound (accuracy, Brier, "
+        "cross-entropy), long local training, or another game than the additive one."
+    )
+    return Doubt("strays", title, text, "the contributions do not add up to the gain", gross=summed.gross)
+
+
+def _which(summed: Balance, rounds: Sequence[Reports]) -> str:
+    """Which columns are swapped: exchanging empty and grand changes the sums as alone and without does."""
+    found = _joins(rounds) or ("" if summed.gain < 0 else "alone and without")
+    if found == "empty and grand":
+        return (
+            "The rounds do not join up, but would with empty and grand exchanged: these two columns are "
+            "probably swapped."
+        )
+    would = f"With alone and without swapped they would add up to {summed.swapped:+.4g}"
+    if found:
+        return f"{would}: the two columns are probably swapped."
+    return (
+        f"{would}; with empty and grand exchanged, to {-summed.swapped:+.4g} of a gain of "
+        f"{-summed.gain:+.4g}. One of these two pairs of columns is probably swapped: find out which before "
+        "you mend it."
+    )

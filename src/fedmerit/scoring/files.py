@@ -1,0 +1,567 @@
+"""Reports from files: JSON, or a tidy CSV with one line per round and client.
+
+CSV columns: round, client, empty, grand, alone, without; optional: se_loo, se_ioi, se_alpha, se_alpha_total,
+samples, cosine, solo, solo_empty, slice, utility, silent. ``empty``, ``grand``, ``solo_empty``, ``slice`` and
+``utility`` are the same on all lines of a round. An empty cell of an optional column means: not given. A
+line with ``silent`` = yes names a client that was summed but sent no report.
+Columns named after scores (LOO, FP, ...) are what fedmerit itself writes beside them; they are computed anew.
+
+JSON: one round, a list of rounds, or an object with ``rounds`` (such as a run's ``scores.json``). A round is
+an object with the fields of :class:`~fedmerit.Reports`; a vector is a list, or an object by client name. A
+round without a number takes its place in the list. Where an object with ``rounds`` has ``clients``, they are
+all there are; where it has ``companions`` (documents by utility), the one of the utility asked for is read.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fedmerit.errors import FileFormatError, InputError, UndefinedScore, ValueRefused
+from fedmerit.scoring.accumulate import SUMMABLE, Missing, accumulate
+from fedmerit.scoring.scores import SCORES
+from fedmerit.scoring.types import Reports, Scores, Vector
+from fedmerit.scoring.validate import A_NUMBER, LARGEST, spelled, two_spellings, written_number
+
+# -------------------------------------------------------------------------------------------------- fields
+
+REQUIRED = ("round", "client", "empty", "grand", "alone", "without")
+PER_CLIENT = ("se_loo", "se_ioi", "se_alpha", "se_alpha_total", "samples", "cosine", "solo")
+PER_ROUND = ("empty", "grand", "solo_empty", "slice", "utility")
+TEXT = ("slice", "utility")
+VECTORS = ("alone", "without", *PER_CLIENT)
+LEDGER = "ledger.sqlite"
+"""In a run folder."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """One round of a file: the arguments of ``Reports``, and where they stand."""
+
+    given: dict[str, Any]
+    where: str  # of the round as a whole
+    lines: Mapping[str, int] = field(default_factory=dict)  # of each client, where there are lines
+
+    def where_of(self, client: str | None) -> str:
+        """Where the value of a client stands (None: a value of the whole round)."""
+        if not self.lines:
+            return self.where
+        first = min(self.lines.values())
+        return f"line {first if client is None else self.lines.get(client, first)}"
+
+
+def fail(path: Path, where: str, problem: str) -> NoReturn:
+    """Refuse a file."""
+    raise FileFormatError(f"{path}: {where}: {problem}") from None
+
+
+# ------------------------------------------------------------------------------------------------ from CSV
+
+
+def rounds_of_csv(path: Path, text: str) -> list[Found]:
+    """The rounds of a tidy CSV file, in order."""
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        table = [(rows.line_num, row) for row in rows if any(cell.strip() for cell in row)]
+    except csv.Error as error:
+        fail(path, f"line {rows.line_num}", f"not CSV: {error}")
+    if not table:
+        raise FileFormatError(f"{path}: the file is empty")
+    columns = [name.strip() for name in table[0][1]]
+    _check_columns(path, table[0][0], columns)
+    if len(table) == 1:
+        fail(path, f"line {table[0][0]}", "only a header, no reports")
+    grouped: dict[int, list[tuple[int, dict[str, str]]]] = {}
+    for line, row in table[1:]:
+        if len(row) != len(columns):
+            fail(path, f"line {line}", f"expected {len(columns)} cells, got {len(row)}")
+        cells = {name: cell.strip() for name, cell in zip(columns, row, strict=True)}
+        number = _number(path, line, cells, "round")
+        if not number.is_integer() or number < 0:
+            fail(path, f"line {line}", f"round must be a whole number, 0 or more, got {cells['round']!r}")
+        grouped.setdefault(int(number), []).append((line, cells))
+    return [_round_of(path, number, grouped[number]) for number in sorted(grouped)]
+
+
+def _check_columns(path: Path, line: int, columns: Sequence[str]) -> None:
+    known = {*REQUIRED, *PER_CLIENT, *PER_ROUND, *SCORES, "silent"}
+    missing = [name for name in REQUIRED if name not in columns]
+    unknown = [name for name in columns if name not in known]
+    if missing or unknown:
+        problem = f"missing column {missing[0]!r}" if missing else f"unknown column {unknown[0]!r}"
+        fail(path, f"line {line}", f"{problem}; expected {', '.join(REQUIRED)} and optionally "
+              f"{', '.join(sorted(known - {*REQUIRED, *SCORES}))}; got {', '.join(columns)!r:.120}"
+              f"{_advice(columns, known)}")  # fmt: skip
+    if len(set(columns)) != len(columns):
+        twice = next(name for name in columns if columns.count(name) > 1)
+        fail(path, f"line {line}", f"column {twice!r} appears twice")
+
+
+def _advice(columns: Sequence[str], known: Collection[str]) -> str:
+    """What to do about a header that nearly is one."""
+    for mark, called in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
+        if len(columns) == 1 and mark in columns[0]:
+            return f": cells are separated by {called}; write them with commas, and numbers with a point"
+    for name in columns:
+        if name not in known and name.casefold() in known:
+            return f": write {name.casefold()!r} in place of {name!r}"
+    return ""
+
+
+def _round_of(path: Path, number: int, lines: list[tuple[int, dict[str, str]]]) -> Found:
+    first_line, first = lines[0]
+    given: dict[str, Any] = {"round": number}
+    for name in sorted(PER_ROUND, key=lambda one: one != "utility"):  # of two utilities all else differs too
+        if name not in first:
+            continue
+        if first[name] == "" and name in REQUIRED:
+            fail(path, f"line {first_line}", f"round {number}: {name} is missing")
+        if first[name] != "":
+            given[name] = first[name] if name in TEXT else _number(path, first_line, first, name)
+        for line, cells in lines[1:]:
+            numbers = name not in TEXT and first[name] != ""
+            if cells[name] != first[name] and not (
+                numbers and _number(path, line, cells, name) == given[name]
+            ):
+                other = f"but {first[name]!r} on line {first_line}; it is one for the whole round"
+                if name == "utility":
+                    other += "; several utilities go into JSON, under companions"
+                fail(path, f"line {line}", f"round {number}: {name} is {cells[name]!r}, {other}")
+    seen: dict[str, int] = {}
+    for line, cells in lines:
+        client = cells["client"]
+        if not client:
+            fail(path, f"line {line}", f"round {number}: the client has no name")
+        if client in seen:
+            fail(path, f"line {line}", f"round {number}: client {client!r} is already on line {seen[client]}")
+        seen[client] = line
+    reported = [(line, cells) for line, cells in lines if not _is_silent(path, number, line, cells)]
+    where = f"lines {first_line}-{lines[-1][0]}"
+    if not reported:
+        fail(path, where, f"round {number}: every client is silent")
+    lines, known = reported, {cells["client"] for _, cells in reported}
+    given["clients"] = [name for name in seen if name in known]
+    given["silent"] = [name for name in seen if name not in known]
+    for name in VECTORS:
+        filled = [cells.get(name, "") != "" for _, cells in lines]
+        if name in REQUIRED or (any(filled) and name != "cosine"):
+            given[name] = [_number(path, line, cells, name) for line, cells in lines]
+        elif any(filled):
+            given[name] = [
+                _number(path, line, cells, name) if there else None
+                for there, (line, cells) in zip(filled, lines, strict=True)
+            ]
+    return Found(given, where, seen)
+
+
+def _is_silent(path: Path, number: int, line: int, cells: Mapping[str, str]) -> bool:
+    said = cells.get("silent", "")
+    if said not in ("", "yes"):
+        fail(path, f"line {line}", f"round {number}: silent must be yes or left empty, got {said!r}")
+    told = [name for name in VECTORS if cells.get(name, "") != ""]
+    if said and told:
+        who = f"client {cells['client']!r} is silent but has {told[0]}"
+        fail(path, f"line {line}", f"round {number}: {who}")
+    return bool(said)
+
+
+def _number(path: Path, line: int, cells: Mapping[str, str], name: str) -> float:
+    whose = f" of client {cells['client']!r}" if name not in (*PER_ROUND, "round") else ""
+    at = f" in round {cells['round']}" if name != "round" else ""
+    if cells.get(name, "") == "":
+        fail(path, f"line {line}", f"{name}{whose}{at} is missing")
+    try:
+        number = written_number(cells[name])
+    except ValueError:
+        fail(path, f"line {line}", f"{name}{whose}{at} must be a number, got {cells[name]!r}")
+    if name != "round" and not abs(number) <= LARGEST:
+        fail(path, f"line {line}", f"{name}{whose}{at} must be {A_NUMBER}, got {cells[name]}")
+    return number
+
+
+# ----------------------------------------------------------------------------------------------- from JSON
+
+_FIELDS = frozenset(field.name for field in fields(Reports))
+_LARGEST = 10**300
+
+
+def rounds_of_json(path: Path, text: str, utility: str | None) -> tuple[list[Found], tuple[str, ...]]:
+    """The rounds of a JSON file as they stand there, and the clients it lists (none: it does not say)."""
+    try:
+        document = json.loads(text, object_pairs_hook=_each_once)
+    except json.JSONDecodeError as error:
+        fail(path, f"line {error.lineno}", f"not JSON: {error.msg}")
+    except RecursionError:
+        raise FileFormatError(f"{path}: not reports: nested too deeply") from None
+    except ValueError as error:  # a key twice, or a number of thousands of digits
+        raise FileFormatError(f"{path}: not reports: {error}") from None
+    shared: dict[str, Any] = {}
+    clients: tuple[str, ...] = ()
+    if isinstance(document, dict) and "rounds" in document:
+        document = _of_utility(path, document, utility)
+        clients = _listed(path, document)
+        shared = {"utility": document.get("utility"), "clients": list(clients)}
+        document = document["rounds"]
+    rounds = [document] if isinstance(document, dict) else document
+    if not isinstance(rounds, list) or not rounds:
+        fail(path, "rounds", "expected a round, or a list of at least one round")
+    found = [_round_object(path, k, one, shared) for k, one in enumerate(rounds, start=1)]
+    kept = [one for one in found if one is not None]
+    known = set(clients)
+    for one in kept if clients else ():
+        for name in (*one.given["clients"], *one.given["silent"]):
+            if name not in known:
+                fail(path, one.where, f"unknown client {name!r}; the file lists {', '.join(clients)}")
+    return kept, clients
+
+
+def _of_utility(path: Path, document: dict[str, Any], utility: str | None) -> dict[str, Any]:
+    """The part of a run's document that is about the utility asked for."""
+    companions = document.get("companions")
+    if utility is None or companions is None or document.get("utility") == utility:
+        return document
+    if not isinstance(companions, dict):
+        fail(path, "companions", f"expected an object by utility, got {companions!r:.60}")
+    if utility not in companions:
+        known = ", ".join(map(str, (document.get("utility"), *companions)))
+        raise FileFormatError(f"{path}: has no utility {utility!r}; it has {known}")
+    found = companions[utility]
+    if not isinstance(found, dict) or "rounds" not in found:
+        fail(path, f"companions: {utility}", "expected an object with rounds")
+    return found
+
+
+def _listed(path: Path, document: dict[str, Any]) -> tuple[str, ...]:
+    names = document.get("clients")
+    if names is None:
+        return ()
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        fail(path, "clients", f"expected a list of names, got {names!r:.60}")
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        fail(path, "clients", f"{twice!r} appears more than once")
+    return tuple(names)
+
+
+def _each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{key!r} appears twice in one object")
+        found[key] = value
+    return found
+
+
+def _round_object(path: Path, place: int, one: Any, shared: Mapping[str, Any]) -> Found | None:
+    where = f"round {place} of the file"
+    if not isinstance(one, dict):
+        fail(path, where, f"expected an object, got {type(one).__name__}")
+    given = dict(one)
+    if "reports" in given:  # the shape of a run's scores.json
+        if given["reports"] is None:  # an aborted round: recorded there, nothing to score
+            return None
+        if not isinstance(given["reports"], dict):
+            fail(path, where, f"reports: expected an object, got {type(given['reports']).__name__}")
+        inner = dict(given["reports"])
+        inner.setdefault("round", given.get("round"))
+        inner.setdefault("clients", given.get("participants"))
+        inner.setdefault("silent", given.get("silent"))
+        given = inner
+    for name, otherwise in (("utility", shared.get("utility")), ("round", place), ("silent", [])):
+        if given.get(name) is None:
+            given[name] = otherwise
+    if given.get("clients") in (None, []):
+        keyed = next((given[name] for name in VECTORS if isinstance(given.get(name), dict)), None)
+        given["clients"] = list(keyed) if keyed is not None else shared.get("clients") or []
+    where = _round_number(path, where, place, given)
+    unknown = sorted(set(given) - _FIELDS)
+    if unknown:
+        fail(path, where, f"unknown field {unknown[0]!r}; expected {', '.join(sorted(_FIELDS))}")
+    for name in ("empty", "grand", "alone", "without"):
+        if given.get(name) is None:
+            fail(path, where, f"{name} is missing")
+    _check_kinds(path, where, given)
+    for name in VECTORS:
+        if isinstance(given.get(name), dict):
+            given[name] = _by_name(path, where, name, given[name], given["clients"])
+    return Found(given, where)
+
+
+def _round_number(path: Path, where: str, place: int, given: dict[str, Any]) -> str:
+    """Checks the number of a round; returns what messages call that round."""
+    number = given["round"]
+    whole = isinstance(number, int | float) and not isinstance(number, bool) and number == number // 1
+    if not whole or number < 0:
+        fail(path, where, f"round: expected a whole number, 0 or more, got {number!r:.60}")
+    given["round"] = int(number)
+    return f"round {place}" if number == place else f"{where}, number {int(number)}"
+
+
+def _check_kinds(path: Path, where: str, given: dict[str, Any]) -> None:
+    """Every field has the type it should have, and none is converted silently."""
+    for name in ("empty", "grand", "solo_empty"):
+        if given.get(name) is not None:
+            _check_number(path, where, name, given[name])
+    for name in VECTORS:
+        values = given.get(name)
+        if values is None:
+            continue
+        if not isinstance(values, list | dict):
+            fail(path, where, f"{name}: expected one number per client, got {values!r:.60}")
+        for value in values.values() if isinstance(values, dict) else values:
+            if value is not None:
+                _check_number(path, where, name, value)
+    for name in ("clients", "silent"):
+        if not isinstance(given[name], list) or not all(isinstance(one, str) for one in given[name]):
+            fail(path, where, f"{name}: expected a list of names, got {given[name]!r:.60}")
+    for name in TEXT:
+        if not isinstance(given.get(name), str | None):
+            fail(path, where, f"{name}: expected text, got {given[name]!r:.60}")
+
+
+def _check_number(path: Path, where: str, name: str, value: Any) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        fail(path, where, f"{name}: expected a number, got {value!r:.60}")
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        fail(path, where, f"{name}: expected a number of ordinary size, got one of {len(str(value))} digits")
+
+
+def _by_name(
+    path: Path, where: str, name: str, values: Mapping[str, Any], clients: Sequence[str]
+) -> list[Any]:
+    known = set(clients)
+    for client in values:
+        if client not in known:
+            fail(path, where, f"{name} names an unknown client {client!r}; known: {', '.join(clients)}")
+    for client in clients:
+        if client not in values:
+            fail(path, where, f"{name} of client {client!r} is missing")
+    return [values[client] for client in clients]
+
+
+# --------------------------------------------------------------------------------------------- from a file
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a file of reports says."""
+
+    rounds: list[Reports]
+    clients: tuple[str, ...] = ()  # all there are, where the file lists them
+
+
+def read(path: str | Path, *, utility: str | None = None) -> list[Reports]:
+    """Reports of all rounds in a file, in order of the rounds.
+
+    Args:
+        path: a ``.csv`` or ``.json`` file.
+        utility: name of the utility where the file does not say, or which one where it has several; a known
+            name is held to its range.
+    """
+    return read_content(path, utility=utility).rounds
+
+
+def scores_in(folder: Path) -> Path:
+    """Return the file of reports in a run folder without a ledger."""
+    if not (folder / "scores.json").is_file():
+        raise FileFormatError(f"{folder}: not a run folder: no scores.json and no {LEDGER}")
+    return folder / "scores.json"
+
+
+def read_content(path: str | Path, *, utility: str | None = None) -> Content:
+    """Reports of all rounds in a file, as `read`, and the clients that the file lists."""
+    path = Path(path)
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError as error:
+        raise FileFormatError(f"{path}: no such file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileFormatError(f"{path}: cannot be read as text: {error}") from error
+    if not text.strip():
+        raise FileFormatError(f"{path}: the file is empty")
+    clients: tuple[str, ...] = ()
+    if path.suffix.lower() == ".csv":
+        rounds = rounds_of_csv(path, text)
+    elif path.suffix.lower() == ".json":
+        rounds, clients = rounds_of_json(path, text, utility)
+    else:
+        raise FileFormatError(f"{path}: expected a name that ends in .csv or .json")
+    if not rounds:
+        raise FileFormatError(f"{path}: no round has reports to score")
+    rounds.sort(key=lambda one: int(one.given["round"]))
+    found = [_reports(path, one, utility) for one in rounds]
+    _check_order(path, found)
+    _check_spellings(path, found, clients)
+    return Content(found, clients)
+
+
+def _check_order(path: Path, rounds: Sequence[Reports]) -> None:
+    for earlier, later in pairwise(rounds):
+        if earlier.round == later.round:
+            raise FileFormatError(f"{path}: round {later.round} appears twice")
+        if earlier.utility != later.utility:
+            said = f"utility {later.utility!r}, but {earlier.utility!r} in round {earlier.round}"
+            raise FileFormatError(f"{path}: round {later.round}: {said}; they cannot be added")
+
+
+def _check_spellings(path: Path, rounds: Sequence[Reports], clients: Sequence[str]) -> None:
+    """Two spellings of one name would be two members, each with a part of the rounds."""
+    where: dict[str, list[str]] = {name: [] for name in clients}
+    for reports in rounds:
+        for name in (*reports.clients, *reports.silent):
+            where.setdefault(name, []).append(str(reports.round))
+    found = two_spellings(where)
+    if found is None:
+        return
+    at = [f"round {', '.join(where[name])}" if where[name] else "listed, in no round" for name in found]
+    one, other = (f"{name} ({place})" for name, place in zip(spelled(*found), at, strict=True))
+    raise FileFormatError(
+        f"{path}: {one} and {other} differ only in case, blanks or how letters are composed: expected one "
+        "spelling of one member"
+    )
+
+
+def _reports(path: Path, found: Found, utility: str | None) -> Reports:
+    given = found.given
+    if given.get("utility") is None:
+        given["utility"] = utility
+    elif utility is not None and given["utility"] != utility:
+        fail(path, found.where, f"the file says utility {given['utility']!r}, asked for {utility!r}")
+    try:
+        return Reports(**given)
+    except InputError as error:
+        where = found.where_of(error.client) if isinstance(error, ValueRefused) else found.where
+        problem = str(error) if found.lines else str(error).removeprefix(f"round {given['round']}: ")
+        raise FileFormatError(f"{path}: {where}: {problem}") from error
+
+
+# ----------------------------------------------------------------------------------------- into a document
+
+
+def document(
+    rounds: Sequence[Reports], *, clients: Sequence[str] | None = None, missing: Missing = "zero"
+) -> dict[str, Any]:
+    """Everything that follows from the reports of one utility, ready for JSON.
+
+    Args:
+        rounds: reports in order; at least one.
+        clients: the whole roster (everybody in some round unless given); those that never reported get
+            null in ``cumulative``.
+        missing: see :func:`fedmerit.scoring.accumulate`.
+    """
+    seen = dict.fromkeys(name for reports in rounds for name in (*reports.clients, *reports.silent))
+    names = list(clients or seen)
+    totals = totals_of(rounds, missing=missing)
+    return {
+        "clients": names,
+        "utility": rounds[0].utility if rounds else None,
+        "rounds": [round_object(reports) for reports in rounds],
+        "cumulative": {name: _spread(scores.values, scores, names) for name, scores in totals.items()},
+        "stderr": {
+            name: _spread(scores.stderr, scores, names)
+            for name, scores in totals.items()
+            if scores.stderr is not None
+        },
+        "coverage": _spread(totals["ALPHA"].coverage, totals["ALPHA"], names) if totals else [],
+    }
+
+
+def totals_of(rounds: Sequence[Reports], *, missing: Missing = "zero") -> dict[str, Scores]:
+    """Every score that can be summed over these rounds, summed."""
+    if not rounds:
+        return {}
+    totals = {}
+    for name in SUMMABLE:
+        try:
+            totals[name] = accumulate(rounds, score=name, missing=missing)
+        except UndefinedScore:  # cosines or solo utilities were not given
+            continue
+    return totals
+
+
+def round_object(reports: Reports) -> dict[str, Any]:
+    """One round: who took part, what was reported, every score that exists, and its status."""
+    scores = scores_of(reports)
+    given = {name: _numbers(getattr(reports, name)) for name in PER_CLIENT}
+    told = {"solo_empty": reports.solo_empty, "slice": reports.slice}
+    return {
+        "round": reports.round,
+        "participants": list(reports.clients),
+        **({"silent": list(reports.silent)} if reports.silent else {}),
+        "reports": {
+            "empty": reports.empty,
+            "grand": reports.grand,
+            "alone": _numbers(reports.alone),
+            "without": _numbers(reports.without),
+            **{name: value for name, value in {**given, **told}.items() if value is not None},
+        },
+        "scores": {name: None if one is None else _numbers(one.values) for name, one in scores.items()},
+        "status": {name: one.status for name, one in scores.items() if one and name in ("FP", "EE")},
+    }
+
+
+def scores_of(reports: Reports) -> dict[str, Scores | None]:
+    """Every score of one round; None where a silent client makes it undefined, absent where not asked for."""
+    found: dict[str, Scores | None] = {}
+    for name, entry in SCORES.items():
+        if (name == "SOLO" and reports.solo is None) or (name == "COS" and reports.cosine is None):
+            continue
+        try:
+            found[name] = entry.function(reports)
+        except UndefinedScore:
+            found[name] = None
+    return found
+
+
+def as_json(content: Mapping[str, Any]) -> str:
+    """Canonical text of a document."""
+    return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def as_csv(content: Mapping[str, Any]) -> str:
+    """The same facts, tidy: one line per round and client; ``fedmerit score`` reads it back."""
+    rounds = content["rounds"]
+    per_client = [name for name in PER_CLIENT if any(name in one["reports"] for one in rounds)]
+    per_round = [name for name in ("solo_empty", "slice") if any(name in one["reports"] for one in rounds)]
+    scores = [name for name in SCORES if any(name in one["scores"] for one in rounds)]
+    silent = ["silent"] if any(one.get("silent") for one in rounds) else []
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    head = ["round", "client", *silent, "utility", "empty", "grand", *per_round]
+    writer.writerow([*head, "alone", "without", *per_client, *scores])
+    for one in rounds:
+        reports = one["reports"]
+        shared = [content["utility"], reports["empty"], reports["grand"]]
+        shared += [reports.get(name) for name in per_round]
+        for client in one.get("silent", ()):
+            nothing = [None] * (2 + len(per_client) + len(scores))
+            writer.writerow([one["round"], client, "yes", *shared, *nothing])
+        for k, client in enumerate(one["participants"]):
+            writer.writerow(
+                [one["round"], client, *[None for _ in silent], *shared]
+                + [
+                    (reports[name][k] if name in reports else None)
+                    for name in ("alone", "without", *per_client)
+                ]
+                + [(one["scores"][name][k] if one["scores"].get(name) else None) for name in scores]
+            )
+    return out.getvalue()
+
+
+def _numbers(values: Vector | None) -> list[float | None] | None:
+    if values is None:
+        return None
+    return [None if math.isnan(value) else value for value in values.tolist()]
+
+
+def _spread(values: Vector | None, scores: Scores, names: Sequence[str]) -> list[float | None]:
+    """Values in the order of ``names``, null for who is not scored."""
+    known = {} if values is None else dict(zip(scores.clients, values.tolist(), strict=True))
+    return [known.get(name) for name in names]

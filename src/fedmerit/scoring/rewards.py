@@ -1,0 +1,489 @@
+"""From scores to shares to money: who gets which part of a budget, to the cent, and why.
+
+Shares follow ``Scores.raw``, never a normalised vector, and nothing about them is silent: what could not be
+decided raises ``UndefinedShares``, what was decided on the way stands in ``Shares.notes``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from fractions import Fraction
+from typing import Literal, get_args
+
+import numpy as np
+
+from fedmerit.errors import InputError, UndefinedShares
+from fedmerit.scoring.accumulate import NO_SCORE
+from fedmerit.scoring.scores import median_of_others, sum_of_others
+from fedmerit.scoring.types import Scores, Vector, rounding, settle
+from fedmerit.scoring.validate import is_number, number
+
+# --------------------------------------------------------------------------------------------------- cents
+
+_WHOLE = 10**9  # shares that sum to 1 within one part in this are paid out in full
+_DUST = 10**6  # all rounding errors together: at most one part in this of a cent
+_LARGEST_BUDGET = 10**24  # in cents still fewer digits than Decimal's default precision: sums stay exact
+
+
+@dataclass(frozen=True, eq=False)
+class Payouts(Mapping[str, Decimal]):
+    """Name -> amount in cents' precision. The amounts and ``unpaid`` add up to ``budget`` exactly."""
+
+    by_client: Mapping[str, Decimal]
+    budget: Decimal
+    unpaid: Decimal
+
+    def __getitem__(self, client: str) -> Decimal:
+        return self.by_client[client]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.by_client)
+
+    def __len__(self) -> int:
+        return len(self.by_client)
+
+
+def payouts(shares: Mapping[str, float | Fraction | Decimal], budget: str | int | Decimal) -> Payouts:
+    r"""A budget divided by shares, in whole cents that add up to it exactly.
+
+    Each client gets its share of the budget rounded down, and the cents left over go to the largest
+    remainders; equal ones, up to a millionth of a cent, by name, so that neither rounding nor the order of
+    clients decides. Where shares sum to less than 1, and under the rule "impartial", every amount is rounded
+    down and the rest is ``unpaid``: nobody's cent depends on another's remainder.
+
+    Args:
+        shares: name -> share, from :func:`~fedmerit.shares` or any mapping that sums to at most 1.
+        budget: an amount with at most 2 decimals: an int, a Decimal, or text of digits such as "10000.00"; a
+            float has no exact cents.
+
+    >>> paid = payouts({"A": 1 / 3, "B": 1 / 3, "C": 1 / 3}, budget="100.00")
+    >>> {name: str(amount) for name, amount in paid.items()}
+    {'A': '33.34', 'B': '33.33', 'C': '33.33'}
+    """
+    divided = division(shares, budget)
+    amounts = {name: divided.cents_of(name, share) for name, share in shares.items()}
+    return Payouts(
+        by_client={name: _money(amount) for name, amount in amounts.items()},
+        budget=_money(divided.cents),
+        unpaid=_money(divided.cents - sum(amounts.values())),
+    )
+
+
+@dataclass(frozen=True)
+class Division:
+    """How a budget is divided, apart from who gets what: with it, a share alone gives its exact cents.
+
+    Cents that are left over go to remainders from ``high`` on, and from ``low`` on to names up to ``last``.
+    Both are as coarse as they can be: an exact remainder of somebody would tell its share.
+    """
+
+    cents: int  # the budget
+    n: int
+    total: int  # of all shares, in units of 1 / one
+    one: int
+    down: bool  # every amount is rounded down
+    low: Fraction = Fraction(1)
+    high: Fraction = Fraction(1)
+    last: str = ""
+
+    def cents_of(self, name: str, share: float | Fraction | Decimal) -> int:
+        """What somebody with this share is paid."""
+        top, bottom = _ratio(name, share)
+        if self.one % bottom:
+            raise InputError(f"share of {name!r} is none of those that were divided: {share!r}")
+        part = top * (self.one // bottom)
+        if self.down:
+            unit = max(self.total, self.one)
+            dust = unit // (_DUST * self.n)  # a share of 0.25 less a rounding error is 0.25
+            return (self.cents * part + dust) // unit
+        amount, rest = divmod(self.cents * part, self.total)
+        more = rest >= self.high * self.total or (rest >= self.low * self.total and name <= self.last)
+        return amount + more
+
+
+def division(shares: Mapping[str, float | Fraction | Decimal], budget: str | int | Decimal) -> Division:
+    """How :func:`payouts` divides a budget by these shares."""
+    cents = _cents(budget)
+    parts, one = _integers(shares)
+    total = sum(parts.values())
+    if total - one > one // _WHOLE:
+        raise InputError(f"shares must sum to at most 1, got {total / one:.12g}")
+    made = Division(cents, len(parts), total, one, rounds_down(total, one, getattr(shares, "rule", None)))
+    left = 0 if made.down else cents - sum(cents * part // total for part in parts.values())
+    if not left:
+        return made
+    rest_of = {name: cents * part % total for name, part in parts.items()}
+    rests = sorted(rest_of.values(), reverse=True)
+    dust = total // (_DUST * len(rests))
+    first = end = left  # remainders first ... end - 1 are equal up to dust, each to the next
+    while first and rests[first - 1] - rests[first] <= dust:
+        first -= 1
+    if first == left:
+        cut = _cut_between(rests[left], rests[left - 1], total)
+        return replace(made, low=cut, high=cut)
+    while end < len(rests) and rests[end - 1] - rests[end] <= dust:
+        end += 1
+    low = _cut_between(rests[end] if end < len(rests) else -1, rests[end - 1], total)
+    high = _cut_between(rests[first], rests[first - 1] if first else total, total)
+    equal = sorted(name for name, rest in rest_of.items() if rests[end - 1] <= rest <= rests[first])
+    return replace(made, low=low, high=high, last=equal[left - first - 1])
+
+
+def _cut_between(low: int, high: int, total: int) -> Fraction:
+    """The number of fewest binary digits above low / total and up to high / total."""
+    digits = 0
+    while (high << digits) // total * total <= low << digits:
+        digits += 1
+    return Fraction((high << digits) // total, 1 << digits)
+
+
+def rounds_down(total: int, one: int, rule: str | None) -> bool:
+    """Whether nobody gets a cent that is left over: shares leave a part unpaid, or the rule is impartial."""
+    return one - total > one // _WHOLE or rule == "impartial"
+
+
+def _integers(shares: Mapping[str, float | Fraction | Decimal]) -> tuple[dict[str, int], int]:
+    """Shares as integers over a common denominator, and that denominator; nothing is rounded."""
+    if not isinstance(shares, Mapping) or not shares:
+        raise InputError(f"payouts takes a mapping of name to share, got {shares!r}"[:300])
+    ratios = {}
+    for name, share in shares.items():
+        if not isinstance(name, str):
+            raise InputError(f"names of clients must be text, got {name!r:.100}")
+        ratios[name] = _ratio(name, share)
+        if ratios[name][0] < 0:
+            raise InputError(f"share of {name!r} must not be negative, got {share!r}")
+    one = math.lcm(*(denominator for _, denominator in ratios.values()))
+    return {name: top * (one // bottom) for name, (top, bottom) in ratios.items()}, one
+
+
+def _ratio(name: str, share: float | Fraction | Decimal) -> tuple[int, int]:
+    """Exactly this share, as numerator and denominator."""
+    try:
+        if not is_number(share):
+            raise TypeError
+        exact = int(share) if isinstance(share, np.integer) else share
+        return exact.as_integer_ratio()
+    except (TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise InputError(f"share of {name!r} must be a finite number, got {share!r}") from error
+
+
+def _cents(budget: str | int | Decimal) -> int:
+    if isinstance(budget, np.integer):
+        budget = int(budget)
+    if isinstance(budget, bool) or not isinstance(budget, str | int | Decimal):
+        why = "; a float has no exact cents" if isinstance(budget, float) else ""
+        raise InputError(f"budget must be text, int or Decimal, like '10000.00', got {budget!r}{why}")
+    if isinstance(budget, str) and not re.fullmatch(r"[0-9]+(\.[0-9]+)?", budget):
+        comma = ", without a comma" if "," in budget else ""
+        raise InputError(f"budget must be an amount like '10000.00'{comma}, got {budget!r:.100}")
+    if isinstance(budget, str) and len(budget.partition(".")[2]) > 2:
+        raise InputError(f"budget must have at most 2 decimals, got {budget!r:.100}")
+    amount = Decimal(budget)
+    if not amount.is_finite() or not 0 <= amount < _LARGEST_BUDGET:
+        raise InputError(f"budget must be finite, at least 0 and below 1e24, got {budget!r}")
+    cents = Fraction(amount) * 100
+    if cents.denominator != 1:
+        raise InputError(f"budget must have at most 2 decimals, got {budget!r}")
+    return int(cents)
+
+
+def spelled(budget: str) -> str:
+    """Return a budget as it is recorded.
+
+    >>> spelled("0750.5")
+    '750.50'
+    """
+    return str(_money(_cents(budget)))
+
+
+def _money(cents: int) -> Decimal:
+    return Decimal(f"{cents // 100}.{cents % 100:02d}")
+
+
+# -------------------------------------------------------------------------------------------------- shares
+
+Rule = Literal["fair", "fenced", "impartial", "equal"]
+Negative = Literal["zero", "refuse"]
+OnUndefined = Literal["refuse", "equal", "zero"]
+
+SELF_REPORTED = frozenset({"ALPHA", "LOO", "IOI"})
+"""Scores of which entry i is what client i itself reported, in units of the gain, and nothing else depends on
+that report. FP is not one: its raw entries are alpha, but any client can turn its status for all."""
+
+_NOTHING = 1e-12  # of utility: what rounding may leave
+
+
+@dataclass(frozen=True, eq=False)
+class Shares(Mapping[str, float]):
+    """Name -> share. Sums to 1, less ``unpaid``.
+
+    ``status`` is "ok", or "undefined" where the scores allowed no shares and ``on_undefined`` decided.
+    """
+
+    by_client: Mapping[str, float]
+    rule: Rule
+    status: Literal["ok", "undefined"] = "ok"
+    unpaid: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, client: str) -> float:
+        return self.by_client[client]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.by_client)
+
+    def __len__(self) -> int:
+        return len(self.by_client)
+
+
+def shares(
+    scores: Scores,
+    rule: Rule = "fair",
+    *,
+    floor: float = 0.0,
+    cap: float = 1.0,
+    negative: Negative = "zero",
+    on_undefined: OnUndefined = "refuse",
+) -> Shares:
+    r"""What part of a reward each client gets.
+
+    .. math:: \text{fair: } \frac{w_i}{\sum_j w_j}, \quad w_i = \max(x_i, 0), \qquad
+              \text{fenced: } w_i = \min(\max(x_i, 0), h_i), \qquad
+              \text{impartial: } \frac1N \Big(1 - \frac{1}{N-1}
+              \sum_{j \ne i} \mathrm{clip}(x_j / D, 0, 1)\Big)
+
+    where x is ``scores.raw``, D is ``scores.gain``, and :math:`h_i` is :func:`fence`. "fair" and "fenced" sum
+    to 1; "fenced" limits what an exaggerated report earns. Under "impartial" a client's own report does not
+    touch its own share at all; the price is that it pays nearly equal shares and leaves a part unpaid, that D
+    must be above 1e-12, and that x must be ALPHA, LOO or IOI. "equal" ignores the scores. N counts who has a
+    score: a client that never reported gets nothing under any rule, "equal" included.
+
+    All but "equal" need scores with status "ok", and "fair" and "fenced" need something to divide: a positive
+    part above 1e-12 and above two standard errors. The standard errors of those with a positive score are
+    added up for that, because clients share their test samples and errors may point the same way.
+
+    Args:
+        scores: usually ``alpha`` summed over rounds (``accumulate``).
+        rule: "fair", "fenced", "impartial" or "equal".
+        floor: smallest share of anybody, 0 to 1/N.
+        cap: largest share of anybody, 1/N to 1. What floor and cap take and leave is spread over the others
+            in proportion; under "impartial" it changes ``unpaid`` instead, so that the rule stays impartial.
+        negative: what a negative score means: "zero", no share beyond the floor (under "impartial": it counts
+            as zero in the others' shares; noted), or "refuse". Not together with "impartial": anybody could
+            then report a negative score to stop all payment, its own included.
+        on_undefined: where there is nothing to divide: "refuse" raises, "equal" gives 1/N to each, "zero"
+            gives the floor to each.
+
+    >>> s = Scores(score="ALPHA", clients=("A", "B", "C"), values=[-1, 1, 3], raw=[-1, 1, 3], gain=4)
+    >>> dict(shares(s))
+    {'A': 0.0, 'B': 0.25, 'C': 0.75}
+    >>> dict(shares(s, "impartial")), shares(s, "impartial").unpaid
+    ({'A': 0.16666666666666666, 'B': 0.20833333333333334, 'C': 0.2916666666666667}, 0.33333333333333326)
+    """
+    floor, cap = _check(scores, rule, floor, cap, negative, on_undefined)
+    below = [scores.clients[i] for i in np.flatnonzero(scores.raw < -rounding(scores.raw))]
+    if below and negative == "refuse" and rule != "equal":
+        raise UndefinedShares(f"negative {scores.score} of {_listed(below)}, and negative='refuse' was asked")
+    notes = _notes(scores, rule, below)
+    reason = _why_undefined(scores, rule)
+    if reason is None:
+        vector = _by_rule(scores, rule, floor, cap)
+    elif on_undefined == "refuse":
+        raise UndefinedShares(f"{reason}; on_undefined='equal' or 'zero' would say what to do then")
+    else:
+        vector = np.full(scores.n, 1 / scores.n if on_undefined == "equal" else floor)
+        notes.append(f"{reason}; on_undefined={on_undefined!r} decided")
+    left = 1.0 - math.fsum(vector)
+    return Shares(
+        by_client=dict(zip(scores.clients, vector.tolist(), strict=True)),
+        rule=rule,
+        status="ok" if reason is None else "undefined",
+        unpaid=left if left > 1e-9 else 0.0,
+        notes=tuple(notes),
+    )
+
+
+def fence(scores: Scores) -> Vector:
+    r"""The largest score each client is paid for, from the scores of all others; infinite for no fence.
+
+    .. math:: h_i = \max\big(0,\;
+              \mathrm{med}_{-i} + 3 \max(1.4826\, \mathrm{MAD}_{-i},\, \mathrm{SE}_{-i})\big)
+
+    Median, median absolute deviation and median standard error of the OTHERS. Where neither of the last two
+    is positive (above 1e-12, so that rounding does not count) there is no fence: it would pay the only
+    contributor nothing.
+
+    Args:
+        scores: N clients; own entries do not enter own fences.
+
+    >>> raw = [1, 2, 3, 4, 50]
+    >>> fence(Scores(score="ALPHA", clients=tuple("ABCDE"), values=raw, raw=raw, gain=60)).round(2)
+    array([ 7.95, 10.17,  9.67,  6.95,  6.95])
+    """
+    if scores.n < 2:
+        return np.full(scores.n, np.inf)
+    centre = median_of_others(scores.raw)
+    spread = np.zeros(scores.n)
+    for middle in np.unique(centre):  # at most three different ones
+        who = centre == middle
+        spread[who] = 1.4826 * median_of_others(np.abs(scores.raw - middle))[who]
+    if scores.stderr is not None:
+        spread = np.maximum(spread, median_of_others(scores.stderr))
+    return np.where(spread > _NOTHING, np.maximum(0.0, centre + 3 * spread), np.inf)
+
+
+def null_share(scores: Scores) -> float | None:
+    r"""What a client that contributed nothing can expect under "fair", from noise alone; None if unknown.
+
+    .. math:: \frac{\mathrm{E} \max(s Z, 0)}{\sum_j \max(x_j, 0)} = \frac{s}{\sqrt{2 \pi} \sum_j \max(x_j, 0)}
+
+    with s the median standard error: max(x, 0) keeps the good luck of a null client and drops the bad.
+
+    Args:
+        scores: with ``stderr``; without, the answer is None.
+
+    >>> s = Scores(score="ALPHA", clients=("A", "B"), values=[1, 3], raw=[1, 3], gain=4, stderr=[.1, .1])
+    >>> round(null_share(s), 4)
+    0.01
+    """
+    positive = math.fsum(np.maximum(scores.raw, 0.0))
+    if scores.stderr is None or positive <= 0:
+        return None
+    return float(np.median(scores.stderr)) / math.sqrt(2 * math.pi) / positive
+
+
+def _by_rule(scores: Scores, rule: Rule, floor: float, cap: float) -> Vector:
+    if rule == "equal":
+        return np.full(scores.n, 1 / scores.n)
+    if rule == "impartial":  # each at most 1/N, so a floor of at most 1/N cannot overspend
+        part = np.clip(scores.raw, 0.0, scores.gain) / scores.gain
+        return np.clip((1 - sum_of_others(part) / (scores.n - 1)) / scores.n, floor, cap)
+    return _between(_weights(scores, rule), floor, cap)
+
+
+def _weights(scores: Scores, rule: Rule) -> Vector:
+    weights = np.maximum(scores.raw, 0.0)
+    if rule == "fenced":
+        weights = np.minimum(weights, fence(scores))
+    ordered = np.sort(weights)
+    grid, first = np.unique(settle(ordered), return_index=True)
+    return ordered[first][np.searchsorted(grid, settle(weights))]  # equal up to rounding: equal to the cent
+
+
+def _between(weights: Vector, floor: float, cap: float) -> Vector:
+    """Shares clip(t * weights, floor, cap) with the t for which they sum to 1.
+
+    The sum rises with t, in straight pieces between the points where a client leaves the floor or meets the
+    cap: find the piece by bisection, then t on it from the clients strictly between.
+    """
+    w = weights / weights.max()
+    positive = w[w > 0]
+    rest = (w.size - positive.size) * floor  # who has no weight stays on the floor
+    if rest + positive.size * cap < 1 - 1e-12:
+        raise InputError(
+            f"cap={cap:g} leaves a part that nobody may take: only {positive.size} of {w.size} clients have "
+            "a positive weight; raise the cap or the floor"
+        )
+    with np.errstate(over="ignore"):  # a weight so small that no finite t takes it to the cap
+        leave, meet = floor / positive, cap / positive
+    corners = np.unique(np.concatenate([leave, meet]))
+    low, high = 0, corners.size - 1
+    while low < high:  # the last corner at which the sum is still at most 1
+        middle = (low + high + 1) // 2
+        if rest + math.fsum(np.clip(corners[middle] * positive, floor, cap)) <= 1:
+            low = middle
+        else:
+            high = middle - 1
+    t = float(corners[low])
+    free = (leave <= t) & (t < meet)
+    if free.any():
+        held = math.fsum(np.where(t >= meet, cap, floor)[~free])
+        sum_ = math.fsum(positive[free])  # exact sums: the order of clients leaves no trace
+        t = max(t, (1 - rest - held) / sum_)  # nobody comes back from the cap, however little is left
+    return np.asarray(np.clip(t * w, floor, cap), dtype=np.float64)
+
+
+def _why_undefined(scores: Scores, rule: Rule) -> str | None:
+    """Why these scores must not be turned into money by this rule; None if they may."""
+    if rule == "equal":
+        return None
+    if scores.status != "ok":
+        return f"{scores.score} has status {scores.status!r}, not 'ok'"
+    if rule == "impartial":
+        said = f"the gain is {scores.gain:.6g}, and 'impartial' divides by it"
+        return None if scores.gain > _NOTHING else said
+    above = scores.raw > 0
+    positive = math.fsum(scores.raw[above])
+    noise = 0.0 if scores.stderr is None else 2 * math.fsum(scores.stderr[above])
+    if positive <= max(_NOTHING, noise):
+        return f"the positive part of {scores.score} is {positive:.6g}, no more than " + (
+            f"two standard errors ({noise:.6g})" if noise > _NOTHING else "rounding leaves (1e-12)"
+        )
+    if rule == "fenced" and _weights(scores, rule).max() <= _NOTHING:
+        return f"the fence leaves no positive {scores.score}: the others' scores are all too low"
+    return None
+
+
+def _notes(scores: Scores, rule: Rule, below: list[str]) -> list[str]:
+    if rule == "equal":  # then only who has no score at all matters
+        return [note for note in scores.notes if note.endswith(NO_SCORE)]
+    notes = list(scores.notes)
+    if below:
+        where = " in the shares of the others" if rule == "impartial" else ""
+        notes.append(f"negative {scores.score} counts as zero{where}: {_listed(below)}")
+    if scores.gain <= _NOTHING:
+        notes.append(f"the utility did not rise (gain {scores.gain:.6g}): there is no gain to attribute")
+    if scores.score == "EE":
+        notes.append("raw EE is close to an equal split by construction, whatever the contributions")
+    if rule == "fenced":
+        held = np.flatnonzero(scores.raw > np.maximum(fence(scores), 0.0))
+        if held.size:
+            notes.append(f"held back by the fence: {_listed([scores.clients[i] for i in held])}")
+    return notes
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _check(
+    scores: Scores, rule: Rule, floor: float, cap: float, negative: Negative, on_undefined: OnUndefined
+) -> tuple[float, float]:
+    """Floor and cap in float64, whatever precision they came in."""
+    if not isinstance(scores, Scores):
+        raise InputError(f"shares takes Scores, got {type(scores).__name__}")
+    for name, given, allowed in (
+        ("rule", rule, Rule), ("negative", negative, Negative), ("on_undefined", on_undefined, OnUndefined)
+    ):  # fmt: skip
+        if given not in get_args(allowed):
+            raise InputError(f"{name} must be one of {', '.join(get_args(allowed))}, got {given!r}")
+    floor, cap = _number("floor", floor), _number("cap", cap)
+    n = scores.n
+    if n < (2 if rule == "impartial" else 1):
+        raise InputError(f"rule {rule!r} needs at least {2 if rule == 'impartial' else 1} clients, got {n}")
+    if not (floor >= 0 and floor * n <= 1 + 1e-12):
+        raise InputError(f"floor must lie between 0 and 1/N = {1 / n:.6g} for {n} clients, got {floor}")
+    if not (cap <= 1 and cap * n >= 1 - 1e-12):
+        raise InputError(f"cap must lie between 1/N = {1 / n:.6g} and 1 for {n} clients, got {cap}")
+    if rule == "impartial" and scores.score not in SELF_REPORTED:
+        raise InputError(
+            f"rule 'impartial' needs scores of which entry i is client i's own report, in units of the gain, "
+            f"and nothing else depends on it ({', '.join(sorted(SELF_REPORTED))}); {scores.score} is not"
+        )
+    if rule == "impartial" and negative == "refuse":
+        raise InputError(
+            "rule 'impartial' needs negative='zero', got 'refuse': whoever reports a negative score would "
+            "stop all payment, its own included"
+        )
+    return floor, cap
+
+
+def _number(name: str, given: float) -> float:
+    if (found := number(given)) is None:
+        raise InputError(f"{name} must be a number, got {given!r:.100}")
+    return found

@@ -1,0 +1,395 @@
+r"""The formulas that survive secure aggregation: what two reported numbers per client say.
+
+Equation numbers are those of "Beyond Leave-One-Out: Private and Robust Contribution Evaluation in Federated
+Learning" (the paper). Four slips there are corrected here or where they belong: eq. 1 needs the *inverse*
+binomial (:func:`fedmerit.shapley`); the sum in the denominator of EE runs over j; the proof of Theorem 1
+has a minus where alpha has a plus; and "linear, efficient and compatible with secure aggregation" is not
+impossible, as :func:`surplus` is all three.
+
+Every score takes :class:`~fedmerit.Reports` and returns :class:`~fedmerit.Scores`. ``raw`` is the vector
+before normalisation; rankings follow it. ``status`` says what the normalisation did to the order:
+
+==========  ==============================================================================================
+ok          ``values`` orders the clients as ``raw`` does
+reversed    pot and denominator have opposite signs: ``values`` orders them the wrong way round
+fallback    the denominator is zero; the paper's replacement was used (Remark 1)
+undefined   every denominator is zero, or there is nothing to distribute: equal split
+==========  ==============================================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fedmerit.errors import InputError, NeedsTable, ReportError, UndefinedScore
+from fedmerit.scoring.types import Reports, Scores, Status, Table, Vector
+
+# ------------------------------------------------------------------------------------------ everybody else
+
+
+def sum_of_others(values: Vector) -> Vector:
+    """Sum over j != i, in twice the working precision: right up to the last bit; equals stay equal.
+
+    >>> sum_of_others(np.array([1e17, 1.0, 2.0]))[0]
+    np.float64(3.0)
+    """
+    high = math.fsum(values)
+    low = math.fsum([*values.tolist(), -high])  # what rounding took from the total
+    left = high - values
+    step = left - high
+    lost = (high - (left - step)) - (values + step)  # what rounding took from each difference (TwoSum)
+    return left + (lost + low)
+
+
+def mean_of_others(said: Vector) -> Vector:
+    return sum_of_others(said) / (said.size - 1)
+
+
+def median_of_others(said: Vector) -> Vector:
+    """Median over j != i from one sort: removing position p shifts what stood behind it."""
+    order = np.argsort(said, kind="stable")
+    ordered = said[order]
+    position = np.empty_like(order)
+    position[order] = np.arange(said.size)
+    left = said.size - 1
+    low, high = (left - 1) // 2, left // 2
+    middle: Vector = (ordered[low + (position <= low)] + ordered[high + (position <= high)]) / 2
+    return middle
+
+
+def trimmed_mean_of_others(said: Vector) -> Vector:
+    """Mean over j != i without the lowest and the highest of them, neither of which enters any sum.
+
+    In order x_1 <= ... <= x_N the lowest and the highest of all are kept for nobody. Of the N - 2 between
+    them each client loses one more: its own, or the one beside it where its own is at an end.
+
+    >>> trimmed_mean_of_others(np.array([1.0, 2.0, 3.0, 4.0, 1e20]))
+    array([3.5, 3.5, 3. , 2.5, 2.5])
+    """
+    order = np.argsort(said, kind="stable")
+    lost = np.empty_like(order)
+    lost[order] = np.clip(np.arange(said.size) - 1, 0, said.size - 3)
+    mean: Vector = mean_of_others(said[order][1:-1])[lost]
+    return mean
+
+
+# ---------------------------------------------------------------------------------------------------- pots
+
+Pot = Literal["grand", "gain"]
+
+Candidate = tuple[str, Vector, Vector]
+"""What a raw vector is called, the vector, and what rounding may have done to each of its entries."""
+
+
+def noise(reports: Reports) -> Vector:
+    r"""What rounding alone can leave of a client's four utilities where they cancel on paper.
+
+    .. math:: 2 \epsilon \, (|v(M_0)| + |v(M)| + |v(M_0 + U_i)| + |v(M - U_i)|), \qquad \epsilon = 2^{-52}
+    """
+    shared = abs(reports.empty) + abs(reports.grand)
+    return 2 * np.finfo(np.float64).eps * (shared + np.abs(reports.alone) + np.abs(reports.without))
+
+
+def share_out(
+    score: str, candidates: Iterable[Candidate], reports: Reports, pot: Pot, stderr: Vector | None
+) -> Scores:
+    r"""Rescale the first candidate x whose sum is not zero, so that it adds up to the pot.
+
+    .. math:: \frac{x_i}{\sum_j x_j} \cdot \mathrm{pot}
+
+    Zero means: within 1e-12 of the sum of absolute values, or no more than rounding leaves. ``raw`` is the
+    first candidate in any case.
+    """
+    if pot not in ("grand", "gain"):
+        raise InputError(f"pot must be 'grand' (v(M)) or 'gain' (v(M) - v(M0)), got {pot!r}")
+    amount = reports.grand if pot == "grand" else reports.gain
+    ranked_by: Vector | None = None
+    status: Status = "ok"
+    zero: list[str] = []  # candidates that add up to nothing
+    note = ""
+    equal = np.full(reports.n, amount / reports.n)
+    values = equal
+    for name, raw, lost in candidates:
+        ranked_by = raw if ranked_by is None else ranked_by
+        total = math.fsum(raw)
+        if abs(total) <= max(1e-12 * math.fsum(np.abs(raw)), math.fsum(lost)):
+            zero.append(name)
+            continue
+        values = raw / total * amount
+        if zero:
+            status, note = "fallback", f"{_zero_sums(zero)}; computed from {name} alone"
+        elif (amount < 0) != (total < 0):  # a pot of zero is nothing, below
+            status, note = "reversed", f"pot {amount:.6g} and sum {total:.6g} have opposite signs"
+        break
+    else:
+        status, note = "undefined", f"{_zero_sums(zero)}; split equally"
+    if _is_nothing(amount, reports, pot):
+        values, status = equal, "undefined"
+        note = f"nothing to distribute, the pot is 0{' up to rounding' if amount else ''}"
+    assert ranked_by is not None
+    return Scores(
+        score=score, clients=reports.clients, values=values, raw=ranked_by, gain=reports.gain, status=status,
+        stderr=stderr, notes=(f"{reports.where}{score}: {note}",) if note else (),
+    )  # fmt: skip
+
+
+def _is_nothing(amount: float, reports: Reports, pot: Pot) -> bool:
+    """Whether the pot is empty; a gain is a difference, so what rounding leaves of one is nothing too."""
+    shared = abs(reports.empty) + abs(reports.grand) if pot == "gain" else 0.0
+    return bool(abs(amount) <= 2 * np.finfo(np.float64).eps * shared)
+
+
+def _zero_sums(names: list[str]) -> str:
+    said = "sum of" if len(names) == 1 else "sums of"
+    return f"the {said} {', '.join(names)} over clients {'is' if len(names) == 1 else 'are'} zero"
+
+
+# ---------------------------------------------------------------------------------------------- the scores
+
+Combine = Literal["mean", "median", "trimmed"]
+
+
+def loo(reports: Reports) -> Scores:
+    r"""Leave-One-Out (Definition 2): what the aggregate loses without client i.
+
+    .. math:: \mathrm{LOO}(i) = v(M) - v(M - U_i)
+
+    >>> loo(Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1])).values
+    array([0., 1., 2.])
+    """
+    _check(reports, "LOO")
+    return _linear("LOO", reports.grand - reports.without, reports, reports.se_loo)
+
+
+def ioi(reports: Reports) -> Scores:
+    r"""Include-One-In: what client i alone adds to the starting model (second term of eq. 3).
+
+    .. math:: \mathrm{IOI}(i) = v(M_0 + U_i) - v(M_0)
+
+    >>> ioi(Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1])).values
+    array([0., 1., 2.])
+    """
+    _check(reports, "IOI")
+    return _linear("IOI", reports.alone - reports.empty, reports, reports.se_ioi)
+
+
+def alpha(reports: Reports) -> Scores:
+    r"""The mean of LOO and IOI (eq. 3): raw, signed, never reversed. What fedmerit ranks and pays by.
+
+    .. math:: \alpha(i) = \frac{[v(M) - v(M - U_i)] + [v(M_0 + U_i) - v(M_0)]}{2}
+
+    It equals the Shapley value exactly for games with interactions of at most two clients, hence up to
+    third order in the updates for a smooth utility.
+
+    >>> alpha(Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1])).values
+    array([0., 1., 2.])
+    """
+    _check(reports, "ALPHA")
+    return _linear("ALPHA", _alpha(reports), reports, reports.se_alpha)
+
+
+def fp(reports: Reports, *, pot: Pot = "grand") -> Scores:
+    r"""Fair-Private (Definition 3, eq. 2): alpha, rescaled to add up to the pot.
+
+    .. math:: \mathrm{FP}(i) = \frac{\alpha(i)}{\sum_{j=1}^N \alpha(j)} \cdot v(M)
+
+    Where the denominator is zero, LOO takes the place of alpha, then IOI (the paper's Remark 1).
+
+    Args:
+        reports: of one round.
+        pot: ``"grand"`` distributes v(M) as the paper does, ``"gain"`` distributes v(M) - v(M0).
+
+    >>> fp(Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1])).values
+    array([0., 1., 2.])
+    """
+    _check(reports, "FP", everyone=True)
+    lost = noise(reports)
+    candidates = (
+        ("alpha", _alpha(reports), lost),
+        ("LOO", reports.grand - reports.without, lost),
+        ("IOI", reports.alone - reports.empty, lost),
+    )
+    return share_out("FP", candidates, reports, pot, stderr=reports.se_alpha)
+
+
+def ee(reports: Reports, *, pot: Pot = "grand", combine: Combine = "mean") -> Scores:
+    r"""Everybody-Else: what client i is worth according to everyone except i (Definition 4, eqs. 4 and 5).
+
+    .. math::
+        \beta(i) = \sum_{j \ne i} \frac{v(M) - v(M_0 + U_j)}{(N-1)^2}, \quad
+        \gamma(i) = \sum_{j \ne i} \frac{v(M - U_j) - v(M_0)}{(N-1)^2}, \quad
+        \mathrm{EE}(i) = \frac{[\beta(i) + \gamma(i)]/2}{\sum_j [\beta(j) + \gamma(j)]/2} \cdot v(M)
+
+    ``raw`` is (beta + gamma)/2. Client i's own report does not enter ``raw[i]``; it does enter i's rank and,
+    through the denominator, i's share. Where the denominator is zero, gamma alone is used, then beta.
+
+    Args:
+        reports: of one round.
+        pot: see :func:`fp`.
+        combine: how the others' words are combined: their mean (the paper), their median, or their mean
+            without the lowest and the highest (``"trimmed"``). A median can tell at most three groups apart.
+
+    >>> ee(Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1])).values
+    array([0.75, 1.  , 1.25])
+    """
+    _check(reports, "EE", everyone=True)
+    if combine not in tuple(_OTHERS):
+        raise InputError(f"combine must be one of {', '.join(_OTHERS)}, got {combine!r}")
+    if combine == "trimmed" and reports.n < 4:
+        raise UndefinedScore(f'{reports.where}combine="trimmed" needs at least 4 clients, got {reports.n}')
+    others = _OTHERS[combine]
+    beta = reports.grand - reports.alone
+    gamma = reports.without - reports.empty
+    coalition = 2 * (reports.n - 1)  # a mean over N-1 others, of a coalition of N-1
+    lost = others(noise(reports)) / coalition  # a lie that is not counted costs no precision
+    candidates = tuple(
+        (name, others(said) / coalition, lost)
+        for name, said in (("beta + gamma", beta + gamma), ("gamma", 2 * gamma), ("beta", 2 * beta))
+    )
+    return share_out("EE", candidates, reports, pot, stderr=None)
+
+
+def surplus(reports: Reports) -> Scores:
+    r"""alpha with the rest of the gain shared equally: linear, adds up to the gain, needs no more than alpha.
+
+    .. math:: \mathrm{SUR}(i) = \alpha(i) + \frac{v(M) - v(M_0) - \sum_j \alpha(j)}{N}
+
+    It is the mean of the CIS and ENSC values of game theory. It fails the null player, so it serves
+    bookkeeping, not payment.
+
+    >>> surplus(Reports(empty=0, grand=6, alone=[0, 1, 2], without=[6, 5, 4])).values
+    array([1., 2., 3.])
+    """
+    _check(reports, "SURPLUS", everyone=True)
+    share = _alpha(reports)
+    share = share + (reports.gain - math.fsum(share)) / reports.n
+    return _linear("SURPLUS", share, reports, None)
+
+
+def solo(reports: Reports) -> Scores:
+    r"""SOLO: what the model that client i trained alone is worth, above the first model.
+
+    .. math:: \mathrm{SOLO}(i) = v(M^{\{i\}}) - v(M^{\emptyset})
+
+    the singleton coalitions of the retraining game. One scalar leaves the client, and nothing that leaves
+    it allows anyone to check that scalar.
+
+    >>> solo(Reports(empty=0, grand=2, alone=[0, 1], without=[1, 0], solo=[.5, .75], solo_empty=.25)).values
+    array([0.25, 0.5 ])
+    """
+    _check(reports, "SOLO")
+    if reports.solo is None or reports.solo_empty is None:
+        raise UndefinedScore(
+            f"{reports.where}SOLO needs the utility of models trained alone (solo=, solo_empty=)"
+        )
+    return _linear("SOLO", reports.solo - reports.solo_empty, reports, None)
+
+
+def cos(reports: Reports) -> Scores:
+    """COS: cosine of a client's update and the aggregate's, self-reported.
+
+    None or NaN, what a zero update gives, counts as 0, with a note.
+
+    >>> cos(Reports(empty=0, grand=2, alone=[0, 1], without=[1, 0], cosine=[0.5, None])).values
+    array([0.5, 0. ])
+    """
+    _check(reports, "COS")
+    if reports.cosine is None:
+        raise UndefinedScore(f"{reports.where}COS needs the clients' cosines (cosine=)")
+    null = np.isnan(reports.cosine)
+    notes = tuple(
+        f"{reports.where}client {name!r} has no cosine (a zero or unknown update): it counts as 0"
+        for name, gone in zip(reports.clients, null, strict=True)
+        if gone
+    )
+    return _linear("COS", np.where(null, 0.0, reports.cosine), reports, None, notes)
+
+
+def influence(reports: Reports) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    r"""Who moves whose EE (the paper's table of relative influence): shape (N, N).
+
+    .. math:: \mathrm{influence}[i, j] = \frac{r_i}{T - r_j} \ (i \ne j), \qquad
+        r_i = [v(M) - v(M_0 + U_i)] + [v(M - U_i) - v(M_0)], \quad T = \sum_k r_k
+
+    The weight of reporter i in the score of client j. Columns sum to 1, the diagonal is 0.
+
+    >>> influence(Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1])).round(3)
+    array([[0.   , 0.75 , 0.6  ],
+           [0.667, 0.   , 0.4  ],
+           [0.333, 0.25 , 0.   ]])
+    """
+    _check(reports, "influence", everyone=True)
+    said = (reports.grand - reports.alone) + (reports.without - reports.empty)
+    about = sum_of_others(said)
+    zero = np.flatnonzero(np.abs(about) <= sum_of_others(1e-12 * np.abs(said) + noise(reports)))
+    if zero.size:
+        name = reports.clients[zero[0]]
+        raise UndefinedScore(f"{reports.where}the others' words about client {name!r} add up to zero")
+    matrix = said[:, None] / about[None, :]
+    np.fill_diagonal(matrix, 0.0)
+    return matrix
+
+
+@dataclass(frozen=True)
+class Score:
+    """A line of the catalogue: what a score is called, where it is defined, what it needs."""
+
+    function: Callable[[Reports], Scores]
+    title: str
+    equation: str
+    needs: str
+
+
+SCORES = {
+    "LOO": Score(loo, "Leave-One-Out", "Definition 2", "without"),
+    "IOI": Score(ioi, "Include-One-In", "eq. 3, second term", "alone"),
+    "ALPHA": Score(alpha, "mean of LOO and IOI", "eq. 3", "alone, without"),
+    "FP": Score(fp, "Fair-Private", "eq. 2", "alone, without of everyone"),
+    "EE": Score(ee, "Everybody-Else", "eqs. 4, 5", "alone, without of everyone"),
+    "SURPLUS": Score(surplus, "alpha plus an equal rest", "beyond the paper", "alone, without of everyone"),
+    "SOLO": Score(solo, "trained alone", "beyond the paper", "solo, solo_empty"),
+    "COS": Score(cos, "cosine similarity", "section 3.1", "cosine"),
+}
+"""Every score of one round, by its name in files and on the command line."""
+
+
+_OTHERS: dict[str, Callable[[Vector], Vector]] = {
+    "mean": mean_of_others,
+    "median": median_of_others,
+    "trimmed": trimmed_mean_of_others,
+}
+
+
+def _alpha(reports: Reports) -> Vector:
+    return ((reports.grand - reports.without) + (reports.alone - reports.empty)) / 2
+
+
+def _check(reports: Reports, score: str, *, everyone: bool = False) -> None:
+    if isinstance(reports, Table):
+        raise NeedsTable(f"{score} takes Reports; from a full table use Reports.from_table(table)")
+    if not isinstance(reports, Reports):
+        raise ReportError(f"{score} takes Reports, got {type(reports).__name__}")
+    if everyone and reports.silent:
+        names = ", ".join(reports.silent)
+        raise UndefinedScore(
+            f"{reports.where}{score} needs a report from everyone in the sum; silent: {names}"
+        )
+
+
+def _linear(
+    score: str, raw: Vector, reports: Reports, stderr: Vector | None, notes: tuple[str, ...] = ()
+) -> Scores:
+    return Scores(
+        score=score,
+        clients=reports.clients,
+        values=raw,
+        raw=raw,
+        gain=reports.gain,
+        stderr=stderr,
+        notes=notes,
+    )

@@ -1,0 +1,300 @@
+"""The values that flow between the steps: reports of a round, a table of coalitions, scores.
+
+``Reports`` is the waist of the hourglass. Everything before it is federation, everything after it is
+arithmetic. It holds exactly what secure aggregation leaves: two numbers everybody knows and two that only
+the client itself can compute. A ``Table`` holds all 2^N coalitions, which secure aggregation never yields.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmerit.errors import NeedsTable, ReportError
+from fedmerit.scoring.validate import (
+    A_NUMBER,
+    LARGEST,
+    LARGEST_SCORE,
+    ReadOnly,
+    Setter,
+    floats,
+    frozen,
+    labels_of,
+    names_of,
+    round_of,
+    sequence,
+)
+
+Vector = npt.NDArray[np.float64]
+"""One number per client, shape (N,)."""
+
+Status = Literal["ok", "fallback", "reversed", "undefined"]
+
+UNIT_UTILITIES = frozenset({"expected-accuracy", "accuracy", "balanced-accuracy", "brier", "dice"})
+"""Utilities that promise values in [0, 1]."""
+
+MAX_TABLE_CLIENTS = 26
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Reports(ReadOnly):
+    """What is known after one round: v(M0), v(M), and per client v(M0 + U_i) and v(M - U_i).
+
+    One number per client is a list, an array, or a pandas Series: with labels 0, 1, ... in the order of
+    ``clients``, with the clients' names as labels in any order.
+
+    Args:
+        empty: v(M0), the utility before the round.
+        grand: v(M), the utility of the aggregate.
+        alone: shape (N,), v(M0 + U_i).
+        without: shape (N,), v(M - U_i).
+        clients: names; ``client-0``, ``client-1``, ... unless given.
+        silent: clients that were summed but sent no valid report. They are not in ``clients``.
+        se_loo: paired standard error of LOO_i, from the client.
+        se_ioi: paired standard error of IOI_i.
+        se_alpha: paired standard error of alpha_i.
+        se_alpha_total: standard error of alpha_i summed over all rounds so far, on the same test samples.
+        slice: id of the test samples; equal ids mean equal samples.
+        samples: training samples of each client, where disclosed.
+        cosine: cosine of U_i and M - M0; None or NaN where there is none, as for a zero update.
+        solo: utility of the model that client i trained alone from the first model.
+        solo_empty: utility of that first model on this slice.
+        utility: name; those in ``UNIT_UTILITIES`` promise [0, 1] and are held to it.
+        round: round number, 0 or more.
+
+    >>> r = Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1], clients=["A", "B", "C"])
+    >>> r.n, r.gain
+    (3, 3.0)
+    """
+
+    empty: float
+    grand: float
+    alone: Vector
+    without: Vector
+    clients: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
+    se_loo: Vector | None = None
+    se_ioi: Vector | None = None
+    se_alpha: Vector | None = None
+    se_alpha_total: Vector | None = None
+    slice: str | None = None
+    samples: Vector | None = None
+    cosine: Vector | None = None
+    solo: Vector | None = None
+    solo_empty: float | None = None
+    utility: str | None = None
+    round: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "round", round_of(self.round))
+        where = self.where
+        alone = sequence(self.alone, f"{where}alone")
+        clients = names_of(self.clients, len(alone), where, counted="alone")
+        silent = names_of(self.silent, None, where)
+        both = set(clients) & set(silent)
+        if both:
+            raise ReportError(f"{where}client {min(both)!r} is listed as silent but has a report")
+        if len(clients) + len(silent) < 2:
+            raise ReportError(f"{where}expected at least 2 clients, got {len(clients)}")
+
+        if self.utility is not None and not isinstance(self.utility, str):
+            raise ReportError(f"{where}utility must be a name, got {self.utility!r:.100}")
+        if self.slice is not None and not isinstance(self.slice, str):
+            raise ReportError(f"{where}slice must be text, got {self.slice!r:.100}")
+        unit = self.utility if self.utility in UNIT_UTILITIES else None
+        put = Setter(self, clients, where)
+        put.scalar("empty", unit=unit)
+        put.scalar("grand", unit=unit)
+        put.vector("alone", unit=unit)
+        put.vector("without", unit=unit)
+        for name in ("se_loo", "se_ioi", "se_alpha", "se_alpha_total"):
+            put.vector(name, optional=True, minimum=0.0)
+        put.vector("samples", optional=True, minimum=0.0, whole=True)
+        put.vector("cosine", optional=True, nullable=True, minimum=-1.0 - 1e-6, maximum=1.0 + 1e-6)
+        put.vector("solo", optional=True, unit=unit)
+        if self.solo is not None and self.solo_empty is None:
+            raise ReportError(f"{where}solo needs solo_empty, the utility of the first model on this slice")
+        if self.solo_empty is not None:
+            put.scalar("solo_empty", unit=unit)
+        object.__setattr__(self, "clients", clients)
+        object.__setattr__(self, "silent", silent)
+
+    @property
+    def n(self) -> int:
+        """Number of clients that reported."""
+        return len(self.clients)
+
+    @property
+    def gain(self) -> float:
+        """v(M) - v(M0), what the round has to distribute."""
+        return self.grand - self.empty
+
+    @property
+    def where(self) -> str:
+        """Prefix for messages: the round, if known."""
+        return "" if self.round is None else f"round {self.round}: "
+
+    @classmethod
+    def from_table(cls, table: Table, **extra: Any) -> Reports:
+        """The 2N + 2 coalitions of ``table`` that secure aggregation would leave."""
+        if not isinstance(table, Table):
+            raise NeedsTable(f"from_table takes a Table of 2^N utilities, got {type(table).__name__}")
+        bits = 1 << np.arange(table.n)
+        full = (1 << table.n) - 1
+        return cls(
+            empty=float(table.values[0]),
+            grand=float(table.values[full]),
+            alone=table.values[bits],
+            without=table.values[full ^ bits],
+            clients=table.clients,
+            **extra,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Table(ReadOnly):
+    """The utility of every coalition. Index = bitmask: bit i is set iff client i is in the coalition.
+
+    >>> Table([0, 1, 2, 3], ["A", "B"]).n
+    2
+    """
+
+    values: Vector
+    clients: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.values, Reports):
+            raise NeedsTable("expected all 2^N coalitions, got Reports, which hold 2N + 2 of them")
+        if (size := len(sequence(self.values, "table"))) > 1 << MAX_TABLE_CLIENTS:
+            raise ReportError(
+                f"a table holds at most {MAX_TABLE_CLIENTS} clients (2^N utilities), got {size} utilities"
+            )
+        if (labels := labels_of(self.values)) is not None:
+            raise ReportError(f"table: labels must be the bitmasks 0, 1, 2, ..., got {labels[0]!r:.50} first")
+        values = floats(self.values, "table")
+        n = int(values.size).bit_length() - 1
+        if values.ndim != 1 or n < 1 or values.size != 1 << n:
+            raise ReportError(f"a table needs 2^N utilities with N >= 1, got shape {values.shape}")
+        bad = np.flatnonzero(~(np.abs(values) <= LARGEST))
+        if bad.size:
+            said = f"utility of coalition {int(bad[0]):#b} is {values[bad[0]]}"
+            raise ReportError(f"{said}, expected {A_NUMBER}")
+        object.__setattr__(self, "values", frozen(values))
+        object.__setattr__(self, "clients", names_of(self.clients, n, "table: "))
+
+    @property
+    def n(self) -> int:
+        """Number of clients."""
+        return len(self.clients)
+
+    @property
+    def gain(self) -> float:
+        """v(everyone) - v(nobody)."""
+        return float(self.values[-1] - self.values[0])
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Scores(ReadOnly):
+    """One number per client, the unnormalised numbers behind it, and whether it can be trusted.
+
+    ``values`` follows the definition to the letter, normalisation included. ``raw`` is the vector before
+    normalisation; rankings and shares use it, because a normalisation can turn the order over. ``stderr``
+    is the standard error of ``raw`` (sampling error of the test set in this run; not of training).
+    """
+
+    score: str
+    clients: tuple[str, ...]
+    values: Vector
+    raw: Vector
+    gain: float
+    status: Status = "ok"
+    stderr: Vector | None = None
+    rounds: int = 1
+    coverage: Vector | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        clients = names_of(self.clients, None, f"{self.score}: ")
+        if not clients:
+            raise ReportError(f"{self.score}: expected at least 1 client, got none")
+        put = Setter(self, clients, f"{self.score}: ", largest=LARGEST_SCORE)
+        put.vector("values")
+        put.vector("raw")
+        put.scalar("gain")
+        put.vector("stderr", optional=True, minimum=0.0)
+        put.vector("coverage", optional=True, minimum=0.0)
+        object.__setattr__(self, "clients", clients)
+
+    @property
+    def n(self) -> int:
+        """Number of clients."""
+        return len(self.clients)
+
+    def ranking(self) -> tuple[str, ...]:
+        """Names, best first, by the raw vector; equals stand in the order of ``clients``."""
+        return tuple(self.clients[i] for i in np.argsort(-settle(self.raw), kind="stable"))
+
+    def ranks(self) -> npt.NDArray[np.int64]:
+        """Rank of each client by the raw vector, 1 = best; equals share the better rank."""
+        settled = settle(self.raw)
+        ordered = np.sort(-settled)
+        return np.searchsorted(ordered, -settled, side="left") + 1
+
+    def as_dict(self) -> dict[str, float]:
+        """``values`` by name."""
+        return dict(zip(self.clients, self.values.tolist(), strict=True))
+
+    def to_pandas(self) -> Any:
+        """A frame with one row per client: see :func:`fedmerit.report.frames.columns`."""
+        from fedmerit.report.frames import as_frame
+
+        return as_frame(self)
+
+    def to_csv(self) -> str:
+        """The same as tidy CSV."""
+        from fedmerit.report.frames import as_csv
+
+        return as_csv(self)
+
+    def _repr_html_(self) -> str:
+        from fedmerit.report.frames import as_html
+
+        return as_html(self)
+
+
+def rounding(values: Vector) -> Vector:
+    r"""What rounding may have done to each value, generously; two tie where that can explain the difference.
+
+    .. math:: \rho_i = 10^{-10} \max(|x_i|, \min(1, \max_j |x_j|))
+
+    Scores are differences of utilities, which are of the order of 1 and good to 10^-16: also a score near
+    zero carries that. No other client's score counts for more than 1 here, so that a huge one, say a lie,
+    ties nobody else.
+
+    >>> rounding(np.array([0.5, 0.0, -2.0, 1e13])).tolist()
+    [1e-10, 1e-10, 2e-10, 1000.0]
+    """
+    size = np.abs(values)
+    return np.asarray(1e-10 * np.maximum(size, min(1.0, size.max(initial=0.0))), dtype=np.float64)
+
+
+def settle(values: Vector) -> Vector:
+    """Places in ascending order, 0, 1, ...: neighbours share one where rounding can part them.
+
+    Scores that are equal on paper can differ by rounding; they must not be ranked by that.
+
+    >>> a = np.array([0.3 - 0.2, 0.2 - 0.1, 0.5]); bool(a[0] == a[1]), settle(a).tolist()
+    (False, [0.0, 0.0, 1.0])
+    """
+    if not values.size:
+        return values
+    order = np.argsort(values, kind="stable")
+    noise = rounding(values)[order]
+    with np.errstate(over="ignore"):  # further apart than the largest float is apart
+        apart = np.diff(values[order]) > noise[1:] + noise[:-1]
+    places = np.empty(values.size)
+    places[order] = np.concatenate([[0], np.cumsum(apart)])
+    return places

@@ -1,0 +1,397 @@
+"""How sure the scores are: intervals, pairs that can be told apart, ranks, and the test samples it takes.
+
+Everything here is about the sampling error of the test set in this run, ``Scores.stderr`` of ``Scores.raw``.
+Training again with another seed moves scores too; no standard error of one run covers that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmerit.errors import InputError, ReportError
+from fedmerit.scoring.types import Scores, Vector, rounding
+from fedmerit.scoring.validate import A_NUMBER, LARGEST, floats, in_order_of_both, level_of, number, whole
+
+# ----------------------------------------------------------------------------------------- critical values
+
+Matrix = npt.NDArray[np.float64]
+"""One number per pair of clients, shape (N, N)."""
+
+
+def upper_quantile(tail: float) -> float:
+    """z with P(Z > z) = tail, for a standard normal Z; exact also where 1 - tail would round to 1."""
+    return -NormalDist().inv_cdf(tail)
+
+
+def holm(rejected: Callable[[float], int], total: int, level: float) -> float:
+    """Critical value of Holm's method (1979) for so many one-sided hypotheses, whatever their correlation.
+
+    Holm compares the (k+1)-th smallest p-value with a/(M - k): from k = 0, take as k the number of those
+    rejected so far, until nobody joins. "i is not better than j" are M = N(N-1) hypotheses.
+    """
+    k = 0
+    while True:
+        critical = max(0.0, upper_quantile((1 - level) / max(total - k, 1)))
+        found = rejected(critical)
+        if found <= k:
+            return critical
+        k = found
+
+
+def max_t(covariance: Matrix, stderr: Matrix, level: float, draws: int, seed: int) -> float:
+    """Quantile of the largest |e_i - e_j| / s_ij, where e is Gaussian with the given covariance."""
+    draws, seed = whole(draws, "draws", 100), whole(seed, "seed")
+    if not stderr.any():
+        return upper_quantile((1 - level) / 2)
+    values, vectors = np.linalg.eigh(covariance)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    inverse = np.divide(1.0, stderr, out=np.zeros_like(stderr), where=stderr > 0)
+    generator = np.random.default_rng(seed)
+    largest = np.empty(draws)
+    rows = max(1, (1 << 22) // root.size)  # at a time: 32 MB
+    for start in range(0, draws, rows):
+        part = largest[start : start + rows]
+        e = generator.standard_normal((part.size, len(root))) @ root.T
+        part[:] = np.max(np.abs(e[:, :, None] - e[:, None, :]) * inverse, axis=(1, 2))
+    return float(np.quantile(largest, level))
+
+
+def checked_covariance(covariance: Any, clients: Sequence[str]) -> Matrix:
+    """As an (N, N) array in the order of the clients, if it is a covariance matrix; a frame by its labels."""
+    n = len(clients)
+    matrix = floats(in_order_of_both(clients, covariance, "covariance"), "covariance")
+    if matrix.shape != (n, n):
+        raise ReportError(f"covariance: expected shape ({n}, {n}), got {matrix.shape}")
+    if not (np.abs(matrix) <= LARGEST).all():
+        raise ReportError(f"covariance: every entry must be {A_NUMBER}")
+    scale = float(np.max(np.abs(matrix)))
+    if np.max(np.abs(matrix - matrix.T)) > 1e-9 * scale:
+        raise ReportError("covariance must be symmetric")
+    if np.linalg.eigvalsh(matrix)[0] < -1e-9 * scale:
+        raise ReportError("covariance must be positive semi-definite: it has a negative eigenvalue")
+    return (matrix + matrix.T) / 2
+
+
+# -------------------------------------------------------------------------------------------------- groups
+
+MOST_GROUPS = 4000
+"""Nobody reads more, and with other errors than the default there can be 2^(N/2)."""
+
+
+def largest_groups(better: npt.NDArray[np.bool_], ranking: Sequence[int]) -> list[tuple[int, ...]]:
+    """All groups that no client could join, best first; each in the order of the ranking.
+
+    In graph terms the maximal cliques of "not apart". Clients join one after the other, those with the best
+    possible ranks first. Who joins takes along, of every group so far, those it is not apart from. If being
+    apart means that two intervals do not overlap, then these are one group in themselves, the others are
+    parts of it, and N clients have at most N groups (an interval graph). Other errors can give more.
+
+    Args:
+        better: shape (N, N), entry [i, j] says that i is better than j.
+        ranking: positions 0 ... N-1, best first.
+
+    >>> apart = np.zeros((3, 3), bool); apart[0, 1] = True       # 0 and 1 are apart, 2 is from neither
+    >>> largest_groups(apart, [0, 1, 2])
+    [(0, 2), (1, 2)]
+    """
+    n = len(ranking)
+    in_order = better[np.ix_(ranking, ranking)]
+    together = [_bits(row) for row in ~(in_order | in_order.T)]
+    groups: set[int] = set()
+    for who in np.argsort(in_order.sum(axis=0), kind="stable").tolist():
+        joined: list[int] = []
+        for part in sorted({group & together[who] for group in groups}, key=int.bit_count, reverse=True):
+            if not any(part | larger == larger for larger in joined):
+                joined.append(part)
+        groups = {group for group in groups if group & ~together[who]}  # the others are part of a new one
+        groups |= {part | 1 << who for part in joined or [0]}
+        if len(groups) > max(n, MOST_GROUPS):
+            raise ReportError(
+                f"expected at most {max(n, MOST_GROUPS)} groups that cannot be told apart, {n} clients form "
+                "more; compare_pairs(...).better says it pair by pair"
+            )
+    members = (tuple(k for k in range(n) if group >> k & 1) for group in groups)
+    return [tuple(ranking[k] for k in group) for group in sorted(members)]
+
+
+def _bits(row: npt.NDArray[np.bool_]) -> int:
+    """Bit k is set iff entry k is true."""
+    return int.from_bytes(np.packbits(row, bitorder="little").tobytes(), "little")
+
+
+# ------------------------------------------------------------------------------------- intervals and pairs
+
+Errors = Literal["conservative", "independent"]
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Every pair of clients: shape (N, N) each, entry [i, j] is about client i minus client j.
+
+    ``better[i, j]`` says that i is significantly better than j, at ``critical`` standard errors.
+    """
+
+    clients: tuple[str, ...]
+    difference: Matrix
+    stderr: Matrix
+    better: npt.NDArray[np.bool_]
+    critical: float
+
+
+def intervals(scores: Scores, *, level: float = 0.95) -> Matrix:
+    r"""The z-interval of each raw score, shape (N, 2): raw minus and plus z standard errors.
+
+    .. math:: \mathrm{raw}_i \pm z_{(1 + \mathrm{level})/2} \, s_i
+
+    Each interval covers with probability ``level`` on its own, not all of them at once, and as well as the
+    normal distribution fits a mean over the test samples. Where a utility is 0 or 1 a sample and few change,
+    that is badly; standard errors measured by fedmerit allow for it, see
+    :func:`fedmerit.protocol.measure.standard_error`. Those of your own should too.
+
+    Args:
+        scores: with ``stderr``.
+        level: in (0, 1).
+
+    >>> s = Scores(score="ALPHA", clients=("A", "B"), values=[1, 3], raw=[1, 3], gain=4, stderr=[.1, .2])
+    >>> intervals(s).round(2)
+    array([[0.8 , 1.2 ],
+           [2.61, 3.39]])
+    """
+    z = upper_quantile((1 - level_of(level)) / 2)
+    stderr = _stderr(scores)
+    return np.stack([scores.raw - z * stderr, scores.raw + z * stderr], axis=1)
+
+
+def pair_errors(
+    scores: Scores, *, errors: Errors = "conservative", covariance: npt.ArrayLike | None = None
+) -> Matrix:
+    r"""Standard error of raw_i - raw_j for every pair, shape (N, N).
+
+    .. math:: s_{ij} = s_i + s_j, \qquad \sqrt{s_i^2 + s_j^2} \qquad \text{or} \qquad
+              \sqrt{c_{ii} + c_{jj} - 2 c_{ij}}
+
+    The first, "conservative", holds whatever the correlation (clients share their test samples); the second,
+    "independent", if it is not negative; the third is exact, if the covariance is known.
+
+    Args:
+        scores: with ``stderr``, unless ``covariance`` is given.
+        errors: "conservative" or "independent".
+        covariance: shape (N, N), of the raw scores; takes the place of ``stderr``. A pandas frame with
+            the clients' names as labels may have them in any order.
+
+    >>> s = Scores(score="ALPHA", clients=("A", "B"), values=[1, 3], raw=[1, 3], gain=4, stderr=[3, 4])
+    >>> pair_errors(s)[0, 1], pair_errors(s, errors="independent")[0, 1]
+    (np.float64(7.0), np.float64(5.0))
+    """
+    if covariance is not None and isinstance(scores, Scores):
+        known = checked_covariance(covariance, scores.clients)
+        both = np.add.outer(np.diag(known), np.diag(known))
+        square = both - 2 * known
+        out = np.sqrt(np.where(square > 1e-12 * both, square, 0.0))  # below is rounding
+    else:
+        s = _stderr(scores)
+        if errors not in ("conservative", "independent"):
+            raise InputError(f"errors must be 'conservative' or 'independent', got {errors!r}")
+        add = np.add if errors == "conservative" else np.hypot
+        out = add(s[:, None], s[None, :])
+    np.fill_diagonal(out, 0.0)
+    return np.asarray(out, dtype=np.float64)
+
+
+def compare_pairs(
+    scores: Scores,
+    *,
+    level: float = 0.95,
+    errors: Errors = "conservative",
+    covariance: npt.ArrayLike | None = None,
+    simultaneous: bool = True,
+    draws: int = 20_000,
+    seed: int = 0,
+) -> Pairs:
+    """Which clients are significantly better than which.
+
+    With ``simultaneous`` the probability that any of the claims is wrong is at most 1 - level: Holm's method
+    over the N(N-1) ordered pairs, or, where a covariance is given, the distribution of the largest
+    standardised difference (max-T, by Gaussian simulation). Without it each pair is a test of its own.
+
+    Args:
+        scores: with ``stderr``, unless ``covariance`` is given.
+        level: in (0, 1).
+        errors: see :func:`pair_errors`.
+        covariance: see :func:`pair_errors`.
+        simultaneous: False for single tests.
+        draws: simulated vectors for max-T.
+        seed: of the simulation.
+
+    >>> s = Scores(score="ALPHA", clients=("A", "B", "C"), values=[1, 3, 3.1], raw=[1, 3, 3.1], gain=7,
+    ...            stderr=[.1, .1, .1])
+    >>> compare_pairs(s).better.astype(int)
+    array([[0, 0, 0],
+           [1, 0, 0],
+           [1, 0, 0]])
+    """
+    stderr = pair_errors(scores, errors=errors, covariance=covariance)
+    level = level_of(level)
+    difference = scores.raw[:, None] - scores.raw[None, :]
+    noise = rounding(scores.raw)
+    tie = noise[:, None] + noise[None, :]
+
+    def better(critical: float) -> npt.NDArray[np.bool_]:
+        return np.asarray(difference > critical * stderr + tie)
+
+    if not simultaneous:
+        critical = upper_quantile((1 - level) / 2)
+    elif covariance is not None:
+        critical = max_t(checked_covariance(covariance, scores.clients), stderr, level, draws, seed)
+    else:
+        critical = holm(lambda c: int(np.count_nonzero(better(c))), scores.n * (scores.n - 1), level)
+    return Pairs(scores.clients, difference, stderr, better(critical), critical)
+
+
+def rank_intervals(
+    scores: Scores, pairs: Pairs | None = None, *, level: float = 0.95
+) -> npt.NDArray[np.int64]:
+    r"""Ranks each client may have, best and worst, shape (N, 2); all right at once with the given level.
+
+    .. math:: [\, 1 + \#\{j \text{ better than } i\},\; N - \#\{j \text{ worse than } i\} \,]
+
+    where better and worse are those of :func:`compare_pairs` (Mogstad, Romano, Shaikh & Wilhelm 2024).
+
+    Args:
+        scores: with ``stderr``, unless ``pairs`` are given.
+        pairs: from :func:`compare_pairs`; unless given, its defaults are used, in O(N log N).
+        level: in (0, 1); with ``pairs``, theirs counts.
+
+    >>> s = Scores(score="ALPHA", clients=("A", "B", "C"), values=[1, 3, 3.1], raw=[1, 3, 3.1], gain=7,
+    ...            stderr=[.1, .1, .1])
+    >>> rank_intervals(s)
+    array([[3, 3],
+           [1, 2],
+           [1, 2]])
+    """
+    if pairs is None:
+        above, below = _counts_by_sorting(scores, level)
+    else:
+        better = _same_clients(pairs, scores).better
+        above, below = better.sum(axis=0), better.sum(axis=1)
+    return np.stack([1 + above, scores.n - below], axis=1)
+
+
+def indistinguishable(scores: Scores, pairs: Pairs | None = None) -> tuple[tuple[str, ...], ...]:
+    """Groups whose members cannot be told apart, best first: all that nobody else could join.
+
+    Two clients are in a group together just if they cannot be told apart, so everyone is in at least one.
+    Groups may overlap, because "cannot be told apart" does not carry over (A from B, B from C, and yet A from
+    C can be), and skip a client, because a large standard error reaches past a small one. The first group is
+    those who may be the best: their rank interval begins at 1.
+
+    Args:
+        scores: with ``stderr``, unless ``pairs`` are given.
+        pairs: from :func:`compare_pairs`, with its defaults unless given.
+
+    >>> s = Scores(score="ALPHA", clients=("A", "B", "C"), values=[1, 3, 2], raw=[1, 3, 2], gain=6,
+    ...            stderr=[.5, .01, .01])
+    >>> indistinguishable(s)
+    (('B',), ('C', 'A'))
+    """
+    better = (compare_pairs(scores) if pairs is None else _same_clients(pairs, scores)).better
+    place = {client: i for i, client in enumerate(scores.clients)}
+    found = largest_groups(better, [place[client] for client in scores.ranking()])
+    return tuple(tuple(scores.clients[i] for i in group) for group in found)
+
+
+def samples_needed(
+    gap: float, sd: float, *, level: float = 0.95, power: float = 0.8, comparisons: int = 1
+) -> int:
+    r"""Test samples needed to tell two clients apart.
+
+    .. math:: m = \left\lceil \frac{(z_{1 - a/2} + z_{\mathrm{power}})^2 \, \mathrm{sd}^2}{\mathrm{gap}^2}
+              \right\rceil, \qquad a = \frac{1 - \mathrm{level}}{\mathrm{comparisons}}
+
+    For LOO with accuracy, where d is the share of samples on which M and M - U_i disagree and the gap is LOO
+    itself, sd^2 = d - gap^2.
+
+    Args:
+        gap: difference of the two scores that should be found.
+        sd: standard deviation, over test samples, of the difference of the two clients' per-sample terms.
+        level: 1 minus the chance to see a difference where there is none.
+        power: chance to see the gap where it is there.
+        comparisons: number of pairs tested at once (Bonferroni).
+
+    >>> samples_needed(gap=0.002, sd=(0.02 - 0.002**2) ** 0.5)
+    39237
+    """
+    sds = _reach(level, power, comparisons) * _positive(sd, "sd") / _positive(gap, "gap")
+    if not sds <= 1e15:
+        raise InputError(f"gap {gap:g} is too small beside sd {sd:g}: more than 1e30 samples are needed")
+    return math.ceil(sds**2)
+
+
+def resolvable_gap(
+    samples: float, sd: float, *, level: float = 0.95, power: float = 0.8, comparisons: int = 1
+) -> float:
+    r"""The smallest difference between two clients that so many test samples can tell apart.
+
+    .. math:: \mathrm{gap} = (z_{1 - a/2} + z_{\mathrm{power}}) \, \frac{\mathrm{sd}}{\sqrt m}
+
+    The inverse of :func:`samples_needed`; ``samples`` is m, the other arguments are the same.
+
+    >>> round(resolvable_gap(samples=39240, sd=0.1414), 4)
+    0.002
+    """
+    root = math.sqrt(_positive(samples, "samples"))
+    return _reach(level, power, comparisons) * _positive(sd, "sd") / root
+
+
+def _reach(level: float, power: float, comparisons: int) -> float:
+    """z_{1 - a/2} + z_power, 2.80 by default; its square is the 7.85 of the rule of thumb."""
+    tests = whole(comparisons, "comparisons", 1)
+    found = number(power)
+    if found is None or not 0.5 <= found < 1:
+        raise InputError(f"power must lie in [0.5, 1), got {power!r:.100}")
+    return upper_quantile((1 - level_of(level)) / tests / 2) + upper_quantile(1 - found)
+
+
+def _counts_by_sorting(scores: Scores, level: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """How many are better and worse than each: raw_i - raw_j > c (s_i + s_j) iff two intervals lie apart."""
+    s, raw, noise = _stderr(scores), scores.raw, rounding(scores.raw)
+
+    def counts(c: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        low, high = raw - c * s - noise, raw + c * s + noise
+        above = scores.n - np.searchsorted(np.sort(low), high, side="right")
+        below = np.searchsorted(np.sort(high), low, side="left")
+        return above, below
+
+    pairs = scores.n * (scores.n - 1)
+    return counts(holm(lambda c: int(counts(c)[0].sum()), pairs, level_of(level)))
+
+
+def _positive(value: float, name: str) -> float:
+    found = number(value)
+    if found is None or not 0 < found < math.inf:
+        raise InputError(f"{name} must be a finite number above 0, got {value!r:.100}")
+    return found
+
+
+def _stderr(scores: Scores) -> Vector:
+    if not isinstance(scores, Scores):
+        raise ReportError(f"expected Scores, got {type(scores).__name__}")
+    if scores.stderr is None:
+        raise ReportError(
+            f"{scores.score} carries no standard errors, so nothing can be said about its uncertainty; "
+            "reports need se_alpha, se_loo or se_ioi"
+        )
+    return scores.stderr
+
+
+def _same_clients(pairs: Pairs, scores: Scores) -> Pairs:
+    if pairs.clients != scores.clients:
+        raise ReportError(f"pairs are about the clients {pairs.clients}, scores about {scores.clients}"[:300])
+    return pairs

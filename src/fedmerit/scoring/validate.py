@@ -1,0 +1,325 @@
+"""What may come in: numbers in an order, as people pass them; fields that are finite, complete and named."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Hashable, Iterable, KeysView, Mapping, Sequence
+from collections.abc import Set as AnySet
+from decimal import Decimal
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmerit.errors import InputError, ReportError, ValueRefused
+
+# ------------------------------------------------------------------------------------------------- vectors
+
+
+def is_number(value: Any) -> bool:
+    """Whether this is one real number, and neither text nor a truth value that would pass for one."""
+    if hasattr(value, "__array__"):  # numpy's own, and tensors without an axis
+        return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf"
+    return isinstance(value, Real | Decimal) and not isinstance(value, bool)
+
+
+def number(value: Any) -> float | None:
+    """As float; None for what is not one real number, or larger than any float.
+
+    >>> number(10**400), number("1"), number([1]), number(True), number(np.float32(0.5))
+    (None, None, None, None, 0.5)
+    """
+    try:
+        return float(value) if is_number(value) else None
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def sequence(values: Any, what: str) -> npt.NDArray[Any] | Sequence[Any]:
+    """Values in an order, and how many is known: no mapping, set, iterator or text; a number is one value."""
+    if np.ma.is_masked(values):
+        raise ReportError(f"{what}: expected a number in every place, got an array with masked ones")
+    if hasattr(values, "__array__"):
+        try:
+            return np.atleast_1d(np.asarray(values))
+        except (TypeError, ValueError, RuntimeError) as error:  # such as a tensor that is on a GPU
+            raise ReportError(f"{what}: expected a sequence of numbers: {error}"[:300]) from error
+    if isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray):
+        return values
+    if values is not None and np.isscalar(values) and not isinstance(values, str | bytes):
+        return [values]
+    raise ReportError(f"{what}: expected a sequence of numbers, got {type(values).__name__}")
+
+
+def floats(values: Any, what: str) -> npt.NDArray[np.float64]:
+    """As float64, if they are real numbers: no text, truth values, nothings or complex numbers."""
+    listed = sequence(values, what)
+    if isinstance(listed, np.ndarray) and listed.dtype != object:
+        if listed.dtype.kind not in "iuf":
+            raise ReportError(f"{what}: expected numbers, got an array of {listed.dtype}")
+        return np.array(listed, dtype=np.float64)
+    try:
+        items = np.array(listed, dtype=object)
+        numbers = np.array([is_number(item) for item in items.flat], dtype=bool)
+        if numbers.all():
+            return items.astype(np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ReportError(f"{what}: expected numbers, got {values!r}"[:300]) from error
+    first = int(np.argmin(numbers))
+    where = f"[{first}]" if items.ndim == 1 else ""
+    raise ReportError(f"{what}{where}: expected a number, got {items.flat[first]!r:.100}")
+
+
+def labels_of(values: Any) -> tuple[Hashable, ...] | None:
+    """Labels of a pandas Series, or of anything like one; None where they only count, 0, 1, ..."""
+    index = getattr(values, "index", None)
+    if not hasattr(values, "__array__") or index is None or callable(index) or np.ndim(values) != 1:
+        return None
+    return _labels(index)
+
+
+def in_order_of(clients: Sequence[str], values: Any, what: str) -> Any:
+    """Values with labels in the order of the clients, whose names the labels must be; others as they are."""
+    labels = labels_of(values)
+    if labels is None:
+        return values
+    return np.asarray(values)[_places(clients, labels, what)]
+
+
+def in_order_of_both(clients: Sequence[str], values: Any, what: str) -> Any:
+    """The same for a pandas frame with a row and a column per client: both are put in order."""
+    index, columns = getattr(values, "index", None), getattr(values, "columns", None)
+    if not hasattr(values, "__array__") or index is None or columns is None:
+        return values
+    rows, columns = _labels(index), _labels(columns)
+    if rows is None and columns is None:
+        return values
+    counting = tuple(range(len(clients)))
+    ordered = np.ix_(
+        _places(clients, rows or counting, f"{what}, rows"),
+        _places(clients, columns or counting, f"{what}, columns"),
+    )
+    return np.asarray(values)[ordered]
+
+
+def _places(clients: Sequence[str], labels: Sequence[Hashable], what: str) -> list[int]:
+    """Where each client is among the labels, which must be the clients."""
+    if len(labels) != len(clients) or set(labels) != set(clients):
+        raise ReportError(
+            f"{what}: expected the clients as labels, {_listed(clients)}, in any order, or 0, 1, ... for "
+            f"values in their order; got {_listed(labels)}"
+        )
+    return [labels.index(client) for client in clients]
+
+
+def frozen(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    values.flags.writeable = False
+    return values
+
+
+class ReadOnly:
+    """A frozen dataclass whose arrays stay read-only in copies too: numpy's own copies and pickles do not."""
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        for name, value in state.items():
+            object.__setattr__(self, name, frozen(value) if isinstance(value, np.ndarray) else value)
+
+
+def _labels(index: Iterable[Hashable]) -> tuple[Hashable, ...] | None:
+    labels = tuple(index)
+    return None if labels == tuple(range(len(labels))) else labels
+
+
+def _listed(names: Sequence[Hashable]) -> str:
+    return ", ".join(repr(name) for name in names[:5]) + (", ..." if len(names) > 5 else "")
+
+
+# -------------------------------------------------------------------------------------------------- fields
+
+UNIT = (-1e-9, 1.0 + 1e-9)
+"""[0, 1], with room for the rounding of a mean."""
+LARGEST = 1e100
+"""Size of a number that is put in: no utility is anywhere near."""
+A_NUMBER = f"a finite number, at most {LARGEST:g}"
+LARGEST_SCORE = 1e150
+"""Size of a score: room for what is computed from such numbers, while sums and squares cannot overflow."""
+
+
+_WRITTEN = re.compile(
+    r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?(nan|inf|infinity)", re.ASCII | re.IGNORECASE
+)
+
+
+def written_number(text: str) -> float:
+    """A number as one writes it; ValueError for what else float() reads, such as 0_5 or digits of any script.
+
+    >>> written_number("-.5e3")
+    -500.0
+    """
+    if not _WRITTEN.fullmatch(text):
+        raise ValueError(f"expected a number such as 0.25, got {text!r:.60}")
+    return float(text)
+
+
+def two_spellings(names: Iterable[str]) -> tuple[str, str] | None:
+    """The first two different names that differ only in case, blanks, or how their letters are composed.
+
+    >>> two_spellings(["Ulm", "Bonn", "BONN "])
+    ('Bonn', 'BONN ')
+    """
+    known: dict[str, str] = {}
+    for name in names:
+        folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+        first = known.setdefault(" ".join(folded.split()), name)
+        if first != name:
+            return first, name
+    return None
+
+
+def spelled(one: str, other: str) -> tuple[str, str]:
+    """Two names as a message shows them: letter by letter where they would look the same."""
+    if unicodedata.normalize("NFC", one) == unicodedata.normalize("NFC", other):
+        return ascii(one), ascii(other)
+    return repr(one), repr(other)
+
+
+def names_of(clients: Iterable[str], n: int | None, where: str, *, counted: str = "") -> tuple[str, ...]:
+    """Different, non-empty names: n of them (made up where none are given), or any number for n = None.
+
+    They belong to values by their order, so a set will not do; the keys of a dict have one.
+    """
+    one = isinstance(clients, str | bytes) or (isinstance(clients, np.ndarray) and clients.ndim != 1)
+    if one or not isinstance(clients, Iterable):
+        raise ReportError(f"{where}clients must be a list of names, got {clients!r:.100}")
+    if isinstance(clients, AnySet) and not isinstance(clients, KeysView):
+        raise ReportError(f"{where}clients must be names in an order, such as a list, got a set: it has none")
+    given = (str(name) if isinstance(name, np.str_) else name for name in clients)
+    names = tuple(given) or tuple(f"client-{i}" for i in range(n or 0))
+    for name in names:
+        if not isinstance(name, str) or not name.strip():
+            raise ReportError(f"{where}client names must be non-empty strings, got {name!r}")
+    if counted and len(names) != n:
+        raise ReportError(
+            f"{where}{counted} has {n} values, clients has {len(names)} names: one each expected"
+        )
+    if n is not None and len(names) != n:
+        raise ReportError(f"{where}expected {n} client names, one per value, got {len(names)}")
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ReportError(f"{where}client {twice!r} appears more than once")
+    return names
+
+
+def round_of(given: Any) -> int | None:
+    """The number of a round as int, or None."""
+    if given is None:
+        return None
+    whole = isinstance(given, int | float | np.integer | np.floating) and not isinstance(given, bool)
+    if not whole or not given >= 0 or given != given // 1:
+        raise ReportError(f"round must be a whole number, 0 or more, got {given!r:.100}")
+    return int(given)
+
+
+def whole(given: Any, name: str, least: int = 0) -> int:
+    """A setting that counts something, as int."""
+    counts = isinstance(given, int | np.integer) and not isinstance(given, bool)
+    if not (counts and least <= given <= LARGEST):
+        raise InputError(f"{name} must be a whole number of at least {least}, got {given!r:.100}")
+    return int(given)
+
+
+def level_of(given: Any) -> float:
+    """A confidence level as float."""
+    level = number(given)
+    if level is None or not 0 < level < 1:
+        raise InputError(f"level must lie between 0 and 1, got {given!r:.100}")
+    return level
+
+
+class Setter:
+    """Checks the fields of a frozen dataclass and stores them as read-only float64."""
+
+    def __init__(self, target: Any, clients: Sequence[str], where: str, largest: float = LARGEST) -> None:
+        self.target, self.clients, self.where, self.largest = target, clients, where, largest
+
+    def scalar(self, name: str, *, unit: str | None = None) -> None:
+        value = getattr(self.target, name)
+        found = number(value)
+        if found is None:
+            raise ValueRefused(f"{self.where}{name}: expected a number, got {value!r:.100}", None)
+        low, high = UNIT if unit else (None, None)
+        self._check(name, found, None, low, high, unit)
+        object.__setattr__(self.target, name, found)
+
+    def vector(
+        self,
+        name: str,
+        *,
+        optional: bool = False,
+        nullable: bool = False,
+        minimum: float | None = None,
+        maximum: float | None = None,
+        unit: str | None = None,
+        whole: bool = False,
+    ) -> None:
+        given = getattr(self.target, name)
+        if given is None and optional:
+            return
+        if unit:
+            minimum, maximum = UNIT
+        what = f"{self.where}{name}"
+        listed = sequence(in_order_of(self.clients, given, what), what)
+        if isinstance(listed, np.ndarray) and listed.dtype != object:
+            null = np.isnan(listed) if nullable and listed.dtype.kind == "f" else np.zeros(listed.shape, bool)
+            values = floats(listed, what)
+        else:
+            items = list(listed)
+            null = np.array([item is None or (nullable and item != item) for item in items], dtype=bool)
+            for k, item in enumerate(items):
+                self._check_item(what, k, item, nullable)
+            values = floats([np.nan if gone else item for gone, item in zip(null, items, strict=True)], what)
+        if values.shape != (len(self.clients),):
+            expected = f"expected {len(self.clients)} values, one per client"
+            raise ReportError(f"{what}: {expected}, got shape {values.shape}")
+        wrong = ~(np.abs(values) <= self.largest) & ~null
+        if minimum is not None:
+            wrong |= values < minimum
+        if maximum is not None:
+            wrong |= values > maximum
+        if whole:
+            wrong |= values != np.floor(values)
+        if wrong.any():
+            first = int(np.flatnonzero(wrong)[0])
+            self._check(name, float(values[first]), self.clients[first], minimum, maximum, unit)
+            who = self.clients[first]
+            raise ValueRefused(f"{what} of client {who!r} must be a whole number, got {values[first]:g}", who)
+        object.__setattr__(self.target, name, frozen(values))
+
+    def _check_item(self, what: str, k: int, item: Any, nullable: bool) -> None:
+        who = self.clients[k] if k < len(self.clients) else f"number {k}"
+        if item is None and not nullable:
+            raise ValueRefused(f"{what} of client {who!r} is missing", who)
+        if item is not None and not is_number(item):
+            raise ValueRefused(f"{what} of client {who!r}: expected a number, got {item!r:.100}", who)
+
+    def _check(
+        self,
+        name: str,
+        value: float,
+        client: str | None,
+        minimum: float | None,
+        maximum: float | None,
+        unit: str | None,
+    ) -> None:
+        whose = f" of client {client!r}" if client else ""
+        if not abs(value) <= self.largest:
+            must = f"must be a finite number, at most {self.largest:g}"
+            raise ValueRefused(f"{self.where}{name}{whose} {must}, got {value}", client)
+        low = -np.inf if minimum is None else minimum
+        high = np.inf if maximum is None else maximum
+        if not low <= value <= high:
+            why = f" (utility {unit!r} promises it)" if unit else ""
+            range_ = f"[{round(low, 6) + 0.0:g}, {round(high, 6):g}]{why}"
+            raise ValueRefused(f"{self.where}{name}{whose} must lie in {range_}, got {value:g}", client)

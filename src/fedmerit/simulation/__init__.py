@@ -1,0 +1,1 @@
+"""A federation on one machine, with torch: config -> data dealt to members -> rounds -> scores."""

@@ -1,0 +1,284 @@
+"""Ground truth beside a run: every coalition of every round, every coalition retrained.
+
+It needs what secure aggregation hides, the members' plain updates or data. So it exists in the engine that
+holds them anyway, and marks the run as analysis. Tables are kept in DIR/tables; later questions need no
+second run and no GPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmerit.errors import ConfigError, StoreError
+from fedmerit.identity.encoding import exact
+from fedmerit.protocol.measure import cosine, mean
+from fedmerit.protocol.messages import Model, Outcome
+from fedmerit.protocol.terms import weights_of
+from fedmerit.scoring.ground_truth import sampled_shapley, shapley
+from fedmerit.scoring.scores import SCORES
+from fedmerit.scoring.types import Reports, Table
+from fedmerit.secagg.quantise import Encoding
+from fedmerit.simulation.coalitions import Evaluator, retrain_tables
+from fedmerit.simulation.setup import Federation, seed_for
+from fedmerit.simulation.transport import Offer
+from fedmerit.storage.run_folder import write
+
+if TYPE_CHECKING:
+    from fedmerit.simulation.setup import Federation
+
+# ------------------------------------------------------------------------------------- weights from scores
+
+
+def from_this_round(
+    federation: Federation, number: int, start: Model, trained: Mapping[str, Model], score: str
+) -> dict[str, float]:
+    """Weights from this round's own scores under plain averaging. Analysis only."""
+    finite = {name: model for name, model in trained.items() if bool(np.isfinite(model).all())}
+    weights = dict.fromkeys(trained, 1.0)
+    if len(finite) < 2:
+        return weights
+    shown, utility = federation.pool.slice(number), federation.utilities[0].name
+    updates = {name: (model - start) / np.float32(len(finite)) for name, model in finite.items()}
+    change = np.sum(np.stack(list(updates.values())), axis=0, dtype=np.float64)
+    grand = (start + change).astype(np.float32)
+
+    def value(model: Model) -> float:
+        return mean(federation.evaluate(model, shown)[utility])
+
+    reports = Reports(
+        empty=value(start),
+        grand=value(grand),
+        alone=np.array([value(start + update) for update in updates.values()]),
+        without=np.array([value(grand - update) for update in updates.values()]),
+        clients=tuple(updates),
+        cosine=[cosine(update.astype(np.float64), change) for update in updates.values()],  # type: ignore[arg-type]
+        round=number,
+    )
+    return weights | weights_of(SCORES[score].function(reports).raw, reports.clients)
+
+
+# -------------------------------------------------------------------------------------------- ground truth
+
+MOST_EXACT = 16
+"""Above this many members the rounds' Shapley values are sampled."""
+BUDGET = 4000
+"""Coalitions evaluated a round where they are sampled."""
+
+Tell = Callable[[int, int], None]
+
+
+@dataclass(eq=False)
+class Truth:
+    """Computes and keeps the ground truth that a config asks for."""
+
+    federation: Federation
+    folder: Path
+    _evaluators: dict[str, Evaluator] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        config, n = self.federation.config, len(self.federation.names)
+        if "shapley" in config.scoring.truth:
+            if n > MOST_EXACT:
+                raise ConfigError(
+                    f'scoring.truth: "shapley" trains 2^N models; at most {MOST_EXACT} members, got {n}'
+                )
+            if config.training.weights not in ("uniform", "roster"):
+                raise ConfigError(
+                    'scoring.truth: "shapley" retrains with fixed weights: expected training.weights = '
+                    f'"uniform" or "roster", got "{config.training.weights}"'
+                )
+        self.folder.mkdir(exist_ok=True)
+
+    # ---------------------------------------------------------------------------------------- a round
+
+    def after_round(
+        self, before: Model, outcome: Outcome, offers: Sequence[Offer], encoding: Encoding, tell: Tell
+    ) -> dict[str, Any]:
+        """All coalition models of a round, evaluated and saved; returns the record for the ledger."""
+        offered = {offer.name: offer for offer in offers}
+        included = [offered[name] for name in outcome.included]
+        updates = np.stack(
+            [(offer.contribution(encoding) / outcome.total_weight).astype(np.float32) for offer in included]
+        )
+        weights = [1.0 if offer.weight is None else float(offer.weight) for offer in included]
+        evaluator, game = self._evaluator(outcome), self.federation.config.scoring.game
+        if len(included) > MOST_EXACT:
+            return self._sampled(evaluator, before, updates, weights, outcome)
+        tables, record = evaluator.tables(
+            before, updates, weights, game=game, clients=outcome.included, progress=tell
+        )
+        arrays = {f"table/{name}": table.values for name, table in tables.items()}
+        facts = {
+            "method": record.method,
+            "precision": record.precision,
+            "deviation": {name: exact(value) for name, value in record.deviation.items()},
+            "coalitions": record.coalitions,
+        }
+        return {**facts, "sha256": self._save(f"round-{outcome.round:04d}.npz", outcome.included, arrays)}
+
+    def _evaluator(self, outcome: Outcome) -> Evaluator:
+        if outcome.slice.id not in self._evaluators:  # what is fastest is so for all rounds on these samples
+            self._evaluators = {
+                outcome.slice.id: Evaluator(
+                    self.federation.network, outcome.slice.x, outcome.slice.y, self.federation.utilities
+                )
+            }
+        return self._evaluators[outcome.slice.id]
+
+    def _sampled(
+        self, evaluator: Evaluator, before: Model, updates: Model, weights: Sequence[float], outcome: Outcome
+    ) -> dict[str, Any]:
+        game = evaluator.game(
+            before,
+            updates,
+            weights,
+            game=self.federation.config.scoring.game,
+            clients=outcome.included,
+            total=BUDGET,
+        )
+        seen: dict[int, npt.NDArray[np.float64]] = {}
+        arrays: dict[str, npt.NDArray[np.float64]] = {}
+        for k, utility in enumerate(self.federation.utilities):
+
+            def value(mask: int, k: int = k) -> float:
+                if mask not in seen:
+                    seen[mask] = game.values(np.array([mask]))[0]
+                return float(seen[mask][k])
+
+            seed = seed_for(self.federation.config, "sampled", outcome.round)
+            found = sampled_shapley(value, outcome.included, budget=BUDGET, seed=seed).scores
+            arrays[f"sampled/{utility.name}"] = found.values
+            if found.stderr is not None:  # there are enough orders
+                arrays[f"stderr/{utility.name}"] = found.stderr
+        digest = self._save(f"round-{outcome.round:04d}.npz", outcome.included, arrays)
+        return {"method": "sampled", "coalitions": len(seen), "sha256": digest}
+
+    def _save(self, name: str, clients: Sequence[str], arrays: Mapping[str, npt.NDArray[Any]]) -> str:
+        buffer = io.BytesIO()
+        np.savez(buffer, clients=np.array(clients), **arrays)  # type: ignore[arg-type]
+        write(self.folder / name, buffer.getvalue())
+        return hashlib.sha256(buffer.getvalue()).hexdigest()
+
+    # ----------------------------------------------------------------------- every coalition, retrained
+
+    def retrain(self, tell: Tell) -> None:
+        """Train every coalition from the first model with the run's own seeds; resumes after a kill."""
+        federation, config = self.federation, self.federation.config
+        log = self.folder / "retraining.jsonl"
+        known = _finished(log)
+        names = federation.names
+        seeds = [
+            [seed_for(config, "train", number, name) for name in names]
+            for number in range(1, config.training.rounds + 1)
+        ]
+        roster = config.training.roster_weights
+        weights = [float(roster[name]) if roster else 1.0 for name in names]
+        last = federation.pool.slice(config.training.rounds)
+        with log.open("a", encoding="utf-8") as file:
+
+            def store(mask: int, values: Mapping[str, float]) -> None:
+                file.write(json.dumps({"coalition": mask, "utilities": dict(values)}) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+
+            tables, how = retrain_tables(
+                federation.network,
+                federation.first,
+                [(client.x, client.y) for client in federation.clients],
+                federation.training,
+                seeds,
+                weights,
+                last.x,
+                last.y,
+                federation.utilities,
+                clients=names,
+                known=known,
+                store=store,
+                progress=tell,
+            )
+        self._save("retrained.npz", names, {f"table/{name}": table.values for name, table in tables.items()})
+        write(self.folder / "retraining.json", (json.dumps(asdict(how), indent=1) + "\n").encode())
+
+    # ------------------------------------------------------------------------------------------ the values
+
+    def values(self, scored: Sequence[int]) -> dict[str, dict[str, Any]]:
+        r"""Per utility: MR-SV over the scored rounds, each round's own value, and the retrained one.
+
+        Where rounds were sampled, ``se_MR-SV`` is the sampling error, over R rounds with a seed each:
+
+        .. math:: \frac1R \sqrt{\sum_t s_t(i)^2}
+        """
+        names, found = self.federation.names, {}
+        for utility in self.federation.utilities:
+            one: dict[str, Any] = {}
+            if "mr-shapley" in self.federation.config.scoring.truth and scored:
+                paths = [self.folder / f"round-{number:04d}.npz" for number in scored]
+                rounds = [_value(path, utility.name) for path in paths]
+                one["MR-SV"] = [
+                    float(np.mean([values.get(name, 0.0) for values in rounds])) for name in names
+                ]
+                errors = [_errors(path, utility.name) for path in paths]
+                if any(errors) and None not in errors:
+                    own_errors = [[(each or {}).get(name, 0.0) for each in errors] for name in names]
+                    one["se_MR-SV"] = [math.hypot(*own) / len(paths) for own in own_errors]
+                one["rounds"] = [[values.get(name) for name in names] for values in rounds]
+            if (self.folder / "retrained.npz").exists():
+                values = _value(self.folder / "retrained.npz", utility.name)
+                one["SV"] = [values[name] for name in names]
+            found[utility.name] = one
+        return found
+
+
+def _value(path: Path, utility: str) -> dict[str, float]:
+    """A saved table's Shapley value, or the sampled one, by name."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            clients = [str(name) for name in arrays["clients"]]
+            if f"sampled/{utility}" in arrays:
+                values = arrays[f"sampled/{utility}"]
+            else:
+                values = shapley(Table(arrays[f"table/{utility}"], tuple(clients))).values
+    except (OSError, KeyError, ValueError) as error:
+        raise StoreError(f"{path}: not a table of coalitions: {error}") from error
+    return dict(zip(clients, values.tolist(), strict=True))
+
+
+def _errors(path: Path, utility: str) -> dict[str, float] | None:
+    """Standard errors of a sampled value by name, empty where it is exact, None where nobody knows."""
+    with np.load(path, allow_pickle=False) as arrays:  # has been read by _value before
+        if f"sampled/{utility}" not in arrays:
+            return {}
+        if f"stderr/{utility}" not in arrays:
+            return None
+        return dict(zip(arrays["clients"].tolist(), arrays[f"stderr/{utility}"].tolist(), strict=True))
+
+
+def _finished(log: Path) -> dict[int, dict[str, float]]:
+    """Coalitions in the log; a line that a kill cut short is cut off."""
+    known: dict[int, dict[str, float]] = {}
+    whole = 0
+    if not log.exists():
+        return known
+    with log.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            try:
+                entry = json.loads(line)
+                known[int(entry["coalition"])] = dict(entry["utilities"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise StoreError(f"{log}: line {len(known) + 1} cannot be read: {error}") from error
+            whole += len(line)
+    os.truncate(log, whole)
+    return known

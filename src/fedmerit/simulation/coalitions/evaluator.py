@@ -1,0 +1,377 @@
+"""All coalition models of a round on the whole test set, by the fastest way that agrees with float32.
+
+On a CPU that is one model after another. On a GPU a short measurement decides between one model at a time and
+a stack of them, in half precision, TF32 or float32, and for long jobs compiled; every candidate is held
+against float32 on a sample of coalitions. What was chosen serves later rounds as long as it agrees with
+float32 on a sample of theirs too; how far it strays is measured and recorded for every round.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from fedmerit.errors import FedmeritError, InputError, ReportError
+from fedmerit.scoring.types import Table
+from fedmerit.scoring.validate import names_of
+from fedmerit.simulation.coalitions import game as games
+from fedmerit.simulation.coalitions.strategies import (
+    CHECKED,
+    Effort,
+    Pool,
+    Record,
+    Single,
+    Stacked,
+    Strategy,
+    choose,
+    plain,
+    sample,
+)
+from fedmerit.simulation.models import Images, as_tensor, prepare, state_length
+from fedmerit.simulation.utilities import (
+    Utility,
+    balance,
+    check_labels,
+    check_logits,
+    check_range,
+    device_of,
+    evaluation,
+    float32,
+    resolve_all,
+)
+
+# -------------------------------------------------------------------------------------------------- memory
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that may be used unless told otherwise: 80 % of what a GPU has free, half of the machine's.
+
+    Where this process may use only a share of the GPU, 80 % of what is left of that share.
+    """
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        fraction = getattr(torch.cuda, "get_per_process_memory_fraction", None)
+        share = total if fraction is None else fraction(device) * total
+        return int(0.8 * min(free, max(0, share - torch.cuda.memory_reserved(device))))
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def try_forward(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[int, int]:
+    """Number of classes, and bytes of all layers' outputs, twice, for one image in float32."""
+    device = device_of(model)
+    outputs = 4 * images.numel()
+
+    def count(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        nonlocal outputs
+        outputs += 2 * 4 * output.numel() if isinstance(output, Tensor) else 0
+
+    hooks = [module.register_forward_hook(count) for module in model.modules() if not list(module.children())]
+    try:
+        with evaluation(model):
+            logits = check_logits(model(prepare(images, device)), labels.to(device))
+    except FedmeritError:
+        raise
+    except Exception as error:
+        shape = tuple(images.shape[1:])
+        why = f"{type(error).__name__}: {error}"
+        raise InputError(f"the model fails on an image of shape {shape}: {why}") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return logits.shape[1], outputs
+
+
+# -------------------------------------------------------------------------------------------------- tables
+
+CPU_BATCH = 100
+"""Images per forward pass on a CPU: their activations stay in its cache, twice as fast as 1000."""
+Vectors = npt.NDArray[Any] | Tensor
+Weights = Sequence[float] | npt.NDArray[np.float64]
+Progress = Callable[[int, int], None]
+"""Called with (done, in all)."""
+
+
+class Evaluator:
+    """Evaluates coalition models on one test set; what it learnt about the device serves all rounds.
+
+    Every round's record tells its own deviation from float32, on ``CHECKED`` coalitions that are evaluated by
+    the fast strategy and in float32. Where a round strays by more than ``tolerance``, the strategy is chosen
+    anew on that round's models, and serves from then on.
+
+    Args:
+        model: gives architecture and, unless ``device`` is given, the device. Left as it is.
+        x: test images, shape (m, H, W, C).
+        y: labels, shape (m,).
+        utilities: names or resolved utilities.
+        device: where to evaluate.
+        memory_limit: bytes that may be used there; by default most of what is free.
+        tolerance: largest deviation from float32 that a faster strategy may have, in any utility.
+        effort: to find a fast strategy on a GPU: ``none``, ``compile`` (tens of seconds), ``tune`` (minutes);
+            ``auto`` compiles when the job is longer than that.
+        method: ``auto``, ``single`` (float32) or ``stacked`` (float32).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        x: Images,
+        y: Vectors,
+        utilities: Sequence[str | Utility],
+        *,
+        device: torch.device | str | None = None,
+        memory_limit: int | None = None,
+        tolerance: float = 2e-3,
+        effort: Effort = "auto",
+        method: str = "auto",
+    ) -> None:
+        if method not in ("auto", "single", "stacked"):
+            raise InputError(f"method must be 'auto', 'single' or 'stacked', got {method!r}")
+        self.model = model
+        self.device = device_of(model) if device is None else torch.device(device)
+        self.utilities = resolve_all(utilities)
+        self.tolerance, self.effort, self.method = tolerance, effort, method
+        self.users = any(utility.function for utility in self.utilities)
+        if method == "stacked" and self.users:
+            raise InputError("a user's utility function takes one model at a time: method 'stacked' is out")
+        self.length = state_length(model)
+        self.memory = free_memory(self.device) if memory_limit is None else memory_limit
+        self.images = as_tensor(x)
+        self.labels = check_labels(y, len(self.images)).to(self.device)
+        classes, self.per_image = try_forward(model, self.images[:1], self.labels[:1])
+        check_range(self.labels, classes)
+        if any(utility.balanced for utility in self.utilities):
+            balance(self.labels, classes)
+        self.exact: Strategy | None = None
+        self.chosen: tuple[Strategy, Record] | None = None
+
+    def tables(
+        self,
+        m0: Vectors,
+        updates: Vectors | Sequence[Vectors],
+        weights: Weights,
+        *,
+        game: str = "additive",
+        clients: Sequence[str] = (),
+        progress: Progress | None = None,
+    ) -> tuple[dict[str, Table], Record]:
+        """The utility of every coalition, one table per utility.
+
+        Args:
+            m0: the vector of the model before the round, shape (P,).
+            updates: U_i, the weighted updates, shape (N, P).
+            weights: w_i, shape (N,); they matter in the renormalised game only.
+            game: ``additive`` or ``renormalised``.
+            clients: names.
+            progress: told of (coalitions done, coalitions in all).
+        """
+        n = len(updates)
+        games.check_count(n)
+        self.check_memory(n, 8 * len(self.utilities) << n, f"{1 << n} coalitions of this model need")
+        began = time.perf_counter()
+        play = self.game(m0, updates, weights, game=game, clients=clients, total=1 << n)
+        ready = time.perf_counter()
+        values = play.values(np.arange(1 << n), progress)
+        seconds = time.perf_counter() - ready
+        record = replace(play.record, coalitions=1 << n, seconds=seconds, setup_seconds=ready - began)
+        return {u.name: Table(values[:, i], play.names) for i, u in enumerate(self.utilities)}, record
+
+    def game(
+        self,
+        m0: Vectors,
+        updates: Vectors | Sequence[Vectors],
+        weights: Weights,
+        *,
+        game: str = "additive",
+        clients: Sequence[str] = (),
+        total: int = 0,
+    ) -> Game:
+        """A round whose coalitions can be asked for one by one; arguments as in ``tables``.
+
+        ``total`` says how many will be: up to ``4 * CHECKED`` are evaluated in float32, for more a faster
+        strategy is looked for, or the one chosen before is held against float32 on this round.
+        """
+        n = len(updates)
+        names = names_of(clients, None, "coalitions: ") or names_of((), n, "")
+        if len(weights) != n or len(names) != n:
+            got = f"{len(weights)} weights and {len(names)} names"
+            raise InputError(f"expected {n} weights and {n} names, one per update, got {got}")
+        games.coefficients([0], weights, game)
+        self.check_memory(n, 0, "this model needs")
+        base = self.vector(m0, "M0")
+        moves = [self.vector(u, f"the update of {c}") for c, u in zip(names, updates, strict=True)]
+        of = _Round(base, torch.stack(moves), np.asarray(weights, dtype=np.float64), game)
+        if self.exact is None:
+            self.exact = (Stacked if self.method == "stacked" else Single)(self.model, self.pool(n))
+        play = Game(self, of, self.exact, plain(self.exact), names)
+        few = total <= 4 * CHECKED
+        return play if few or self.users or self.method != "auto" else self._faster(play, total)
+
+    def need(self, clients: int) -> int:
+        """Bytes for the smallest way to do it: test set, updates, a few models, one image's activations."""
+        images = 2 * 4 * self.images[:1].numel() * len(self.images)
+        models = 4 * self.length * (2 * clients + 6)
+        return images + models + 2 * self.per_image
+
+    def check_memory(self, clients: int, more: int, what: str) -> None:
+        """An error before anything is spent, if it cannot fit."""
+        if (need := self.need(clients) + more) > self.memory:
+            raise InputError(f"{what} {need / 1e6:,.0f} MB, {self.memory / 1e6:,.0f} MB may be used")
+
+    def batch(self, clients: int) -> int:
+        """Images per forward pass: all that fit; on a CPU few."""
+        fit = max(1, self._activations(clients) // self.per_image)
+        return min(fit, len(self.images), CPU_BATCH if self.device.type == "cpu" else fit)
+
+    def vector(self, values: Vectors, what: str) -> Tensor:
+        """A vector of the model's length and finite, on the device; an error that names it otherwise."""
+        vector = as_tensor(values)
+        if vector.shape != (self.length,):
+            got = tuple(vector.shape)
+            raise InputError(f"{what} must have {self.length} values like the model, got shape {got}")
+        if not bool(vector.isfinite().all()):
+            raise InputError(f"{what} is not finite")
+        return vector.to(self.device, torch.float32)
+
+    def pool(self, clients: int) -> Pool:
+        """The test set on the device."""
+        images = prepare(self.images, self.device)
+        return Pool(images, self.labels, self.utilities, self.batch(clients))
+
+    def rows(self, strategy: Strategy, of: _Round, masks: games.Masks) -> Iterator[Tensor]:
+        """Packed weights of coalitions, a chunk at a time: one matrix product over the updates."""
+        base, moves = strategy.packing.pack(of.m0[None]), strategy.packing.pack(of.updates)
+        room = self._activations(len(moves)) // 4
+        most = 8 if self.device.type == "cpu" else 64
+        chunk = min(most, max(1, room // (4 * strategy.packing.length)))
+        for i in range(0, len(masks), chunk):
+            c = games.coefficients(masks[i : i + chunk], of.weights, of.game)
+            c32 = torch.as_tensor(c, device=self.device, dtype=torch.float32)
+            with float32():
+                rows = torch.addmm(base.expand(len(c), -1), c32, moves)
+            yield rows
+
+    def _activations(self, clients: int) -> int:
+        """Bytes for the outputs of layers: half of what is left, the rest is for weights."""
+        return max(0, self.memory - self.need(clients)) // 2
+
+    def _faster(self, exact: Game, total: int) -> Game:
+        """The same round by the strategy chosen before, if that agrees with float32 here, or by a new one."""
+        n = len(exact.names)
+        masks = sample(n)
+        if self.chosen is not None and (found := self._again(exact, *self.chosen, masks)):
+            return found
+        if self.device.type != "cuda":
+            return exact
+        self.chosen = None  # its memory is needed
+        strategy, record = self.chosen = choose(
+            self.model,
+            exact.strategy,
+            lambda strategy: torch.cat(list(self.rows(strategy, exact.of, masks))),
+            total=total,
+            tolerance=self.tolerance,
+            effort=self.effort,
+            stack=self._activations(n) // (self.per_image * exact.strategy.pool.batch),
+        )
+        return replace(exact, strategy=strategy, record=record)
+
+    def _again(self, exact: Game, strategy: Strategy, record: Record, masks: games.Masks) -> Game | None:
+        """The round by a strategy chosen before, with its deviation here; None where it strays too far."""
+        if strategy is exact.strategy:
+            return replace(exact, record=record)
+        found = replace(exact, strategy=strategy)
+        away = np.abs(found.unrepaired(masks) - exact.unrepaired(masks)).max(0)
+        if not (away <= self.tolerance).all():  # also where something is not finite
+            return None
+        deviation = dict(zip(record.deviation, away.tolist(), strict=True))
+        return replace(found, record=replace(record, deviation=deviation, checked=len(masks)))
+
+
+@dataclass(frozen=True)
+class _Round:
+    """M0 (P,), the updates U_i (N, P), their weights and the game."""
+
+    m0: Tensor
+    updates: Tensor
+    weights: npt.NDArray[np.float64]
+    game: str
+
+
+@dataclass(frozen=True)
+class Game:
+    """The coalitions of one round, ready to be evaluated."""
+
+    evaluator: Evaluator
+    of: _Round
+    strategy: Strategy
+    record: Record
+    names: tuple[str, ...]
+
+    def value(self, mask: int) -> float:
+        """The first utility of one coalition."""
+        return float(self.values(np.array([mask]))[0, 0])
+
+    def values(self, masks: games.Masks, progress: Progress | None = None) -> npt.NDArray[np.float64]:
+        """Every utility of these coalitions, shape (K, U)."""
+        values = self.unrepaired(masks, progress)
+        bad = np.flatnonzero(~np.isfinite(values).all(1))
+        if bad.size and self.strategy.precision in ("float16", "bfloat16"):  # out of range: now in float32
+            exact = Single(self.evaluator.model, self.strategy.pool)
+            again = self.evaluator.rows(exact, self.of, masks[bad])
+            values[bad] = np.concatenate([exact(rows).cpu().numpy() for rows in again])
+            bad = np.flatnonzero(~np.isfinite(values).all(1))
+        if bad.size:
+            utility = self.evaluator.utilities[int(np.flatnonzero(~np.isfinite(values[bad[0]]))[0])].name
+            who = games.name(int(masks[bad[0]]), self.names)
+            raise ReportError(f"utility {utility!r} of coalition {who} is not finite: its model diverged")
+        return values
+
+    def unrepaired(self, masks: games.Masks, progress: Progress | None = None) -> npt.NDArray[np.float64]:
+        """The same as the strategy gives them, finite or not."""
+        values, done = np.empty((len(masks), len(self.evaluator.utilities))), 0
+        for rows in self.evaluator.rows(self.strategy, self.of, masks):
+            values[done : done + len(rows)] = self._evaluate(rows)
+            done += len(rows)
+            if progress:
+                progress(done, len(masks))
+        return values
+
+    def _evaluate(self, rows: Tensor) -> npt.NDArray[np.float64]:
+        """Every utility of these packed models; in halves where the memory does not suffice after all."""
+        try:
+            found: npt.NDArray[np.float64] = self.strategy(rows).cpu().numpy()
+            return found
+        except torch.cuda.OutOfMemoryError as error:
+            if len(rows) == 1:
+                limit = self.evaluator.memory / 1e6
+                raise InputError(
+                    f"one coalition does not fit into the {limit:,.0f} MB that may be used"
+                ) from error
+        torch.cuda.empty_cache()
+        return np.concatenate([self._evaluate(half) for half in rows.tensor_split(2)])
+
+
+def coalition_tables(
+    model: nn.Module,
+    m0: Vectors,
+    updates: Vectors | Sequence[Vectors],
+    weights: Weights,
+    x: Images,
+    y: Vectors,
+    utilities: Sequence[str | Utility],
+    *,
+    game: str = "additive",
+    clients: Sequence[str] = (),
+    progress: Progress | None = None,
+    **settings: Any,
+) -> tuple[dict[str, Table], Record]:
+    """The tables of a single round: ``Evaluator(model, x, y, utilities, **settings).tables(m0, ...)``."""
+    evaluator = Evaluator(model, x, y, utilities, **settings)
+    return evaluator.tables(m0, updates, weights, game=game, clients=clients, progress=progress)

@@ -1,0 +1,399 @@
+"""Who holds which training samples: labels -> one sorted index array per client.
+
+=========== ================================================================================
+scheme      rule
+=========== ================================================================================
+iid         a random deal, sizes differ by at most one
+dirichlet   for every class c, its samples are dealt in proportions p_c ~ Dirichlet(mu, ..., mu)
+sizes       a random deal of the given counts, or fractions of all samples; the rest is unused
+group       a client per group value, which is its name; `merge` makes several groups one client
+file        indices saved before (`save`, `restore`), by name where they were saved with names
+=========== ================================================================================
+
+Clients are always disjoint and each holds at least ``minimum`` samples, or it is an error. With ``group``
+and ``file`` a name stands for samples: it selects them, and is never given to the samples of another.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmerit.errors import DataError, KeyFileError
+from fedmerit.identity.names import check_names
+from fedmerit.protocol.pool import Labels
+from fedmerit.scoring.validate import LARGEST
+from fedmerit.simulation.data.dataset import Groups
+from fedmerit.simulation.data.tables import arrays
+
+Indices = npt.NDArray[np.int64]
+"""Sample numbers of one client, ascending."""
+
+SCHEMES = ("iid", "dirichlet", "group", "sizes", "file")
+
+DRAWS = 100
+"""Dirichlet draws tried before the last one is repaired."""
+
+NO_GROUPS = (
+    "partition.scheme: 'group' needs groups, and this dataset has none: an .npz file has them in the array "
+    "group_train"
+)
+
+LISTED = 40
+"""Most names that a message lists."""
+
+
+def split(
+    labels: Labels,
+    clients: int | None = None,
+    scheme: str = "iid",
+    *,
+    rng: np.random.Generator,
+    mu: float = 0.5,
+    minimum: int = 1,
+    sizes: Sequence[float] | None = None,
+    groups: Groups | None = None,
+    merge: Mapping[str, Sequence[str]] | None = None,
+    file: str | Path | None = None,
+    names: Sequence[str] = (),
+) -> list[Indices]:
+    """Deal the samples to the clients.
+
+    Args:
+        labels: class of every sample.
+        clients: how many; may be left out with ``names``, and for ``group``, ``sizes`` and ``file``.
+        scheme: one of ``SCHEMES``.
+        rng: the only source of randomness; equal state, equal split.
+        mu: Dirichlet concentration; small means every client has few classes.
+        minimum: fewest samples a client may hold. Dirichlet draws are repeated until it is met, at most
+            ``DRAWS`` times; then samples move from the largest client to those below it.
+        sizes: for ``sizes``: integers are counts, anything else fractions in (0, 1] with a sum of at most 1.
+        groups: for ``group``: hospital or centre of every sample.
+        merge: for ``group``: groups that are one client, by its name.
+        file: for ``file``: what `save` wrote.
+        names: of the clients, in the order of the result. For ``group`` which groups take part (all of them
+            in natural order unless given), for ``file`` the names it was saved with, in any order.
+
+    >>> [part.tolist() for part in split(np.zeros(5, int), 2, rng=np.random.default_rng(0))]
+    [[2, 3, 4], [0, 1]]
+    """
+    n = len(labels)
+    if scheme not in SCHEMES:
+        raise DataError(f"partition.scheme: expected one of {', '.join(SCHEMES)}, got {scheme!r}")
+    if minimum < 1:
+        raise DataError(f"partition.minimum: expected at least 1 sample per client, got {minimum}")
+    needed = {"sizes": sizes, "group": groups, "file": file}
+    if scheme in needed and needed[scheme] is None:
+        raise DataError(NO_GROUPS if scheme == "group" else f"partition.scheme: {scheme!r} needs {scheme}")
+    if groups is not None and scheme == "group" and groups.shape != (n,):
+        raise DataError(f"expected {n} group values, one per sample, got shape {groups.shape}")
+    if scheme in ("group", "file"):
+        names, _ = members(scheme, names, clients=clients, groups=groups, merge=merge, file=file)
+        clients = len(names) if clients is None else clients
+    if clients is None:
+        clients = len(names or sizes or ())
+        if not clients:
+            raise DataError(f"partition.clients: scheme {scheme!r} needs the number of clients")
+    if names and len(names) != clients:
+        raise DataError(f"partition.names: expected {clients} names, got {_listed(names)}")
+    if clients < 1:
+        raise DataError(f"partition.clients: expected at least 1 client, got {clients}")
+    if clients * minimum > n:
+        raise DataError(
+            f"partition.minimum: {clients} clients with at least {minimum} each need {clients * minimum} "
+            f"samples, got {n}"
+        )
+
+    if scheme == "iid":
+        parts = np.array_split(rng.permutation(n), clients)
+    elif scheme == "dirichlet":
+        parts = _dirichlet(np.asarray(labels), clients, mu, minimum, rng)
+    elif scheme == "sizes":
+        parts = _sizes(n, clients, list(sizes or ()), rng)
+    elif scheme == "group":
+        assert groups is not None
+        held = by_group(groups, merge)
+        parts = [held[name] for name in names]
+    else:
+        parts = restore(Path(file or ""), samples=n)
+        saved = saved_names(Path(file or "")) or names
+        parts = [parts[saved.index(name)] for name in names]
+    for i, part in enumerate(parts):
+        if len(part) < minimum:
+            short = f"{names[i] if names else f'client {i}'} would hold {len(part)} samples"
+            raise DataError(f"partition.minimum: {short}, expected at least {minimum}")
+    return [np.sort(part).astype(np.int64) for part in parts]
+
+
+def members(
+    scheme: str,
+    names: Sequence[str] = (),
+    *,
+    clients: int | None = None,
+    groups: Groups | None = None,
+    merge: Mapping[str, Sequence[str]] | None = None,
+    file: str | Path | None = None,
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the clients of a ``group`` or ``file`` partition in order, and what is to be said about them.
+
+    Args:
+        scheme: ``group`` or ``file``.
+        names: that were asked for; none: all.
+        clients: how many were asked for; None or 0: as many as there are.
+        groups: as for `split`.
+        merge: as for `split`.
+        file: as for `split`.
+
+    Raises:
+        DataError: somebody is asked for whom the data or the file does not have, or another number of them.
+    """
+    notes = []
+    if scheme == "group":
+        if groups is None:
+            raise DataError(NO_GROUPS)
+        held, what = (
+            by_group(groups, merge),
+            "groups of the data" + (" after partition.merge" if merge else ""),
+        )
+        there = tuple(held)
+        if unknown := [name for name in names if name not in held]:
+            raise DataError(
+                f"partition.names: {_listed(map(repr, unknown))} not among the {what}; "
+                f"asked for: {_listed(names)}; {what}: {_listed(there)}"
+            )
+        if names and (left := [name for name in there if name not in names]):
+            each = _listed(f"{name} ({len(held[name])})" for name in left)
+            notes.append(
+                f"partition.names leaves out {len(left)} of the {len(there)} {what}, "
+                f"{sum(len(held[name]) for name in left)} of {len(groups)} training samples: {each}"
+            )
+        if clients and not names and clients != len(there):
+            raise DataError(
+                f"partition.clients: expected {len(there)}, as many as there are {what} ({_listed(there)}), "
+                f"got {clients}: leave it out, choose groups in partition.names, or put groups together in "
+                "partition.merge"
+            )
+    else:
+        if not file:
+            raise DataError(
+                "partition.file: missing: partition.scheme 'file' needs a saved partition (.json or .npz)"
+            )
+        path = Path(file)
+        count, there = len(restore(path)), saved_names(path)
+        if there and names and set(names) != set(there):
+            raise DataError(
+                f"partition.names: expected the names in {path}; asked for: {_listed(names)}; "
+                f"in the file: {_listed(there)}"
+            )
+        asked = clients or len(names) or count
+        if asked != count:
+            raise DataError(f"partition.file: {path}: holds {count} clients, expected {asked}")
+        if not there:
+            there = tuple(f"client-{i}" for i in range(count))
+            given = (
+                "partition.names are" if names and tuple(names) != there else "client-0, client-1, ... are"
+            )
+            notes.append(
+                f"partition.file: {path} has no names: {given} given to its parts in order, unchecked"
+            )
+    chosen = tuple(names) or there
+    if len(set(chosen)) != len(chosen):
+        raise DataError(f"partition.names: expected different names, got {_listed(chosen)}")
+    return chosen, tuple(notes)
+
+
+def by_group(groups: Groups, merge: Mapping[str, Sequence[str]] | None = None) -> dict[str, Indices]:
+    """Return the samples of every group by its name, which is the group's value as text, in natural order.
+
+    Args:
+        groups: of every sample.
+        merge: groups that are one, by the name they have together; the others stay as they are.
+
+    >>> {name: held.tolist() for name, held in by_group(np.array(["Site 10", "Site 9", "Site 10"])).items()}
+    {'Site 9': [1], 'Site 10': [0, 2]}
+    """
+    values, place = np.unique(np.asarray(groups), return_inverse=True)
+    found = [str(value) for value in values.tolist()]
+    owner = {group: name for name, listed in (merge or {}).items() for group in listed}
+    there = set(found)
+    if unknown := [group for group in owner if group not in there]:
+        raise DataError(
+            f"partition.merge: {_listed(map(repr, unknown))} not among the groups of the data; "
+            f"asked for: {_listed(owner)}; groups of the data: {_listed(sorted(found, key=natural))}"
+        )
+    for name in merge or ():
+        if name in there and owner.get(name) != name:
+            raise DataError(
+                f"partition.merge.{name}: the data has a group of that name, which is not one of those that "
+                f"are merged into it: {_listed((merge or {})[name])}"
+            )
+    named = [owner.get(group, group) for group in found]
+    try:
+        check_names(named)
+    except KeyFileError as error:
+        raise DataError(
+            f"partition.scheme: a group of the data is a member, and its value the name: {error}; "
+            "partition.merge can make groups one or name them anew"
+        ) from error
+    ordered = {name: i for i, name in enumerate(sorted(set(named), key=natural))}
+    member = np.array([ordered[name] for name in named], dtype=np.int64)[place]
+    ends = np.cumsum(np.bincount(member, minlength=len(ordered)))[:-1]
+    return dict(zip(ordered, np.split(np.argsort(member, kind="stable"), ends), strict=True))
+
+
+def natural(name: str) -> tuple[Any, ...]:
+    """Return what sorts names as people count: numbers in them by size, whole numbers before other names.
+
+    >>> sorted(["Site 10", "Site 2", "10", "-3", "9"], key=natural)
+    ['-3', '9', '10', 'Site 2', 'Site 10']
+    """
+    if re.fullmatch("-?[0-9]+", name):
+        return 0, int(name), name
+    pieces = re.split("([0-9]+)", name)  # text, digits, text, ...
+    return 1, [int(piece) if i % 2 else piece for i, piece in enumerate(pieces)], name
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Names in a message; of very many the first ones."""
+    names = list(names)
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more
+
+
+def _dirichlet(
+    labels: Labels, clients: int, mu: float, minimum: int, rng: np.random.Generator
+) -> list[Indices]:
+    if not 0 < mu <= LARGEST:  # draws from larger ones overflow
+        raise DataError(f"partition.mu: expected a positive number, at most {LARGEST:g}, got {mu}")
+    values, counts = np.unique(labels, return_counts=True)
+    for _ in range(DRAWS):
+        proportions = rng.dirichlet(np.full(clients, float(mu)), size=len(values))
+        # Sample k of class c goes to the client whose interval of the cumulative proportions holds k / n_c.
+        ends = np.rint(np.cumsum(proportions, axis=1) * counts[:, None]).astype(np.int64)
+        ends[:, -1] = counts
+        held = np.diff(ends, axis=1, prepend=0).sum(axis=0)
+        if held.min() >= minimum:
+            break
+    dealt = [
+        np.split(rng.permutation(np.flatnonzero(labels == value)), ends[c, :-1])
+        for c, value in enumerate(values)
+    ]
+    parts = [np.concatenate([of_class[i] for of_class in dealt]) for i in range(clients)]
+    while min(map(len, parts)) < minimum:
+        poor = min(range(clients), key=lambda i: len(parts[i]))
+        rich = max(range(clients), key=lambda i: len(parts[i]))
+        give = rng.integers(len(parts[rich]))
+        parts[poor] = np.append(parts[poor], parts[rich][give])
+        parts[rich] = np.delete(parts[rich], give)
+    return parts
+
+
+def _sizes(n: int, clients: int, sizes: list[float], rng: np.random.Generator) -> list[Indices]:
+    if len(sizes) != clients:
+        raise DataError(f"partition.sizes: expected {clients} sizes, one per client, got {len(sizes)}")
+    for i, size in enumerate(sizes):
+        if not size > 0:
+            raise DataError(f"partition.sizes: size of client {i} must be positive, got {size}")
+    if all(isinstance(size, int | np.integer) for size in sizes):
+        if sum(sizes) > n:
+            raise DataError(f"partition.sizes: they add up to {sum(sizes)} samples, the data has {n}")
+        ends = np.cumsum(sizes)
+    else:
+        if not sum(sizes) <= 1 + 1e-9:
+            raise DataError(
+                "partition.sizes: sizes that are not all integers are fractions with a sum of at most 1, "
+                f"got {sum(sizes)}"
+            )
+        ends = np.minimum(np.rint(np.cumsum(sizes) * n), n).astype(np.int64)
+    return np.split(rng.permutation(n), ends)[:-1]
+
+
+def save(path: str | Path, parts: Sequence[Indices], samples: int, names: Sequence[str] = ()) -> None:
+    """Write a partition of ``samples`` samples, with the names of those who hold the parts.
+
+    ``.json``: ``{"samples": n, "clients": [[0, 5, ...], [1, ...], ...], "names": ["Abbey", ...]}``; ``.npz``:
+    the integers ``samples``, the arrays ``client_0``, ``client_1``, ... and the texts ``names``. Without
+    names the file has none, and whoever reads it can only give names to the parts in order.
+    """
+    path = _suffixed(path)
+    names = _checked(names, len(parts), "names") if names else ()
+    if path.suffix == ".json":
+        content: dict[str, Any] = {"samples": int(samples)}
+        content["clients"] = [np.asarray(part).tolist() for part in parts]
+        content |= {"names": list(names)} if names else {}
+        path.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    else:
+        held: dict[str, Any] = {f"client_{i}": np.asarray(part) for i, part in enumerate(parts)}
+        held |= {"names": np.array(names)} if names else {}
+        np.savez_compressed(path, samples=np.int64(samples), **held)
+
+
+def saved_names(path: str | Path) -> tuple[str, ...]:
+    """Return the names in what `save` wrote, in its order; none if it was saved without."""
+    return _read(_suffixed(path))[2]
+
+
+def restore(path: str | Path, samples: int | None = None) -> list[Indices]:
+    """Read what `save` wrote; refuse indices that repeat or lie outside the ``samples`` of the dataset."""
+    path = _suffixed(path)
+    total, listed, _ = _read(path)
+    if samples is not None and total != samples:
+        raise DataError(f"{path}: made for {total} samples, the dataset has {samples}")
+    owner: dict[int, int] = {}
+    for i, part in enumerate(listed):
+        if part.ndim != 1 or (part.size and part.dtype.kind not in "iu"):
+            raise DataError(f"{path}: client {i} must be a list of integers")
+        for index in part.tolist():
+            if not 0 <= index < total:
+                raise DataError(f"{path}: client {i} holds sample {index}, outside 0 .. {total - 1}")
+            if index in owner:
+                raise DataError(f"{path}: sample {index} is held by clients {owner[index]} and {i}")
+            owner[index] = i
+    return [part.astype(np.int64) for part in listed]
+
+
+def _read(path: Path) -> tuple[int, list[npt.NDArray[Any]], tuple[str, ...]]:
+    """Number of samples, parts and names of a saved partition."""
+    try:
+        if path.suffix == ".json":
+            saved = json.loads(path.read_text(encoding="utf-8"))
+            total, listed = saved["samples"], [np.asarray(part) for part in saved["clients"]]
+            names = saved.get("names")
+        else:
+            saved = arrays(path)
+            total = int(saved["samples"])
+            listed = [saved[f"client_{i}"] for i in range(len(saved) - 1 - ("names" in saved))]
+            names = saved["names"].tolist() if "names" in saved else None
+    except DataError:
+        raise
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file") from error
+    except KeyError as error:
+        raise DataError(f"{path}: not a partition file: {error.args[0]} is missing") from error
+    except (OSError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: not a partition file: {error}") from error
+    return total, listed, () if names is None else _checked(names, len(listed), f"{path}: names")
+
+
+def _checked(names: Any, count: int, what: str) -> tuple[str, ...]:
+    """Names of that many clients, or an error."""
+    if not isinstance(names, list | tuple) or len(names) != count or len(set(map(str, names))) != count:
+        raise DataError(f"{what}: expected {count} different names, one per client, got {names!r:.200}")
+    try:
+        check_names(names)
+    except KeyFileError as error:
+        raise DataError(f"{what}: {error}") from error
+    return tuple(names)
+
+
+def _suffixed(path: str | Path) -> Path:
+    path = Path(path)
+    if path.suffix not in (".json", ".npz"):
+        raise DataError(f"{path}: a partition file ends in .json or .npz")
+    return path

@@ -1,0 +1,160 @@
+"""What a run will cost, before anything runs: models, trainings, minutes, memory, bytes, and what it can see.
+
+Minutes come from about two seconds of calibration on this device with this network and these images; they are
+an estimate. The smallest gap between two members that the test pool can resolve follows from the spread of
+per-sample differences, for which the range seen on real networks is taken.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedmerit.config import Config
+from fedmerit.scoring.uncertainty import resolvable_gap
+from fedmerit.simulation.analysis import BUDGET, MOST_EXACT
+from fedmerit.simulation.models import load_vector, to_vector
+from fedmerit.simulation.setup import Federation, prepare, schedule
+from fedmerit.simulation.training import TrainingSettings, train
+
+CALIBRATION = 1.0
+"""Seconds for each of the two measurements."""
+SPREAD = {
+    "expected-accuracy": (0.041, 0.232),
+    "brier": (0.038, 0.219),
+    "accuracy": (0.178, 0.546),
+    "neg-loss": (0.209, 1.315),
+}
+"""Standard deviation over test samples of the difference of two members' alpha in one round: from the lowest
+10th to the highest 90th percentile over pairs and rounds of the runs in experiments/results (CIFAR-10 and
+Brain-MRI, errors of the two members added as squares). Other utilities are taken to be like accuracy."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One line of the plan: a score or a truth."""
+
+    name: str
+    models: int  # evaluated in the whole run, in this engine
+    trainings: int  # local trainings beyond those of the run itself
+    minutes: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `fedmerit plan` says."""
+
+    device: str
+    parameters: int
+    members: int
+    samples: tuple[tuple[str, int], ...]  # each member's name, and how many it trains on
+    rounds: int
+    local_trainings: int
+    train_minutes: float
+    costs: tuple[Cost, ...]
+    memory_bytes: int
+    bytes_up: int  # of one member in one round
+    flower_models: int  # most models one member evaluates in a round where it evaluates by itself
+    pool: int  # test samples of a round
+    gaps: tuple[float, float]  # smallest difference of alpha that a round can tell, for the two spreads
+    notes: tuple[str, ...]  # what a run of this config would say before it starts
+
+
+def plan(config: Config, *, calibrate: bool = True) -> Plan:
+    """Cost of a run of this config on this machine."""
+    federation = prepare(config, pool_key=bytes(32))
+    config = federation.config
+    rounds = config.training.rounds
+    present = [len(schedule(config, federation.names, number)) for number in range(1, rounds + 1)]
+    per_image, per_step = _calibration(federation) if calibrate else (float("nan"), float("nan"))
+    samples = sum(len(client.y) for client in federation.clients if client.behaviour == "honest")
+    share = sum(present) / (rounds * len(federation.names))
+    epochs = config.training.local_epochs
+    train_minutes = samples * epochs * rounds * share * per_step / 60
+    pool = len(federation.pool.slice(1).y)
+    evaluation = pool * per_image / 60
+    length = to_vector(federation.network).size
+    members = len(federation.names)
+    spread = SPREAD.get(config.scoring.utilities[0], SPREAD["accuracy"])
+    return Plan(
+        device=str(federation.device),
+        parameters=length,
+        members=members,
+        samples=tuple((client.name, len(client.y)) for client in federation.clients),
+        rounds=rounds,
+        local_trainings=sum(present),
+        train_minutes=train_minutes,
+        costs=tuple(_costs(config, present, evaluation, train_minutes)),
+        memory_bytes=_memory(config, federation, length),
+        bytes_up=4 * length + _fixed_bytes(max(present)),
+        flower_models=4 + 2 * config.scoring.solo,
+        pool=pool,
+        gaps=(resolvable_gap(pool, spread[0]), resolvable_gap(pool, spread[1])),
+        notes=federation.notes,
+    )
+
+
+def _costs(config: Config, present: list[int], evaluation: float, train_minutes: float) -> list[Cost]:
+    models = sum(2 * n + 2 for n in present)
+    found = [Cost("LOO, IOI, alpha, FP, EE", models, 0, models * evaluation)]
+    if config.scoring.solo:
+        extra = sum(n + 1 for n in present)
+        found.append(Cost("SOLO, MERIT", extra, sum(present), extra * evaluation + train_minutes))
+    if "mr-shapley" in config.scoring.truth:
+        coalitions = sum(1 << n if n <= MOST_EXACT else BUDGET for n in present)
+        found.append(Cost("MR-SV (analysis)", coalitions, 0, coalitions * evaluation))
+    if "shapley" in config.scoring.truth:
+        n = len(config.clients)
+        trainings = n * (1 << (n - 1)) * config.training.rounds
+        minutes = train_minutes * (1 << (n - 1)) + (1 << n) * evaluation
+        found.append(Cost("retrained SV (analysis)", 1 << n, trainings, minutes))
+    return found
+
+
+def _memory(config: Config, federation: Federation, length: int) -> int:
+    """One update a member, one more each on the solo track, and a constant number of models beside them."""
+    per_member = 4 * length * (1 + config.scoring.solo)
+    return len(federation.names) * per_member + 12 * 4 * length
+
+
+def _fixed_bytes(members: int) -> int:
+    """What the other messages of a round weigh, about: keys, sealed shares, signatures."""
+    return 900 + 330 * members
+
+
+def _calibration(federation: Federation) -> tuple[float, float]:
+    """Seconds per evaluated image and per trained sample, on this device."""
+    shown = federation.pool.slice(1)
+    per_image = _clocked(lambda: federation.evaluate(federation.first, shown), federation) / len(shown.y)
+    client = max(federation.clients, key=lambda client: len(client.y))
+    batch = federation.training.batch_size
+    some = min(len(client.y), 8 * batch)
+    once = TrainingSettings(local_epochs=1, batch_size=batch, tf32=federation.training.tf32)
+    load_vector(federation.network, federation.first)
+    per_step = _clocked(
+        lambda: train(federation.network, client.x[:some], client.y[:some], once, 0), federation
+    )
+    load_vector(federation.network, federation.first)
+    return per_image, per_step / some
+
+
+def _clocked(work: Callable[[], object], federation: Federation) -> float:
+    """Seconds of one call: the median over about a second, after one that warms up."""
+
+    def wait() -> None:
+        if federation.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    work()
+    times: list[float] = []
+    while sum(times) < CALIBRATION and len(times) < 50:
+        wait()
+        began = time.perf_counter()
+        work()
+        wait()
+        times.append(time.perf_counter() - began)
+    return float(np.median(times))

@@ -1,0 +1,340 @@
+"""Config -> a federation ready to run: data dealt to members, the committed test pool, model and device."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from torch import Tensor, nn
+
+from fedmerit.config import Config, check_schedule, usual_schedule
+from fedmerit.errors import ConfigError, KeyFileError
+from fedmerit.identity.encoding import SERVER, canonical, seed_from
+from fedmerit.identity.keys import Member, Roster, load_key, new_key, public_key
+from fedmerit.ledger.records import numbered
+from fedmerit.protocol.messages import Model, PerSample
+from fedmerit.protocol.pool import Images, Labels, Pool, Slice
+from fedmerit.scoring.doubts import lower_is_better
+from fedmerit.secagg.released import Released
+from fedmerit.secagg.setting import LEAST_IN_SUM, what_to_know
+from fedmerit.sentences import planted
+from fedmerit.simulation import data
+from fedmerit.simulation.data.corruptions import ClientData
+from fedmerit.simulation.data.dataset import Dataset
+from fedmerit.simulation.models import as_tensor, build, left_out, load_vector, to_vector
+from fedmerit.simulation.training import TrainingSettings
+from fedmerit.simulation.utilities import Utility, evaluate, resolve_all
+
+# ------------------------------------------------------------------------------------- keys of a rehearsal
+
+
+@dataclass(frozen=True, repr=False)
+class Identities:
+    """Private keys of the server and of all members."""
+
+    members: dict[str, Ed25519PrivateKey]
+    server: Ed25519PrivateKey
+    roster: Roster
+    released: dict[str, Released]
+
+    @classmethod
+    def in_folder(cls, folder: Path, names: Sequence[str], *, make: bool) -> Identities:
+        """Read the keys there; with ``make``, make those (mode 600) that are not there yet."""
+        folder.mkdir(mode=0o700, exist_ok=True)
+        keys = {}
+        for name in (SERVER, *names):
+            path = folder / f"{name}.pem"
+            if make and not path.exists():
+                new_key(path)
+            keys[name] = load_key(path)
+        server = keys.pop(SERVER)
+        roster = Roster(Member(name, public_key(key)) for name, key in keys.items())
+        return cls(keys, server, roster, {name: Released() for name in names})
+
+    @property
+    def public(self) -> dict[str, bytes]:
+        """Public keys by author, the server's among them."""
+        return {SERVER: public_key(self.server)} | {
+            name: public_key(key) for name, key in self.members.items()
+        }
+
+    def sign(self, author: str, message: bytes) -> bytes:
+        """Sign as somebody."""
+        key = self.server if author == SERVER else self.members.get(author)
+        if key is None:
+            raise KeyFileError(f"no key of {author!r} here")
+        return key.sign(message)
+
+
+# ------------------------------------------------------------------------------------------ the federation
+
+OTHER_MIX = 0.2
+"""A class may make so much more of the training data than of the test pool before a run says so."""
+
+
+def seed_for(config: Config, *what: str | int) -> int:
+    """A seed that depends on the run's seed and on what it is for, and on nothing else."""
+    return seed_from(config.run.seed, *what)
+
+
+def generator_for(config: Config, *what: str | int) -> np.random.Generator:
+    """A numpy generator with such a seed."""
+    return np.random.default_rng(seed_for(config, *what))
+
+
+@dataclass(eq=False)
+class Federation:
+    """Everything a run needs besides keys and a folder."""
+
+    config: Config
+    clients: tuple[ClientData, ...]
+    pool: Pool
+    network: nn.Module
+    first: Model
+    utilities: tuple[Utility, ...]
+    training: TrainingSettings
+    device: torch.device
+    notes: tuple[str, ...]
+    evaluations: int = 0  # models evaluated so far
+
+    def __post_init__(self) -> None:
+        self._shown: tuple[str, Tensor, Tensor] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The members."""
+        return tuple(client.name for client in self.clients)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """HMAC of all members' training data under the pool's key: tells whether it changed."""
+        digest = hmac.new(self.pool.key, digestmod=hashlib.sha256)
+        for client in self.clients:
+            digest.update(canonical([client.name, client.behaviour, list(client.x.shape)]))
+            digest.update(np.ascontiguousarray(client.x).data)
+            digest.update(np.ascontiguousarray(client.y, dtype="<i8").data)
+        return digest.hexdigest()
+
+    def training_data(self, client: ClientData, number: int) -> tuple[Images, Labels]:
+        """What a member trains on in a round: its own data, and for a cheat all test samples known by then.
+
+        With a fixed pool that is the pool; with fresh slices, those of the rounds before.
+        """
+        if client.name not in self.config.corruption.test_set:
+            return client.x, client.y
+        fixed = self.config.data.test_reveal == "fixed"
+        known = [self.pool.slice(one) for one in ((1,) if fixed else range(1, number))]
+        x = np.concatenate([client.x, *(shown.x for shown in known)])
+        return x, np.concatenate([client.y, *(shown.y for shown in known)])
+
+    def evaluate(self, model: Model, shown: Slice) -> PerSample:
+        """Every utility of every sample of a slice, for the model of this vector."""
+        if self._shown is None or self._shown[0] != shown.id:  # a slice goes to the device once
+            self._shown = (shown.id, as_tensor(shown.x).to(self.device), as_tensor(shown.y).to(self.device))
+        self.evaluations += 1
+        load_vector(self.network, model)
+        return evaluate(self.network, self._shown[1], self._shown[2], self.utilities)
+
+
+def read(config: Config) -> Dataset:
+    """Read the data of a run."""
+    return data.load(config.data.name, config.data.path or None, **config.data.options)
+
+
+def resolve(config: Config, dataset: Dataset) -> tuple[Config, tuple[str, ...]]:
+    """Return the config with its members named, and what a run says about them.
+
+    With the schemes ``group`` and ``file`` the data or the saved partition names the members. Their names
+    stand in ``partition.names`` of the config that is returned, and all checks that name members are done.
+    A resolved config resolves to itself.
+    """
+    part = config.partition
+    if part.scheme not in ("group", "file"):
+        return config, ()
+    names, notes = data.members(
+        part.scheme,
+        part.names,
+        clients=part.clients,
+        groups=dataset.group_train,
+        merge=part.merge,
+        file=part.file,
+    )
+    return replace(config, partition=replace(part, names=names, clients=len(names))), notes
+
+
+def prepare(config: Config, *, pool_key: bytes | None = None, dataset: Dataset | None = None) -> Federation:
+    """Read the data, resolve the members, deal it to them, choose and commit the pool, build the model.
+
+    Args:
+        config: of the run.
+        pool_key: secret behind the pool's salts; a resumed run passes the one it started with.
+        dataset: what `read` read, where that has been done.
+    """
+    dataset = read(config) if dataset is None else dataset
+    config, said = resolve(config, dataset)
+    check_schedule(config)
+    device = choose_device(config.run.device)
+    utilities = resolve_all(config.scoring.utilities)
+    pool = data.choose_pool(
+        dataset,
+        config.data.test_size,
+        generator_for(config, "pool"),
+        key=pool_key or secrets.token_bytes(32),
+        utility_hash=utility_hash(utilities),
+        reveal=config.data.test_reveal,
+        rounds=config.training.rounds,
+    )
+    parts = data.split(
+        dataset.y_train,
+        config.partition.clients,
+        config.partition.scheme,
+        rng=generator_for(config, "partition"),
+        mu=config.partition.mu,
+        minimum=config.partition.minimum,
+        sizes=_sizes(config.partition.sizes) or None,
+        groups=dataset.group_train,
+        merge=config.partition.merge,
+        file=config.partition.file or None,
+        names=config.clients,
+    )
+    corruption = config.corruption
+    clients = data.apply(
+        dataset.x_train,
+        dataset.y_train,
+        parts,
+        config.clients,
+        len(dataset.classes),
+        generator_for(config, "corruption"),
+        label_noise=corruption.label_noise if corruption.label_noise else None,  # type: ignore[arg-type]
+        label_flip=corruption.label_flip,
+        free_rider=corruption.free_rider,
+        duplicate=corruption.duplicate,
+    )
+    shape = dataset.x_train.shape[1:]
+    network = build(
+        config.model.name, shape, len(dataset.classes), norm=config.model.norm, seed=seed_for(config, "model")
+    )
+    network.to(device)
+    training = TrainingSettings(
+        local_epochs=config.training.local_epochs,
+        batch_size=config.training.batch_size,
+        lr=config.training.lr,
+        weight_decay=config.training.weight_decay,
+        tf32=config.training.tf32,
+    )
+    if any(":" in name for name in (config.model.name, *config.scoring.utilities)):
+        # somebody's own code: better to fail now than after hours of training
+        evaluate(network, pool.slice(1).x, pool.slice(1).y, utilities)
+    notes = [*dataset.notes, *said, *start_notes(config)]
+    if mix := _class_mix(dataset.y_train, pool, dataset.classes):
+        notes.append(mix)
+    if left := left_out(network):
+        notes.append(f"not aggregated, because they are counters: {', '.join(left)}")
+    return Federation(
+        config=config,
+        clients=tuple(clients),
+        pool=pool,
+        network=network,
+        first=to_vector(network),
+        utilities=utilities,
+        training=training,
+        device=device,
+        notes=tuple(notes),
+    )
+
+
+def start_notes(config: Config) -> Iterator[str]:
+    """Yield what follows from a resolved config alone and should be known before a run starts."""
+    if faults := planted(config.corruption):
+        yield faults
+    fraction, members = config.participation.fraction, len(config.clients)
+    if fraction < 1 and round(fraction * members) < LEAST_IN_SUM:
+        yield (
+            f"participation.fraction {fraction:g} of {members} members is fewer than {LEAST_IN_SUM}: "
+            f"{LEAST_IN_SUM} take part"
+        )
+    need, secure = max(LEAST_IN_SUM, config.threshold), config.secure_aggregation
+    rounds = range(1, config.training.rounds + 1)
+    present = {number: len(schedule(config, config.clients, number)) for number in rounds}
+    if secure.enabled:
+        fewest = min((count for count in present.values() if count >= need), default=members)
+        yield from what_to_know(fewest, config.threshold, members, checked=secure.check)
+    if impossible := [number for number, count in present.items() if count < need]:
+        yield (
+            f"participation.away: {numbered(impossible)} will be aborted: fewer than {need} of all {members} "
+            "members are scheduled"
+        )
+    for name in config.scoring.utilities:
+        if lower_is_better(name):
+            yield (
+                f"scoring.utilities: by its name lower is better in {name!r}, and higher counts as better: "
+                "give -x in its place, or 1 - x if it lies in [0, 1]; if it does so already, let its name "
+                "say so (neg-...)"
+            )
+
+
+def _class_mix(train: Labels, pool: Pool, classes: Sequence[str]) -> str:
+    """A note where members train on another mix of classes than they are measured on, else nothing."""
+    shares = [np.bincount(y, minlength=len(classes)) / len(y) for y in (train, pool.y)]
+    gap = shares[0] - shares[1]
+    most = int(gap.argmax())
+    if gap[most] <= OTHER_MIX:
+        return ""
+    taken = "data.test_size = 0 takes the test set as it is"
+    return (
+        f"class {classes[most]} makes {shares[0][most]:.0%} of the training data and {shares[1][most]:.0%} "
+        "of the test pool: whoever pushes the model away from it may be rewarded, even with wrong labels; "
+        + (taken if pool.balanced else "draw the test set as the model will be used")
+    )
+
+
+def _sizes(given: Sequence[float]) -> list[float]:
+    """Counts as integers, fractions as they are."""
+    return [int(size) for size in given] if all(float(s).is_integer() for s in given) else list(given)
+
+
+def utility_hash(utilities: Sequence[Utility]) -> str:
+    """SHA-256 over the definitions of all utilities, in order: part of the pool's commitment."""
+    listed = [[utility.name, utility.definition_hash()] for utility in utilities]
+    return hashlib.sha256(canonical(listed)).hexdigest()
+
+
+def choose_device(name: str) -> torch.device:
+    """``auto`` takes a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"run.device: expected auto, cpu or cuda, got {name!r}") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"run.device: expected auto, cpu or cuda, got {name!r}")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("run.device: cuda was asked for, but torch sees no GPU here")
+    return device
+
+
+def schedule(config: Config, names: Sequence[str], number: int) -> tuple[str, ...]:
+    """Who takes part in a round: drawn from seed and round, less who is away; known before it starts."""
+    fraction, away = config.participation.fraction, config.participation.away
+    drawn = set(names)
+    if fraction < 1.0:
+        count = usual_schedule(config)
+        drawn = set(
+            generator_for(config, "participation", number).choice(names, count, replace=False).tolist()
+        )
+    return tuple(name for name in names if name in drawn and number not in away.get(name, ()))
+
+
+def losses(config: Config, number: int) -> Mapping[str, str]:
+    """Who dies at which stage of this round."""
+    split = {name: when.split(":") for name, when in config.participation.lost.items()}
+    return {name: stage for name, (at, stage) in split.items() if int(at) == number}

@@ -1,0 +1,260 @@
+"""Utilities: how good a model is, one number per test sample; v is their mean. Higher is better, always.
+
+With p = softmax(logits), y the right class, m samples of which m_y have class y, and C classes:
+
+======================  ======================================  ========
+expected-accuracy       p_y                                     in [0, 1]
+accuracy                1[argmax p = y]                         in [0, 1]
+balanced-accuracy       1[argmax p = y] m / (C m_y)             mean in [0, 1]
+brier                   1 - sum_k (p_k - 1[y = k])^2 / 2        in [0, 1]
+neg-loss                log p_y                                 <= 0
+module:function         function(model, images, labels)         in [0, 1] unless ``function.unit = False``
+======================  ======================================  ========
+
+A user's function gets the model in evaluation mode, all images of the slice as float32 (m, C, H, W) and their
+labels (m,), both on the model's device, and returns m numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedmerit.errors import ConfigError, DataError, ReportError
+from fedmerit.simulation.models import Images, as_tensor, load_object, prepare
+
+PerSample = Callable[[Tensor, Tensor], Tensor]
+"""(logits (m, C), labels (m,)) -> one number per sample (m,)."""
+
+
+@dataclass(frozen=True)
+class Utility:
+    """A per-sample utility: of logits and labels, or a user's ``function`` of model, images and labels.
+
+    ``unit``: its mean lies in [0, 1]. ``balanced``: divided by the share of the sample's class, times 1/C.
+    """
+
+    name: str
+    definition: str
+    unit: bool = True
+    balanced: bool = False
+    of_logits: PerSample | None = field(default=None, compare=False)
+    function: Callable[..., Any] | None = field(default=None, compare=False)
+
+    def definition_hash(self) -> str:
+        """SHA-256 of the definition; for a user's function, of its source."""
+        return hashlib.sha256(self.definition.encode()).hexdigest()
+
+
+def _right(logits: Tensor, y: Tensor) -> Tensor:
+    return (logits.argmax(1) == y).to(logits.dtype)
+
+
+def _probability(logits: Tensor, y: Tensor) -> Tensor:
+    return logits.softmax(1).gather(1, y[:, None])[:, 0]
+
+
+def _brier(logits: Tensor, y: Tensor) -> Tensor:
+    p = logits.softmax(1)
+    return 1 - (p - F.one_hot(y, logits.shape[1])).square().sum(1) / 2
+
+
+def _log_probability(logits: Tensor, y: Tensor) -> Tensor:
+    return -F.cross_entropy(logits, y, reduction="none")
+
+
+UTILITIES: dict[str, Utility] = {
+    utility.name: utility
+    for utility in (
+        Utility("expected-accuracy", "softmax(logits)[y]", of_logits=_probability),
+        Utility("accuracy", "1[argmax(logits) = y]", of_logits=_right),
+        Utility("balanced-accuracy", "1[argmax(logits) = y] m / (C m_y)", balanced=True, of_logits=_right),
+        Utility("brier", "1 - sum_k (softmax(logits)[k] - 1[y = k])^2 / 2", of_logits=_brier),
+        Utility("neg-loss", "log(softmax(logits)[y])", unit=False, of_logits=_log_probability),
+    )
+}
+
+
+def resolve(name: str | Utility) -> Utility:
+    """The utility of that name, from ``UTILITIES`` or a user's ``module:function``.
+
+    >>> resolve("brier").unit, resolve("neg-loss").unit
+    (True, False)
+    """
+    if isinstance(name, Utility):
+        return name
+    if name in UTILITIES:
+        return UTILITIES[name]
+    if ":" not in name:
+        known = ", ".join(UTILITIES)
+        raise ConfigError(f"scoring.utilities: expected {known} or 'module:function', got {name!r}")
+    function = load_object(name, "scoring.utilities")
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError) as error:
+        raise ConfigError(f"scoring.utilities: {name!r} has no source, so nobody could check it") from error
+    return Utility(name, source, unit=bool(getattr(function, "unit", True)), function=function)
+
+
+def resolve_all(names: Sequence[str | Utility]) -> tuple[Utility, ...]:
+    """The utilities of these names, at least one and none twice."""
+    found = tuple(resolve(name) for name in names)
+    if not found or len({utility.name for utility in found}) < len(found):
+        raise ConfigError(f"scoring.utilities: expected different names, got {[u.name for u in found]}")
+    return found
+
+
+def evaluate(
+    model: nn.Module,
+    x: Images,
+    y: npt.NDArray[Any] | Tensor,
+    utilities: Sequence[str | Utility],
+    batch_size: int | None = None,
+) -> dict[str, npt.NDArray[np.float64]]:
+    """Every utility of every sample, from one forward pass in float32 (and one call per user's function).
+
+    Args:
+        model: on the device where it is to be evaluated; put in evaluation mode and back.
+        x: images, shape (m, H, W, C).
+        y: labels in 0 ... C-1, shape (m,).
+        utilities: names, or results of ``resolve``.
+        batch_size: images per forward pass; by default 1000, on a CPU 100, which its cache can hold.
+
+    Returns:
+        Per utility, float64 of shape (m,).
+    """
+    wanted = resolve_all(utilities)
+    device = device_of(model)
+    batch_size = batch_size or (100 if device.type == "cpu" else 1000)
+    images, labels = as_tensor(x), check_labels(y, len(x)).to(device)
+    values: dict[str, list[Tensor]] = {utility.name: [] for utility in wanted}
+    with evaluation(model), float32():
+        if any(utility.of_logits for utility in wanted):
+            for start in range(0, len(labels), batch_size):
+                part = slice(start, start + batch_size)
+                logits = check_logits(model(prepare(images[part], device)), labels[part])
+                if not bool(logits.isfinite().all()):
+                    raise ReportError("the model's answers are not finite: it diverged, or the images did")
+                for utility in wanted:
+                    if utility.of_logits:
+                        values[utility.name].append(utility.of_logits(logits, labels[part]))
+        for utility in wanted:
+            if utility.function:
+                values[utility.name].append(call(utility, model, prepare(images, device), labels))
+    out = {}
+    for utility in wanted:
+        found = torch.cat([value.detach() for value in values[utility.name]]).double().cpu()
+        if utility.balanced:
+            found = found * balance(labels, logits.shape[1]).cpu()
+        out[utility.name] = checked(utility, found.numpy(), len(labels))
+    return out
+
+
+def call(utility: Utility, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """A user's utility of every sample, float64."""
+    assert utility.function is not None
+    try:
+        given = as_tensor(utility.function(model, images, labels)).double()
+    except Exception as error:
+        raise ReportError(f"utility {utility.name!r} failed: {type(error).__name__}: {error}") from error
+    return given if given.ndim else given[None]
+
+
+def balance(labels: Tensor, classes: int) -> Tensor:
+    """m / (C m_y) for every sample, float64; a class without a sample is an error, not a guess."""
+    counts = torch.bincount(labels, minlength=classes)
+    if not bool(counts.all()):
+        absent = int((counts == 0).nonzero()[0])
+        raise DataError(f"balanced-accuracy: class {absent} of {classes} has no sample in the test slice")
+    return len(labels) / (classes * counts[labels].double())
+
+
+def check_labels(y: npt.NDArray[Any] | Tensor, samples: int) -> Tensor:
+    """Labels as int64 of shape (samples,), at least one."""
+    labels = as_tensor(y)
+    if labels.shape != (samples,) or labels.is_floating_point():
+        got = f"shape {tuple(labels.shape)}, {labels.dtype}"
+        raise DataError(f"labels must be {samples} integers, one per image, got {got}")
+    if samples == 0:
+        raise DataError("cannot evaluate on 0 images")
+    return labels.long()
+
+
+def check_logits(logits: Any, labels: Tensor) -> Tensor:
+    """The model's answer as float32 (m, C), with every label below C."""
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(labels):
+        got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+        raise DataError(f"the model must return logits of shape ({len(labels)}, classes), got {got}")
+    check_range(labels, logits.shape[1])
+    return logits.float()
+
+
+def check_range(labels: Tensor, classes: int) -> None:
+    """Every label lies in 0 ... classes-1."""
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise DataError(f"labels must lie in 0 ... {classes - 1}, got {low if low < 0 else high}")
+
+
+def checked(utility: Utility, values: npt.NDArray[np.float64], samples: int) -> npt.NDArray[np.float64]:
+    """One finite number per sample, in [0, 1] where the utility promises it."""
+    name = f"utility {utility.name!r}"
+    if values.shape != (samples,):
+        raise ReportError(f"{name} must return {samples} numbers, one per sample, got shape {values.shape}")
+    bad = np.flatnonzero(~np.isfinite(values))
+    if bad.size:
+        raise ReportError(f"{name} of sample {bad[0]} is {values[bad[0]]}, expected a number")
+    if utility.unit:
+        values = _rounding_off(values)
+        bad = np.flatnonzero((values < 0) | (values > (np.inf if utility.balanced else 1)))
+        if bad.size:
+            raise ReportError(f"{name} of sample {bad[0]} must lie in [0, 1], got {values[bad[0]]:g}")
+    return values
+
+
+def _rounding_off(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Values that left [0, 1] by float32 rounding alone, put back on its edge."""
+    values = np.where((values < 0) & (values > -1e-6), 0.0, values)
+    return np.where((values > 1) & (values < 1 + 1e-6), 1.0, values)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Device of the model's parameters."""
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+@contextlib.contextmanager
+def evaluation(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients inside, every submodule's mode as it was outside."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextlib.contextmanager
+def float32(*, tf32: bool = False) -> Iterator[None]:
+    """Full float32 products inside, or TF32 where asked for; only a GPU knows the difference."""
+    if not torch.cuda.is_available():
+        yield
+        return
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before

@@ -1,0 +1,201 @@
+"""A member's files: every message may be handled by a new process, so all it knows is kept next to its key.
+
+::
+
+    KEY.state/released            digests of what must never be done again (all runs)
+    KEY.state/RUN/terms           what this member agreed to when it joined; pinned
+    KEY.state/RUN/left            why this member answers nothing more in this run, if so
+    KEY.state/RUN/0003.client     the state machine of round 3, with its secrets
+    KEY.state/RUN/0003.began      training began: once a round
+    KEY.state/RUN/0003.update     M0, the update and its weight: for the report, and for an audit
+    KEY.state/RUN/0003.asked      the one request for a report that is answered
+    KEY.state/RUN/0003.report     the answer, and the per-sample sums behind cumulative standard errors
+    KEY.state/RUN/heads           the ledger's heads as they were shown to this member, from which models it
+                                  trained, hashes of what it masked, for which sums it released shares, and
+                                  hashes of its reports and of what they were about, one a line: see
+                                  head_log.py
+
+All have mode 600, in a folder of mode 700, and are written in one step. All but the last are also encrypted
+(AES-256-GCM under a key derived from the identity key): a backup of the folder alone says nothing, and a file
+that was cut, emptied or put in another's place is an error. ``released`` is written before the first run's
+folder is made, so where there is a folder and it is gone, it was lost. What nobody can notice is an older
+copy of it put back, or a key that was taken elsewhere without its folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedmerit.errors import StoreError
+from fedmerit.protocol.messages import pack, unpack
+from fedmerit.secagg.released import Released
+from fedmerit.storage.run_folder import sweep, write
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+log = logging.getLogger("fedmerit")
+_RUN = re.compile(r"[0-9a-f]{32}")
+IDLE = 86_400.0
+"""Seconds without a message after which a run that never ended is taken to be over."""
+MOST_RUNS = 100
+"""A run costs a server one invitation, and a member a folder."""
+NONCE = 12
+ALL_RUNS = "all runs"
+RESTORE = (
+    "it says what this member must never do again; put back a copy that was made after its last round, or, "
+    "if there is none, take part with a new key on a new roster"
+)
+
+
+class Keeping:
+    """The files of one member in one run."""
+
+    def __init__(self, key_file: Path, identity: Ed25519PrivateKey, run: str) -> None:
+        if not _RUN.fullmatch(run):
+            raise StoreError(f"a run is named by 32 hexadecimal digits, got {run!r:.60}")
+        self.home = key_file.with_name(key_file.name + ".state")
+        self.folder = self.home / run
+        self.run = run
+        self._key = _derived(identity)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """One process at a time: a second message waits until the first is answered."""
+        try:
+            self.home.mkdir(mode=0o700, exist_ok=True)
+            mode = stat.S_IMODE(self.home.stat().st_mode)
+            if os.name == "posix" and mode & 0o077:
+                raise StoreError(
+                    f"{self.home}: a member's state must have mode 700, got {mode:o}; others could put back "
+                    f"what must never be done again; run: chmod 700 {self.home}"
+                )
+            lock = (self.home / ".lock").open("w")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            raise StoreError(f"{self.home}: cannot keep a member's state: {error}") from error
+        with lock:
+            yield
+
+    def open(self) -> None:
+        """Begin to keep a run; the secrets of others that are over, or have long been idle, are deleted."""
+        if not self._released.exists():
+            self.put_released(self.released())
+        sweep(self.home)
+        others = [folder for folder in self.home.iterdir() if folder.is_dir() and folder != self.folder]
+        if going := sum(not _tidied(folder) for folder in others):
+            log.warning("joins a run while %d other(s) are not over; what is kept for those stays", going)
+        if (kept := sum(folder.exists() for folder in others)) >= MOST_RUNS:
+            raise StoreError(
+                f"{self.home}: holds {kept} runs, and a member keeps at most {MOST_RUNS}; those that were "
+                "only invitations go after a day; of those that are over, verify what you need (fedmerit "
+                "verify --heads) and delete the folders"
+            )
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+
+    # ------------------------------------------------------------------------------------------- what is kept
+
+    def put(self, name: str, value: Any) -> None:
+        """Encrypt and write; the name is bound in, so files cannot be swapped."""
+        self._put(self.folder / name, self.run, value)
+
+    def get(self, name: str) -> Any:
+        """What was put there, or None."""
+        return self._get(self.folder / name, self.run)
+
+    def released(self) -> Released:
+        """What this member must never do again, in any run; an error where that was known and is lost."""
+        try:
+            kept = self._get(self._released, ALL_RUNS)
+        except StoreError as error:
+            raise StoreError(f"{error}; {RESTORE}") from None
+        if kept is None and any(path.is_dir() for path in self.home.iterdir()):
+            raise StoreError(f"{self._released}: is gone; {RESTORE}")
+        return Released() if kept is None else Released.load(kept)
+
+    def put_released(self, released: Released) -> None:
+        """Before the message that changed it is sent."""
+        self._put(self._released, ALL_RUNS, released.dump())
+
+    def add_kept(self, *lines: str) -> None:
+        """Remember what was shown, done and said: whoever holds it sees a ledger that says otherwise."""
+        path = self.folder / "heads"
+        before = path.read_bytes() if path.exists() else b""
+        write(path, before + "".join(f"{line}\n" for line in lines).encode("ascii"), mode=0o600)
+
+    def last(self, what: str, before: int) -> Any:
+        """What was put under that name in the latest round before this one, or None."""
+        numbers = [int(path.stem) for path in self.folder.glob(f"[0-9]*.{what}") if path.stem.isdecimal()]
+        earlier = [number for number in numbers if number < before]
+        return self.get(f"{max(earlier):04d}.{what}") if earlier else None
+
+    def drop_rounds(self, *, before: int) -> None:
+        """Delete what is kept of rounds before this one: no audit can ask for it any more."""
+        sweep(self.folder)
+        for path in self.folder.glob("[0-9]*.*"):
+            if path.stem.isdecimal() and int(path.stem) < before:
+                path.unlink(missing_ok=True)
+
+    @property
+    def _released(self) -> Path:
+        return self.home / "released"
+
+    def _put(self, path: Path, run: str, value: Any) -> None:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        nonce = os.urandom(NONCE)
+        sealed = AESGCM(self._key).encrypt(nonce, pack(value), _bound(run, path.name))
+        write(path, nonce + sealed, mode=0o600)
+
+    def _get(self, path: Path, run: str) -> Any:
+        from cryptography.exceptions import InvalidTag
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        try:
+            plain = AESGCM(self._key).decrypt(data[:NONCE], data[NONCE:], _bound(run, path.name))
+        except (InvalidTag, ValueError):
+            raise StoreError(f"{path}: damaged, or of another key") from None
+        return unpack(plain, f"the state in {path}")
+
+
+def _tidied(folder: Path) -> bool:
+    """Delete the secrets of a run that is over or has long been idle, and all of one that never began."""
+    sweep(folder)
+    files = {path.name: path.stat().st_mtime for path in folder.iterdir()}
+    idle = time.time() - max(files.values(), default=0.0) >= IDLE
+    if files.keys() <= {"terms"}:  # an invitation, and nothing since
+        if idle:
+            for name in files:
+                (folder / name).unlink()
+            folder.rmdir()
+        return True
+    if not idle and not files.keys() & {"seen", "left"}:
+        return False
+    for path in (*folder.glob("*.client"), *folder.glob("*.update")):
+        path.unlink(missing_ok=True)
+    return True
+
+
+def _bound(run: str, name: str) -> bytes:
+    return pack(["fedmerit member state 1", run, name])
+
+
+def _derived(identity: Ed25519PrivateKey) -> bytes:
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    secret = identity.private_bytes_raw()
+    return HKDF(SHA256(), 32, salt=None, info=b"fedmerit member state 1").derive(secret)

@@ -1,0 +1,580 @@
+"""The run folder: config, ledger, scores and checkpoints, written so that a crash leaves nothing half done.
+
+::
+
+    DIR/config.toml       all settings, defaults included
+    DIR/ledger.sqlite     every step, hash-chained; a round is one transaction
+    DIR/scores.json       what follows from the reports; scores.csv has the same, tidy
+    DIR/statements/       what each member is told about a payout decision (fedmerit rewards)
+    DIR/checkpoints/      model-0003: the global model after round 3; members-0003: the members' private state
+    DIR/keys/             in a rehearsal, everybody's private keys (mode 600)
+    DIR/notes.txt         between machines: who was away, refused or declined, as the server noted it
+    DIR/tables/           utilities of all coalitions, where ground truth was asked for
+
+A round counts once its transaction is in the ledger. Its checkpoint is written before, the score files after
+it; both follow from what the ledger holds, so whatever a kill interrupts is redone.
+"""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import hashlib
+import io
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmerit.config import Config, difference, of_folder
+from fedmerit.errors import (
+    ConfigError,
+    CopyDiffers,
+    FedmeritError,
+    FileFormatError,
+    LedgerError,
+    MissingExtra,
+    StoreError,
+)
+from fedmerit.ledger.chain import START, Ledger, Record
+from fedmerit.ledger.forms import compare
+from fedmerit.ledger.records import (
+    Round,
+    aborted,
+    about,
+    config_of,
+    numbered,
+    rounds_of,
+    score_files,
+    scores_document,
+    unreported,
+)
+from fedmerit.scoring.files import LEDGER, Content
+from fedmerit.scoring.types import Reports
+from fedmerit.scoring.validate import written_number
+from fedmerit.secagg.setting import LEAST_IN_SUM
+
+# ---------------------------------------------------------------------------------------------- the folder
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+_EARLY = {".lock", "config.toml", "checkpoints", "keys"} | {
+    f"ledger.sqlite{end}" for end in ("", "-wal", "-shm")
+}
+"""What a run that failed before its first record leaves behind: such a folder can be used again."""
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")
+
+
+class Folder:
+    """A run folder, held by one process at a time."""
+
+    def __init__(
+        self, path: str | Path, config: Config, *, resume: bool = False, text: str | None = None
+    ) -> None:
+        """``text`` is written as config.toml where not all settings apply; it must mean the same."""
+        self.path = Path(path)
+        self._text = config.to_toml() if text is None else text
+        check_usable(self.path, resume=resume)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = held(self.path)
+        except OSError as error:
+            raise StoreError(f"{self.path}: cannot be used as a run folder: {error}") from error
+        try:
+            self._open(config, resume=resume)
+        except OSError as error:
+            self._lock.close()
+            raise StoreError(f"{self.path}: cannot be used as a run folder: {error}") from error
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def _open(self, config: Config, *, resume: bool) -> None:
+        recorded = (self.path / LEDGER).exists() and _has_records(self.path / LEDGER)
+        trained = any((self.path / "checkpoints").glob("*.safetensors"))
+        if resume:
+            self._check_config(config)
+            if trained and not recorded:
+                raise StoreError(f"{self.path}: damaged run folder: checkpoints, but no record of a run")
+        else:
+            if trained or recorded:
+                raise _not_empty(self.path)
+            write(self.path / "config.toml", self._text.encode())
+        (self.path / "checkpoints").mkdir(exist_ok=True)
+        for folder in (self.path, self.path / "checkpoints", self.path / "keys"):
+            sweep(folder)
+        self.ledger = Ledger(self.path / LEDGER)
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ledger.close()
+        self._lock.close()
+
+    def _check_config(self, config: Config) -> None:
+        try:
+            there = of_folder(self.path)
+        except ConfigError as error:
+            raise StoreError(f"{self.path}: damaged run folder: {error}") from error
+        older = ""
+        if config.resolved and not there.resolved:
+            there = replace(there, partition=replace(there.partition, names=there.clients))
+            older = "; the version that started it did not take members and names from the data"
+        if found := difference(there, config):
+            raise StoreError(f"{self.path}: holds a run of another config: {found}{older}")
+
+    def checkpoint(self, name: str, number: int) -> Path:
+        """Where a checkpoint of a round lies."""
+        return checkpoint_in(self.path, name, number)
+
+    def save_checkpoint(self, name: str, number: int, arrays: Arrays) -> str:
+        """Write one atomically, readable by its owner alone; returns its SHA-256."""
+        save = _safetensors().save
+        data: bytes = save({key: np.ascontiguousarray(value) for key, value in arrays.items()})
+        write(self.checkpoint(name, number), data, mode=0o600)
+        return hashlib.sha256(data).hexdigest()
+
+    def load_checkpoint(self, name: str, number: int, digest: str) -> dict[str, npt.NDArray[Any]]:
+        """Read one that must have this SHA-256."""
+        return read_checkpoint(self.checkpoint(name, number), number, digest)
+
+    def drop_checkpoints(self, *, keep: int) -> None:
+        """Delete those of rounds before ``keep``."""
+        for path in (self.path / "checkpoints").glob("*.safetensors"):
+            number = path.stem.rpartition("-")[2]
+            if number.isdecimal() and int(number) < keep:
+                path.unlink(missing_ok=True)
+
+
+def check_usable(path: Path, *, resume: bool) -> None:
+    """Raise StoreError if a run cannot begin in a folder, or with ``resume`` go on; writes nothing."""
+    if resume and not (path / "config.toml").exists():
+        raise StoreError(f"{path}: nothing to resume, there is no config.toml")
+    try:
+        if not resume and path.exists() and not all(_is_early(item.name) for item in path.iterdir()):
+            raise _not_empty(path)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be used as a run folder: {error}") from error
+
+
+def write(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Write a file in one step: all of it is there, or what was there before."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise StoreError(f"{path}: could not be written: {error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def checkpoint_in(folder: Path, name: str, number: int) -> Path:
+    """Where a checkpoint of a round lies in a run folder."""
+    return folder / "checkpoints" / f"{name}-{number:04d}.safetensors"
+
+
+def read_checkpoint(path: Path, number: int, digest: str) -> dict[str, npt.NDArray[Any]]:
+    """The arrays in a checkpoint that must have this SHA-256."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{path}: the checkpoint of round {number} is gone: {error}") from error
+    found = hashlib.sha256(data).hexdigest()
+    if found != digest:
+        raise StoreError(f"{path}: damaged: expected SHA-256 {digest[:16]}..., found {found[:16]}...")
+    arrays: dict[str, npt.NDArray[Any]] = _safetensors().load(data)
+    return arrays
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.numpy
+    except ImportError as error:
+        raise MissingExtra("running a federation needs: pip install 'fedmerit[engine]'") from error
+    return safetensors.numpy
+
+
+def remove(path: str | Path) -> None:
+    """Delete a run folder, unless a process is running in it."""
+    with held(Path(path)):
+        shutil.rmtree(path)
+
+
+def held(path: Path) -> IO[str]:
+    """A run folder's lock; it goes when the file is closed or the process ends."""
+    handle = (path / ".lock").open("w")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        handle.close()
+        raise StoreError(f"{path}: another process is running in this folder") from error
+    return handle
+
+
+def _has_records(path: Path) -> bool:
+    with Ledger(path) as ledger:
+        return len(ledger) > 0
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a process that was killed while writing left there; nobody else may be writing."""
+    for left in folder.glob(".*"):
+        if _TEMPORARY.fullmatch(left.name):
+            left.unlink(missing_ok=True)
+
+
+def _is_early(name: str) -> bool:
+    return name in _EARLY or _TEMPORARY.fullmatch(name) is not None
+
+
+def _not_empty(path: Path) -> StoreError:
+    return StoreError(f"{path}: not empty; use --resume to go on with the run in it, or another folder")
+
+
+# ----------------------------------------------------------------------------------------- beside a writer
+
+
+@dataclass(eq=False)
+class Snapshot:
+    """The records of a ledger as they were at one moment."""
+
+    path: Path
+    all: tuple[Record, ...]
+    damaged: LedgerError | None = None  # raised where the records end
+
+    def records(self, kind: str | None = None) -> Iterator[Record]:
+        """All records in order, or those of one kind."""
+        yield from (record for record in self.all if kind is None or record.kind == kind)
+        if self.damaged is not None:
+            raise self.damaged
+
+    @property
+    def head(self) -> str:
+        """The last digest, as hex."""
+        return (self.all[-1].digest if self.all else START).hex()
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+
+def snapshot(path: Path) -> Snapshot:
+    """Read a ledger in one go: one query sees one state of the table."""
+    found: list[Record] = []
+    damaged = None
+    with Ledger(path, read_only=True) as ledger:
+        try:
+            for record in ledger.records():
+                found.append(record)
+        except LedgerError as error:
+            damaged = error
+    return Snapshot(path, tuple(found), damaged)
+
+
+def head_of(path: Path) -> str:
+    """The head of a ledger as it is now; nothing where it cannot be read."""
+    try:
+        with Ledger(path, read_only=True) as ledger:
+            return ledger.head
+    except LedgerError:
+        return ""
+
+
+# ----------------------------------------------------------------------------------------------- its files
+
+SCORE_FILES = ("scores.json", "scores.csv")
+
+
+def check_config(path: Path, config: Config) -> None:
+    """``config.toml`` must be the config in the ledger."""
+    try:
+        there = of_folder(path)
+    except ConfigError as error:
+        raise LedgerError(f"config.toml is damaged: {error}") from error
+    if found := difference(there, config):
+        raise LedgerError(f"{path / 'config.toml'}: not the config in the ledger: {found}")
+
+
+def check_checkpoints(path: Path, rounds: Sequence[Round]) -> None:
+    """Raise LedgerError where a checkpoint that is still there is not the one that its round recorded."""
+    for one in rounds:
+        for name, field in (("model", "checkpoint"), ("members", "members_checkpoint")):
+            file = checkpoint_in(path, name, one.number)
+            if field not in one.body or not file.exists():  # only the last ones are kept
+                continue
+            try:
+                found = hashlib.sha256(file.read_bytes()).hexdigest()
+            except OSError as error:
+                raise LedgerError(f"{file}: cannot be read: {error}") from error
+            if found != one.body[field]:
+                raise LedgerError(f"{file}: not the checkpoint that round {one.number} recorded")
+
+
+Found = Mapping[str, bytes | None]
+"""Name of a score file -> what it holds; None where there is none."""
+
+
+def read_scores(path: Path) -> Found:
+    """The score files of a folder as they are now."""
+    found: dict[str, bytes | None] = {}
+    for name in SCORE_FILES:
+        try:
+            found[name] = (path / name).read_bytes()
+        except FileNotFoundError:
+            found[name] = None
+        except OSError as error:
+            raise LedgerError(f"{path / name}: cannot be read: {error}") from error
+    return found
+
+
+def check_scores(path: Path, found: Found, rounds: Sequence[Round], config: Config) -> dict[str, int]:
+    """``scores.json`` and ``scores.csv`` must follow from the rounds in the ledger, or from the first ones.
+
+    A process that is killed after the ledger's transaction and before it wrote these files leaves them as
+    they were a round earlier. Then all they say is true, and the ledger says more.
+
+    Args:
+        path: of the folder.
+        found: what `read_scores` read there.
+        rounds: of the ledger.
+        config: of the run.
+
+    Returns:
+        Which file is older than the ledger, and by how many rounds; empty where none is.
+
+    Raises:
+        CopyDiffers: a file says something else, or cannot be read.
+    """
+    made: dict[int, dict[str, bytes]] = {}
+
+    def expected(count: int) -> dict[str, bytes]:
+        """The files after so many rounds, computed once."""
+        if count not in made:
+            made[count] = _expected(rounds[:count], config)
+        return made[count]
+
+    late = {}
+    text = found["scores.json"]
+    held = 0
+    if text is not None:
+        with _copy(path, "scores.json", config):
+            there = _json(path / "scores.json", text)
+        listed = there.get("rounds")
+        held = min(len(listed), len(rounds)) if isinstance(listed, list) else len(rounds)
+        right = json.loads(expected(held)["scores.json"])
+        with _copy(path, "scores.json", config):
+            compare(there, right, "scores.json")
+    if held < len(rounds):
+        late["scores.json"] = len(rounds) - held
+    text = found["scores.csv"]
+    held = 0
+    if text is not None:
+        with _copy(path, "scores.csv", config):
+            table = _table(path / "scores.csv", text)
+        held = _last_round(table, len(rounds))
+        right = _rows(expected(held)["scores.csv"].decode())
+        if table.get("1") != right["1"]:  # its columns are not those of so few rounds: it was cut
+            right = _rows(expected(len(rounds))["scores.csv"].decode())
+        with _copy(path, "scores.csv", config):
+            compare(table, right, "scores.csv line")
+    if any(one.reports for one in rounds[held:]) or (text is None and rounds):  # others have no line in it
+        late["scores.csv"] = len(rounds) - held
+    return late
+
+
+@contextmanager
+def _copy(path: Path, name: str, config: Config) -> Iterator[None]:
+    """What is wrong with a score file is wrong with a copy, not with the ledger: says how to mend it."""
+    try:
+        yield
+    except LedgerError as error:
+        how = "`fedmerit run --resume`" if config.scoring.truth else f"`fedmerit page {path}`"
+        raise CopyDiffers(
+            f"{error}. The ledger is the record, and {name} a copy that was changed: delete it, and {how} "
+            "writes it anew",
+            name,
+        ) from error
+
+
+def about_scores(
+    path: Path, found: Found, late: Mapping[str, int], config: Config, *, running: bool = False
+) -> Iterator[str]:
+    """What `check_scores` found, in words; ``running``: a process keeps writing in the folder."""
+    there = [name for name, data in found.items() if data is not None]
+    if there:
+        yield "scores: follow from the reports in the ledger"
+    else:
+        yield "scores: not written yet" if late else "scores: none yet"
+    if not late:
+        return
+    older = {
+        name: f"is {count} round{'' if count == 1 else 's'} older than the ledger"
+        for name, count in late.items()
+    }
+    said = ", ".join(f"{name} {told if name in there else 'is not there'}" for name, told in older.items())
+    how = f"`fedmerit page {path}` or `fedmerit rewards` writes what is missing, from the ledger"
+    if running:
+        how = "a process is running in this folder, and writes them after the ledger"
+    elif config.scoring.truth:
+        how = "`fedmerit run --resume` writes what is missing, with the ground truth"
+    yield f"files: {said}: {how}"
+
+
+def write_scores(path: Path, rounds: Sequence[Round], config: Config) -> None:
+    """The score files anew, from the ledger alone; not for a run whose scores hold ground truth."""
+    for name, data in _expected(rounds, config, analysis=config.analysis).items():
+        write(path / name, data)
+
+
+def _expected(rounds: Sequence[Round], config: Config, *, analysis: bool = False) -> dict[str, bytes]:
+    scoring = config.scoring
+    try:
+        content = scores_document(
+            rounds, config.clients, scoring.utilities, missing=scoring.missing, analysis=analysis
+        )
+    except (FedmeritError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise LedgerError(f"the reports in the ledger give no scores: {error!s:.200}") from error
+    return dict(score_files(content))
+
+
+def _json(path: Path, text: bytes) -> dict[str, Any]:
+    """What the file says that follows from reports."""
+    try:
+        found = json.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise LedgerError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise LedgerError(f"{path}: expected an object, got {type(found).__name__}")
+    others = found.get("companions")
+    for one in (found, *(others.values() if isinstance(others, dict) else ())):
+        for extra in ("truth", "analysis"):  # computed from plain updates, not from reports
+            if isinstance(one, dict):
+                one.pop(extra, None)
+    return found
+
+
+def _table(path: Path, text: bytes) -> dict[str, dict[str, Any]]:
+    try:
+        return _rows(text.decode("utf-8"))
+    except (ValueError, csv.Error) as error:
+        raise LedgerError(f"{path}: cannot be read: {error}") from error
+
+
+def _last_round(table: Mapping[str, Mapping[str, Any]], rounds: int) -> int:
+    """The round of the last line; all of them where it names none that the ledger has."""
+    if len(table) < 2:
+        return 0
+    last = table[str(len(table))].get("round")
+    return int(last) if isinstance(last, float) and last in range(1, rounds + 1) else rounds
+
+
+def _rows(text: str) -> dict[str, dict[str, Any]]:
+    """Lines of a CSV file by number, cells by column; numbers as such."""
+    lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+    head = dict(enumerate(lines[0])) if lines else {}
+    return {
+        str(number): {head.get(k, f"column {k + 1}"): _cell(cell) for k, cell in enumerate(line)}
+        for number, line in enumerate(lines, start=1)
+    }
+
+
+def _cell(text: str) -> Any:
+    try:
+        return written_number(text)
+    except ValueError:
+        return text
+
+
+# ---------------------------------------------------------------------------------------- reports of a run
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a run's ledger said at one moment, ready to be scored."""
+
+    ledger: Snapshot
+    config: Config
+    rounds: tuple[Round, ...]
+    content: Content
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """About rounds that are in no score."""
+        return tuple(about(self.rounds))
+
+
+def recorded(folder: str | Path, *, utility: str | None = None) -> Recorded:
+    """Reports of all rounds of a run that have any.
+
+    Args:
+        folder: of the run, with its ledger; records are read, not verified.
+        utility: which one, the paid one unless given.
+
+    Raises:
+        StoreError: no round is scored; it says what the ledger holds, and what to do where the run is over.
+    """
+    path = Path(folder) / LEDGER
+    ledger = snapshot(path)
+    if not (len(ledger) or ledger.damaged):
+        raise StoreError(f"{folder}: no round is scored yet: its ledger is empty")
+    config, rounds = config_of(ledger), rounds_of(ledger)
+    utilities = config.scoring.utilities
+    if utility is not None and utility not in utilities:
+        raise FileFormatError(f"{path}: has no utility {utility!r}; it has {', '.join(utilities)}")
+    scored = scored_in(rounds, utility or utilities[0])
+    if not scored:
+        holds = _holds(ledger, rounds, config)
+        if len(rounds) < config.training.rounds:
+            raise StoreError(f"{folder}: no round is scored yet: {holds}")
+        raise StoreError(
+            f"{folder}: no round was scored, and the run is over: {holds}; "
+            f"start another in a new folder, with {_needed(rounds, config)}"
+        )
+    return Recorded(ledger, config, tuple(rounds), Content(scored, config.clients))
+
+
+def scored_in(rounds: Sequence[Round], utility: str) -> list[Reports]:
+    """What the scores take, of the rounds that somebody reported on."""
+    return [found for one in rounds if (found := one.to_reports(utility)) is not None]
+
+
+def _holds(ledger: Snapshot, rounds: Sequence[Round], config: Config) -> str:
+    """What there is in place of scores."""
+    begun = max((record.body["round"] for record in ledger.records("schedule")), default=0)
+    said = []
+    if why := [f"(round {one.number}: {one.aborted})" for one in rounds if one.aborted]:
+        said.append(f"{numbered(aborted(rounds))} aborted {why[-1]}")
+    if without := unreported(rounds):
+        said.append(f"{numbered(without)} summed, but without any report")
+    if begun > len(rounds):
+        said.append(f"round {begun} begun and not closed")
+    closed = f"{len(rounds)} of {config.training.rounds} rounds closed"
+    return f"its ledger holds {len(ledger)} records, {'; '.join([closed, *said])}"
+
+
+def _needed(rounds: Sequence[Round], config: Config) -> str:
+    """What a run like this one lacked."""
+    if not aborted(rounds):
+        return "members that report"
+    lower = ""
+    if config.threshold > LEAST_IN_SUM:
+        lower = " or a lower secure_aggregation.threshold, which protects less"
+    return f"more members that stay to the end of a round{lower}"

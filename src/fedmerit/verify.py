@@ -1,0 +1,413 @@
+"""Check a finished or interrupted run, from its folder or from a copy of its ledger alone."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedmerit.config import Config, of_folder
+from fedmerit.errors import CopyDiffers, KeyFileError, LedgerError, StoreError
+from fedmerit.identity.encoding import SERVER
+from fedmerit.identity.keys import Member, Roster, read_roster
+from fedmerit.ledger.chain import Copy, Record, Records, verify_chain
+from fedmerit.ledger.decisions import Decision, OwnPart, decisions_of, money, own_parts
+from fedmerit.ledger.forms import check_forms, check_rounds
+from fedmerit.ledger.head_log import check_head, check_kept, places_of, signed_heads, told
+from fedmerit.ledger.records import (
+    REHEARSALS,
+    Round,
+    aborted,
+    check_server,
+    differences,
+    first_body,
+    moves,
+    numbered,
+    reading,
+    rounds_of,
+    run_and_config,
+    unreported,
+)
+from fedmerit.ledger.visibility import check_stated, reader_of
+from fedmerit.scoring.files import LEDGER
+from fedmerit.sentences import planted
+from fedmerit.storage.run_folder import (
+    Folder,
+    about_scores,
+    check_checkpoints,
+    check_config,
+    check_scores,
+    head_of,
+    read_scores,
+    snapshot,
+    write_scores,
+)
+
+# ---------------------------------------------------------------------------------------------- whose keys
+
+
+def about_keys(run: Mapping[str, Any], config: Config, roster: Roster | None, name: str) -> Iterator[str]:
+    """Compare a run's keys with a roster, or say that nobody has; the lines that tell.
+
+    Args:
+        run: the ledger's first record.
+        config: in it.
+        roster: the reader's own.
+        name: of the roster, for messages.
+
+    Raises:
+        LedgerError: names whose key differs.
+    """
+    rehearsal = REHEARSALS.get(run["engine"])
+    if roster is not None:
+        _check(run, config, roster, name)
+        but = f"; but {rehearsal} held them all, so they do not show who spoke" if rehearsal else ""
+        yield f"keys: those of {name}, roster hash {roster.hash.hex()}{but}"
+    elif run["keys"] and not rehearsal:
+        yield f"keys: as the ledger states them; {_how_to_compare(run, config)}"
+
+
+def _check(run: Mapping[str, Any], config: Config, roster: Roster, name: str) -> None:
+    """Names, keys, public weights and hash must be those of the roster."""
+    if not run["keys"]:
+        raise LedgerError(f"an unsigned ledger has no keys, so there is nothing to compare with {name}")
+    listed, wrong = {member.name: member.key for member in roster.members}, []
+    for member in dict.fromkeys((*config.clients, *listed)):
+        if member not in listed:
+            wrong.append(f"{member} is not on it")
+        elif member not in config.clients:
+            wrong.append(f"{member} is on it and not in the run")
+        elif bytes.fromhex(run["keys"][member]) != listed[member]:
+            theirs, here = listed[member].hex(), run["keys"][member]
+            wrong.append(f"the key of {member} is {here[:16]}..., on the roster {theirs[:16]}...")
+    if wrong:
+        made = "; a rehearsal makes keys of its own" if run["engine"] in REHEARSALS else ""
+        raise LedgerError(f"its keys are not those of {name}: {'; '.join(wrong)}{made}")
+    training = config.training
+    if training.weights == "roster" and training.roster_weights != roster.weights:
+        raise LedgerError(f"its public weights are not those of {name}")
+    stated = run.get("terms", {}).get("roster", roster.hash.hex())
+    if stated != roster.hash.hex():
+        raise LedgerError(
+            f"its members agreed to the roster with hash {stated!s:.64}, {name} has {roster.hash.hex()}: "
+            "names and keys are the same, public weights are not"
+        )
+
+
+def _how_to_compare(run: Mapping[str, Any], config: Config) -> str:
+    """What shows whose keys they are; the hash only where it is that of these very keys."""
+    stated, training = run.get("terms", {}).get("roster"), config.training
+    weights = training.roster_weights if training.weights == "roster" else {}
+    members = (Member(name, bytes.fromhex(run["keys"][name]), weights.get(name)) for name in config.clients)
+    try:
+        computed = Roster(members).hash.hex()
+    except KeyFileError as error:
+        raise LedgerError(f"its keys are no roster: {error}") from error
+    if stated == computed:
+        return f"compare with --roster FILE, or the hash of your roster with {computed}"
+    if weights:
+        raise LedgerError("its members agreed to another roster than its keys and public weights make")
+    if stated is None:
+        return "compare with --roster FILE"
+    return (
+        "compare with --roster FILE (they give no roster hash to compare: the one in its terms is of public "
+        "weights that are not in the ledger, or of other keys)"
+    )
+
+
+# ---------------------------------------------------------------------------------------- score files anew
+
+
+def renew(path: Path) -> str:
+    """Write the score files of a run anew where a kill left them older than its ledger.
+
+    The folder is held meanwhile, and must verify.
+
+    Returns:
+        What was done, in words; nothing where the files were up to date.
+
+    Raises:
+        StoreError: another process holds the folder, or a file says something else than the ledger: it may
+            be somebody's work, and is left to whoever changed it.
+    """
+    try:
+        return _renewed(path)
+    except CopyDiffers as error:
+        raise StoreError(str(error)) from error
+
+
+def _renewed(path: Path) -> str:
+    config = of_folder(path)
+    files, ledger = read_scores(path), snapshot(path / LEDGER)
+    if not check_scores(path, files, rounds_of(ledger), config):
+        return ""
+    with Folder(path, config, resume=True) as folder:
+        for _ in verify_folder(path):
+            pass
+        rounds = rounds_of(folder.ledger)
+        files = read_scores(path)
+        late = check_scores(path, files, rounds, config)
+        if not late:
+            return ""
+        if config.scoring.truth:
+            raise StoreError(
+                f"{path / 'scores.json'}: older than the ledger, and holds ground truth, which no ledger "
+                "does: `fedmerit run --resume` writes it anew"
+            )
+        write_scores(path, rounds, config)
+    names, were = " and ".join(late), "was" if len(late) == 1 else "were"
+    older = [count for name, count in late.items() if files[name] is not None]
+    if not older:
+        return f"wrote {names} anew, which {were} not there"
+    behind = f"{max(older)} round{'' if max(older) == 1 else 's'} older than the ledger"
+    return f"wrote {names} anew, which {were} {'' if len(older) == len(late) else 'not there or '}{behind}"
+
+
+# -------------------------------------------------------------------------------------------------- verify
+
+A = TypeVar("A")
+B = TypeVar("B")
+ATTEMPTS = 5
+"""Readings of a folder in which a process keeps writing."""
+PAUSE = 0.3
+"""Seconds between them."""
+
+
+def verify_folder(
+    path: str | Path,
+    *,
+    head: str | None = None,
+    heads: str | Path | None = None,
+    member: str | None = None,
+    roster: Roster | str | Path | None = None,
+) -> Iterator[str]:
+    """Check a run folder; yields what was found, line by line.
+
+    That is: chain and signatures; that records fit together; the scores and payouts stated in the ledger; and
+    that ``config.toml``, ``scores.json`` and ``scores.csv`` say what the ledger says. Score files from before
+    the last rounds of the ledger are told, and no error: the ledger is the record. A process may be writing
+    in the folder meanwhile.
+
+    Args:
+        path: of the folder.
+        head: that somebody kept; it must be on the chain.
+        heads: a member's own file of the heads it was shown and of what it reported
+            (``KEY.state/RUN/heads``); all heads must be there, and the outcomes that it was told.
+        member: who asks; its own part is told too.
+        roster: of the members' keys, or its file, as the reader has it; without it, signatures are checked
+            with the keys that the ledger states.
+
+    Raises:
+        CopyDiffers: the ledger is sound, and everything about it has been told; a score file is not.
+        LedgerError: names the first record, or the place in a file, that is wrong.
+    """
+    path = Path(path)
+    ledger, before = path / LEDGER, ""
+    for attempt in range(1, ATTEMPTS + 1):
+        lines: list[str] = []
+        read = head_of(ledger)
+        try:
+            files, book = read_scores(path), snapshot(ledger)  # in this order: see `snapshot`
+            checked = _Checked(book, member, roster)
+            lines.extend(checked.lines(head, heads))
+            check_config(path, checked.config)
+            check_checkpoints(path, checked.rounds)
+            late = check_scores(path, files, checked.rounds, checked.config)
+        except LedgerError as error:
+            if head_of(ledger) == read:
+                yield from lines
+                if isinstance(error, CopyDiffers):
+                    yield from checked.about_money()
+                    yield f"head: {book.head}"
+                raise
+            if attempt == ATTEMPTS:
+                raise LedgerError(
+                    f"{path}: a process keeps writing in this folder: its ledger moved on during each of "
+                    f"{ATTEMPTS} readings; verify when that process is done. The last one found: {error}"
+                ) from error
+        else:
+            same = read == before or not late
+            if same or attempt == ATTEMPTS:
+                yield from lines
+                yield from about_scores(path, files, late, checked.config, running=not same)
+                yield from checked.about_money()
+                yield f"head: {book.head}"
+                return
+        before = read
+        time.sleep(PAUSE)
+
+
+def verify_copy(
+    path: str | Path,
+    *,
+    head: str | None = None,
+    heads: str | Path | None = None,
+    member: str | None = None,
+    roster: Roster | str | Path | None = None,
+) -> Iterator[str]:
+    """Check a copy of a ledger (JSON lines), as :func:`verify_folder` checks the ledger of a folder.
+
+    A copy for one member withholds what others reported. Then chain, signatures and order are checked of all
+    records, scores and payouts of that member alone.
+    """
+    copy = Copy(path)
+    checked = _Checked(copy, member, roster)
+    yield from checked.lines(head, heads)
+    if checked.reader is None:
+        yield "scores: follow from the reports in the ledger"
+    else:
+        withheld = sum(bool(record.withheld) for record in checked.records)
+        yield f"withheld: {withheld} records about others, of which only the hashes are here"
+        yield f"scores: those of {checked.reader} follow from its own reports; nobody else's were computed"
+    yield from checked.about_money()
+    yield f"head: {copy.head}"
+
+
+class _Checked:
+    """A ledger or a copy, of which everything that can be recomputed has been."""
+
+    def __init__(
+        self, ledger: Records, member: str | None, roster: Roster | str | Path | None = None
+    ) -> None:
+        own = read_roster(roster) if isinstance(roster, str | Path) else roster
+        name = "the roster" if isinstance(roster, Roster) else str(roster)
+        self.signed = verify_chain(ledger, keys_of)
+        self.records = list(ledger.records())
+        self.run, self.config = run_and_config(ledger, signed=self.signed)
+        with reading(self.records[0]):
+            self.keys = list(about_keys(self.run, self.config, own, name))
+        scoring = self.config.scoring
+        self.member = member
+        self.reader = reader_of(self.records, self.config.clients, member)
+        self.places = places_of(self.records)
+        pool = first_body(ledger, "pool")
+        self.rounds, self.heads = _both(
+            lambda: self._stated(ledger), lambda: signed_heads(self.records, self.run, pool, self.places)
+        )
+        check_forms(self.records, self.config)
+        check_rounds(self.records, self.rounds, self.config)
+        self.decisions: list[Decision] = []
+        self.own: list[OwnPart] = []
+        if self.reader is None:
+            self.decisions = decisions_of(ledger, self.rounds, scoring)
+        else:
+            self.own = own_parts(ledger, self.reader, self.rounds, scoring)
+
+    def _stated(self, ledger: Records) -> list[Round]:
+        """The rounds, if what the server stated after them follows."""
+        rounds, pool = rounds_of(ledger), first_body(ledger, "pool")
+        closing = (record for record in self.records if record.kind == "round")
+        for record, one in zip(closing, rounds, strict=True):
+            with reading(record):
+                check_server(one, max(1, int(pool["size"]) // int(pool["slices"])))
+        check_stated(self.records, rounds, self.config.scoring, self.reader)
+        return rounds
+
+    def lines(self, head: str | None, heads: str | Path | None) -> Iterator[str]:
+        """Chain, signatures, heads, rounds."""
+        yield f"ledger: {len(self.records)} records, chain {'and signatures ' if self.signed else ''}in order"
+        members = self.config.clients
+        if not self.signed:
+            yield "unsigned: the run had secure aggregation off, so anyone could have written it"
+        elif holder := REHEARSALS.get(self.run["engine"]):
+            yield f"rehearsal: {holder} held all keys, so signatures prove order, not who spoke"
+        else:
+            joined = {record.author for record in self.records if record.kind == "join"}
+            yield (
+                f"members: {len(joined)} of {len(members)} joined, each with its own key; "
+                "this cannot show whose machines they were"
+            )
+        if faults := planted(self.config.corruption):
+            yield faults
+        yield from self.keys
+        if self.signed:
+            yield from told(self.heads, members, len(self.records))
+        if head is not None:
+            yield f"head {head.lower()[:16]}...: on the chain: {check_head(head, self.places)}"
+        if heads is not None:
+            yield from check_kept(Path(heads), self.places, self.records)
+        if self.member is not None and self.signed:
+            own = self.heads.get(self.member)
+            yield f"{self.member}: last signed the head of {own}" if own else f"{self.member}: signed no head"
+        yield f"rounds: {len(self.rounds)} of {self.config.training.rounds}, {self._unscored()}"
+        if moves(self.run):
+            yield "models: the server's optimiser moves the model between rounds, so no M0 can be followed"
+        for one in self.rounds:
+            for name, words in differences(one).items():
+                yield f"round {one.number}: {name} {words}"
+        if self.run["analysis"]:
+            yield "analysis: plain updates were looked at"
+
+    def _unscored(self) -> str:
+        without = unreported(self.rounds)
+        said = f"{len(aborted(self.rounds))} aborted"
+        return said + (f", {len(without)} summed without any report ({numbered(without)})" if without else "")
+
+    def about_money(self) -> Iterator[str]:
+        """Payout decisions, computed anew."""
+        planned = self.config.training.rounds
+        for one in self.decisions:
+            after = f", after round {one.rounds} of {planned}" if one.rounds < planned else ""
+            instead = f", in place of decision {one.replaces}" if one.replaces else ""
+            mine = ""
+            if self.member is not None:
+                mine = f"; {one.paid.by_client.get(self.member, 0):,.2f} for {self.member}"
+            yield (
+                f"payouts: decision {one.number} (record {one.record}){instead}{after}: "
+                f"{one.paid.budget:,.2f} by the rule {one.terms.rule} follows from the scores, "
+                f"to the cent{mine}"
+            )
+            despite = (
+                ", as its record says" if one.terms.despite_doubts else ", which its record does not say"
+            )
+            for doubt in one.overruled:
+                yield f"doubts: decision {one.number} was made despite this{despite}: {doubt}"
+        made = {record.body["decision"]: record.body for record in self.records if record.kind == "decision"}
+        for part in self.own:
+            until = made[part.number]["rounds"]
+            after = f", after round {until} of {planned}" if until < planned else ""
+            what = "share and cents follow" if part.recomputed else "cents follow from the stated share"
+            rest = (
+                "from its scores and the totals"
+                if part.recomputed
+                else "the share needs more than the totals"
+            )
+            yield (
+                f"payouts: decision {part.number}{after}: {money(part.cents)} for {self.reader}: {what}"
+                f"{' ' if part.recomputed else '; '}{rest}; nobody else's were computed"
+            )
+            if made[part.number].get("despite_doubts"):
+                yield f"doubts: decision {part.number} was to be made despite any doubts, as its record says"
+
+
+def _both(one: Callable[[], A], other: Callable[[], B]) -> tuple[A, B]:
+    """Two checks of the same records; where both fail, the error is that of the earlier record."""
+    try:
+        first = one()
+    except LedgerError as error:
+        try:
+            other()
+        except LedgerError as also:
+            raise min(error, also, key=_record_in) from None
+        raise
+    return first, other()
+
+
+def _record_in(error: LedgerError) -> int:
+    found = re.match(r"record (\d+)", str(error))
+    return int(found[1]) if found else 0
+
+
+def keys_of(record: Record) -> Mapping[str, bytes]:
+    """Public keys by author, from a ledger's first record."""
+    if record.kind != "run" or record.author != SERVER:
+        raise LedgerError(
+            f"record {record.seq} ({record.kind} by {record.author}): expected the run's first record"
+        )
+    keys = record.body.get("keys")
+    try:
+        return {} if keys is None else {name: bytes.fromhex(key) for name, key in keys.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise LedgerError(f"record {record.seq} (run): its keys cannot be read: {error}") from error
