@@ -23,8 +23,8 @@ from fedmerit.ledger.visibility import own_total, sees, totals
 from fedmerit.payment import read_run, record_decision
 from fedmerit.report.statement import as_dict, as_markdown, statements, write_statements
 from fedmerit.scoring.rewards import division, payouts
+from fedmerit.simulation.identities import Identities
 from fedmerit.simulation.run import run
-from fedmerit.simulation.setup import Identities
 from fedmerit.verify import verify_copy, verify_folder
 
 OVERRIDES = (

@@ -22,8 +22,8 @@ from fedmerit.errors import LedgerError
 from fedmerit.identity.encoding import SERVER, canonical, content, exact
 from fedmerit.ledger.chain import Copy, Ledger, exported, verify_chain
 from fedmerit.ledger.head_log import places_of
+from fedmerit.simulation.identities import Identities
 from fedmerit.simulation.run import run
-from fedmerit.simulation.setup import Identities
 from fedmerit.verify import verify_copy, verify_folder
 
 KEYS = {name: Ed25519PrivateKey.generate() for name in (SERVER, "north", "south")}

@@ -22,8 +22,8 @@ from fedmerit.identity.encoding import SERVER, content, exact, number
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.records import Journal, config_of, rounds_of, score_files, scores_document
 from fedmerit.ledger.visibility import after_round
+from fedmerit.simulation.identities import Identities
 from fedmerit.simulation.run import run
-from fedmerit.simulation.setup import Identities
 from fedmerit.verify import keys_of, verify_folder
 from ledgers import cut
 
@@ -501,7 +501,7 @@ def test_keys_come_from_the_first_record_alone(folder):
 
 def test_a_member_cannot_speak_for_another(folder):
     """Signed with a real key of the run, but not the author's."""
-    from fedmerit.simulation.setup import Identities
+    from fedmerit.simulation.identities import Identities
 
     keys = Identities.in_folder(folder / "keys", CONFIG.clients, make=False)
     seq = len(records_of(folder)) + 1

@@ -33,7 +33,7 @@ from fedmerit.simulation.setup import Federation
 from fedmerit.storage.run_folder import Folder, write
 
 if TYPE_CHECKING:
-    from fedmerit.simulation.setup import Identities
+    from fedmerit.simulation.identities import Identities
 
 Values = tuple[PerSample, PerSample, PerSample | None]
 """Utilities of M0, of M, and of the first model where members train alone too."""
@@ -233,7 +233,7 @@ def check_engine(path: Path) -> None:
 def identities_in(folder: Folder, config: Config, *, make: bool) -> Identities:
     """Everybody's keys in the run folder."""
     try:
-        from fedmerit.simulation.setup import Identities
+        from fedmerit.simulation.identities import Identities
     except ImportError as error:
         raise MissingExtra(
             "secure aggregation needs the packages cryptography and pycryptodome; "

@@ -8,22 +8,18 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor, nn
 
 from fedmerit.config import Config, check_schedule, usual_schedule
-from fedmerit.errors import ConfigError, KeyFileError
-from fedmerit.identity.encoding import SERVER, canonical, seed_from
-from fedmerit.identity.keys import Member, Roster, load_key, new_key, public_key
+from fedmerit.errors import ConfigError
+from fedmerit.identity.encoding import canonical, seed_from
 from fedmerit.ledger.records import numbered
 from fedmerit.protocol.messages import Model, PerSample
 from fedmerit.protocol.pool import Images, Labels, Pool, Slice
 from fedmerit.scoring.doubts import lower_is_better
-from fedmerit.secagg.released import Released
 from fedmerit.secagg.setting import LEAST_IN_SUM, what_to_know
 from fedmerit.sentences import planted
 from fedmerit.simulation import data
@@ -32,49 +28,6 @@ from fedmerit.simulation.data.dataset import Dataset
 from fedmerit.simulation.models import as_tensor, build, left_out, load_vector, to_vector
 from fedmerit.simulation.training import TrainingSettings
 from fedmerit.simulation.utilities import Utility, evaluate, resolve_all
-
-# ------------------------------------------------------------------------------------- keys of a rehearsal
-
-
-@dataclass(frozen=True, repr=False)
-class Identities:
-    """Private keys of the server and of all members."""
-
-    members: dict[str, Ed25519PrivateKey]
-    server: Ed25519PrivateKey
-    roster: Roster
-    released: dict[str, Released]
-
-    @classmethod
-    def in_folder(cls, folder: Path, names: Sequence[str], *, make: bool) -> Identities:
-        """Read the keys there; with ``make``, make those (mode 600) that are not there yet."""
-        folder.mkdir(mode=0o700, exist_ok=True)
-        keys = {}
-        for name in (SERVER, *names):
-            path = folder / f"{name}.pem"
-            if make and not path.exists():
-                new_key(path)
-            keys[name] = load_key(path)
-        server = keys.pop(SERVER)
-        roster = Roster(Member(name, public_key(key)) for name, key in keys.items())
-        return cls(keys, server, roster, {name: Released() for name in names})
-
-    @property
-    def public(self) -> dict[str, bytes]:
-        """Public keys by author, the server's among them."""
-        return {SERVER: public_key(self.server)} | {
-            name: public_key(key) for name, key in self.members.items()
-        }
-
-    def sign(self, author: str, message: bytes) -> bytes:
-        """Sign as somebody."""
-        key = self.server if author == SERVER else self.members.get(author)
-        if key is None:
-            raise KeyFileError(f"no key of {author!r} here")
-        return key.sign(message)
-
-
-# ------------------------------------------------------------------------------------------ the federation
 
 OTHER_MIX = 0.2
 """A class may make so much more of the training data than of the test pool before a run says so."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from fedmerit.secagg.released import Released
     from fedmerit.secagg.setting import Setting, Task
-    from fedmerit.simulation.setup import Identities
+    from fedmerit.simulation.identities import Identities
 
 # ------------------------------------------------------------------------------------------------- one sum
 
