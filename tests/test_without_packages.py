@@ -1,4 +1,4 @@
-"""Where cryptography, Flower and what the page needs are missing, a rehearsal without masks runs all the same."""
+"""Without cryptography, Flower and what the page needs, a rehearsal without masks runs all the same."""
 
 import json
 import subprocess
