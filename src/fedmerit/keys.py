@@ -1,25 +1,4 @@
 """Keys and rosters, under the name that users import: see `fedmerit.identity.keys`."""
 
-from fedmerit.identity.keys import (
-    Member,
-    Roster,
-    load_key,
-    new_key,
-    parse_member,
-    public_key,
-    read_roster,
-    verifies,
-    write_roster,
-)
-
-__all__ = [
-    "Member",
-    "Roster",
-    "load_key",
-    "new_key",
-    "parse_member",
-    "public_key",
-    "read_roster",
-    "verifies",
-    "write_roster",
-]
+from fedmerit.identity.keys import *  # noqa: F403
+from fedmerit.identity.keys import __all__ as __all__
