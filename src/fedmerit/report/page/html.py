@@ -17,9 +17,6 @@ from fedmerit import __version__
 from fedmerit.config import written
 from fedmerit.errors import FedmeritError, MissingExtra, StoreError
 from fedmerit.report.page import promises
-from fedmerit.report.page import promises as doubts
-from fedmerit.report.page import text as notes
-from fedmerit.report.page import text as terms
 from fedmerit.report.page import text as words
 from fedmerit.report.page.facts import MOST_CELLS, Facts, gather
 from fedmerit.report.page.promises import private
@@ -179,9 +176,7 @@ def render(facts: Facts) -> str:
         facts=facts,
         words=words,
         promises=promises,
-        terms=terms,
-        notes=notes.notes(facts),
-        doubts=doubts,
+        notes=words.notes(facts),
         version=__version__,
         budget=_budget(facts),
         paid=_paid(facts),
@@ -204,11 +199,11 @@ def _rules(facts: Facts) -> dict[str, Any]:
     """What the payouts are computed from: integers as text, names in the order in which equals get a cent."""
     return {
         one.name: {
-            "problem": notes.note(one.problem),
+            "problem": words.note(one.problem),
             "one": str(one.one),
             "parts": [[name, str(one.parts[name]), f"{one.shares[name]:.2%}"] for name in sorted(one.parts)],
-            "notes": [notes.note(text) for text in one.notes],
-            "about": terms.about(replace(facts.terms, rule=one.name)),
+            "notes": [words.note(text) for text in one.notes],
+            "about": words.about(replace(facts.terms, rule=one.name)),
         }
         for one in facts.rules
     }
