@@ -1,6 +1,7 @@
 """Pages that state a default state the one that the code has."""
 
 import inspect
+import json
 import re
 from pathlib import Path
 
@@ -101,3 +102,15 @@ def test_the_threshold_is_as_the_pages_state_it():
 
 def test_sums_over_everybody_pin_the_bound_that_runs_have():
     assert argument(everybody, "bound") == CONFIG.secure_aggregation.bound == argument(Contributions, "bound")
+
+
+def test_what_training_on_the_test_set_earns_is_the_committed_result():
+    raw = ROOT / "experiments" / "results" / "other" / "train-on-test.json"
+    shares = json.loads(raw.read_text(encoding="utf-8"))["shares"]
+    honest, fixed, fresh = (
+        f"{sum(shares[way]) / len(shares[way]):.2f}".lstrip("0")
+        for way in ("fixed, honest", "fixed, cheating", "per-round, cheating")
+    )
+    shown, flower = ((ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("shown.md", "flower.md"))
+    assert f"got {fixed} of the pay in place of {honest}, with fresh slices {fresh}." in shown
+    assert f"doubled its share ({honest} to {fixed}," in flower
