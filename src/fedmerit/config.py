@@ -28,6 +28,7 @@ from typing import Any, Literal
 from fedmerit.errors import ConfigError, KeyFileError
 from fedmerit.identity.names import check_names
 from fedmerit.secagg.setting import LEAST_IN_SUM, default_threshold
+from fedmerit.secagg.setting import STAGES as SUM_STAGES
 
 # ------------------------------------------------------------------------------------------------ settings
 
@@ -414,7 +415,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "secure_aggregation.least": (0, 1024, "0 (automatic) or a number of members"),
     "run.seed": (0, 2**63 - 1, "0 or more"),
 }
-STAGES = ("advertise", "share", "masked", "check", "unmask", "report")
+STAGES = (*SUM_STAGES, "report")
 TRUTHS = ("mr-shapley", "shapley")
 
 

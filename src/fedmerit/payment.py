@@ -9,7 +9,8 @@ from fedmerit.errors import LedgerError, StoreError
 from fedmerit.identity.encoding import SERVER
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.decisions import Decision, Terms, decide, decisions_of
-from fedmerit.ledger.records import Journal, Round, Sign, first_body, rounds_of
+from fedmerit.ledger.records import Journal, Sign, first_body, rounds_of
+from fedmerit.protocol.messages import Round
 from fedmerit.scoring.doubts import check_payable, doubts
 from fedmerit.scoring.files import LEDGER
 from fedmerit.storage.run_folder import Folder, scored_in

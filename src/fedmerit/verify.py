@@ -18,10 +18,8 @@ from fedmerit.ledger.forms import check_forms, check_rounds
 from fedmerit.ledger.head_log import check_head, check_kept, places_of, signed_heads, told
 from fedmerit.ledger.records import (
     REHEARSALS,
-    Round,
     aborted,
     check_server,
-    differences,
     first_body,
     moves,
     numbered,
@@ -31,6 +29,7 @@ from fedmerit.ledger.records import (
     unreported,
 )
 from fedmerit.ledger.visibility import check_stated, reader_of
+from fedmerit.protocol.messages import Round
 from fedmerit.scoring.files import LEDGER
 from fedmerit.sentences import planted
 from fedmerit.storage.run_folder import (
@@ -335,7 +334,7 @@ class _Checked:
         if moves(self.run):
             yield "models: the server's optimiser moves the model between rounds, so no M0 can be followed"
         for one in self.rounds:
-            for name, words in differences(one).items():
+            for name, words in one.differences().items():
                 yield f"round {one.number}: {name} {words}"
         if self.run["analysis"]:
             yield "analysis: plain updates were looked at"

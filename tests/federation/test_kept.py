@@ -14,10 +14,9 @@ from fedmerit.config import as_toml, from_dict, recorded_hash
 from fedmerit.errors import LedgerError, RoundAborted
 from fedmerit.identity.keys import Member, Roster, new_key
 from fedmerit.ledger.recorder import Books
-from fedmerit.ledger.records import Round
 from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.member import RemoteMember
-from fedmerit.protocol.messages import Ask, Outcome, Trained, Work, model_hash
+from fedmerit.protocol.messages import Ask, Outcome, Round, Trained, Work, model_hash
 from fedmerit.protocol.pool import Pool
 from fedmerit.secagg.server import Server
 from fedmerit.storage.run_folder import Folder, snapshot

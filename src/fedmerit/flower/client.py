@@ -22,6 +22,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,10 @@ from fedmerit.flower.codec import BYTES, Shape, config_digest, digest, only_arra
 from fedmerit.flower.logs import log_inside_flower
 from fedmerit.flower.value import Value, evaluator
 from fedmerit.identity.keys import Roster, load_key, public_key, read_roster
-from fedmerit.protocol.member import REFUSED, RemoteMember
-from fedmerit.protocol.messages import Ask, Evaluate, Trained, Work
+from fedmerit.protocol.member import REFUSED, Participant
+from fedmerit.protocol.messages import Ask, Evaluate, Parcel, Trained, Work
 from fedmerit.protocol.terms import cautious
+from fedmerit.storage.member_state import MemberFiles
 
 METRICS = "metrics"
 TOLD = "fedmerit.told"
@@ -156,7 +158,7 @@ class Secured(ClientApp):
                 log.warning("refuses a message: %s", error)
             raise RefusedError(REFUSED) from None
 
-    def _answer(self, data: bytes, message: Message, context: Context, kind: str) -> Message:
+    def _answer(self, data: Parcel, message: Message, context: Context, kind: str) -> Message:
         del message.content[BYTES]
         shown: list[MetricRecord] = []
         place = self.place(context)
@@ -164,7 +166,7 @@ class Secured(ClientApp):
             log.warning("a rehearsal: the run names %s, so whoever started it holds this key too", place.key)
         member = self._member(place, context)
         work = (lambda: self._work(message, context, member.run_config, shown)) if kind == "train" else None
-        content = put(member.answer(data, str(context.node_id), work))
+        content = put(Parcel(member.answer(data, str(context.node_id), work)))
         if shown and member.masked:
             content[METRICS] = shown[0]
         return Message(content, reply_to=message)
@@ -188,10 +190,11 @@ class Secured(ClientApp):
         finally:
             context.run_config = given
 
-    def _member(self, place: Place, context: Context) -> RemoteMember:
+    def _member(self, place: Place, context: Context) -> Participant:
         name, roster = _named(place)
-        return RemoteMember(
-            *(name, place.key, roster, self._evaluator),
+        identity = load_key(place.key)
+        return Participant(
+            *(name, identity, roster, partial(MemberFiles, place.key, identity), self._evaluator),
             accept=self.accept,
             seed=self.seed,
             run_config=config_digest(context.run_config),
@@ -281,8 +284,8 @@ class Secured(ClientApp):
         return {key: metrics[key] for key in self.shared if key in metrics}
 
 
-def _invites(data: bytes) -> bool:
-    """Whether these bytes ask to join: whoever is not yet a member may be told why it cannot be one."""
+def _invites(data: Parcel) -> bool:
+    """Whether this asks to join: whoever is not yet a member may be told why it cannot be one."""
     try:
         return Ask.unpack(data)[0].exchange == "join"
     except MessageError:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from fedmerit.errors import MessageError
-from fedmerit.protocol.messages import Model
+from fedmerit.protocol.messages import KINDS, Model, Parcel
 from fedmerit.secagg.setting import pack
 
 # -------------------------------------------------------------------------------------------------- shapes
@@ -109,25 +109,45 @@ def _summed(array: npt.NDArray[Any]) -> bool:
 QUERY = "query.fedmerit"
 """The type of all messages but those that train."""
 BYTES = "fedmerit.bytes"
-"""The record that holds our bytes: an array, because Flower cuts large arrays into pieces."""
+"""The record that holds our bytes: arrays, because Flower cuts large arrays into pieces."""
 KIND = "fedmerit.bytes.1"
-"""How that array is serialised: not at all. Nothing is ever parsed before it is checked."""
+"""How those arrays are serialised: not at all. Nothing is ever parsed before it is checked."""
+HEAD = "0"
+"""The array with the signed bytes; those beside it are named in them, by hash."""
+MOST_ARRAYS = 8
 
 
-def put(data: bytes) -> RecordDict:
-    """A message's content that holds these bytes."""
-    return RecordDict({BYTES: ArrayRecord({"0": Array("uint8", (len(data),), KIND, data)})})
+def put(parcel: Parcel) -> RecordDict:
+    """A message's content that holds a parcel."""
+    found = {HEAD: Array("uint8", (len(parcel.head),), KIND, parcel.head)}
+    for name, values in parcel.arrays.items():
+        found[name] = Array(values.dtype.str, values.shape, KIND, values.tobytes())
+    return RecordDict({BYTES: ArrayRecord(found)})
 
 
-def take(content: RecordDict) -> bytes:
-    """The bytes that a message holds."""
+def take(content: RecordDict) -> Parcel:
+    """The parcel that a message holds."""
     record = content.get(BYTES)
-    if not isinstance(record, ArrayRecord) or len(record) != 1:
+    if not isinstance(record, ArrayRecord) or HEAD not in record or len(record) > MOST_ARRAYS:
         raise MessageError("the message does not come from fedmerit")
-    array = next(iter(record.values()))
-    if array.stype != KIND or not isinstance(array.data, bytes):
-        raise MessageError(f"expected bytes, got an array serialised as {array.stype!r:.40}")
-    return array.data
+    for array in record.values():
+        if array.stype != KIND or not isinstance(array.data, bytes):
+            raise MessageError(f"expected bytes, got an array serialised as {array.stype!r:.40}")
+    arrays = {name: _numbers(array) for name, array in record.items() if name != HEAD}
+    return Parcel(record[HEAD].data, arrays)
+
+
+def _numbers(array: Array) -> npt.NDArray[Any]:
+    """An array of numbers whose bytes are of its shape."""
+    try:
+        kind, shape = np.dtype(array.dtype), tuple(array.shape)
+        if kind.kind not in KINDS:
+            raise MessageError(f"expected numbers, got {array.dtype!r:.40}")
+        if math.prod(shape) * kind.itemsize != len(array.data) or min(shape, default=1) < 0:
+            raise MessageError("an array of another size than its shape")
+        return np.frombuffer(array.data, kind).reshape(shape)
+    except (TypeError, ValueError):
+        raise MessageError(f"expected an array of numbers, got {array.dtype!r:.40}") from None
 
 
 def only_arrays(content: RecordDict) -> ArrayRecord:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from flwr.app import Message, MetricRecord, RecordDict
@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from fedmerit.errors import FedmeritError, ProtocolError, RunAborted
 from fedmerit.flower.codec import QUERY, Shape, digest, only_arrays, put, take
 from fedmerit.protocol.coordinator import Coordinator
-from fedmerit.protocol.messages import Exchange, Model
+from fedmerit.protocol.messages import Exchange, Model, Parcel
 from fedmerit.protocol.terms import least_scheduled
 
 log = logging.getLogger("fedmerit")
@@ -162,7 +162,7 @@ class SecureGrid(Grid):
     def _check_going(self) -> None:
         """Raise `RunAborted` if the last rounds were aborted, more are to come and nothing has changed."""
         assert self.coordinator is not None
-        last = self.coordinator.books.rounds[-IN_A_ROW:]
+        last = self.coordinator.recorder.rounds[-IN_A_ROW:]
         more = self.rounds < self.coordinator.config.training.rounds
         if more and len(last) == IN_A_ROW and all(one.aborted for one in last):
             raise self._given_up(f"{IN_A_ROW} rounds in a row were aborted")
@@ -170,14 +170,14 @@ class SecureGrid(Grid):
     def check_closed(self) -> None:
         """Raise `RunAborted` if there were rounds and none of them was closed."""
         assert self.coordinator is not None
-        rounds = self.coordinator.books.rounds
+        rounds = self.coordinator.recorder.rounds
         if rounds and all(one.aborted for one in rounds):
             raise self._given_up("no round was closed")
 
     def _given_up(self, what: str) -> RunAborted:
         """The error that says which rounds were aborted, why, and who was the reason in the last of them."""
         assert self.coordinator is not None
-        rounds = self.coordinator.books.rounds
+        rounds = self.coordinator.recorder.rounds
         closed = tuple(one.number for one in rounds if not one.aborted)
         aborted = tuple(one.number for one in rounds if one.aborted)
         last_ones = [one for one in rounds[-IN_A_ROW:-1] if one.aborted]
@@ -204,7 +204,7 @@ class SecureGrid(Grid):
         """What an averaging strategy takes for the only reply: M, with a weight of 1."""
         metrics = MetricRecord({self.weighted_by: 1})
         assert self.coordinator is not None
-        included = self.coordinator.books.rounds[-1].included
+        included = self.coordinator.recorder.rounds[-1].included
         given = [record for name, record in self._metrics.items() if name in included]
         named = dict.fromkeys(key for record in given for key in record if key != self.weighted_by)
         for key in named:
@@ -233,31 +233,29 @@ class SecureGrid(Grid):
 
     # -------------------------------------------------------------------------------------- for a coordinator
 
-    def present(self) -> Sequence[str]:
-        """Members that are there."""
+    def expected(self, number: int) -> Sequence[str]:
+        """Members that are there: whatever the round, the strategy schedules among them."""
         self._welcome()
         return list(self.nodes)
 
-    def exchange(self, kind: Exchange, asks: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        """Send, wait, and return what came in time; who did not answer is gone until it joins again."""
+    def exchange(self, kind: Exchange, asks: Mapping[str, Parcel]) -> Iterator[tuple[str, bytes]]:
+        """Send, wait, and hand over what comes in time; who does not answer is gone until it joins again."""
         began = time.monotonic()
         messages = {}
-        for name, data in asks.items():
+        for name, parcel in asks.items():
             if name in self.nodes:
-                messages[name] = self._message(kind, name, data)
+                messages[name] = self._message(kind, name, parcel)
         ids = self.grid.push_messages(messages.values())
         waiting = dict(zip(ids, messages, strict=True))
         long = kind in ("train", "report")  # a report is four evaluations
         limit = self._timeout if long else self.patience
         deadline = math.inf if limit is None else began + limit
-        answers: dict[str, bytes] = {}
         told = began
         while waiting:
             for reply in self.grid.pull_messages(list(waiting)):
-                to = reply.metadata.reply_to_message_id
-                if to in waiting and (answer := self._opened(kind, waiting[to], reply)) is not None:
-                    answers[waiting[to]] = answer
-                waiting.pop(to, "")
+                name = waiting.pop(reply.metadata.reply_to_message_id, "")
+                if name and (answer := self._opened(kind, name, reply)) is not None:
+                    yield name, answer
             if waiting and time.monotonic() > deadline:
                 for name in waiting.values():
                     self._gone(name, f"no answer to {kind} in time")
@@ -267,10 +265,9 @@ class SecureGrid(Grid):
                 told = self._tell(told, f"{kind} for {passed:.0f} s", waiting.values())
                 time.sleep(POLL)
         self.seconds.setdefault(kind, []).append(time.monotonic() - began)
-        return {name: answers[name] for name in asks if name in answers}
 
-    def _message(self, kind: Exchange, name: str, data: bytes) -> Message:
-        content, message_type = put(data), QUERY
+    def _message(self, kind: Exchange, name: str, parcel: Parcel) -> Message:
+        content, message_type = put(parcel), QUERY
         if kind == "train":
             theirs = self._train[name]
             message_type = theirs.metadata.message_type
@@ -286,7 +283,7 @@ class SecureGrid(Grid):
                 self._refuses(name, kind, f"{kind} failed: {reply.error.reason}")
             return None
         try:
-            data = take(reply.content)
+            data = take(reply.content).head
         except FedmeritError as error:
             self._refuses(name, kind, f"{kind} cannot be read: {error}")
             return None
@@ -318,8 +315,8 @@ class SecureGrid(Grid):
         known = {*self.nodes.values(), *later, *self._invited.values()}
         new = [node for node in sorted(listed) if node not in known]
         if new:
-            data = coordinator.invitation()
-            messages = [Message(put(data), dst_node_id=node, message_type=QUERY) for node in new]
+            parcel = coordinator.invitation()
+            messages = [Message(put(parcel), dst_node_id=node, message_type=QUERY) for node in new]
             self._invited |= dict(zip(self.grid.push_messages(messages), new, strict=True))
         for reply in self.grid.pull_messages(list(self._invited)) if self._invited else ():
             node = self._invited.pop(reply.metadata.reply_to_message_id, None)
@@ -330,7 +327,7 @@ class SecureGrid(Grid):
                     self._stranger(node, str(reply.error.reason))
                 continue
             try:
-                name = coordinator.admit(str(node), take(reply.content))
+                name = coordinator.admit(str(node), take(reply.content).head)
             except FedmeritError as error:
                 self._stranger(node, str(error))
                 continue

@@ -33,9 +33,10 @@ from fedmerit.flower.logs import Notes, log_inside_flower
 from fedmerit.flower.value import Value, definition, evaluator
 from fedmerit.identity.keys import Roster, load_key, new_key, read_roster
 from fedmerit.ledger.chain import Ledger
-from fedmerit.ledger.recorder import Books
+from fedmerit.ledger.recorder import LedgerRecorder
 from fedmerit.ledger.records import FLOWER, SIMULATED
 from fedmerit.protocol.coordinator import Coordinator
+from fedmerit.protocol.measure import Evaluations
 from fedmerit.protocol.messages import LEAST_SAMPLES
 from fedmerit.protocol.pool import Pool
 from fedmerit.protocol.terms import least_scheduled
@@ -305,9 +306,10 @@ class Contributions:
         available = int(getattr(self.strategy, "min_available_nodes", 0))
         secure = SecureGrid(grid, shape, self.patience, self.join, weighted_by, available)
         with Folder(self.folder, config, text=text) as folder:
-            books = self._books(folder, config, text, pool, engine_of(grid))
-            books.begin(shape.vector)
-            coordinator = Coordinator(books, pool, secure, evaluate, refused=Notes(folder.path / "notes.txt"))
+            recorder = self._recorder(folder, config, text, pool, engine_of(grid))
+            recorder.begin(shape.vector)
+            measure, notes = evaluate and Evaluations(evaluate), Notes(folder.path / "notes.txt")
+            coordinator = Coordinator(recorder, pool, secure, measure, refused=notes)
             secure.coordinator, self.notes, self.seconds = coordinator, coordinator.refused, secure.seconds
             self._gather(secure, max(least_scheduled(config), available))
             try:
@@ -324,9 +326,9 @@ class Contributions:
                 self._end_early(coordinator, secure)
                 raise
             finally:
-                self.scores = books.write_scores()
+                self.scores = recorder.write_scores()
             result.arrays = shape.record(model)
-            if not any(one.reports for one in books.rounds):
+            if not any(one.reports for one in recorder.rounds):
                 log.error("no round was scored: %s", "; ".join(self.notes[-3:]) or "nobody reported")
             coordinator.finish(model)
         if self.page:
@@ -338,7 +340,7 @@ class Contributions:
 
         Before the first round there is nothing to close, and in the middle of one the ledger shows just that.
         """
-        if secure.model is None or len(coordinator.books.rounds) != secure.rounds:
+        if secure.model is None or len(coordinator.recorder.rounds) != secure.rounds:
             return
         try:
             coordinator.finish(secure.model)
@@ -363,7 +365,7 @@ class Contributions:
         settings = {**self._settings, "training": {"rounds": rounds, **self._settings["training"]}}
         return from_dict(settings), as_toml(settings)
 
-    def _books(self, folder: Folder, config: Config, text: str, pool: Pool, engine: str) -> Books:
+    def _recorder(self, folder: Folder, config: Config, text: str, pool: Pool, engine: str) -> LedgerRecorder:
         key = folder.path / "keys" / "server.pem"
         key.parent.mkdir(mode=0o700, exist_ok=True)
         if not key.exists():
@@ -380,7 +382,7 @@ class Contributions:
             "engine": engine,
         }
         run, commitment = secrets.token_hex(16), pool.commitment
-        return Books(folder, config, self.roster, load_key(key), run, engine, terms, commitment)
+        return LedgerRecorder(folder, config, self.roster, load_key(key), run, engine, terms, commitment)
 
     def _pool(self, rounds: int) -> Pool:
         if isinstance(self.test, Pool):

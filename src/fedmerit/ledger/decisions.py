@@ -19,8 +19,9 @@ from fedmerit.config import Scoring
 from fedmerit.errors import LedgerError
 from fedmerit.identity.encoding import SERVER, canonical, exact, new_salt, number
 from fedmerit.ledger.chain import Record, Records
-from fedmerit.ledger.records import Round, reading
+from fedmerit.ledger.records import reading
 from fedmerit.ledger.visibility import own_total
+from fedmerit.protocol.messages import Round
 from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.doubts import Doubt, doubts
 from fedmerit.scoring.rewards import (

@@ -17,7 +17,8 @@ from fedmerit.config import Config, schema_of
 from fedmerit.errors import LedgerError
 from fedmerit.identity.encoding import SERVER, number
 from fedmerit.ledger.chain import Record
-from fedmerit.ledger.records import EMBEDDED, ENGINES, Round, moves, reading
+from fedmerit.ledger.records import EMBEDDED, ENGINES, moves, reading
+from fedmerit.protocol.messages import Round
 from fedmerit.protocol.terms import LEAST, MOST, from_past
 from fedmerit.secagg.setting import LEAST_IN_SUM
 
@@ -200,8 +201,13 @@ class _Walk:
     )  # v of the first model, by slice and utility
 
     @property
-    def _remote(self) -> bool:
+    def _agreed(self) -> bool:
+        """Whether its members joined; rehearsals of version 0.1.0 had no joins."""
         return "terms" in self.run
+
+    @property
+    def _rehearsal(self) -> bool:
+        return bool(self.run["engine"] == EMBEDDED)
 
     def schedule(self, body: Mapping[str, Any]) -> None:
         clients = self.config.clients
@@ -219,7 +225,7 @@ class _Walk:
                 raise LedgerError(f"states weights, but those of this run are {kind}")
             return None
         weights = {name: number(weight) for name, weight in told.items()}
-        named = self.scheduled if self._remote else self.config.clients
+        named = self.scheduled if self._agreed else self.config.clients
         if kind == "current-scores":
             named = tuple(weights)
             if set(named) != set(self.scheduled):
@@ -234,7 +240,8 @@ class _Walk:
             before = [one.to_reports(paid) for one in self.rounds[: self.closed]]
             scored = [reports for reports in before if reports is not None]
             score, missing = training.weight_score, self.config.scoring.missing
-            expected = from_past(scored, self.config.clients, score=score, missing=missing)
+            everybody = from_past(scored, self.config.clients, score=score, missing=missing)
+            expected = {name: everybody[name] for name in named}
         compare(weights, expected, "weights")
         return weights
 
@@ -299,15 +306,18 @@ class _Walk:
         self._utilities(body, bool(one.reports or one.withheld))
         self._samples(body["samples"])
         _hex(body["checkpoint"], "the checkpoint")
-        if self._remote:
+        if self._agreed:
             by = body.get("evaluated")
-            if by not in ("server", "members") or {"members_checkpoint", "totals_on"} & set(body):
+            if by not in ("server", "members"):
                 raise LedgerError(f"evaluated by {by!r:.20}: expected server or members")
             if by == "server" and self.run["terms"]["evaluates"] == "members" and body["utilities"]:
                 raise LedgerError("evaluated by the server, but its members agreed that they evaluate")
+        elif "evaluated" in body:
+            raise LedgerError("says who evaluated, which no rehearsal of its version does")
+        if not self._rehearsal:
+            if {"members_checkpoint", "totals_on"} & set(body):
+                raise LedgerError("holds a checkpoint of the members, which no server has")
         else:
-            if "evaluated" in body:
-                raise LedgerError("says who evaluated, which no rehearsal does")
             _hex(body["members_checkpoint"], "the checkpoint of the members")
             if body["totals_on"] != (expected := self._totals_on()):
                 raise LedgerError(f"totals_on: expected {expected!r}, where the members' reports are summed")
@@ -328,7 +338,7 @@ class _Walk:
             raise LedgerError("aborted, but states utilities or a test slice")
         if set(given) != set(scoring.utilities) and (given or heard):
             raise LedgerError(f"is about the utilities {', '.join(map(str, given))[:100]}")
-        keys = {"empty", "grand", "first"} if scoring.solo and not self._remote else {"empty", "grand"}
+        keys = {"empty", "grand", "first"} if scoring.solo and self._rehearsal else {"empty", "grand"}
         for name, values in given.items():
             if set(values) != keys or not all(math.isfinite(number(value)) for value in values.values()):
                 raise LedgerError(f"expected finite numbers {', '.join(sorted(keys))} of {name}")
@@ -365,8 +375,8 @@ def _check_run(run: Mapping[str, Any], config: Config) -> None:
         raise LedgerError(f"version: expected that of a release, got {run['version']!r:.60}")
     if run["engine"] not in ENGINES:
         raise LedgerError(f"engine: expected one of {', '.join(ENGINES)}, got {run['engine']!r:.40}")
-    if ("terms" in run) == (run["engine"] == EMBEDDED):
-        raise LedgerError("terms: expected those that its members agreed to, and none in a rehearsal")
+    if "terms" not in run and run["engine"] != EMBEDDED:
+        raise LedgerError("terms: expected those that its members agreed to")
     if run["data"] is not None or run["engine"] == EMBEDDED:
         _hex(run["data"], "data")
     if run["analysis"] is not config.analysis:

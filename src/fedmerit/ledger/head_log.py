@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmerit.errors import LedgerError
-from fedmerit.identity.encoding import canonical, commitment
+from fedmerit.identity.encoding import SERVER, canonical
 from fedmerit.ledger.chain import Record
 from fedmerit.ledger.records import moves, reading
 
@@ -68,32 +68,6 @@ def check_head(head: str, places: Mapping[str, Place]) -> Place:
             "kept it, or it is the head of another run"
         )
     return places[head.lower()]
-
-
-def kept_head(number: int, head: str) -> str:
-    """The line of a head that was shown as the one after a round."""
-    return f"{number} {head}"
-
-
-def kept_trained(number: int, m0_hash: str) -> str:
-    """The line of a masked update, by the model that it starts from."""
-    return f"{number} trained {m0_hash}"
-
-
-def kept_masked(number: int, member: str, digest: str) -> str:
-    """The line of the masked words that this member sent, as the ledger's record ``masked`` has them."""
-    return f"{number} masked {json.dumps(member)} {digest}"
-
-
-def kept_released(number: int, included: Sequence[str]) -> str:
-    """The line of shares that were released for the sum of these members."""
-    return f"{number} released {json.dumps(list(included))}"
-
-
-def kept_report(number: int, body: Mapping[str, Any], bound_to: Mapping[str, Any]) -> str:
-    """The line of a report and of the outcome that it speaks of."""
-    outcome = commitment({"round": number, **bound_to})
-    return f"{number} report {commitment(body).hex()} {outcome.hex()}"
 
 
 def check_kept(path: Path, places: Mapping[str, Place], records: Sequence[Record]) -> Iterator[str]:
@@ -318,7 +292,7 @@ def _check_join(body: Mapping[str, Any], run: Mapping[str, Any], pool: Mapping[s
         ("run", body["run"], run["run"]),
         ("terms", body["terms"], run["terms"]),
         ("test pool", body["commitment"], pool),
-        ("server's key", body["server"], run["keys"]["server"]),
+        ("server's key", body["server"], (run["keys"] or {SERVER: ""})[SERVER]),
     ):
         if canonical(there) != canonical(here):
             raise LedgerError(f"its author agreed to another {what} than the run's")

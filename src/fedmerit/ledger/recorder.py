@@ -1,61 +1,109 @@
-"""What a coordinator writes: the same ledger and run folder as the engine in one process.
+"""What a run writes: the ledger, a round's checkpoint and records, the score files.
 
-Unlike that engine it does not know how a round will end when it begins. So the schedule is in the ledger
-before anybody is asked for keys, and the hashes of the masked inputs before anybody is asked for a share:
-a server that is killed, or tries twice, leaves a trace. Reports carry the signatures their authors made.
+Between machines nobody knows how a round will end when it begins. So the schedule is in the ledger before
+anybody is asked for keys, and the hashes of the masked inputs before anybody is asked for a share: a server
+that is killed, or tries twice, leaves a trace. A rehearsal can be resumed, and repeats a round that was cut
+off; its rounds are written whole, in one transaction. Reports carry the signatures their authors made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fedmerit import __version__
 from fedmerit.config import Config
+from fedmerit.errors import StoreError
 from fedmerit.identity.encoding import SERVER, content, exact
 from fedmerit.identity.keys import Roster, public_key
-from fedmerit.ledger.records import Journal, Round, closing, medians, score_files, scores_document
+from fedmerit.ledger.records import (
+    EMBEDDED,
+    Journal,
+    closing,
+    first_body,
+    medians,
+    score_files,
+    scores_document,
+)
 from fedmerit.ledger.visibility import after_round
-from fedmerit.protocol.messages import Model, Outcome, Report, join_body, model_hash
+from fedmerit.protocol.messages import Model, Outcome, Report, Round, join_body, model_hash
 from fedmerit.protocol.terms import Agreed
-from fedmerit.storage.run_folder import Folder, write
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+    from fedmerit.storage.run_folder import Folder
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a rehearsal records of a round besides: fields of its last record, and an analysis."""
+
+    fields: Mapping[str, Any]
+    analysis: Mapping[str, Any] | None = None
+
 
 @dataclass(eq=False)
-class Books:
-    """The ledger, the model's checkpoints and the score files of one run between machines."""
+class LedgerRecorder:
+    """The ledger, the model's checkpoints and the score files of one run: a `protocol.coordinator.Recorder`.
+
+    Args:
+        folder: of the run.
+        config: of the run.
+        roster: everybody's public keys.
+        key: the server's private key; None in a rehearsal without masks, whose ledger is unsigned.
+        run: its identifier.
+        engine: what carries its messages.
+        terms: that members agree to.
+        commitment: of the test pool.
+        data: fingerprint of a rehearsal's training data.
+        rounds: closed so far.
+        beside: what a rehearsal records of a round besides, from (round, outcome).
+        truth: its ground truth over the scored rounds, by their numbers.
+    """
 
     folder: Folder
     config: Config
     roster: Roster
-    key: Ed25519PrivateKey
+    key: Ed25519PrivateKey | None
     run: str
     engine: str
     terms: Mapping[str, Any]
     commitment: Mapping[str, Any]
+    data: str | None = None
     rounds: list[Round] = field(default_factory=list)
+    beside: Callable[[Round, Outcome | None], Beside] | None = None
+    truth: Callable[[Sequence[int]], Mapping[str, Any]] | None = None
+    older: bool = False  # whether a version that knew no joins in rehearsals began this ledger
     _signatures: dict[bytes, bytes] = field(default_factory=dict)
     _masked: int = 0  # the last round with a record of its masked inputs
+    _pending: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)  # of a rehearsal's round
 
     @cached_property
     def agreed(self) -> Agreed:
         """What members sign when they join."""
-        return Agreed(self.terms, self.commitment, public_key(self.key))
+        return Agreed(self.terms, self.commitment, self.server)
+
+    @cached_property
+    def server(self) -> bytes:
+        """The server's public key; nothing where nothing is signed."""
+        return b"" if self.key is None else public_key(self.key)
 
     @property
     def head(self) -> str:
         """Of the ledger, as it is now."""
         return self.folder.ledger.head
 
+    def sign(self, message: bytes) -> bytes:
+        """As the server."""
+        return b"" if self.key is None else self.key.sign(message)
+
+    # ---------------------------------------------------------------------------------------- start and end
+
     def begin(self, first: Model) -> None:
         """The first records: settings, keys, first model, the test pool's commitment."""
-        keys = {SERVER: public_key(self.key).hex()}
-        keys |= {member.name: member.key.hex() for member in self.roster.members}
         with self.folder.ledger.transaction():
             self._write(
                 SERVER,
@@ -68,22 +116,65 @@ class Books:
                     "config_hash": self.terms["config_hash"],
                     "terms": dict(self.terms),
                     "members": list(self.config.clients),
-                    "keys": keys,
+                    "keys": self._keys,
                     "m0": model_hash(first),
-                    "data": None,
-                    "analysis": False,
+                    "data": self.data,
+                    "analysis": self.config.analysis,
                 },
             )
             self._write(SERVER, "pool", self.commitment)
 
+    def check_same(self, first: Model) -> None:
+        """A resumed run must have the keys, the test pool, the data and the first model it started with."""
+        run, pool = (first_body(self.folder.ledger, kind) for kind in ("run", "pool"))
+        same = {
+            "keys": run["keys"] == self._keys,
+            "test pool or its key": pool == dict(self.commitment),
+            "training data": run["data"] == self.data,
+            "first model": run["m0"] == model_hash(first),
+        }
+        for what, is_same in same.items():
+            if not is_same:
+                dealt = ""
+                if what == "training data" and self.config.partition.scheme == "group":
+                    dealt = (
+                        "; a run that was started by a version that gave partition.names to groups by their "
+                        "place, not by name, cannot go on here either: start it anew"
+                    )
+                raise StoreError(
+                    f"{self.folder.path}: cannot be resumed: the {what} changed since it started{dealt}"
+                )
+
+    @property
+    def _keys(self) -> dict[str, str] | None:
+        if self.key is None:
+            return None
+        return {SERVER: self.server.hex()} | {one.name: one.key.hex() for one in self.roster.members}
+
     def joined(self, name: str, address: str, run_config: bytes, signature: bytes) -> bool:
         """Record that a member joined, if it signed for this address, this run config and these terms."""
-        terms = (self.terms, self.commitment, public_key(self.key))
+        terms = (self.terms, self.commitment, self.server)
         body = join_body(self.run, address, *terms, run_config=run_config)
-        if not self.roster.verifies(name, signature, content(name, "join", body)):
+        if not self._verifies(name, signature, content(name, "join", body)):
             return False
+        if not self.older:
+            with self.folder.ledger.transaction():
+                self._write(name, "join", body, signature)
+        return True
+
+    def end(self, model: Model) -> None:
+        """The last record of the server: the model the run ended with."""
         with self.folder.ledger.transaction():
-            self._write(name, "join", body, signature)
+            self._write(SERVER, "end", {"rounds": len(self.rounds), "model": model_hash(model)})
+
+    def seen(self, name: str, head: str, signature: bytes) -> bool:
+        """Record that a member has seen the ledger up to this head, if it signed that."""
+        body = {"run": self.run, "round": len(self.rounds), "head": head}
+        if not self._verifies(name, signature, content(name, "seen", body)):
+            return False
+        if self.key is not None:  # without a signature it says nothing
+            with self.folder.ledger.transaction():
+                self._write(name, "seen", body, signature)
         return True
 
     # ----------------------------------------------------------------------------------------------- a round
@@ -91,20 +182,19 @@ class Books:
     def schedule(self, number: int, members: Sequence[str], public: Mapping[str, float] | None) -> None:
         """Before anybody is asked for anything."""
         weights = None if public is None else {name: exact(weight) for name, weight in public.items()}
-        with self.folder.ledger.transaction():
-            self._write(SERVER, "schedule", {"round": number, "members": list(members), "weights": weights})
+        self._pending.clear()
+        self._soon("schedule", {"round": number, "members": list(members), "weights": weights})
 
     def masked(self, number: int, inputs: Mapping[str, str]) -> None:
         """Before anybody is asked for a share."""
-        with self.folder.ledger.transaction():
-            self._write(SERVER, "masked", {"round": number, "inputs": dict(inputs)})
+        self._soon("masked", {"round": number, "inputs": dict(inputs)})
         self._masked = number
 
     def take(self, report: Report, signature: bytes) -> bool:
         """Keep a report's signature for its record; False if its author did not sign it."""
         message = content(report.client, "report", report.body(self.run))
         self._signatures[message] = signature
-        return self.roster.verifies(report.client, signature, message)
+        return self._verifies(report.client, signature, message)
 
     def close(
         self,
@@ -123,63 +213,81 @@ class Books:
         """
         number = found.number
         measured, evaluated = {}, "server"
-        if found.reports and outcome is not None:
+        if outcome is not None and (found.reports or self.beside is not None):
             if utilities is None:
                 evaluated, measured = "members", medians(found.reports.values())
             else:
                 measured = {
                     name: {key: exact(value) for key, value in one.items()} for name, one in utilities.items()
                 }
+        beside = Beside({}) if self.beside is None else self.beside(found, outcome)
         found.body = {
             **closing(found, model, outcome),
             "utilities": measured,
-            "evaluated": evaluated,
+            **({} if self.older else {"evaluated": evaluated}),
             "samples": None,
             "checkpoint": self.folder.save_checkpoint("model", number, {"model": model}),
+            **beside.fields,
         }
+        if self._masked != number:  # it was aborted before anybody had masked
+            self._pending.append(("masked", {"round": number, "inputs": {}}))
         with self.folder.ledger.transaction():
-            if self._masked != number:  # it was aborted before anybody had masked
-                self._write(SERVER, "masked", {"round": number, "inputs": {}})
+            for kind, body in self._pending:
+                self._write(SERVER, kind, body)
             if outcome is not None:
                 self._write(SERVER, "outcome", {"round": number, **outcome.bound_to})
             for report in found.reports.values():
                 self._write(report.client, "report", report.body(self.run))
+            if beside.analysis is not None:
+                self._write(SERVER, "analysis", {"round": number, **beside.analysis})
             self._write(SERVER, "round", found.body)
-            self.rounds.append(found)
-            for kind, body in after_round(self.rounds, self.config.scoring):
+            for kind, body in after_round([*self.rounds, found], self.config.scoring):
                 self._write(SERVER, kind, body)
+        self.rounds.append(found)
+        self._pending.clear()
         self._signatures.clear()
         self.folder.drop_checkpoints(keep=number - 1)
         self.write_scores()
-
-    def end(self, model: Model) -> None:
-        """The last record of the server: the model the run ended with."""
-        with self.folder.ledger.transaction():
-            self._write(SERVER, "end", {"rounds": len(self.rounds), "model": model_hash(model)})
-
-    def seen(self, name: str, head: str, signature: bytes) -> bool:
-        """Record that a member has seen the ledger up to this head, if it signed that."""
-        body = {"run": self.run, "round": len(self.rounds), "head": head}
-        if not self.roster.verifies(name, signature, content(name, "seen", body)):
-            return False
-        with self.folder.ledger.transaction():
-            self._write(name, "seen", body, signature)
-        return True
 
     def write_scores(self) -> dict[str, Any]:
         """``scores.json`` and ``scores.csv``, from the rounds so far."""
         scoring = self.config.scoring
         document = scores_document(
-            self.rounds, self.config.clients, scoring.utilities, missing=scoring.missing
+            self.rounds,
+            self.config.clients,
+            scoring.utilities,
+            missing=scoring.missing,
+            truth=self.truth([one.number for one in self.rounds if one.included]) if self.truth else None,
+            analysis=self.config.analysis,
         )
         for name, data in score_files(document):
-            write(self.folder.path / name, data)
+            self.folder.write(name, data)
         return document
+
+    def model_after(self, one: Round) -> Model:
+        """The global model after a round, from its checkpoint."""
+        model: Model = self.folder.load_checkpoint("model", one.number, one.body["checkpoint"])["model"]
+        if model_hash(model) != one.body["m"]:
+            raise StoreError(f"{self.folder.path}: the checkpoint of round {one.number} is not its model")
+        return model
+
+    # ------------------------------------------------------------------------------------------- inner parts
+
+    def _verifies(self, name: str, signature: bytes, message: bytes) -> bool:
+        return self.key is None or self.roster.verifies(name, signature, message)
+
+    def _soon(self, kind: str, body: Mapping[str, Any]) -> None:
+        """A record of the server: now, or in a rehearsal with the rest of its round."""
+        self._pending.append((kind, body))
+        if self.engine != EMBEDDED:
+            with self.folder.ledger.transaction():
+                while self._pending:
+                    self._write(SERVER, *self._pending.pop(0))
 
     def _write(self, author: str, kind: str, body: Mapping[str, Any], signature: bytes = b"") -> None:
         def sign(who: str, message: bytes) -> bytes:
-            if who == SERVER:
-                return self.key.sign(message)
+            if who == SERVER or self.key is None:
+                return self.sign(message)
             return signature or self._signatures[message]
 
         Journal(self.folder.ledger, sign).write(author, kind, body)

@@ -13,18 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from fedmerit.config import Config, recorded, recorded_hash
 from fedmerit.errors import ConfigError, FedmeritError, LedgerError
-from fedmerit.identity.encoding import SERVER, content, exact, number
+from fedmerit.identity.encoding import SERVER, content, exact
 from fedmerit.ledger.chain import Ledger, Record, Records
-from fedmerit.protocol.messages import Model, Outcome, Report, included_hash, model_hash
+from fedmerit.protocol.messages import Model, Outcome, Report, Round, included_hash, model_hash
 from fedmerit.scoring.accumulate import accumulate
 from fedmerit.scoring.files import as_csv, as_json, document, round_object
-from fedmerit.scoring.types import Reports
 
 # -------------------------------------------------------------------------------------------------- rounds
 
@@ -53,53 +52,6 @@ class Journal:
         signature = self.sign(author, content(author, kind, body))
         seal = (lambda digest: self.sign(SERVER, digest)) if signature else None
         return self.ledger.append(author, kind, body, signature=signature, seal=seal)
-
-
-@dataclass(eq=False)
-class Round:
-    """One round, as the ledger has it."""
-
-    number: int
-    scheduled: tuple[str, ...]
-    included: tuple[str, ...] = ()
-    declined: tuple[str, ...] = ()
-    silent: tuple[str, ...] = ()
-    aborted: str = ""
-    body: Mapping[str, Any] = field(default_factory=dict)  # of the closing record
-    reports: dict[str, Report] = field(default_factory=dict)
-    withheld: tuple[str, ...] = ()  # in a copy: who reported what its reader may not see
-
-    def to_reports(self, utility: str) -> Reports | None:
-        """What the scores take, or None where nobody reported; in a copy, the reports that it shows."""
-        if self.aborted or not self.reports:
-            return None
-        named = [name for name in self.included if name in self.reports]
-        measured = [self.reports[name].measured[utility] for name in named]
-
-        def column(key: str) -> list[float] | None:
-            values = [getattr(one, key) for one in measured]
-            return None if any(value is None for value in values) else values
-
-        cosines = [self.reports[name].cosine for name in named]  # all None: members leave them out
-        utilities, samples = self.body["utilities"][utility], self.body.get("samples")
-        solo = column("solo") if "first" in utilities else None
-        return Reports(
-            empty=number(utilities["empty"]),
-            grand=number(utilities["grand"]),
-            clients=tuple(named),
-            silent=(*self.silent, *self.withheld),
-            slice=self.body["slice"],
-            samples=None if samples is None else [samples[name] for name in named],  # type: ignore[arg-type]
-            cosine=cosines if any(one is not None for one in cosines) else None,  # type: ignore[arg-type]
-            solo=solo,  # type: ignore[arg-type]
-            solo_empty=None if solo is None else number(utilities["first"]),
-            utility=utility,
-            round=self.number,
-            **{key: column(key) for key in _COLUMNS},  # type: ignore[arg-type]
-        )
-
-
-_COLUMNS = ("alone", "without", "se_loo", "se_ioi", "se_alpha", "se_alpha_total")
 
 
 def rounds_of(ledger: Records) -> list[Round]:
@@ -235,7 +187,7 @@ def closing(found: Round, model: Model, outcome: Outcome | None) -> dict[str, An
         "declined": list(found.declined),
         "silent": list(found.silent),
         "aborted": found.aborted,
-        "m": model_hash(model),
+        "m": outcome.bound_to["m"] if outcome else model_hash(model),
         "slice": outcome.slice.id if outcome else None,
     }
 
@@ -254,11 +206,6 @@ def medians(reports: Iterable[Report]) -> dict[str, dict[str, str]]:
             key: exact(median(column)) for key, column in zip(("empty", "grand"), columns, strict=True)
         }
     return found
-
-
-def disagreeing(one: Round) -> tuple[str, ...]:
-    """Members whose own v(M0) or v(M) is not the one their round was scored with."""
-    return tuple(differences(one))
 
 
 def scores_document(
@@ -314,8 +261,6 @@ def score_files(content_: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
 
 # ------------------------------------------------------------------------------------------ v(M0) and v(M)
 
-TOLERANCE = 1e-6
-"""Who differs by more is named; machines alike differ by less."""
 FAR = 1e-2
 """By this much (of 1 or of the value, whichever is larger) most members differ from a server that lies; other
 processors, TF32 or another order of additions make less of a difference, a few samples of a small test set
@@ -326,25 +271,6 @@ LEAST_AGAINST = 3
 """Members that must contradict the server before the ledger is refused."""
 
 
-def differences(one: Round, tolerance: float = TOLERANCE) -> dict[str, str]:
-    """Members whose own v(M0) or v(M) is not the one their round was scored with -> which, in words.
-
-    ``tolerance`` is of 1, or of the value that the round is scored with where that is larger.
-    """
-    found: dict[str, str] = {}
-    for name, report in one.reports.items():
-        for utility, used in one.body["utilities"].items():
-            own = report.measured[utility]
-            for what, mine, its in (
-                ("v(M0)", own.empty, number(used["empty"])),
-                ("v(M)", own.grand, number(used["grand"])),
-            ):
-                if mine is not None and not abs(mine - its) <= tolerance * max(1.0, abs(its)):
-                    words = f"signed {what} = {mine:g} of {utility}, the round is scored with {its:g}"
-                    found.setdefault(name, words)
-    return found
-
-
 def check_server(one: Round, samples: int) -> None:
     """Where the server evaluated, most members of the sum must not be far from what it states.
 
@@ -353,7 +279,7 @@ def check_server(one: Round, samples: int) -> None:
     """
     if one.body.get("evaluated") == "members":
         return
-    away = differences(one, max(FAR, FLIPS / samples))
+    away = one.differences(max(FAR, FLIPS / samples))
     if len(away) >= LEAST_AGAINST and 2 * len(away) > len(one.included):
         name, words = next(iter(away.items()))
         raise LedgerError(

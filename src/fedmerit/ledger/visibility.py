@@ -19,7 +19,8 @@ from fedmerit.errors import LedgerError
 from fedmerit.identity.encoding import SERVER, exact, new_salt, number
 from fedmerit.ledger.chain import Record
 from fedmerit.ledger.forms import compare
-from fedmerit.ledger.records import Round, reading, stated
+from fedmerit.ledger.records import reading, stated
+from fedmerit.protocol.messages import Round
 from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.scores import alpha
 from fedmerit.scoring.types import Reports, Vector

@@ -3,44 +3,55 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.errors import BindingError, BoundError
-from fedmerit.protocol.messages import (
-    Evaluate,
-    Game,
-    Known,
-    Measured,
-    Model,
-    Outcome,
-    PerSample,
-    Report,
-    model_hash,
-)
-from fedmerit.secagg.quantise import Encoding
+from fedmerit.errors import BoundError
+from fedmerit.protocol.messages import Evaluate, Game, Measured, Model, Outcome, PerSample, Report
+from fedmerit.protocol.pool import Slice
+
+
+class Evaluations:
+    """Per-sample utilities of models, those of a round's M0 and M kept by their hashes.
+
+    M is the next round's M0, and where members share a process all of them need both: so a round of N members
+    takes 2N + 1 evaluations there, and one more in the first round and on every fresh test slice.
+    """
+
+    MOST = 4  # M0, M, and for members that train alone too the first model
+
+    def __init__(self, evaluate: Evaluate) -> None:
+        self.evaluate = evaluate
+        self._kept: dict[tuple[str, str], PerSample] = {}
+
+    def __call__(self, model: Model, shown: Slice, digest: str = "") -> PerSample:
+        """Every utility of every sample; with the model's hash it is computed once."""
+        if not digest:
+            return self.evaluate(model, shown)
+        key = digest, shown.id
+        found = self._kept.pop(key, None)
+        self._kept[key] = self.evaluate(model, shown) if found is None else found  # the last one used is last
+        if len(self._kept) > self.MOST:
+            del self._kept[next(iter(self._kept))]
+        return self._kept[key]
 
 
 @dataclass(eq=False)
-class Member:
+class Scorer:
     """One member's side of scoring: what it keeps between rounds and how it answers.
 
     Args:
         name: on the roster.
         evaluate: per-sample utilities of a model on a slice; the member's own code and device.
-        commitment: of the test pool, as the member received it before round 1.
         game: how coalition models are built.
         totals: per utility, alpha per test sample summed over the rounds on one slice (private).
         totals_on: id of that slice.
     """
 
     name: str
-    evaluate: Evaluate
-    commitment: Mapping[str, Any]
+    evaluate: Evaluations
     game: Game = "additive"
     totals: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
     totals_on: str = ""
@@ -51,38 +62,28 @@ class Member:
         outcome: Outcome,
         contribution: npt.NDArray[np.float64],
         weight: float,
-        encoding: Encoding,
         *,
-        public: Mapping[str, float] | None = None,
-        known: Known | None = None,
         solo: Model | None = None,
         direction: bool = True,
     ) -> Report:
-        """Evaluate M0 + U_i and M - U_i and say what came out.
+        """Evaluate M0 + U_i and M - U_i and say what came out. The outcome has been checked (`check_told`).
 
         Args:
             m0: the model this member started from.
             outcome: what the server says came out of the round.
             contribution: w_i d_i as it was summed, that is, after rounding to integers.
             weight: w_i.
-            encoding: how the round's updates became integers; says what a sum can be.
-            public: everybody's weight, where weights are public.
-            known: what somebody trusted has computed already; without it M0 and M are evaluated here too.
             solo: the model this member trained alone, if it does.
             direction: also tell the cosine with the whole change. It reads one number of the update exactly
                 for whoever chooses M, so a member that does not trust the server leaves it out.
         """
-        if (known.m0_hash if known else model_hash(m0)) != outcome.m0_hash:
-            raise BindingError("the server speaks of another M0 than ours", stage="report", member=self.name)
-        outcome.check(self.name, m0, weight, encoding, public)
-        if known is None:
-            outcome.slice.verify(self.commitment, outcome.round)
-        before = known.before if known else self.evaluate(m0, outcome.slice)
-        after = known.after if known else self.evaluate(outcome.model, outcome.slice)
+        shown = outcome.slice
+        before = self.evaluate(m0, shown, outcome.m0_hash)
+        after = self.evaluate(outcome.model, shown, outcome.bound_to["m"])
         alone, without = coalition_models(self.game, m0, outcome, contribution, weight)
-        inside = self.evaluate(alone, outcome.slice)
-        outside = self.evaluate(without, outcome.slice)
-        own = None if solo is None else self.evaluate(solo, outcome.slice)
+        inside = self.evaluate(alone, shown)
+        outside = self.evaluate(without, shown)
+        own = None if solo is None else self.evaluate(solo, shown)
         return Report(
             client=self.name,
             round=outcome.round,
@@ -92,18 +93,6 @@ class Member:
             },
             cosine=cosine(contribution, outcome.change(m0)) if direction else None,
         )
-
-    def compare(self, own: Report, others: Sequence[Report]) -> None:
-        """Stop if the server told somebody else another M0, M, total weight or test slice than us."""
-        for report in others:
-            for what, digest in own.bound_to.items():
-                if report.bound_to.get(what) != digest:
-                    raise BindingError(
-                        f"was told another {what} than we were: the server shows different things to "
-                        "different members",
-                        stage="report",
-                        member=report.client,
-                    )
 
     def _measure(
         self,

@@ -12,39 +12,31 @@ member that was told an impossible outcome leaves the run.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from fedmerit.config import Config
-from fedmerit.errors import (
-    BindingError,
-    FedmeritError,
-    KeyFileError,
-    MessageError,
-    ProtocolError,
-    RefusedError,
-    StoreError,
-)
-from fedmerit.identity.encoding import canonical, content, seed_from
-from fedmerit.identity.keys import Roster, load_key, public_key
-from fedmerit.ledger.head_log import kept_head, kept_masked, kept_released, kept_report, kept_trained
-from fedmerit.protocol.measure import Member
+from fedmerit.errors import BindingError, FedmeritError, MessageError, ProtocolError, RefusedError, StoreError
+from fedmerit.identity.encoding import canonical, commitment, content, seed_from
+from fedmerit.identity.keys import Roster
+from fedmerit.protocol.measure import Evaluations, Scorer
 from fedmerit.protocol.messages import (
     Ask,
     Evaluate,
     Model,
     Outcome,
+    Parcel,
     Work,
     checked_head,
     join_body,
-    model_hash,
     pack,
     same,
-    unpack_outcome,
 )
 from fedmerit.protocol.terms import (
     Agreed,
@@ -52,98 +44,190 @@ from fedmerit.protocol.terms import (
     check_roster,
     config_in,
     least_scheduled,
+    refuse_rehearsal,
     scheduled_encoding,
 )
-from fedmerit.secagg import Client, Setting, Task, Update
-from fedmerit.secagg.messages import open_broadcast, open_message
-from fedmerit.storage.member_state import Keeping
+from fedmerit.secagg.plain import PlainClient
+from fedmerit.secagg.quantise import Encoding
+from fedmerit.secagg.released import Released
+from fedmerit.secagg.setting import Setting, Task, Update
 
-# ---------------------------------------------------------------------------------------------- an outcome
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-Evaluator = Callable[[Any, Sequence[str]], Evaluate]
-"""From the shape that training noted and the utilities' names, what evaluates a model on a test slice."""
-
-
-def told(ask: Ask, agreed: Agreed, client: Client, update: Sequence[Any], member: str) -> Outcome:
-    """What the server says came out of a round, if it can be true.
-
-    Args:
-        ask: the request for a report.
-        agreed: what the member signed when it joined.
-        client: its state machine of the round; knows who is in the sum.
-        update: what it kept: M0, its change, its weight.
-        member: its name.
-    """
-    m0 = vector(update[0])
-    outcome = unpack_outcome(ask, m0.size)
-    if outcome.included != client.survivors:
-        raise BindingError("others are in the sum than we signed", stage="report", member=member)
-    if outcome.m0_hash != model_hash(m0):
-        raise BindingError("the server speaks of another M0 than ours", stage="report", member=member)
-    encoding, public = scheduled_encoding(agreed.config, m0.size, client.setting.members)
-    weight = 1.0 if update[2] is None else float(update[2])
-    outcome.check(member, m0, weight, encoding, public)
-    outcome.slice.verify(agreed.commitment, outcome.round)
-    return outcome
-
-
-def scoring_side(
-    keeping: Keeping, agreed: Agreed, number: int, member: str, evaluator: Evaluator, shape: Any
-) -> Member:
-    """The member's side of scoring, with the sums it kept with its last report."""
-    config = agreed.config
-    evaluate = evaluator(shape, config.scoring.utilities)
-    side = Member(member, evaluate, agreed.commitment, config.scoring.game)
-    if (last := keeping.last("report", number)) is not None:
-        side.totals_on = last[4]
-        side.totals = {name: np.frombuffer(data, "<f8").copy() for name, data in last[5].items()}
-    return side
-
-
-def vector(data: bytes) -> Model:
-    """A model from a member's file."""
-    return np.frombuffer(data, "<f4").astype(np.float32)
-
-
-# ---------------------------------------------------------------------------------------------- the member
+    from fedmerit.secagg.client import Client
 
 log = logging.getLogger("fedmerit")
 REFUSED = "refuses; the reason is in its own log"
 AFTER_LAST = "has signed the last head of the run"
+Evaluator = Callable[[Any, Sequence[str]], Evaluate]
+"""From the shape that training noted and the utilities' names, what evaluates a model on a test slice."""
+
+# ------------------------------------------------------------------------------------------ what it remembers
 
 
-class RemoteMember:
-    """A member, for the time of one message.
+class MemberState(Protocol):
+    """What one member remembers of one run, from one message to the next. Write first, answer then.
+
+    Values are plain (numbers, text, bytes, lists and mappings of them), arrays, or a round's client, which is
+    handed back as it is or as its dump.
+    """
+
+    def held(self) -> AbstractContextManager[None]:
+        """One message at a time."""
+
+    def open(self) -> None:
+        """Begin to keep a run."""
+
+    def put(self, name: str, value: Any) -> None:
+        """Keep a value under a name."""
+
+    def get(self, name: str) -> Any:
+        """What was put there, or None."""
+
+    def last(self, what: str, before: int) -> Any:
+        """What was put under `ROUND.what` in the latest round before this one, or None."""
+
+    def released(self) -> Released:
+        """What this member must never do again, in any run."""
+
+    def put_released(self, released: Released) -> None:
+        """Before the message that changed it is sent."""
+
+    def add_kept(self, *lines: str) -> None:
+        """What was shown, done and said, for whoever compares it with the ledger."""
+
+    def drop_rounds(self, *, before: int) -> None:
+        """Forget rounds before this one."""
+
+
+class MemoryState:
+    """A member's state in this process: for rehearsals, which can be repeated, and for tests."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+        self._released = Released()
+
+    def held(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def open(self) -> None:
+        """Nothing to do."""
+
+    def put(self, name: str, value: Any) -> None:
+        self._values[name] = value
+
+    def get(self, name: str) -> Any:
+        return self._values.get(name)
+
+    def last(self, what: str, before: int) -> Any:
+        found = [name for name in self._values if name.endswith(f".{what}") and _number(name) < before]
+        return self._values[max(found, key=_number)] if found else None
+
+    def released(self) -> Released:
+        return self._released
+
+    def put_released(self, released: Released) -> None:
+        self._released = released
+
+    def add_kept(self, *lines: str) -> None:
+        """One process has nobody to compare with."""
+
+    def drop_update(self, number: int) -> None:
+        """Forget what was brought to the sum of a round: as large as a model, and of no more use."""
+        for what in ("client", "update"):
+            self._values.pop(_file(number, what), None)
+
+    def drop_rounds(self, *, before: int) -> None:
+        for name in [name for name in self._values if "." in name and _number(name) < before]:
+            del self._values[name]
+
+
+def _file(number: int, what: str) -> str:
+    return f"{number:04d}.{what}"
+
+
+def _number(name: str) -> int:
+    return int(name.partition(".")[0])
+
+
+def as_array(kept: Any, kind: str) -> npt.NDArray[Any]:
+    """An array that was put into a state, which may hand back its bytes."""
+    return kept if isinstance(kept, np.ndarray) else np.frombuffer(kept, kind).copy()
+
+
+# Lines of a member's own file; `ledger.head_log` says what each is for, and compares them with a ledger.
+
+
+def kept_head(number: int, head: str) -> str:
+    """The line of a head that was shown as the one after a round."""
+    return f"{number} {head}"
+
+
+def kept_trained(number: int, m0_hash: str) -> str:
+    """The line of a masked update, by the model that it starts from."""
+    return f"{number} trained {m0_hash}"
+
+
+def kept_masked(number: int, member: str, digest: str) -> str:
+    """The line of the masked words that this member sent, as the ledger's record ``masked`` has them."""
+    return f"{number} masked {json.dumps(member)} {digest}"
+
+
+def kept_released(number: int, included: Sequence[str]) -> str:
+    """The line of shares that were released for the sum of these members."""
+    return f"{number} released {json.dumps(list(included))}"
+
+
+def kept_report(number: int, body: Mapping[str, Any], bound_to: Mapping[str, Any]) -> str:
+    """The line of a report and of the outcome that it speaks of."""
+    outcome = commitment({"round": number, **bound_to})
+    return f"{number} report {commitment(body).hex()} {outcome.hex()}"
+
+
+# ---------------------------------------------------------------------------------------------- the member
+
+
+class Participant:
+    """One member in the run of one message.
 
     Args:
         name: on the roster.
-        key_file: its private key; its files lie next to it.
+        identity: its private key; None in a rehearsal without masks, where nothing is signed.
         roster: everybody's public keys, from the member's own file.
+        state: of a run, by its identifier.
         evaluator: makes what evaluates models.
         accept: raises a `RefusedError` for settings that this member does not agree to.
         seed: of the stochastic rounding, for rehearsals that are to be repeated; None draws one.
         run_config: digest of the settings that the transport handed this node for the run.
+        rehearsal: one process holds all members: it may look at plain updates, sum them without masks, and
+            dies of its own errors.
     """
 
     def __init__(
         self,
         name: str,
-        key_file: Path,
+        identity: Ed25519PrivateKey | None,
         roster: Roster,
+        state: Callable[[str], MemberState],
         evaluator: Evaluator,
         *,
         accept: Callable[[Config], None] = cautious,
         seed: int | None = None,
         run_config: bytes = b"",
+        rehearsal: bool = False,
     ) -> None:
-        self.name, self.key_file, self.roster = name, key_file, roster
+        if identity is None and not rehearsal:
+            raise RefusedError("takes part without a key in no run but a rehearsal", member=name)
+        self.name, self.identity, self.roster, self.state = name, identity, roster, state
         self.evaluator, self.accept, self.seed, self.run_config = evaluator, accept, seed, run_config
+        self.rehearsal = rehearsal
         self.masked = False  # whether the last answer was a masked update
-        self.identity = load_key(key_file)
-        if public_key(self.identity) != roster.key(name):
-            raise KeyFileError(f"{key_file}: not the key of {name!r} on the roster")
+        self.declined = ""  # why the last answer was that it leaves the round; for nobody else
+        self.solo: Model | None = None  # the model it trained alone, where it does
+        self.early = True  # whether it gives keys for the next round with its report
 
-    def answer(self, data: bytes, address: str, work: Callable[[], Work] | None = None) -> bytes:
+    def answer(self, data: Parcel, address: str, work: Callable[[], Work] | None = None) -> bytes:
         """Answer one message.
 
         Args:
@@ -154,88 +238,108 @@ class RemoteMember:
         Raises:
             ProtocolError: the message is refused. Only before it joins does a member say why.
         """
-        ask, signed_by = Ask.unpack(data, len(self.roster.members))
-        keeping = Keeping(self.key_file, self.identity, ask.run)
+        return self.answer_opened(*Ask.unpack(data, len(self.roster.members)), data, address, work)
+
+    def answer_opened(
+        self,
+        ask: Ask,
+        signed_by: Callable[[bytes], bool],
+        data: Parcel,
+        address: str,
+        work: Callable[[], Work] | None = None,
+    ) -> bytes:
+        """`answer` a message that has been unpacked: once for all members that share a process."""
+        state = self.state(ask.run)
         if ask.exchange == "join":
-            if not signed_by(ask.get("server", bytes)):
+            server = ask.get("server", bytes)
+            if not self._signed(signed_by, server):
                 raise BindingError("not signed by the server it names", stage="join", member=self.name)
             config = config_in(ask.get("terms", dict))  # whatever it costs, no other message waits for it
-            with keeping.held():
-                return self._join(ask, keeping, address, config)
-        with keeping.held():
+            with state.held():
+                return self._join(ask, state, address, config, server)
+        with state.held():
             try:
-                keeping.released()  # whoever cannot tell what it did before does nothing
-                kept = keeping.get("terms")
+                state.released()  # whoever cannot tell what it did before does nothing
+                kept = state.get("terms")
                 if kept is None:
                     raise BindingError("was asked before it joined", stage=ask.exchange, member=self.name)
-                if (left := keeping.get("left")) is not None:
+                if (left := state.get("left")) is not None:
                     raise RefusedError(f"has left the run: {left}", stage=ask.exchange, member=self.name)
-                if ask.exchange != "close" and keeping.get("seen") is not None:
+                if ask.exchange != "close" and state.get("seen") is not None:
                     raise RefusedError(AFTER_LAST, stage=ask.exchange, member=self.name)
                 agreed = Agreed(*kept)
-                if not signed_by(agreed.server):
+                if not self._signed(signed_by, agreed.server):
                     raise BindingError("not signed by the server", stage=ask.exchange, member=self.name)
-                return self._answer(ask, keeping, agreed, hashlib.sha256(data).digest(), work)
+                return self._answer(ask, state, agreed, hashlib.sha256(data.head).digest(), work)
             except Exception as error:
+                if self.rehearsal:
+                    raise
                 log.warning("%s refuses in round %d: %s", self.name, ask.round, error)
                 raise RefusedError(REFUSED, stage=ask.exchange, member=self.name) from None
 
+    def _signed(self, signed_by: Callable[[bytes], bool], server: bytes) -> bool:
+        return server == b"" if self.identity is None else signed_by(server)
+
+    def _sign(self, kind: str, body: Mapping[str, Any]) -> bytes:
+        return b"" if self.identity is None else self.identity.sign(content(self.name, kind, body))
+
     def _answer(
-        self, ask: Ask, keeping: Keeping, agreed: Agreed, digest: bytes, work: Callable[[], Work] | None
+        self, ask: Ask, state: MemberState, agreed: Agreed, digest: bytes, work: Callable[[], Work] | None
     ) -> bytes:
         if ask.exchange == "advertise":
-            return self._keys_for(ask.round, keeping, agreed, ask.get("members", list), ask.run)
+            return self._keys_for(ask.round, state, agreed, ask.get("members", list), ask.run)
         if ask.exchange == "report":
-            return self._report(ask, keeping, agreed, digest)
+            return self._report(ask, state, agreed, digest)
         if ask.exchange == "close":
-            return self._close(ask, keeping, agreed)
-        return self._stage(ask, keeping, agreed, work)
+            return self._close(ask, state, agreed)
+        return self._stage(ask, state, agreed, work)
 
     # ------------------------------------------------------------------------------------------ the exchanges
 
-    def _join(self, ask: Ask, keeping: Keeping, address: str, config: Config) -> bytes:
-        terms, commitment = ask.get("terms", dict), ask.get("commitment", dict)
-        server = ask.get("server", bytes)
+    def _join(self, ask: Ask, state: MemberState, address: str, config: Config, server: bytes) -> bytes:
+        terms, pool = ask.get("terms", dict), ask.get("commitment", dict)
+        if not self.rehearsal:
+            refuse_rehearsal(config)
         check_roster(terms, config, self.roster, self.name)
         self.accept(config)
         try:
-            keeping.released()
+            state.released()
         except StoreError as error:
             log.warning("%s does not join: %s", self.name, error)
             raise RefusedError("lost what it keeps; its own log says which file", stage="join") from None
-        if (left := keeping.get("left")) is not None:
+        if (left := state.get("left")) is not None:
             log.warning("%s refuses to join again, it has left the run: %s", self.name, left)
             raise RefusedError(REFUSED)
-        if keeping.get("seen") is not None:
+        if state.get("seen") is not None:
             log.warning("%s refuses to join again, it %s", self.name, AFTER_LAST)
             raise RefusedError(REFUSED)
-        body = join_body(ask.run, address, terms, commitment, server, run_config=self.run_config)
-        signature = self.identity.sign(content(self.name, "join", body))
-        kept = keeping.get("terms")
+        body = join_body(ask.run, address, terms, pool, server, run_config=self.run_config)
+        signature = self._sign("join", body)
+        kept = state.get("terms")
         if kept is None:
             try:
-                keeping.open()
+                state.open()
             except StoreError as error:
                 log.warning("%s does not join: %s", self.name, error)
                 raise RefusedError("cannot keep another run; its own log says why", stage="join") from None
-            keeping.put("terms", [terms, commitment, server])
+            state.put("terms", [terms, pool, server])
         elif not same(body, join_body(ask.run, address, *kept, run_config=self.run_config)):
             raise RefusedError("asked to agree to something else than before", stage="join", member=self.name)
         return pack([self.name, signature, self.run_config])
 
     def _keys_for(
-        self, number: int, keeping: Keeping, agreed: Agreed, members: Sequence[Any], run: str
+        self, number: int, state: MemberState, agreed: Agreed, members: Sequence[Any], run: str
     ) -> bytes:
         """Fresh keys for one attempt at a round that has not gone further than keys and shares."""
         setting = self._setting(number, agreed, members, run)
-        dumped, released = keeping.get(_file(number, "client")), keeping.released()
-        if dumped is not None:
-            before = Client.restore(dumped, self.identity, released=released)
-            if before.stage not in ("share", "masked") or keeping.get(_file(number, "began")):
-                raise RefusedError("is further in this round", stage="advertise", member=self.name)
-        client = Client(setting, self.name, self.identity, released=released)
+        before = self._client(number, state)
+        if before is not None and (
+            before.stage not in ("share", "masked") or state.get(_file(number, "began"))
+        ):
+            raise RefusedError("is further in this round", stage="advertise", member=self.name)
+        client = self._new_client(setting, agreed, state)
         message = client.advertise()
-        self._keep(keeping, client)
+        self._keep(state, client)
         return message
 
     def _setting(self, number: int, agreed: Agreed, members: Sequence[Any], run: str) -> Setting:
@@ -249,99 +353,154 @@ class RemoteMember:
             )
         return agreed.setting(run, number, (str(name) for name in members), self.roster)
 
-    def _stage(self, ask: Ask, keeping: Keeping, agreed: Agreed, work: Callable[[], Work] | None) -> bytes:
+    def _stage(self, ask: Ask, state: MemberState, agreed: Agreed, work: Callable[[], Work] | None) -> bytes:
         """One stage of secure aggregation: the server learns of a leave, and of nothing else."""
-        client = self._client(ask, keeping)
-        due = {"train": "masked"}.get(ask.exchange, ask.exchange)
+        client = self._known_client(ask, state)
+        due: str = "masked" if ask.exchange == "train" else ask.exchange
         if client.stage != due:
             raise BindingError(f"{due} was asked, but {client.stage} is due", stage=due)
         shown = ask.get("list", bytes)
         if due == "masked":
-            open_broadcast(shown, client.setting, "share")  # unreadable bytes cost no training
-            if work is None or keeping.get(_file(ask.round, "began")):
+            client.readable(shown)  # unreadable bytes cost no training
+            if work is None or state.get(_file(ask.round, "began")):
                 raise RefusedError("trains once a round, and a model", stage=due)
+        self.masked, self.declined = False, ""
         try:
             if due == "masked":
                 assert work is not None
-                message = self._mask(ask, keeping, agreed, client, shown, work())
+                message = self._mask(ask, state, agreed, client, shown, work())
                 self.masked = True
             else:
                 message = client.handle(shown)
         except MessageError:
             raise
         except ProtocolError as error:
-            log.warning("%s leaves round %d: %s", self.name, ask.round, error)
-            message = client.decline()
-        except Exception:  # the member's own training: its reasons are its own
+            if not self.rehearsal:
+                log.warning("%s leaves round %d: %s", self.name, ask.round, error)
+            message, self.declined = client.decline(), str(error)
+        except Exception as error:  # the member's own training: its reasons are its own
+            if self.rehearsal:
+                raise
             log.exception("%s leaves round %d", self.name, ask.round)
-            message = client.decline()
-        self._keep(keeping, client)
+            message, self.declined = client.decline(), str(error)
+        self._keep(state, client)
         if due == "masked" and self.masked:
-            sent = open_message(message, client.setting, len(message))[0].body[2].hex()
-            keeping.add_kept(
-                kept_trained(ask.round, keeping.get(_file(ask.round, "began"))),
-                kept_masked(ask.round, self.name, sent),
-            )
+            trained = kept_trained(ask.round, state.get(_file(ask.round, "began")))
+            state.add_kept(trained, kept_masked(ask.round, self.name, client.sent(message)))
         elif due == "unmask" and client.stage == "done":
-            keeping.add_kept(kept_released(ask.round, client.survivors))
+            state.add_kept(kept_released(ask.round, client.survivors))
         return message
 
     def _mask(
-        self, ask: Ask, keeping: Keeping, agreed: Agreed, client: Client, shown: bytes, work: Work
+        self,
+        ask: Ask,
+        state: MemberState,
+        agreed: Agreed,
+        client: Client | PlainClient,
+        shown: bytes,
+        work: Work,
     ) -> bytes:
-        config, setting, m0_hash = agreed.config, client.setting, model_hash(work.m0)
-        last = keeping.last("report", ask.round)
+        config, setting, m0_hash = agreed.config, client.setting, work.m0_hash
+        last = state.last("report", ask.round)
         steady = last is not None and last[2] == ask.round - 1 and not agreed.terms.get("optimiser")
         if steady and m0_hash != last[3]:
             raise BindingError("M0 is not the M of the round before", stage="masked", member=self.name)
-        keeping.put(_file(ask.round, "began"), m0_hash)
+        state.put(_file(ask.round, "began"), m0_hash)
         trained = work.train()
         work.check(trained, config)
-        encoding, public = scheduled_encoding(config, work.m0.size, setting.members)
+        told = ask.body.get("weights") if self.rehearsal else None
+        encoding, public = scheduled_encoding(config, work.m0.size, setting.members, told)
         weights = None if public is None else tuple(public[name] for name in setting.members)
         task = Task(bytes.fromhex(m0_hash), encoding, weights, work.extra)
         weight = trained.samples if config.training.weights == "secret" else None
         message = client.masked(shown, Update(task, trained.delta, weight, self._rounding(ask.round)))
-        little = [np.ascontiguousarray(part, "<f4").tobytes() for part in (work.m0, trained.delta)]
         own = weight if public is None else public[self.name]
-        keeping.put(_file(ask.round, "update"), [*little, own, trained.shape])
+        state.put(_file(ask.round, "update"), [work.m0, trained.delta, own, trained.shape, told])
         return message
 
-    def _report(self, ask: Ask, keeping: Keeping, agreed: Agreed, asked: bytes) -> bytes:
+    def contribution(self, run: str, number: int) -> tuple[npt.NDArray[np.float64], float]:
+        """w_i d_i of a round as it was summed, and w_i. In a rehearsal, also for whoever analyses it."""
+        state = self.state(run)
+        client, update = self._client(number, state), state.get(_file(number, "update"))
+        if client is None or update is None:
+            raise BindingError(f"brought nothing to the sum of round {number}", member=self.name)
+        encoding, _ = self._encoding(Agreed(*state.get("terms")), client, update)
+        return self._contribution(client, update, encoding)
+
+    def _encoding(
+        self, agreed: Agreed, client: Client | PlainClient, update: Sequence[Any]
+    ) -> tuple[Encoding, dict[str, float] | None]:
+        """How the round of an update was encoded, and its public weights."""
+        length = as_array(update[0], "<f4").size
+        told = update[4] if len(update) > 4 else None  # earlier versions kept none
+        return scheduled_encoding(agreed.config, length, client.setting.members, told)
+
+    def _contribution(
+        self, client: Client | PlainClient, update: Sequence[Any], encoding: Encoding
+    ) -> tuple[npt.NDArray[np.float64], float]:
+        assert client.rounding is not None
+        delta, own = as_array(update[1], "<f4"), update[2]
+        words = encoding.encode(delta, weight=own, seed=client.rounding).words
+        return encoding.dequantise(words), 1.0 if own is None else float(own)
+
+    def _report(self, ask: Ask, state: MemberState, agreed: Agreed, asked: bytes) -> bytes:
         """Answer the first request of a round, and no other: each would say something new of the update."""
-        client, update = self._client(ask, keeping), keeping.get(_file(ask.round, "update"))
+        client, update = self._known_client(ask, state), state.get(_file(ask.round, "update"))
         if client.stage != "done" or update is None:
             raise BindingError("has nothing to report on", stage="report")
-        if (said := keeping.get(_file(ask.round, "report"))) is not None and said[0] == asked:
+        if (said := state.get(_file(ask.round, "report"))) is not None and said[0] == asked:
             return bytes(said[1])
-        if keeping.get(_file(ask.round, "asked")) is not None:
+        if state.get(_file(ask.round, "asked")) is not None:
             raise RefusedError("was asked for a report of this round before", stage="report")
-        keeping.put(_file(ask.round, "asked"), asked)
+        state.put(_file(ask.round, "asked"), asked)
+        m0 = as_array(update[0], "<f4")
+        encoding, public = self._encoding(agreed, client, update)
+        contribution, weight = self._contribution(client, update, encoding)
         try:
-            outcome = told(ask, agreed, client, update, self.name)
+            outcome = ask.outcome
+            self._check_told(outcome, agreed, client, m0, state.get(_file(ask.round, "began")))
+            outcome.check(self.name, m0, weight, encoding, public)
         except FedmeritError as error:
-            keeping.put("left", str(error))
+            state.put("left", str(error))
             raise
-        m0 = vector(update[0])
-        side = scoring_side(keeping, agreed, ask.round, self.name, self.evaluator, update[3])
-        encoding, public = scheduled_encoding(agreed.config, m0.size, client.setting.members)
-        weight = 1.0 if update[2] is None else float(update[2])
-        words = encoding.encode(vector(update[1]), weight=update[2], seed=client.opening().rounding).words
-        contribution = encoding.dequantise(words)
-        report = side.report(m0, outcome, contribution, weight, encoding, public=public, direction=False)
+        scorer = self._scorer(state, agreed, ask.round, update[3])
+        report = scorer.report(m0, outcome, contribution, weight, solo=self.solo, direction=self.rehearsal)
         body = report.body(ask.run)
-        signature = self.identity.sign(content(self.name, "report", body))
-        reply = pack([canonical(body), signature, self._next_keys(ask, keeping, agreed)])
-        kept = {name: np.ascontiguousarray(values, "<f8").tobytes() for name, values in side.totals.items()}
-        said = [asked, reply, ask.round, outcome.bound_to["m"], side.totals_on, kept]
-        keeping.add_kept(
-            kept_head(ask.round - 1, outcome.head), kept_report(ask.round, body, outcome.bound_to)
-        )
-        keeping.put(_file(ask.round, "report"), said)
-        keeping.drop_rounds(before=ask.round)
+        following = self._next_keys(ask, state, agreed) if self.early else b""
+        reply = pack([canonical(body), self._sign("report", body), following])
+        said = [asked, reply, ask.round, outcome.bound_to["m"], scorer.totals_on, scorer.totals]
+        state.add_kept(kept_head(ask.round - 1, outcome.head), kept_report(ask.round, body, outcome.bound_to))
+        state.put(_file(ask.round, "report"), said)
+        state.drop_rounds(before=ask.round)
         return reply
 
-    def _next_keys(self, ask: Ask, keeping: Keeping, agreed: Agreed) -> bytes:
+    def _check_told(
+        self, outcome: Outcome, agreed: Agreed, client: Client | PlainClient, m0: Model, m0_hash: str
+    ) -> None:
+        """What the server says came out of a round must be of the sum, the model and the pool we know."""
+        if outcome.model.size != m0.size:
+            raise MessageError(
+                f"expected a model of {m0.size} numbers, got {outcome.model.size}", stage="report"
+            )
+        if outcome.included != client.survivors:
+            raise BindingError("others are in the sum than we signed", stage="report", member=self.name)
+        if outcome.m0_hash != m0_hash:
+            raise BindingError("the server speaks of another M0 than ours", stage="report", member=self.name)
+        outcome.slice.verify(agreed.commitment, outcome.round)
+
+    def _scorer(self, state: MemberState, agreed: Agreed, number: int, shape: Any) -> Scorer:
+        """The member's side of scoring, with the sums it kept with its last report."""
+        scoring = agreed.config.scoring
+        evaluate = self.evaluator(shape, scoring.utilities)
+        if not isinstance(evaluate, Evaluations):
+            evaluate = Evaluations(evaluate)
+        scorer = Scorer(self.name, evaluate, scoring.game)
+        if (last := state.last("report", number)) is not None:
+            scorer.totals_on = last[4]
+            scorer.totals = {name: as_array(kept, "<f8") for name, kept in last[5].items()}
+        return scorer
+
+    def _next_keys(self, ask: Ask, state: MemberState, agreed: Agreed) -> bytes:
         """Keys for the next round, if this member is scheduled in it and would take part; else none.
 
         What is wrong with the next round says nothing about this one: the report is given all the same.
@@ -350,39 +509,53 @@ class RemoteMember:
             following = [str(name) for name in ask.get("next", list)]
             if self.name not in following:
                 return b""
-            return self._keys_for(ask.round + 1, keeping, agreed, following, ask.run)
+            return self._keys_for(ask.round + 1, state, agreed, following, ask.run)
         except ProtocolError as error:
             log.warning("%s gives no keys for round %d: %s", self.name, ask.round + 1, error)
             return b""
 
-    def _close(self, ask: Ask, keeping: Keeping, agreed: Agreed) -> bytes:
+    def _close(self, ask: Ask, state: MemberState, agreed: Agreed) -> bytes:
         head = checked_head(ask)
         if not 1 <= ask.round <= agreed.config.training.rounds:
             raise BindingError(f"not one of {agreed.config.training.rounds} rounds", stage="close")
-        if (seen := keeping.get("seen")) is None:
-            keeping.put("seen", [ask.round, head])
-            keeping.add_kept(kept_head(ask.round, head))
+        if (seen := state.get("seen")) is None:
+            state.put("seen", [ask.round, head])
+            state.add_kept(kept_head(ask.round, head))
         elif seen != [ask.round, head]:
             raise RefusedError("has signed another last head", stage="close", member=self.name)
         body = {"run": ask.run, "round": ask.round, "head": head}
-        return self.identity.sign(content(self.name, "seen", body))
+        return self._sign("seen", body)
 
     # ------------------------------------------------------------------------------------------- inner parts
 
-    def _client(self, ask: Ask, keeping: Keeping) -> Client:
-        dumped = keeping.get(_file(ask.round, "client"))
-        if dumped is None:
-            raise BindingError(f"knows nothing of round {ask.round}", stage=ask.exchange, member=self.name)
-        return Client.restore(dumped, self.identity, released=keeping.released())
+    def _new_client(self, setting: Setting, agreed: Agreed, state: MemberState) -> Client | PlainClient:
+        if self.identity is None or not agreed.config.secure_aggregation.enabled:
+            return PlainClient(setting, self.name)
+        from fedmerit.secagg.client import Client
 
-    def _keep(self, keeping: Keeping, client: Client) -> None:
+        return Client(setting, self.name, self.identity, released=state.released())
+
+    def _client(self, number: int, state: MemberState) -> Client | PlainClient | None:
+        """The state machine of a round, if there is one."""
+        kept: Any = state.get(_file(number, "client"))
+        if not isinstance(kept, bytes):
+            client: Client | PlainClient | None = kept
+            return client
+        from fedmerit.secagg.client import Client
+
+        assert self.identity is not None
+        return Client.restore(kept, self.identity, released=state.released())
+
+    def _known_client(self, ask: Ask, state: MemberState) -> Client | PlainClient:
+        if (client := self._client(ask.round, state)) is None:
+            raise BindingError(f"knows nothing of round {ask.round}", stage=ask.exchange, member=self.name)
+        return client
+
+    def _keep(self, state: MemberState, client: Client | PlainClient) -> None:
         """What must never be done again first, then where the client stands; only then may it speak."""
-        keeping.put_released(client.released)
-        keeping.put(_file(client.setting.round, "client"), client.dump())
+        if not isinstance(client, PlainClient):
+            state.put_released(client.released)
+        state.put(_file(client.setting.round, "client"), client)
 
     def _rounding(self, number: int) -> int | None:
         return None if self.seed is None else seed_from(self.seed, "rounding", number, self.name)
-
-
-def _file(number: int, what: str) -> str:
-    return f"{number:04d}.{what}"

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, cast, get_args
 
 import msgpack
 import numpy as np
@@ -25,6 +25,7 @@ from fedmerit.errors import BindingError, FedmeritError, LedgerError, MessageErr
 from fedmerit.identity.encoding import Signer, canonical, exact, new_salt, number
 from fedmerit.identity.keys import verifies
 from fedmerit.protocol.pool import Slice
+from fedmerit.scoring.types import Reports
 from fedmerit.secagg.messages import list_limit, refuse_many
 from fedmerit.secagg.quantise import MOST_MEMBERS, Encoding
 
@@ -131,18 +132,6 @@ class Outcome:
         """
         up = len(self.included) * encoding.weight_cap / (self.total_weight * encoding.limit)
         return encoding.bound * (1 + up + 1e-5)
-
-
-@dataclass(frozen=True, eq=False)
-class Known:
-    """What a member need not compute itself, because somebody it trusts did: in one process, the engine.
-
-    Whoever hands this out has also checked the round's slice against the pool's commitment.
-    """
-
-    m0_hash: str
-    before: PerSample  # utilities of M0
-    after: PerSample  # utilities of M
 
 
 @dataclass(frozen=True)
@@ -265,6 +254,75 @@ def check_numbers(report: Report) -> None:
         )
 
 
+# ------------------------------------------------------------------------------------------------- a round
+
+_COLUMNS = ("alone", "without", "se_loo", "se_ioi", "se_alpha", "se_alpha_total")
+TOLERANCE = 1e-6
+"""Who differs by more is named; machines alike differ by less."""
+
+
+@dataclass(eq=False)
+class Round:
+    """One round: who took part, what they said, and how it was closed."""
+
+    number: int
+    scheduled: tuple[str, ...]
+    included: tuple[str, ...] = ()
+    declined: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
+    aborted: str = ""
+    body: Mapping[str, Any] = field(default_factory=dict)  # of the closing record
+    reports: dict[str, Report] = field(default_factory=dict)
+    withheld: tuple[str, ...] = ()  # in a copy: who reported what its reader may not see
+
+    def to_reports(self, utility: str) -> Reports | None:
+        """What the scores take, or None where nobody reported; in a copy, the reports that it shows."""
+        if self.aborted or not self.reports:
+            return None
+        named = [name for name in self.included if name in self.reports]
+        measured = [self.reports[name].measured[utility] for name in named]
+
+        def column(key: str) -> list[float] | None:
+            values = [getattr(one, key) for one in measured]
+            return None if any(value is None for value in values) else values
+
+        cosines = [self.reports[name].cosine for name in named]  # all None: members leave them out
+        utilities, samples = self.body["utilities"][utility], self.body.get("samples")
+        solo = column("solo") if "first" in utilities else None
+        return Reports(
+            empty=number(utilities["empty"]),
+            grand=number(utilities["grand"]),
+            clients=tuple(named),
+            silent=(*self.silent, *self.withheld),
+            slice=self.body["slice"],
+            samples=None if samples is None else [samples[name] for name in named],  # type: ignore[arg-type]
+            cosine=cosines if any(one is not None for one in cosines) else None,  # type: ignore[arg-type]
+            solo=solo,  # type: ignore[arg-type]
+            solo_empty=None if solo is None else number(utilities["first"]),
+            utility=utility,
+            round=self.number,
+            **{key: column(key) for key in _COLUMNS},  # type: ignore[arg-type]
+        )
+
+    def differences(self, tolerance: float = TOLERANCE) -> dict[str, str]:
+        """Members whose own v(M0) or v(M) is not the one the round was scored with -> which, in words.
+
+        ``tolerance`` is of 1, or of the value that the round is scored with where that is larger.
+        """
+        found: dict[str, str] = {}
+        for name, report in self.reports.items():
+            for utility, used in self.body["utilities"].items():
+                own = report.measured[utility]
+                for what, mine, its in (
+                    ("v(M0)", own.empty, number(used["empty"])),
+                    ("v(M)", own.grand, number(used["grand"])),
+                ):
+                    if mine is not None and not abs(mine - its) <= tolerance * max(1.0, abs(its)):
+                        words = f"signed {what} = {mine:g} of {utility}, the round is scored with {its:g}"
+                        found.setdefault(name, words)
+        return found
+
+
 # ------------------------------------------------------------------------------------------------ training
 
 
@@ -292,20 +350,40 @@ class Work:
     extra: bytes
     train: Callable[[], Trained]
     check: Callable[[Trained, Config], None] = no_check
+    m0_hash: str = ""  # where it is known already, since many members of one process start from one array
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "m0_hash", self.m0_hash or model_hash(self.m0))
 
 
 # --------------------------------------------------------------------------------------------- on the wire
 
 Exchange = Literal["join", "advertise", "share", "train", "check", "unmask", "report", "close"]
 EXCHANGES: Final[tuple[Exchange, ...]] = get_args(Exchange)
-FORMAT: Final = "fedmerit remote 1"
+FORMAT: Final = "fedmerit remote 2"
 LEAST_SAMPLES: Final = 10
 KINDS: Final = "fiub"  # of test samples: numbers, never objects
 VALUES: Final = 256
 """Most values in a message of the server, and two more a member: it holds one list of names at a time."""
 
 
-@dataclass(frozen=True)
+def exchange_of(stage: str) -> Exchange:
+    """The exchange that carries a stage of secure aggregation: the masked update answers the model."""
+    return "train" if stage == "masked" else cast(Exchange, stage)
+
+
+@dataclass(frozen=True, eq=False)
+class Parcel:
+    """A message as it is carried: signed bytes, and beside them the large arrays that they name by hash.
+
+    Where server and members share a process, the arrays are never copied.
+    """
+
+    head: bytes
+    arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
 class Ask:
     """One message of the coordinator: which exchange of which round, and what goes with it."""
 
@@ -313,30 +391,37 @@ class Ask:
     run: str
     round: int
     body: Mapping[str, Any]
+    arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
-    def pack(self, sign: Signer) -> bytes:
-        """As bytes, signed by the server: whoever is told something can prove it."""
-        inner = pack([self.exchange, self.run, self.round, dict(self.body)])
-        return pack([FORMAT, inner, sign(_signed(inner))])
+    def pack(self, sign: Signer) -> Parcel:
+        """As a parcel, signed by the server: whoever is told something can prove it."""
+        arrays = {name: _little(values) for name, values in self.arrays.items()}
+        named = {name: _named(values) for name, values in arrays.items()}
+        inner = pack([self.exchange, self.run, self.round, dict(self.body), named])
+        return Parcel(pack([FORMAT, inner, sign(_signed(inner))]), arrays)
 
     @classmethod
-    def unpack(cls, data: bytes, members: int = MOST_MEMBERS) -> tuple[Ask, Callable[[bytes], bool]]:
+    def unpack(cls, parcel: Parcel, members: int = MOST_MEMBERS) -> tuple[Ask, Callable[[bytes], bool]]:
         """A message to one of so many members, and what tells whether a key signed it.
 
         Before its author is known it costs no more memory than a few times its size.
         """
         what, values = "a message of the server", VALUES + 2 * members
-        match unpack(data, what, values=4):
+        match unpack(parcel.head, what, values=4):
             case [form, bytes(inner), bytes(signature)] if form == FORMAT:
                 match unpack(inner, what, values=values, text=words_limit(members)):
-                    case [str(exchange), str(run), int(number), dict(body)] if (
+                    case [str(exchange), str(run), int(number), dict(body), dict(named)] if (
                         exchange in EXCHANGES and type(number) is int
                     ):
-                        if len(data) > (limit := ask_limit(exchange, members)):
+                        if len(parcel.head) > (limit := ask_limit(exchange, members)):
                             raise MessageError(
-                                f"expected at most {limit} bytes, got {len(data)}", stage=exchange
+                                f"expected at most {limit} bytes, got {len(parcel.head)}", stage=exchange
                             )
-                        return cls(exchange, run, number, body), partial(_verifies, inner, signature)
+                        arrays = {name: _little(array) for name, array in parcel.arrays.items()}
+                        if named != {name: _named(array) for name, array in arrays.items()}:
+                            raise MessageError("its arrays are not those that it names", stage=exchange)
+                        ask = cls(exchange, run, number, body, arrays)
+                        return ask, partial(_verifies, inner, signature)
         raise MessageError(f"not a message of {FORMAT}")
 
     def get(self, key: str, kind: type | tuple[type, ...]) -> Any:
@@ -346,13 +431,29 @@ class Ask:
             raise MessageError(f"{key} is missing or of the wrong type", stage=self.exchange)
         return value
 
+    @cached_property
+    def outcome(self) -> Outcome:
+        """The outcome of a round, where this asks for a report on it."""
+        return _outcome(self)
+
 
 def _signed(inner: bytes) -> bytes:
-    return b"fedmerit remote message 1\0" + hashlib.sha256(inner).digest()
+    return b"fedmerit remote message 2\0" + hashlib.sha256(inner).digest()
 
 
 def _verifies(inner: bytes, signature: bytes, key: bytes) -> bool:
     return verifies(key, signature, _signed(inner))
+
+
+def _little(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """An array as it is hashed and sent: numbers in C order, little-endian; itself where it is so already."""
+    if values.dtype.kind not in KINDS:
+        raise MessageError(f"a message carries numbers, got {values.dtype}", stage="report")
+    return np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
+
+
+def _named(values: npt.NDArray[Any]) -> list[Any]:
+    return [values.dtype.str, list(values.shape), hashlib.sha256(values.data).digest()]
 
 
 def pack(value: Any) -> bytes:
@@ -384,15 +485,14 @@ def words_limit(members: int) -> int:
     return 65_536 + 1024 * members
 
 
-def ask_limit(exchange: Exchange, members: int) -> float:
-    """Most bytes of a message to one of so many members.
+def ask_limit(exchange: Exchange, members: int) -> int:
+    """Most bytes of a message to one of so many members, besides the arrays that go with it.
 
-    A request for a report holds a model and test samples. It is compared with the member's own model and the
-    pool's commitment, and has no other limit than that of the transport.
+    Those of a request for a report are compared with the member's own model and the pool's commitment, and
+    have no other limit than that of the transport.
     """
-    if exchange == "report":
-        return math.inf
-    return words_limit(members) + (0 if exchange in ("join", "advertise", "close") else list_limit(members))
+    lists = exchange not in ("join", "advertise", "report", "close")
+    return words_limit(members) + (list_limit(members) if lists else 0)
 
 
 def join_body(
@@ -415,48 +515,47 @@ def join_body(
     }
 
 
-def pack_outcome(outcome: Outcome, following: Sequence[str]) -> dict[str, Any]:
-    """A round's outcome as the body of ``report``; ``following`` is the schedule of the next round."""
+def outcome_ask(run: str, outcome: Outcome, following: Sequence[str]) -> Ask:
+    """The request for a report on an outcome; ``following`` is the schedule of the next round."""
     shown = outcome.slice
-    return {
-        "model": np.ascontiguousarray(outcome.model, dtype="<f4").tobytes(),
+    body = {
         "total": outcome.total_weight,
         "included": list(outcome.included),
         "m0": outcome.m0_hash,
         "head": outcome.head,
-        "slice": [shown.index, _array(shown.x), _array(shown.y), shown.salts, list(shown.path)],
+        "slice": [shown.index, list(shown.path)],
         "next": list(following),
     }
+    salts = np.frombuffer(shown.salts, np.uint8)
+    arrays = {"model": outcome.model, "x": shown.x, "y": shown.y, "salts": salts}
+    return Ask("report", run, outcome.round, body, arrays)
 
 
-def unpack_outcome(ask: Ask, length: int) -> Outcome:
-    """The outcome of a round whose model has this many numbers."""
-    model = ask.get("model", bytes)
-    if len(model) != 4 * length:
-        raise MessageError(f"expected a model of {length} numbers, got {len(model)} bytes", stage="report")
+def _outcome(ask: Ask) -> Outcome:
     try:
-        index, x, y, salts, path = ask.get("slice", list)
-        if not (isinstance(salts, bytes) and all(isinstance(node, bytes) for node in path)):
+        model, x, y, salts = (ask.arrays[name] for name in ("model", "x", "y", "salts"))
+        index, path = ask.get("slice", list)
+        if model.dtype != np.float32 or model.ndim != 1:
+            raise MessageError(f"a model is a vector of float32, got {model.dtype}", stage="report")
+        if salts.dtype != np.uint8 or not all(isinstance(node, bytes) for node in path):
             raise MessageError("salts and path of a test slice must be bytes", stage="report")
-        images, labels = _unarray(x), _unarray(y)
-        if labels.ndim != 1 or not LEAST_SAMPLES <= len(labels) == len(images):
+        if x.ndim < 1 or y.ndim != 1 or not LEAST_SAMPLES <= len(y) == len(x) or 0 in x.shape:
             raise MessageError(
                 f"a test slice has {LEAST_SAMPLES} samples or more: fewer say too much about each",
                 stage="report",
             )
-        shown = Slice(index=int(index), x=images, y=labels, salts=salts, path=tuple(path))
         return Outcome(
             round=ask.round,
-            model=np.frombuffer(model, "<f4").astype(np.float32),
+            model=model,
             total_weight=float(ask.get("total", float)),
             included=tuple(str(name) for name in ask.get("included", list)),
-            slice=shown,
+            slice=Slice(index=int(index), x=x, y=y, salts=salts.tobytes(), path=tuple(path)),
             m0_hash=ask.get("m0", str),
             head=checked_head(ask),
         )
     except FedmeritError:
         raise
-    except (ValueError, TypeError, OverflowError) as error:
+    except (LookupError, ValueError, TypeError, OverflowError) as error:
         raise MessageError(f"not the outcome of a round: {error!s:.100}", stage="report") from None
 
 
@@ -471,22 +570,3 @@ def checked_head(ask: Ask) -> str:
 def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two bodies are the same record."""
     return canonical(one) == canonical(other)
-
-
-def _array(values: np.ndarray[Any, Any]) -> list[Any]:
-    if values.dtype.kind not in KINDS:
-        raise MessageError(f"test samples must be numbers, got {values.dtype}", stage="report")
-    little = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
-    return [little.dtype.str, list(values.shape), little.tobytes()]
-
-
-def _unarray(packed: Any) -> np.ndarray[Any, Any]:
-    kind, shape, data = packed
-    dtype = np.dtype(kind)
-    if dtype.kind not in KINDS:
-        raise MessageError(f"test samples must be numbers, got {dtype}", stage="report")
-    if not shape or any(type(size) is not int or size < 1 for size in shape):
-        raise MessageError("test samples must have a shape", stage="report")
-    if math.prod(shape) * dtype.itemsize != len(data):
-        raise MessageError("test samples of another size than their shape", stage="report")
-    return np.frombuffer(data, dtype).reshape(shape).astype(dtype.newbyteorder("="))

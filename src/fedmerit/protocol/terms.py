@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -71,13 +71,18 @@ def encoding_of(config: Config, length: int, members: int, public: Mapping[str, 
 
 
 def scheduled_encoding(
-    config: Config, length: int, members: Sequence[str]
+    config: Config, length: int, members: Sequence[str], told: Mapping[str, float] | None = None
 ) -> tuple[Encoding, dict[str, float] | None]:
-    """The encoding of a round between machines, and the weights of its members where these are public."""
+    """The encoding of a round, and the weights of its members where these are public.
+
+    ``told`` are weights that only a rehearsal has: of scores. Where the roster holds them nobody is asked.
+    """
     public = None
     if are_public(config):
-        everybody = roster_weights(config)
-        public = {name: everybody[name] for name in members}
+        everybody = roster_weights(config) if config.training.weights == "roster" else told
+        if everybody is None or not set(members) <= set(everybody):
+            raise BindingError("expected a weight for each scheduled member", stage="masked")
+        public = {name: float(everybody[name]) for name in members}
     return encoding_of(config, length, len(members), public), public
 
 
@@ -142,22 +147,31 @@ class Agreed:
         return hashlib.sha256(canonical(everything)).digest()
 
 
+@lru_cache(maxsize=4)
+def _settings(text: str) -> tuple[Config, str]:
+    """Settings and their hash; members that share a process read the same ones at every message."""
+    config = recorded(text)
+    check_schedule(config)
+    return config, recorded_hash(text)
+
+
 def config_in(terms: Mapping[str, Any]) -> Config:
-    """The settings that terms hold, if they are of a run between machines."""
+    """The settings that terms hold."""
     try:
-        text = str(terms["config"])
-        config = recorded(text)
-        check_schedule(config)
-        digest = recorded_hash(text)
+        config, digest = _settings(str(terms["config"]))
     except (KeyError, TypeError, ValueError, RecursionError) as error:  # a ConfigError is a ValueError
         raise MessageError(f"the server's settings cannot be read: {error!s:.200}", stage="join") from None
     if digest != terms.get("config_hash"):
         raise MessageError("the server's settings are not those of their hash", stage="join")
+    return config
+
+
+def refuse_rehearsal(config: Config) -> None:
+    """Refuse what only one process that holds everything may do; no `accept` of a member can allow it."""
     if config.analysis or not config.secure_aggregation.enabled:
         raise RefusedError("asked for a run that looks at plain updates", stage="join")
     if config.training.weights not in ("uniform", "secret", "roster"):
         raise RefusedError(f"weights {config.training.weights!r} are for one process only", stage="join")
-    return config
 
 
 def check_roster(terms: Mapping[str, Any], config: Config, roster: Roster, member: str) -> None:

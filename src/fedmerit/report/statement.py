@@ -17,7 +17,8 @@ import numpy as np
 from fedmerit.config import Config
 from fedmerit.errors import UndefinedShares
 from fedmerit.ledger.decisions import Decision, cents, money
-from fedmerit.ledger.records import Round, aborted, numbered, unreported
+from fedmerit.ledger.records import aborted, numbered, unreported
+from fedmerit.protocol.messages import Round
 from fedmerit.report.page.text import SCORES, about, listed, noun, spoken
 from fedmerit.report.summary import MOST_COMPARED, Standing, Summary, summarise
 from fedmerit.report.terminal import bare_text, signed, total_text

@@ -18,12 +18,12 @@ from fedmerit.secagg.quantise import Decoded, Encoded, Encoding
 
 if TYPE_CHECKING:
     from fedmerit.secagg.audit import Opening, nonce_opens, replay
-    from fedmerit.secagg.client import Client, Update
+    from fedmerit.secagg.client import Client
     from fedmerit.secagg.memory import InMemory, run_in_memory
     from fedmerit.secagg.messages import STAGES
     from fedmerit.secagg.released import Released, update_digest
-    from fedmerit.secagg.server import Result, Server
-    from fedmerit.secagg.setting import Setting, Task, default_threshold
+    from fedmerit.secagg.server import Server
+    from fedmerit.secagg.setting import Result, Setting, Task, Update, default_threshold
 
 __all__ = [
     "STAGES",
@@ -48,12 +48,12 @@ __all__ = [
 
 _LATER = {
     "audit": ("Opening", "nonce_opens", "replay"),
-    "client": ("Client", "Update"),
+    "client": ("Client",),
     "memory": ("InMemory", "run_in_memory"),
     "messages": ("STAGES",),
     "released": ("Released", "update_digest"),
-    "server": ("Result", "Server"),
-    "setting": ("Setting", "Task", "default_threshold"),
+    "server": ("Server",),
+    "setting": ("Result", "Setting", "Task", "Update", "default_threshold"),
 }
 
 

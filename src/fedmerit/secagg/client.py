@@ -11,46 +11,23 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fedmerit.errors import BindingError, MessageError, ProtocolError, RefusedError, RoundAborted, ShareError
 from fedmerit.secagg import masks, sharing
 from fedmerit.secagg.audit import Opening
-from fedmerit.secagg.messages import DECLINE, Head, digest_of, open_broadcast, placed, seal
+from fedmerit.secagg.messages import DECLINE, Head, digest_of, open_broadcast, open_message, placed, seal
 from fedmerit.secagg.quantise import seed_bytes
 from fedmerit.secagg.released import Released, update_digest
-from fedmerit.secagg.setting import Setting, Task
+from fedmerit.secagg.setting import Setting, Update
 from fedmerit.secagg.state import State, dump_state, load_state
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 __all__ = ["Client", "Update"]
-
-
-@dataclass(frozen=True)
-class Update:
-    """What a member brings to the masked stage.
-
-    Args:
-        task: the model it started from and the encoding, as the member itself knows them.
-        delta: M_i - M0, flat, floating point.
-        weight: its sample count where weights are secret; else None.
-        seed: of the rounding; None draws one, which `Client.opening` tells.
-    """
-
-    task: Task
-    delta: npt.NDArray[np.floating[Any]]
-    weight: float | None = None
-    seed: int | bytes | None = None
-
-    def __post_init__(self) -> None:
-        if self.seed is not None:
-            seed_bytes(self.seed)
 
 
 class Client:
@@ -98,6 +75,11 @@ class Client:
     def survivors(self) -> tuple[str, ...]:
         """Whose masked input is in the sum, known after `check`."""
         return tuple(self._state.survivors)
+
+    @property
+    def rounding(self) -> bytes | None:
+        """The seed with which its update was rounded, once it has masked one."""
+        return self._state.rounding
 
     # ------------------------------------------------------------------------------------------ the stages
 
@@ -179,6 +161,14 @@ class Client:
                     rows.append([place, kind, s.shares[peer][kind == "seed"]])
             self.released.add(self.setting, s.update)
             return self._say("unmask", rows)
+
+    def readable(self, broadcast: bytes) -> None:
+        """Refuse bytes that are no list of dealt shares, before anybody trains for their sake."""
+        open_broadcast(broadcast, self.setting, "share")
+
+    def sent(self, message: bytes) -> str:
+        """The hash of the masked words in a message of its own, as the ledger names them."""
+        return bytes(open_message(message, self.setting, len(message))[0].body[2]).hex()
 
     def decline(self) -> bytes:
         """Leave this attempt. The server learns only that."""

@@ -14,11 +14,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedmerit.errors import BindingError, ConfigError, RefusedError
 from fedmerit.identity.keys import Member, Roster, public_key
-from fedmerit.secagg.client import Client, Update
+from fedmerit.secagg.client import Client
 from fedmerit.secagg.messages import STAGES
 from fedmerit.secagg.quantise import Encoding, is_number, seed_bytes, whole
 from fedmerit.secagg.server import Server
-from fedmerit.secagg.setting import Setting, Task
+from fedmerit.secagg.setting import Setting, Task, Update
 
 __all__ = ["InMemory", "run_in_memory"]
 

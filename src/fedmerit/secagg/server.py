@@ -6,11 +6,7 @@ servers; that dishonest ones fail is the members' work.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import numpy as np
-import numpy.typing as npt
 
 from fedmerit.errors import BindingError, ProtocolError, RoundAborted, ShareError
 from fedmerit.secagg import masks, sharing
@@ -24,24 +20,10 @@ from fedmerit.secagg.messages import (
     placed,
     to_broadcast,
 )
-from fedmerit.secagg.quantise import Decoded, Words
-from fedmerit.secagg.setting import Setting, Task
+from fedmerit.secagg.quantise import Words
+from fedmerit.secagg.setting import Result, Setting, Task
 
 __all__ = ["Result", "Server"]
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a round yields."""
-
-    included: tuple[str, ...]  # whose updates are in the sum
-    weighted_sum: npt.NDArray[np.float64]  # sum of w_i d_i
-    total_weight: float  # W
-
-    @property
-    def mean(self) -> npt.NDArray[np.float64]:
-        """M - M0."""
-        return self.weighted_sum / self.total_weight
 
 
 class Server:
@@ -71,6 +53,11 @@ class Server:
         task.binding(self.setting)
         self._task = task
         self._sum = np.zeros(task.encoding.words, np.uint32)
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """Hashes of the masked inputs so far, by member; for the ledger."""
+        return {name: bytes(head.body[2]).hex() for name, head in self.heads["masked"].items()}
 
     @property
     def waiting(self) -> tuple[str, ...]:
@@ -204,12 +191,7 @@ class Server:
             # what the lost member would have added is what is missing in the sum
             keys += masks.with_peers(setting, dealer, secret, peers, binding)
         masks.add_masks(self._sum, keys)
-        total = None
-        if task.weights is not None:
-            weight_of = dict(zip(setting.members, task.weights, strict=True))
-            total = math.fsum(weight_of[member] for member in included)
-        decoded: Decoded = task.encoding.decode(self._sum, included=len(included), public_total=total)
-        return Result(included, decoded.weighted_sum, decoded.total_weight)
+        return task.result(setting, self._sum, included)
 
     def _rebuild(self, dealer: str, kind: str) -> bytes:
         place = self.setting.members.index(dealer)

@@ -7,16 +7,20 @@ early. Every member builds both from its own config, roster and model, never fro
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
+
 from fedmerit.errors import BindingError, KeyFileError, RefusedError, RoundAborted
 from fedmerit.identity.keys import Roster
-from fedmerit.secagg.quantise import MOST_MEMBERS, Encoding, is_number, whole
+from fedmerit.secagg.quantise import MOST_MEMBERS, Encoding, Words, is_number, seed_bytes, whole
 
-__all__ = ["LEAST_IN_SUM", "STAGES", "Setting", "Task", "default_threshold", "pack"]
+__all__ = ["LEAST_IN_SUM", "STAGES", "Result", "Setting", "Task", "Update", "default_threshold", "pack"]
 
 STAGES: Final = ("advertise", "share", "masked", "check", "unmask")
 LEAST_IN_SUM = 3  # a sum of two is no secret to either of the two
@@ -250,6 +254,15 @@ class Task:
                 f"{counted} members with a weight above 0 in the sum, {LEAST_IN_SUM} are needed", stage=stage
             )
 
+    def result(self, setting: Setting, total: Words, included: tuple[str, ...]) -> Result:
+        """What the summed integers of these members stand for."""
+        weight = None
+        if self.weights is not None:
+            of = dict(zip(setting.members, self.weights, strict=True))
+            weight = math.fsum(of[member] for member in included)
+        decoded = self.encoding.decode(total, included=len(included), public_total=weight)
+        return Result(included, decoded.weighted_sum, decoded.total_weight)
+
     def binding(self, setting: Setting) -> bytes:
         """What every mask of this round is bound to; the context of its key derivation."""
         if self.encoding.members != setting.n:
@@ -261,3 +274,38 @@ class Task:
             *(setting.run, setting.round, setting.attempt, setting.session),
             *(setting.roster.hash, setting.config_hash, self.m0_hash, self.digest),
         )
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a round yields."""
+
+    included: tuple[str, ...]  # whose updates are in the sum
+    weighted_sum: npt.NDArray[np.float64]  # sum of w_i d_i
+    total_weight: float  # W
+
+    @property
+    def mean(self) -> npt.NDArray[np.float64]:
+        """M - M0."""
+        return self.weighted_sum / self.total_weight
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a member brings to the masked stage.
+
+    Args:
+        task: the model it started from and the encoding, as the member itself knows them.
+        delta: M_i - M0, flat, floating point.
+        weight: its sample count where weights are secret; else None.
+        seed: of the rounding; None draws one, which `Client.opening` tells.
+    """
+
+    task: Task
+    delta: npt.NDArray[np.floating[Any]]
+    weight: float | None = None
+    seed: int | bytes | None = None
+
+    def __post_init__(self) -> None:
+        if self.seed is not None:
+            seed_bytes(self.seed)

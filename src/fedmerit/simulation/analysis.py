@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,18 +24,15 @@ from fedmerit.errors import ConfigError, StoreError
 from fedmerit.identity.encoding import exact
 from fedmerit.protocol.measure import cosine, mean
 from fedmerit.protocol.messages import Model, Outcome
+from fedmerit.protocol.pool import Slice
 from fedmerit.protocol.terms import weights_of
 from fedmerit.scoring.ground_truth import sampled_shapley, shapley
 from fedmerit.scoring.scores import SCORES
 from fedmerit.scoring.types import Reports, Table
-from fedmerit.secagg.quantise import Encoding
 from fedmerit.simulation.coalitions import Evaluator, retrain_tables
-from fedmerit.simulation.setup import Federation, seed_for
-from fedmerit.simulation.transport import Offer
+from fedmerit.simulation.setup import Federation
+from fedmerit.simulation.transport import PlainRound
 from fedmerit.storage.run_folder import write
-
-if TYPE_CHECKING:
-    from fedmerit.simulation.setup import Federation
 
 # ------------------------------------------------------------------------------------- weights from scores
 
@@ -80,10 +77,25 @@ Tell = Callable[[int, int], None]
 
 @dataclass(eq=False)
 class Truth:
-    """Computes and keeps the ground truth that a config asks for."""
+    """Computes and keeps the ground truth that a config asks for: an `Analysis` of plain rounds.
+
+    Args:
+        federation: data, network and settings.
+        folder: for tables.
+        tell: told (done, total) coalitions of a round.
+        evaluator: makes what evaluates all coalitions on a test slice; None takes the usual one.
+        most_exact: members up to which a round's Shapley values are exact.
+        budget: coalitions evaluated a round where they are sampled.
+        stacked: whether coalitions are retrained many at a time; None does so on a GPU.
+    """
 
     federation: Federation
     folder: Path
+    tell: Tell = lambda done, total: None
+    evaluator: Callable[[Federation, Slice], Evaluator] | None = None
+    most_exact: int = MOST_EXACT
+    budget: int = BUDGET
+    stacked: bool | None = None
     _evaluators: dict[str, Evaluator] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -102,21 +114,17 @@ class Truth:
 
     # ---------------------------------------------------------------------------------------- a round
 
-    def after_round(
-        self, before: Model, outcome: Outcome, offers: Sequence[Offer], encoding: Encoding, tell: Tell
-    ) -> dict[str, Any]:
+    def summed(self, plain: PlainRound) -> dict[str, Any] | None:
         """All coalition models of a round, evaluated and saved; returns the record for the ledger."""
-        offered = {offer.name: offer for offer in offers}
-        included = [offered[name] for name in outcome.included]
-        updates = np.stack(
-            [(offer.contribution(encoding) / outcome.total_weight).astype(np.float32) for offer in included]
-        )
-        weights = [1.0 if offer.weight is None else float(offer.weight) for offer in included]
-        evaluator, game = self._evaluator(outcome), self.federation.config.scoring.game
-        if len(included) > MOST_EXACT:
+        if "mr-shapley" not in self.federation.config.scoring.truth:
+            return None
+        outcome, before, weights = plain.outcome, plain.m0, plain.weights
+        updates = np.stack([plain.update(name) for name in outcome.included])
+        evaluator, game = self.of_slice(outcome.slice), self.federation.config.scoring.game
+        if len(outcome.included) > self.most_exact:
             return self._sampled(evaluator, before, updates, weights, outcome)
         tables, record = evaluator.tables(
-            before, updates, weights, game=game, clients=outcome.included, progress=tell
+            before, updates, weights, game=game, clients=outcome.included, progress=self.tell
         )
         arrays = {f"table/{name}": table.values for name, table in tables.items()}
         facts = {
@@ -127,14 +135,12 @@ class Truth:
         }
         return {**facts, "sha256": self._save(f"round-{outcome.round:04d}.npz", outcome.included, arrays)}
 
-    def _evaluator(self, outcome: Outcome) -> Evaluator:
-        if outcome.slice.id not in self._evaluators:  # what is fastest is so for all rounds on these samples
-            self._evaluators = {
-                outcome.slice.id: Evaluator(
-                    self.federation.network, outcome.slice.x, outcome.slice.y, self.federation.utilities
-                )
-            }
-        return self._evaluators[outcome.slice.id]
+    def of_slice(self, shown: Slice) -> Evaluator:
+        """What evaluates coalitions on a test slice."""
+        if shown.id not in self._evaluators:  # what is fastest is so for all rounds on these samples
+            make = self.evaluator or _usual
+            self._evaluators = {shown.id: make(self.federation, shown)}
+        return self._evaluators[shown.id]
 
     def _sampled(
         self, evaluator: Evaluator, before: Model, updates: Model, weights: Sequence[float], outcome: Outcome
@@ -145,7 +151,7 @@ class Truth:
             weights,
             game=self.federation.config.scoring.game,
             clients=outcome.included,
-            total=BUDGET,
+            total=self.budget,
         )
         seen: dict[int, npt.NDArray[np.float64]] = {}
         arrays: dict[str, npt.NDArray[np.float64]] = {}
@@ -156,8 +162,8 @@ class Truth:
                     seen[mask] = game.values(np.array([mask]))[0]
                 return float(seen[mask][k])
 
-            seed = seed_for(self.federation.config, "sampled", outcome.round)
-            found = sampled_shapley(value, outcome.included, budget=BUDGET, seed=seed).scores
+            seed = self.federation.seed("sampled", outcome.round)
+            found = sampled_shapley(value, outcome.included, budget=self.budget, seed=seed).scores
             arrays[f"sampled/{utility.name}"] = found.values
             if found.stderr is not None:  # there are enough orders
                 arrays[f"stderr/{utility.name}"] = found.stderr
@@ -179,7 +185,7 @@ class Truth:
         known = _finished(log)
         names = federation.names
         seeds = [
-            [seed_for(config, "train", number, name) for name in names]
+            [federation.seed("train", number, name) for name in names]
             for number in range(1, config.training.rounds + 1)
         ]
         roster = config.training.roster_weights
@@ -205,6 +211,7 @@ class Truth:
                 clients=names,
                 known=known,
                 store=store,
+                stacked=self.stacked,
                 progress=tell,
             )
         self._save("retrained.npz", names, {f"table/{name}": table.values for name, table in tables.items()})
@@ -238,6 +245,10 @@ class Truth:
                 one["SV"] = [values[name] for name in names]
             found[utility.name] = one
         return found
+
+
+def _usual(federation: Federation, shown: Slice) -> Evaluator:
+    return Evaluator(federation.network, shown.x, shown.y, federation.utilities)
 
 
 def _value(path: Path, utility: str) -> dict[str, float]:

@@ -1,51 +1,41 @@
-"""The engine in one process: N members train, mask, evaluate and report; every round goes into the ledger.
+"""A rehearsal: a federation whose members share one process, from its settings to its scores.
 
-It is a rehearsal of the real thing: the same state machines, the same messages, the same records, but one
-process holds all keys. What a member or the server may not see is kept apart by the code, not by walls.
+It is the real thing over a local transport: the coordinator, the members, the messages, the terms and the
+ledger are those of a run between machines, but one process holds all keys. What a member or the server may
+not see is kept apart by the code, not by walls.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from fedmerit.config import Config
-from fedmerit.errors import ProtocolError
-from fedmerit.ledger.records import Round, first_body, rounds_of
-from fedmerit.protocol.measure import Member
-from fedmerit.protocol.messages import Known, Model, Outcome, Report, accept, model_hash, moved
-from fedmerit.secagg.quantise import Encoding
+from fedmerit.config import Config, recorded_hash
+from fedmerit.errors import StoreError
+from fedmerit.ledger.chain import Ledger
+from fedmerit.ledger.recorder import Beside, LedgerRecorder
+from fedmerit.ledger.records import EMBEDDED, SIMULATED, first_body, rounds_of
+from fedmerit.protocol.coordinator import Coordinator, Weights
+from fedmerit.protocol.measure import Evaluations
+from fedmerit.protocol.messages import Evaluate, Model, Outcome, Round
+from fedmerit.protocol.terms import from_past
+from fedmerit.scoring.files import LEDGER
 from fedmerit.simulation.analysis import Truth, from_this_round
 from fedmerit.simulation.data.dataset import Dataset
-from fedmerit.simulation.recorder import (
-    Books,
-    Values,
-    check_engine,
-    identities_in,
-    keep_pool_key,
-    pool_key_in,
+from fedmerit.simulation.setup import Federation, prepare, read, resolve
+from fedmerit.simulation.transport import (
+    Analysis,
+    Identities,
+    LocalTransport,
+    Observer,
+    Progress,
+    Watch,
 )
-from fedmerit.simulation.setup import losses, prepare, read, resolve, schedule
-from fedmerit.simulation.transport import Aggregation, LocalTraining, Observer, Offer
-from fedmerit.storage.run_folder import Folder, check_usable
+from fedmerit.storage.run_folder import Folder, check_usable, write
 
-
-@dataclass(frozen=True)
-class Progress:
-    """Told to whoever watches: a step of a round has begun or advanced."""
-
-    stage: Literal["train", "sum", "evaluate", "coalitions", "retrain", "round", "note"]
-    round: int
-    rounds: int
-    done: int = 0
-    total: int = 0
-    text: str = ""
-
-
-Watch = Callable[[Progress], None]
+__all__ = ["Progress", "Rehearsal", "Watch", "run"]
 
 
 def run(
@@ -63,7 +53,7 @@ def run(
         path: the run folder: new or empty, or with ``resume`` one that holds a run of the same config.
         resume: go on after the last round in the ledger.
         watch: told what happens.
-        observe: sees every byte the server receives under secure aggregation.
+        observe: sees every byte the server receives.
     """
     check_usable(Path(path), resume=resume)
     if resume:
@@ -71,195 +61,201 @@ def run(
     dataset = read(config)
     config, _ = resolve(config, dataset)
     with Folder(path, config, resume=resume) as folder:
-        engine = Engine(config, folder, watch or (lambda _: None), observe, dataset)
+        rehearsal = Rehearsal(config, folder, watch, observe=observe, dataset=dataset)
         del dataset  # members hold their own parts
-        return engine.run()
+        return rehearsal.run()
 
 
-class Engine:
-    """One run in one folder."""
+class Rehearsal:
+    """One run in one folder.
+
+    Args:
+        config: resolved; the folder was opened with it.
+        folder: of the run.
+        watch: told what happens.
+        observe: sees every byte the server receives.
+        dataset: its data, if that was read.
+        federation: made of both, if that was done; for a run that goes on, with the pool's key in its folder.
+        evaluate: in the place of the federation's own evaluation.
+        truth: in the place of the usual ground truth.
+        analyses: look at every plain round besides.
+        current_weights: weights of members from (round, M0, local models), where settings ask for current
+            scores; None takes those of ``training.weight_score``.
+        stacked: whether members train all at once; None does so on a GPU.
+    """
 
     def __init__(
         self,
         config: Config,
         folder: Folder,
-        watch: Watch,
+        watch: Watch | None = None,
+        *,
         observe: Observer | None = None,
         dataset: Dataset | None = None,
+        federation: Federation | None = None,
+        evaluate: Evaluate | None = None,
+        truth: Truth | None = None,
+        analyses: Sequence[Analysis] = (),
+        current_weights: Any = None,
+        stacked: bool | None = None,
     ) -> None:
-        """The folder was opened with the same, resolved config; ``dataset`` is its data, if that was read."""
-        self.watch = watch
+        self.folder, self.watch = folder, watch or (lambda _: None)
         started = len(folder.ledger) > 0
-        pool_key = pool_key_in(folder) if started else secrets.token_bytes(32)
-        # whatever is wrong with the settings shows here
-        self.federation = prepare(config, pool_key=pool_key, dataset=dataset)
-        config = self.config = self.federation.config
+        if federation is None:  # whatever is wrong with the settings shows here
+            key = pool_key_in(folder) if started else secrets.token_bytes(32)
+            federation = prepare(config, pool_key=key, dataset=dataset)
+        self.federation, self.config = federation, federation.config
         if not started:
-            keep_pool_key(folder, pool_key)
-        secure = config.secure_aggregation.enabled
-        identities = identities_in(folder, config, make=not started) if secure else None
-        for note in self.federation.notes:
+            keep_pool_key(folder, federation.pool.key)
+        for note in federation.notes:
             self._note(note)
-        run_id = first_body(folder.ledger, "run")["run"] if started else secrets.token_hex(16)
-        self.books = Books(config, folder, self.federation, identities, run_id)
-        self.local = LocalTraining(self.federation)
-        self.truth = Truth(self.federation, folder.path / "tables") if config.scoring.truth else None
-        self.aggregation = Aggregation(config, self.federation.clients, run_id, identities, observe)
+        self.truth = truth
+        if truth is None and self.config.scoring.truth:
+            self.truth = Truth(federation, folder.path / "tables", self._coalitions)
+        self.current_weights = current_weights or self._from_this_round
+        identities = self._identities(make=not started)
+        self.recorder = self._recorder(identities, started=started)
+        evaluations = Evaluations(evaluate or federation.evaluate)
+        self.transport = LocalTransport(
+            federation,
+            identities,
+            self.recorder.run,
+            evaluations,
+            self.watch,
+            observe=observe,
+            analyses=(*([self.truth] if self.truth else []), *analyses),
+            stacked=stacked,
+        )
+        self.coordinator = Coordinator(
+            self.recorder,
+            federation.pool,
+            self.transport,
+            evaluations,
+            weights=self._weights(),
+            first=federation.first if self.config.scoring.solo else None,
+            rehearsal=True,
+        )
+        self.model = federation.first
         if started:
-            self.books.check_same()
+            self.recorder.check_same(federation.first)
+            self._restore()
         else:
-            self.books.begin()
-        self.rounds: list[Round] = rounds_of(folder.ledger)
-        commitment = self.federation.pool.commitment
-        self.members = {
-            name: Member(name, self.federation.evaluate, commitment, config.scoring.game)
-            for name in self.federation.names
+            self.recorder.begin(federation.first)
+
+    def _identities(self, *, make: bool) -> Identities:
+        if not self.config.secure_aggregation.enabled:
+            return Identities.none(self.config)
+        return Identities.in_folder(self.folder.path / "keys", self.config, make=make)
+
+    def _recorder(self, identities: Identities, *, started: bool) -> LedgerRecorder:
+        text = self.config.to_toml()
+        begun = first_body(self.folder.ledger, "run") if started else None
+        terms = {
+            "config": text,
+            "config_hash": recorded_hash(text),
+            "roster": identities.roster.hash.hex(),
+            "strategy": "FedAvg",
+            "optimiser": False,
+            "evaluates": "server",
+            "engine": EMBEDDED,
         }
-        self.model = self.federation.first
-        if config.scoring.solo:
-            self.local.solo = dict.fromkeys(self.federation.names, self.federation.first)
-        if self.rounds:
-            self.model = self.books.model_after(self.rounds[-1])
-            self.books.restore_members(self.rounds[-1], self.members, self.local.solo)
+        return LedgerRecorder(
+            self.folder,
+            self.config,
+            identities.roster,
+            identities.server,
+            begun["run"] if begun else secrets.token_hex(16),
+            EMBEDDED,
+            begun.get("terms", terms) if begun else terms,
+            self.federation.pool.commitment,
+            data=self.federation.fingerprint,
+            rounds=rounds_of(self.folder.ledger) if started else [],
+            beside=self._beside,
+            truth=self.truth.values if self.truth else None,
+            older=begun is not None and "terms" not in begun,
+        )
+
+    def _restore(self) -> None:
+        """Go on after the last round in the ledger."""
+        if not (rounds := self.recorder.rounds):
+            return
+        last = rounds[-1]
+        self.model = self.recorder.model_after(last)
+        before = self.recorder.model_after(rounds[-2]) if len(rounds) > 1 else self.federation.first
+        kept = self.folder.load_checkpoint("members", last.number, last.body["members_checkpoint"])
+        self.transport.restore(last, kept, before)
 
     # ----------------------------------------------------------------------------------------------- a run
 
     def run(self) -> dict[str, Any]:
         """All rounds that are not in the ledger yet."""
-        total = self.config.training.rounds
-        for number in range(len(self.rounds) + 1, total + 1):
-            self._round(number)
-            self.watch(Progress("round", number, total, done=number, total=total, text=self._summary()))
+        total, closed = self.config.training.rounds, len(self.recorder.rounds)
+        ended = any(self.folder.ledger.records("end"))
+        if not ended:
+            self.join()
+        for number in range(closed + 1, total + 1):
+            self.round(number)
         if self.truth and "shapley" in self.config.scoring.truth:
             self.truth.retrain(lambda done, whole: self._tell("retrain", total, done, whole))
-        self.books.end(self.model, len(self.rounds))
-        return self._write_scores()
+        if not ended:
+            self.coordinator.finish(self.model)
+        return self.recorder.write_scores()
 
-    # --------------------------------------------------------------------------------------------- a round
+    def join(self) -> None:
+        """Every member agrees to the terms; whoever goes on with a run does so again."""
+        names = self.federation.names
+        for _, answer in self.transport.exchange("join", dict.fromkeys(names, self.coordinator.invitation())):
+            self.coordinator.admit("", answer)
 
-    def _round(self, number: int) -> None:
-        scheduled = schedule(self.config, self.federation.names, number)
-        lost = losses(self.config, number)
-        weights = self.aggregation.public_weights(self.rounds)
-        trained = self.local.train(
-            number,
-            scheduled,
-            self.model,
-            self._model_before,
-            lambda done, total: self._tell("train", number, done, total),
-        )
-        while self.local.notes:
-            self._note(self.local.notes.pop())
-        if self.config.training.weights == "current-scores":
-            score = self.config.training.weight_score
-            weights = from_this_round(self.federation, number, self.model, trained, score)
-        self._tell("sum", number)
-        offers = self.aggregation.offers(number, self.model, scheduled, trained, weights)
-        attempt, encoding = self.aggregation.sum(number, self.model, offers, lost)
-        found = Round(number, scheduled, attempt.included, tuple(attempt.declined), aborted=attempt.aborted)
-        before_model, outcome, looked = self.model, None, None
-        reports: list[Report] = []
-        values: Values | None = None
-        if attempt.weighted_sum is not None:
-            self.model = moved(before_model, attempt.weighted_sum, attempt.total_weight)
-            outcome = Outcome(
-                number,
-                self.model,
-                attempt.total_weight,
-                attempt.included,
-                self.federation.pool.slice(number),
-                model_hash(before_model),
-                self.books.folder.ledger.head,
-            )
-            values, reports = self._evaluate(number, before_model, outcome, offers, encoding, lost)
-            if self.truth and "mr-shapley" in self.config.scoring.truth and encoding is not None:
-                looked = self.truth.after_round(
-                    before_model,
-                    outcome,
-                    offers,
-                    encoding,
-                    lambda done, total: self._tell("coalitions", number, done, total),
-                )
-        self.books.close(
-            found,
-            self.rounds,
-            model=self.model,
-            members=self.members,
-            solo=self.local.solo,
-            masked=attempt.masked_hashes,
-            outcome=outcome,
-            values=values,
-            reports=reports,
-            weights=weights,
-            looked=looked,
-        )
-        self.rounds.append(found)
-        self.books.folder.drop_checkpoints(keep=number - 1)
-        self._write_scores()
-        if found.aborted:
-            self._note(f"round {number} aborted, model unchanged: {found.aborted}")
-        for (
-            name,
-            reason,
-        ) in attempt.declined.items():  # to others than the rehearsal's owner it tells no reason
-            self._note(f"round {number}: {name} declined and is not in the sum: {reason}")
+    def round(self, number: int) -> None:
+        """Train, sum, evaluate, record."""
+        self.transport.begin_round(number, self.model)
+        model = self.coordinator.round(number, self.model, self.transport.expected(number))
+        for text in self.coordinator.refused:
+            self._note(text)
+        self.coordinator.refused.clear()
+        if model is not None:
+            self.model = model
+        total = self.config.training.rounds
+        self.watch(Progress("round", number, total, done=number, total=total, text=self._summary()))
 
-    def _model_before(self) -> Model:
-        """The global model of one round earlier."""
-        return self.federation.first if len(self.rounds) < 2 else self.books.model_after(self.rounds[-2])
+    def _beside(self, found: Round, outcome: Outcome | None) -> Beside:
+        """What a rehearsal records of a round besides: what its members remember, sample counts, analyses."""
+        analysis = self.transport.analysed(outcome) if outcome is not None else {}
+        self.transport.end_round()
+        kept, totals_on = self.transport.dump()
+        samples = None
+        if self.config.scoring.disclose_samples:
+            samples = {client.name: len(client.y) for client in self.federation.clients}
+        fields = {
+            "samples": samples,
+            "members_checkpoint": self.folder.save_checkpoint("members", found.number, kept),
+            "totals_on": totals_on,
+        }
+        return Beside(fields, analysis or None)
 
-    def _evaluate(
-        self,
-        number: int,
-        before_model: Model,
-        outcome: Outcome,
-        offers: Sequence[Offer],
-        encoding: Encoding | None,
-        lost: Mapping[str, str],
-    ) -> tuple[Values, list[Report]]:
-        """The server's two evaluations, and two by every member that is still there."""
-        assert encoding is not None
-        federation = self.federation
-        self._tell("evaluate", number, 0, len(outcome.included))
-        before = federation.evaluate(before_model, outcome.slice)
-        after = federation.evaluate(outcome.model, outcome.slice)
-        first = federation.evaluate(federation.first, outcome.slice) if self.local.solo else None
-        outcome.slice.verify(federation.pool.commitment, number)
-        known = Known(outcome.m0_hash, before, after)
-        reports = []
-        offered = {offer.name: offer for offer in offers}
-        for done, name in enumerate(outcome.included, start=1):
-            if name in lost:
-                continue  # it was summed and then lost: it stays silent
-            offer = offered[name]
-            report = self.members[name].report(
-                before_model,
-                outcome,
-                offer.contribution(encoding),
-                1.0 if offer.weight is None else float(offer.weight),
-                encoding,
-                public=self.aggregation.public_of(offers),
-                known=known,
-                solo=self.local.solo.get(name),
-            )
-            try:
-                accept(report, outcome, [utility.name for utility in federation.utilities])
-            except ProtocolError as error:
-                self._note(f"report refused: {error}")
-                continue
-            reports.append(report)
-            self._tell("evaluate", number, done, len(outcome.included))
-        for report in reports:  # every member sees the others' signed reports and stops where they differ
-            self.members[report.client].compare(report, reports)
-        return (before, after, first), reports
+    def _weights(self) -> Weights | None:
+        """Weights that only a rehearsal has: of scores."""
+        training, scoring = self.config.training, self.config.scoring
 
-    def _write_scores(self) -> dict[str, Any]:
-        scored = [one.number for one in self.rounds if one.included]
-        truth = self.truth.values(scored) if self.truth else None
-        return self.books.write_scores(self.rounds, truth)
+        def past(number: int, m0: Model, scheduled: Sequence[str]) -> Mapping[str, float]:
+            found = [one.to_reports(scoring.utilities[0]) for one in self.recorder.rounds]
+            scored = [reports for reports in found if reports is not None]
+            names, score = self.federation.names, training.weight_score
+            return from_past(scored, names, score=score, missing=scoring.missing)
+
+        def current(number: int, m0: Model, scheduled: Sequence[str]) -> Mapping[str, float]:
+            return dict(self.current_weights(number, m0, self.transport.train(scheduled)))
+
+        return {"scores": past, "current-scores": current}.get(training.weights)
+
+    def _from_this_round(self, number: int, m0: Model, trained: Mapping[str, Model]) -> Mapping[str, float]:
+        return from_this_round(self.federation, number, m0, trained, self.config.training.weight_score)
+
+    # ---------------------------------------------------------------------------------------- who watches
 
     def _summary(self) -> str:
-        last, paid = self.rounds[-1], self.config.scoring.utilities[0]
+        last, paid = self.recorder.rounds[-1], self.config.scoring.utilities[0]
         reports = last.to_reports(paid)
         if reports is None:
             return last.aborted or "no reports"
@@ -268,5 +264,47 @@ class Engine:
     def _note(self, text: str) -> None:
         self.watch(Progress("note", 0, self.config.training.rounds, text=text))
 
-    def _tell(self, stage: Any, number: int, done: int = 0, total: int = 0, text: str = "") -> None:
-        self.watch(Progress(stage, number, self.config.training.rounds, done, total, text))
+    def _tell(self, stage: Any, number: int, done: int = 0, total: int = 0) -> None:
+        self.watch(Progress(stage, number, self.config.training.rounds, done, total))
+
+    def _coalitions(self, done: int, total: int) -> None:
+        self._tell("coalitions", len(self.recorder.rounds) + 1, done, total)
+
+
+# ------------------------------------------------------------------------------------------------ its folder
+
+
+def check_engine(path: Path) -> None:
+    """Refuse to go on with a run between machines: nobody here holds its members' keys."""
+    file = path / LEDGER
+    if not file.is_file():
+        return
+    with Ledger(file, read_only=True) as ledger:
+        engines = [record.body.get("engine") for record in ledger.records("run")]
+    if engines and engines[0] != EMBEDDED:
+        what = "a Flower simulation" if engines[0] == SIMULATED else "a run between machines"
+        raise StoreError(
+            f"{path}: cannot be resumed here: it holds {what} (engine {engines[0]!r}), which "
+            "ends with its server. The rounds that were closed stay good (fedmerit verify, score, page, "
+            "rewards); to train on, start a new run in a new folder from its last model "
+            "(fedmerit.flower.last_model)"
+        )
+
+
+def keep_pool_key(folder: Folder, key: bytes) -> None:
+    """Keep the secret behind the pool's salts, with mode 600."""
+    path = folder.path / "keys" / "pool.key"
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    write(path, key, mode=0o600)
+
+
+def pool_key_in(folder: Folder) -> bytes:
+    """The secret behind the pool's salts, as the run started with it."""
+    path = folder.path / "keys" / "pool.key"
+    try:
+        key = path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{path}: the key of the test pool is gone: {error}") from error
+    if len(key) != 32:
+        raise StoreError(f"{path}: damaged: expected 32 bytes, got {len(key)}")
+    return key

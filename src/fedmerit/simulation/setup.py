@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -38,6 +38,10 @@ def seed_for(config: Config, *what: str | int) -> int:
     return seed_from(config.run.seed, *what)
 
 
+Seeds = Callable[..., int]
+"""As `seed_for`: from the config and what a seed is for."""
+
+
 def generator_for(config: Config, *what: str | int) -> np.random.Generator:
     """A numpy generator with such a seed."""
     return np.random.default_rng(seed_for(config, *what))
@@ -56,6 +60,7 @@ class Federation:
     training: TrainingSettings
     device: torch.device
     notes: tuple[str, ...]
+    seeds: Seeds = seed_for
     evaluations: int = 0  # models evaluated so far
 
     def __post_init__(self) -> None:
@@ -65,6 +70,10 @@ class Federation:
     def names(self) -> tuple[str, ...]:
         """The members."""
         return tuple(client.name for client in self.clients)
+
+    def seed(self, *what: str | int) -> int:
+        """The run's seed for something."""
+        return self.seeds(self.config, *what)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -123,13 +132,20 @@ def resolve(config: Config, dataset: Dataset) -> tuple[Config, tuple[str, ...]]:
     return replace(config, partition=replace(part, names=names, clients=len(names))), notes
 
 
-def prepare(config: Config, *, pool_key: bytes | None = None, dataset: Dataset | None = None) -> Federation:
+def prepare(
+    config: Config,
+    *,
+    pool_key: bytes | None = None,
+    dataset: Dataset | None = None,
+    seeds: Seeds = seed_for,
+) -> Federation:
     """Read the data, resolve the members, deal it to them, choose and commit the pool, build the model.
 
     Args:
         config: of the run.
         pool_key: secret behind the pool's salts; a resumed run passes the one it started with.
         dataset: what `read` read, where that has been done.
+        seeds: gives the seed of the first model and of training, where those are to differ from the run's.
     """
     dataset = read(config) if dataset is None else dataset
     config, said = resolve(config, dataset)
@@ -173,7 +189,7 @@ def prepare(config: Config, *, pool_key: bytes | None = None, dataset: Dataset |
     )
     shape = dataset.x_train.shape[1:]
     network = build(
-        config.model.name, shape, len(dataset.classes), norm=config.model.norm, seed=seed_for(config, "model")
+        config.model.name, shape, len(dataset.classes), norm=config.model.norm, seed=seeds(config, "model")
     )
     network.to(device)
     training = TrainingSettings(
@@ -201,6 +217,7 @@ def prepare(config: Config, *, pool_key: bytes | None = None, dataset: Dataset |
         training=training,
         device=device,
         notes=tuple(notes),
+        seeds=seeds,
     )
 
 

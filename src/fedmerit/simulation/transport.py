@@ -1,299 +1,344 @@
-"""From local models to one sum: weights, encoding, attempts, with masks or without."""
+"""Members in this process: they train, mask, evaluate and report as those elsewhere do, and share a machine.
+
+Each is a `protocol.member.Participant` with its own key and its own memory, and is told what a member between
+machines is told, in the same messages. What they share is hidden from none of them by walls, only by code:
+a model is one array, all train at once on a GPU, and an evaluation that everybody needs is made once. Who is
+lost in a rehearsal is lost here: its answers end at a stage.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.config import Config, recorded_hash
-from fedmerit.errors import BoundError, ProtocolError, RoundAborted
-from fedmerit.ledger.records import Round
-from fedmerit.protocol.messages import Model, model_hash
-from fedmerit.protocol.terms import are_public, encoding_of, from_past, roster_weights
-from fedmerit.secagg.quantise import Encoding, Words
-from fedmerit.secagg.setting import LEAST_IN_SUM, Setting, Task
+from fedmerit.config import STAGES, Config
+from fedmerit.errors import MissingExtra, ProtocolError
+from fedmerit.identity.encoding import SERVER
+from fedmerit.identity.keys import Member, Roster, load_key, new_key, public_key
+from fedmerit.protocol.measure import Evaluations
+from fedmerit.protocol.member import MemoryState, Participant
+from fedmerit.protocol.messages import (
+    Ask,
+    Exchange,
+    Model,
+    Outcome,
+    Parcel,
+    Round,
+    Trained,
+    Work,
+    exchange_of,
+    model_hash,
+)
 from fedmerit.simulation.data.corruptions import ClientData
-from fedmerit.simulation.setup import Federation, generator_for, seed_for
+from fedmerit.simulation.setup import Federation, losses, schedule
 from fedmerit.simulation.training import train_many
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from fedmerit.secagg.released import Released
-    from fedmerit.secagg.setting import Setting, Task
-    from fedmerit.simulation.identities import Identities
-
-# ------------------------------------------------------------------------------------------------- one sum
+# --------------------------------------------------------------------------------------------- who watches
 
 Observer = Callable[[str, str, bytes], None]
 """Sees (stage, member, bytes) of everything the server receives."""
 
-SUM_STAGES = ("advertise", "share", "masked", "check", "unmask")
+
+@dataclass(frozen=True)
+class Progress:
+    """Told to whoever watches: a step of a round has begun or advanced."""
+
+    stage: Literal["train", "sum", "evaluate", "coalitions", "retrain", "round", "note"]
+    round: int
+    rounds: int
+    done: int = 0
+    total: int = 0
+    text: str = ""
+
+
+Watch = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, eq=False)
-class Offer:
-    """What one member brings: its update, or None if it withdrew, its weight and its rounding seed."""
+class PlainRound:
+    """A round as no server may see it: everybody's update as it was summed.
 
-    name: str
-    delta: npt.NDArray[np.float32] | None
-    weight: float | None
-    seed: int
+    Args:
+        m0: the model all started from.
+        outcome: what came of it.
+        weights: w_i of the members in the sum, in the order of ``outcome.included``.
+    """
 
-    def words(self, encoding: Encoding) -> Words:
-        """Its weighted update as integers modulo 2^32; not kept, as that would be a second model a member."""
-        if self.delta is None:
-            raise BoundError("withdrew: its update is not finite")
-        return encoding.encode(self.delta, weight=self.weight, seed=self.seed).words
+    m0: Model
+    outcome: Outcome
+    weights: tuple[float, ...]
+    _contribution: Callable[[str], npt.NDArray[np.float64]]
 
-    def contribution(self, encoding: Encoding) -> npt.NDArray[np.float64]:
-        """w_i d_i as it was summed: after rounding to integers and back."""
-        return encoding.dequantise(self.words(encoding))
+    def contribution(self, name: str) -> npt.NDArray[np.float64]:
+        """w_i d_i after rounding to integers; worked out at each call, since it is as large as two models."""
+        return self._contribution(name)
 
-
-@dataclass(eq=False)
-class Attempt:
-    """What came of it."""
-
-    included: tuple[str, ...] = ()
-    weighted_sum: npt.NDArray[np.float64] | None = None  # None: aborted
-    total_weight: float = 0.0
-    aborted: str = ""  # why
-    declined: dict[str, str] = field(default_factory=dict)  # who left by itself; the reason stays with it
-    masked_hashes: dict[str, str] = field(default_factory=dict)
-    bytes_up: int = 0
+    def update(self, name: str) -> Model:
+        """U_i = w_i d_i / W."""
+        return (self.contribution(name) / self.outcome.total_weight).astype(np.float32)
 
 
-def lost_at(lost: Mapping[str, str], name: str) -> int:
-    """Number of the first stage whose message of this member never arrives."""
-    stage = lost.get(name, "report")
-    return SUM_STAGES.index(stage) if stage in SUM_STAGES else len(SUM_STAGES)
+class Analysis(Protocol):
+    """Looks at plain rounds, which only a rehearsal has."""
+
+    def summed(self, plain: PlainRound) -> Mapping[str, Any] | None:
+        """After the reports of a round: what the ledger is to say of it, if anything."""
 
 
-def plain_sum(
-    encoding: Encoding,
-    offers: Sequence[Offer],
-    *,
-    need: Callable[[str], int],
-    lost: Mapping[str, str],
-    public_weights: Sequence[float] | None,
-) -> Attempt:
-    """Add the words as they are. ``need(stage)`` is how many members a stage needs."""
-    attempt, left = Attempt(), [offer.name for offer in offers]
-    total = np.zeros(encoding.words, np.uint32)
-    for at, stage in enumerate(SUM_STAGES):
-        here = [offer for offer in offers if offer.name in left and lost_at(lost, offer.name) > at]
-        if stage == "masked":
-            summed = []
-            for offer in here:
-                try:
-                    np.add(total, offer.words(encoding), out=total)
-                except BoundError as error:
-                    attempt.declined[offer.name] = str(error)
-                    continue
-                summed.append(offer)
-            here = summed
-            attempt.included = tuple(offer.name for offer in here)
-            if public_weights is not None and sum(bool(offer.weight) for offer in here) < LEAST_IN_SUM:
-                attempt.aborted = f"stage {stage}: fewer than {LEAST_IN_SUM} members with a weight in the sum"
-                return attempt
-        left = [offer.name for offer in here]
-        if len(here) < need(stage):
-            attempt.aborted = f"stage {stage}: {len(here)} members left, {need(stage)} are needed"
-            return attempt
-    _finish(attempt, encoding, total, [offer.name for offer in offers], public_weights)
-    return attempt
+# -------------------------------------------------------------------------------------------- whose keys
 
 
-def _finish(
-    attempt: Attempt,
-    encoding: Encoding,
-    total: npt.NDArray[np.uint32],
-    names: Sequence[str],
-    public_weights: Sequence[float] | None,
-) -> None:
-    weight = None
-    if public_weights is not None:
-        of = dict(zip(names, public_weights, strict=True))
-        weight = math.fsum(of[name] for name in attempt.included)
-    decoded = encoding.decode(total, included=len(attempt.included), public_total=weight)
-    attempt.weighted_sum, attempt.total_weight = decoded.weighted_sum, decoded.total_weight
+@dataclass(frozen=True, repr=False)
+class Identities:
+    """Private keys of a rehearsal: the server's and everybody's, and the roster that they make.
 
+    Without masks there are none. The roster then holds names under stand-ins for keys, which sign nothing.
+    """
 
-def masked_sum(
-    setting: Setting,
-    task: Task,
-    offers: Sequence[Offer],
-    identities: Mapping[str, Ed25519PrivateKey],
-    released: Mapping[str, Released],
-    *,
-    lost: Mapping[str, str],
-    observe: Observer | None = None,
-) -> Attempt:
-    """Drive the two state machines of `fedmerit.secagg` through all stages."""
-    from fedmerit.secagg import Client, Server, Update
+    roster: Roster
+    server: Ed25519PrivateKey | None
+    members: Mapping[str, Ed25519PrivateKey | None]
 
-    server = Server(setting, task)
-    clients = {
-        name: Client(setting, name, identities[name], released=released[name]) for name in setting.members
-    }
-    offered = {offer.name: offer for offer in offers}
-    attempt = Attempt()
-    shown: dict[str, bytes | None] = dict.fromkeys(setting.members)
-    for stage in setting.stages:
-        for name, broadcast in shown.items():
-            if lost_at(lost, name) <= SUM_STAGES.index(stage):
-                continue
-            client, offer = clients[name], offered[name]
-            message, declined = _answer(client, stage, broadcast, offer, task, Update)
-            if declined:
-                attempt.declined[name] = declined
-            attempt.bytes_up += len(message)
-            if observe:
-                observe(stage, name, message)
-            server.receive(message, name)
+    @classmethod
+    def none(cls, config: Config) -> Identities:
+        """Names without keys."""
+        keys = {name: sha256(name.encode()).digest() for name in config.clients}
+        return cls(_roster(config, keys), None, dict.fromkeys(config.clients))
+
+    @classmethod
+    def in_folder(cls, folder: Path, config: Config, *, make: bool) -> Identities:
+        """Read the keys there; with ``make``, make those (mode 600) that are not there yet."""
+        folder.mkdir(mode=0o700, exist_ok=True)
+        keys = {}
         try:
-            shown = dict(server.advance())
-        except RoundAborted as error:
-            attempt.aborted = str(error)
-            return attempt
-        if stage == "masked":
-            attempt.included = tuple(server.heads[stage])
-            attempt.masked_hashes = {
-                name: bytes(head.body[2]).hex() for name, head in server.heads["masked"].items()
-            }
-    assert server.result is not None
-    attempt.weighted_sum, attempt.total_weight = server.result.weighted_sum, server.result.total_weight
-    return attempt
+            for name in (SERVER, *config.clients):
+                path = folder / f"{name}.pem"
+                if make and not path.exists():
+                    new_key(path)
+                keys[name] = load_key(path)
+            import fedmerit.secagg.client  # noqa: F401 - what masks need
+        except ImportError as error:
+            raise MissingExtra(
+                "secure aggregation needs the packages cryptography and pycryptodome; "
+                "or set secure_aggregation.enabled = false"
+            ) from error
+        server = keys.pop(SERVER)
+        return cls(_roster(config, {name: public_key(key) for name, key in keys.items()}), server, keys)
 
 
-def _answer(
-    client: Any, stage: str, broadcast: bytes | None, offer: Offer, task: Task, update: Any
-) -> tuple[bytes, str]:
-    """A member's message of a stage, or its refusal and the reason, which the server does not learn."""
-    if stage != "masked":
-        return client.handle(broadcast), ""
-    if offer.delta is None:
-        return client.decline(), "withdrew: its update is not finite"
-    try:
-        return client.masked(broadcast, update(task, offer.delta, offer.weight, offer.seed)), ""
-    except ProtocolError as error:
-        return client.decline(), str(error)
+def _roster(config: Config, keys: Mapping[str, bytes]) -> Roster:
+    weights = config.training.roster_weights if config.training.weights == "roster" else {}
+    return Roster(Member(name, key, weights.get(name)) for name, key in keys.items())
 
 
-# --------------------------------------------------------------------------------------- the sums of a run
+# ------------------------------------------------------------------------------------------ the transport
 
 
-@dataclass(frozen=True, eq=False)
-class Aggregation:
-    """How the sums of a run are made; without ``identities`` the same integers are added unmasked."""
+class LocalTransport:
+    """Carries a coordinator's messages to members in this process: a `protocol.coordinator.Transport`.
 
-    config: Config
-    clients: Sequence[ClientData]
-    run_id: str
-    identities: Identities | None
-    observe: Observer | None
+    Args:
+        federation: data, network and settings.
+        identities: everybody's keys.
+        run: identifier of the run.
+        evaluate: shared by all.
+        watch: told what happens.
+        observe: sees every byte the server receives.
+        analyses: look at the plain updates of every round with a sum.
+        stacked: whether members train at once; None does so on a GPU.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        identities: Identities,
+        run: str,
+        evaluate: Evaluations,
+        watch: Watch,
+        *,
+        observe: Observer | None = None,
+        analyses: Sequence[Analysis] = (),
+        stacked: bool | None = None,
+    ) -> None:
+        self.federation, self.run, self.watch = federation, run, watch
+        self.observe, self.analyses = observe, analyses
+        self.states = {name: MemoryState() for name in federation.names}
+        self.members = {
+            name: Participant(
+                name,
+                identities.members[name],
+                identities.roster,
+                lambda _, name=name: self.states[name],  # type: ignore[misc]
+                lambda shape, utilities: evaluate,
+                accept=lambda config: None,
+                seed=federation.config.run.seed,
+                rehearsal=True,
+            )
+            for name in federation.names
+        }
+        self.local = LocalTraining(federation, stacked=stacked)
+        if federation.config.scoring.solo:
+            self.local.solo = dict.fromkeys(federation.names, federation.first)
+        self.m0 = federation.first  # of the round that is going on
+        self.before = federation.first  # and of the one before it
+        self._trained: dict[str, Model] = {}
+        self._number = 0
+
+    def begin_round(self, number: int, m0: Model) -> None:
+        """What the train messages of the next round carry, by reference."""
+        self._number, self.m0, self._trained = number, m0, {}
+
+    def end_round(self) -> None:
+        """Forget everybody's update, and remember the model that it started from."""
+        for state in self.states.values():
+            state.drop_update(self._number)
+        self.before = self.m0
+        self._trained = {}
+
+    def train(self, scheduled: Sequence[str]) -> Mapping[str, Model]:
+        """Everybody's local model of this round, before it is asked for: for weights that hang on them."""
+        missing = [name for name in scheduled if name not in self._trained]
+        if missing:
+            self._trained |= self.local.train(
+                self._number,
+                missing,
+                self.m0,
+                self.before,
+                lambda done, total: self._tell("train", done, total),
+            )
+            while self.local.notes:
+                self.note(self.local.notes.pop())
+        return self._trained
+
+    def expected(self, number: int) -> Sequence[str]:
+        """Who is scheduled; after the last round, everybody."""
+        names = self.federation.names
+        over = number > self.federation.config.training.rounds
+        return names if over else schedule(self.federation.config, names, number)
+
+    def exchange(self, kind: Exchange, asks: Mapping[str, Parcel]) -> Iterator[tuple[str, bytes]]:
+        """Each member's answer, made when it is asked for: at most one masked update is held at a time."""
+        work, opened, config = None, _Opened(), self.federation.config
+        number = opened(next(iter(asks.values())))[0].round
+        lost, following = losses(config, number), losses(config, number + 1)
+        here = [name for name in asks if not _is_lost(lost, name, kind)]
+        if kind == "train":
+            self.train(here)
+        if number:
+            self._tell("evaluate" if kind == "report" else "sum", 0, len(asks))
+        for done, name in enumerate(here, start=1):
+            member, parcel = self.members[name], asks[name]
+            if kind == "train":
+                work = self._work(name)
+            elif kind == "report":
+                member.solo = self.local.solo.get(name)
+                member.early = not _is_lost(following, name, "advertise")
+            try:
+                answer = member.answer_opened(*opened(parcel), parcel, "", work)
+            except ProtocolError as error:
+                self.note(f"round {number}: {name} refuses: {error}")
+                continue
+            if kind == "train" and member.declined:  # to others than the rehearsal's owner it tells no reason
+                self.note(f"round {number}: {name} declined and is not in the sum: {member.declined}")
+            if self.observe:
+                self.observe(kind, name, answer)
+            yield name, answer
+            if kind == "report":
+                self._tell("evaluate", done, len(asks))
+
+    def _work(self, name: str) -> Callable[[], Work]:
+        trained, m0 = self._trained.pop(name), self.m0
+        client = next(client for client in self.federation.clients if client.name == name)
+
+        def train() -> Trained:
+            with np.errstate(all="ignore"):  # a diverged model is refused where it is encoded
+                return Trained(m0, trained - m0, len(client.y))
+
+        return lambda: Work(m0, b"", train, m0_hash=self.m0_hash)
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The members."""
-        return tuple(client.name for client in self.clients)
+    def m0_hash(self) -> str:
+        """Of the model that all start from; worked out once a round."""
+        if getattr(self, "_hashed", (None,))[0] is not self.m0:
+            self._hashed = (self.m0, model_hash(self.m0))
+        return self._hashed[1]
 
-    def offers(
-        self,
-        number: int,
-        model: Model,
-        scheduled: Sequence[str],
-        trained: dict[str, Model],
-        weights: Mapping[str, float] | None,
-    ) -> list[Offer]:
-        """What each scheduled member brings to the sum; a member whose update is not finite withdraws."""
-        counts = {client.name: len(client.y) for client in self.clients}
-        offers = []
-        for name in scheduled:
-            with np.errstate(all="ignore"):
-                delta = trained.pop(name) - model  # at most one model a member at a time
-            weight: float | None = None
-            if self.config.training.weights == "secret":
-                weight = counts[name]
-            elif weights is not None:
-                weight = weights[name]
-            seed = seed_for(self.config, "rounding", number, name)
-            offers.append(Offer(name, delta if bool(np.isfinite(delta).all()) else None, weight, seed))
-        return offers
+    def analysed(self, outcome: Outcome) -> dict[str, Any]:
+        """What the analyses say of a round with a sum."""
+        parts = {name: self.members[name].contribution for name in outcome.included}
+        weights = tuple(float(self._weight(name)) for name in outcome.included)
+        plain = PlainRound(self.m0, outcome, weights, lambda name: parts[name](self.run, outcome.round)[0])
+        said: dict[str, Any] = {}
+        for analysis in self.analyses:
+            said |= analysis.summed(plain) or {}
+        return said
 
-    def public_weights(self, rounds: Sequence[Round]) -> dict[str, float] | None:
-        """Weights known to all before the round: from the roster, or from the scores of earlier rounds."""
-        kind = self.config.training.weights
-        if kind == "roster":
-            return roster_weights(self.config)
-        if kind != "scores":
-            return None
-        paid = self.config.scoring.utilities[0]
-        scored = [found for one in rounds if (found := one.to_reports(paid)) is not None]
-        score, missing = self.config.training.weight_score, self.config.scoring.missing
-        return from_past(scored, self.names, score=score, missing=missing)
+    def _weight(self, name: str) -> float:
+        own = self.states[name].get(f"{self._number:04d}.update")[2]
+        return 1.0 if own is None else own
 
-    def sum(
-        self, number: int, model: Model, offers: Sequence[Offer], lost: Mapping[str, str]
-    ) -> tuple[Attempt, Encoding | None]:
-        """One attempt with everybody the schedule names; who is lost stays lost for this round.
+    # -------------------------------------------------------------------------------- what members remember
 
-        N is that of the schedule and the threshold that of all members, never those of who answered:
-        otherwise a server could choose the members of a small sum by losing the others. In one process a
-        retry would lose the same members again, so there is none.
-        """
-        least = max(LEAST_IN_SUM, self.config.threshold)
-        if len(offers) < least:
-            everybody = len(self.config.clients)
-            said = f"{len(offers)} members scheduled, {least} of all {everybody} are needed"
-            return Attempt(aborted=said), None
-        encoding = encoding_of(self.config, model.size, len(offers), self.public_of(offers))
-        return self._attempt(number, model, offers, encoding, lost), encoding
+    def dump(self) -> tuple[dict[str, npt.NDArray[Any]], str]:
+        """What members must not forget between rounds, and the test slice that their sums are over."""
+        kept: dict[str, npt.NDArray[Any]] = {f"solo/{name}": one for name, one in self.local.solo.items()}
+        totals_on = ""
+        for name, state in self.states.items():
+            if (last := state.last("report", self._number + 1)) is not None:
+                totals_on = totals_on or last[4]
+                kept |= {f"totals/{name}/{utility}": values for utility, values in last[5].items()}
+        return kept, totals_on
 
-    def public_of(self, offers: Sequence[Offer]) -> dict[str, float] | None:
-        """The weights of a round where they are public."""
-        if not are_public(self.config):
-            return None
-        return {offer.name: float(offer.weight or 0.0) for offer in offers}
+    def restore(self, last: Round, kept: Mapping[str, npt.NDArray[Any]], before: Model) -> None:
+        """Give members back what they remembered after a round, and the model that it started from."""
+        totals: dict[str, dict[str, npt.NDArray[Any]]] = {}
+        for key, values in kept.items():
+            kind, name, *rest = key.split("/")
+            if kind == "solo":
+                self.local.solo[name] = values
+            else:
+                totals.setdefault(name, {})["/".join(rest)] = values
+        for name, sums in totals.items():
+            said = [b"", b"", last.number, last.body["m"], last.body["totals_on"], sums]
+            self.states[name].put(f"{last.number:04d}.report", said)
+        self.before, self._number = before, last.number
 
-    def _attempt(
-        self,
-        number: int,
-        model: Model,
-        offers: Sequence[Offer],
-        encoding: Encoding,
-        lost: Mapping[str, str],
-    ) -> Attempt:
-        public = self.public_of(offers)
-        weights = None if public is None else tuple(public.values())
-        threshold = self.config.threshold
-        if self.identities is None:
+    # -------------------------------------------------------------------------------------------- who watches
 
-            def need(stage: str) -> int:
-                return threshold if stage in ("check", "unmask") else max(threshold, LEAST_IN_SUM)
+    def note(self, text: str) -> None:
+        """Tell whoever watches."""
+        self.watch(Progress("note", 0, self.federation.config.training.rounds, text=text))
 
-            return plain_sum(encoding, offers, need=need, lost=lost, public_weights=weights)
-        setting = Setting(
-            run=self.run_id,
-            round=number,
-            attempt=0,
-            members=tuple(offer.name for offer in offers),
-            roster=self.identities.roster,
-            config_hash=bytes.fromhex(recorded_hash(self.config.to_toml())),
-            threshold=threshold,
-            checked=self.config.secure_aggregation.check,
-        )
-        task = Task(bytes.fromhex(model_hash(model)), encoding, weights)
-        identities = self.identities
-        return masked_sum(
-            setting, task, offers, identities.members, identities.released, lost=lost, observe=self.observe
-        )
+    def _tell(self, stage: Any, done: int = 0, total: int = 0) -> None:
+        self.watch(Progress(stage, self._number, self.federation.config.training.rounds, done, total))
+
+
+class _Opened:
+    """Messages as they are read: the same one to all is read once."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Parcel | None, Any] = (None, None)
+
+    def __call__(self, parcel: Parcel) -> tuple[Ask, Callable[[bytes], bool]]:
+        if self._last[0] is not parcel:
+            self._last = (parcel, Ask.unpack(parcel))
+        ask, signed_by = self._last[1]
+        return ask, signed_by
+
+
+def _is_lost(lost: Mapping[str, str], name: str, kind: Exchange) -> bool:
+    """Whether a member that dies at a stage answers this exchange no more."""
+    order = [exchange_of(stage) for stage in STAGES]
+    return name in lost and order.index(exchange_of(lost[name])) <= order.index(kind)
 
 
 # ------------------------------------------------------------------------------------------ local training
@@ -310,18 +355,20 @@ class LocalTraining:
         federation: data, network and settings.
         solo: per member the model it trains alone from the first one; empty where nobody does.
         notes: what somebody should be told, once.
+        stacked: all members at once; None does so on a GPU, where it is faster.
     """
 
     federation: Federation
     solo: dict[str, Model] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    stacked: bool | None = None
 
     def train(
         self,
         number: int,
         scheduled: Sequence[str],
         start: Model,
-        stale: Callable[[], Model],
+        stale: Model,
         tell: Callable[[int, int], None],
     ) -> dict[str, Model]:
         """Every scheduled member's local model after round ``number`` at home.
@@ -332,12 +379,12 @@ class LocalTraining:
             number: of the round.
             scheduled: who takes part.
             start: the global model.
-            stale: gives the global model of one round earlier, which a stale free rider sends back.
+            stale: the global model of one round earlier, which a stale free rider sends back.
             tell: told (done, total) members.
         """
         clients = [client for client in self.federation.clients if client.name in scheduled]
         honest = [client for client in clients if client.behaviour == "honest"]
-        stacked = self.federation.device.type == "cuda"
+        stacked = self.federation.device.type == "cuda" if self.stacked is None else self.stacked
         groups = [honest] if stacked else [[client] for client in honest]
         models: dict[str, Model] = {}
         for group in filter(None, groups):
@@ -348,9 +395,9 @@ class LocalTraining:
             if client.behaviour == "zero":
                 models[client.name] = start
             elif client.behaviour == "stale":
-                models[client.name] = stale()
+                models[client.name] = stale
             elif client.behaviour == "noise":
-                noise = generator_for(self.federation.config, "noise", number, client.name)
+                noise = np.random.default_rng(self.federation.seed("noise", number, client.name))
                 made_up = noise.normal(0.0, NOISE * float(np.std(start)), start.size)
                 models[client.name] = (start + made_up).astype(np.float32)
         return models
@@ -358,7 +405,7 @@ class LocalTraining:
     def _group(self, number: int, group: Sequence[ClientData], start: Model) -> dict[str, Model]:
         federation = self.federation
         names = [client.name for client in group]
-        seeds = [seed_for(federation.config, "train", number, name) for name in names]
+        seeds = [federation.seed("train", number, name) for name in names]
         data = [federation.training_data(client, number) for client in group]
         trained = train_many(federation.network, start, data, federation.training, seeds)
         if trained.note and trained.note not in self.notes:

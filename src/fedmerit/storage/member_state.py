@@ -35,6 +35,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedmerit.errors import StoreError
 from fedmerit.protocol.messages import pack, unpack
 from fedmerit.secagg.released import Released
@@ -57,8 +59,8 @@ RESTORE = (
 )
 
 
-class Keeping:
-    """The files of one member in one run."""
+class MemberFiles:
+    """The files of one member in one run: a `protocol.member.MemberState`."""
 
     def __init__(self, key_file: Path, identity: Ed25519PrivateKey, run: str) -> None:
         if not _RUN.fullmatch(run):
@@ -153,7 +155,7 @@ class Keeping:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         nonce = os.urandom(NONCE)
-        sealed = AESGCM(self._key).encrypt(nonce, pack(value), _bound(run, path.name))
+        sealed = AESGCM(self._key).encrypt(nonce, pack(_plain(value)), _bound(run, path.name))
         write(path, nonce + sealed, mode=0o600)
 
     def _get(self, path: Path, run: str) -> Any:
@@ -169,6 +171,17 @@ class Keeping:
         except (InvalidTag, ValueError):
             raise StoreError(f"{path}: damaged, or of another key") from None
         return unpack(plain, f"the state in {path}")
+
+
+def _plain(value: Any) -> Any:
+    """A value as a file keeps it: arrays as little-endian bytes, a client as its dump."""
+    if isinstance(value, np.ndarray):
+        return np.ascontiguousarray(value, value.dtype.newbyteorder("<")).tobytes()
+    if hasattr(value, "dump"):
+        return value.dump()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 def _tidied(folder: Path) -> bool:

@@ -48,7 +48,6 @@ from fedmerit.errors import (
 from fedmerit.ledger.chain import START, Ledger, Record
 from fedmerit.ledger.forms import compare
 from fedmerit.ledger.records import (
-    Round,
     aborted,
     about,
     config_of,
@@ -58,6 +57,7 @@ from fedmerit.ledger.records import (
     scores_document,
     unreported,
 )
+from fedmerit.protocol.messages import Round
 from fedmerit.scoring.files import LEDGER, Content
 from fedmerit.scoring.types import Reports
 from fedmerit.scoring.validate import written_number
@@ -131,6 +131,10 @@ class Folder:
             older = "; the version that started it did not take members and names from the data"
         if found := difference(there, config):
             raise StoreError(f"{self.path}: holds a run of another config: {found}{older}")
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file of the run in one step."""
+        write(self.path / name, data)
 
     def checkpoint(self, name: str, number: int) -> Path:
         """Where a checkpoint of a round lies."""

@@ -17,7 +17,8 @@ import numpy as np
 from fedmerit.config import Corruption, of_folder
 from fedmerit.errors import CopyDiffers, FedmeritError, FileFormatError, StoreError
 from fedmerit.ledger.decisions import Decision, decisions_of
-from fedmerit.ledger.records import Round, first_body, unreported
+from fedmerit.ledger.records import first_body, unreported
+from fedmerit.protocol.messages import Round
 from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.files import LEDGER, VECTORS, read_content, scores_in
 from fedmerit.scoring.types import Reports

@@ -1,0 +1,147 @@
+"""The stages without masks: members hand their integers over, and the server adds them.
+
+For rehearsals with secure aggregation off, also where the cryptographic packages are not installed. Client
+and server answer and count as those with masks do, stage by stage, and sum the same integers; so who is in a
+sum, and every score, is the same to the bit. Nothing is signed or hidden here: a member of a run between
+machines refuses such a run.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from fedmerit.errors import BindingError, MessageError, ProtocolError, RefusedError, RoundAborted
+from fedmerit.secagg.quantise import Words, seed_bytes
+from fedmerit.secagg.setting import STAGES, Result, Setting, Task, Update, pack
+
+__all__ = ["PlainClient", "PlainServer"]
+
+
+class PlainClient:
+    """One member of one attempt; `secagg.Client` without secrets."""
+
+    def __init__(
+        self, setting: Setting, name: str, identity: object = None, *, released: object = None
+    ) -> None:
+        if name not in setting.members:
+            raise BindingError("not scheduled in this round", stage="setting", member=name)
+        self.setting, self.name, self.released = setting, name, released
+        self.stage = STAGES[0]
+        self.rounding: bytes | None = None
+        self.survivors: tuple[str, ...] = ()
+
+    def advertise(self) -> bytes:
+        """Say that it is there."""
+        return self.handle(b"")
+
+    def handle(self, broadcast: bytes) -> bytes:
+        """Answer a stage in which no update is asked for."""
+        stages, stage = self.setting.stages, self.stage
+        if stage not in stages or stage == "masked":
+            raise BindingError(f"{stage} is due", stage=stage, member=self.name)
+        if stages.index(stage) == stages.index("masked") + 1:
+            self.survivors = tuple(msgpack.unpackb(broadcast))
+        return self._say(stage)
+
+    def masked(self, broadcast: bytes, update: Update) -> bytes:
+        """Its weighted update as integers."""
+        task = update.task
+        task.binding(self.setting)
+        weight = task.weight_of(self.setting, self.name, update.weight)
+        self.rounding = os.urandom(32) if update.seed is None else seed_bytes(update.seed)
+        try:
+            words = task.encoding.encode(update.delta, weight=weight, seed=self.rounding).words
+        except ProtocolError:
+            self.stage = "stopped"
+            raise
+        return self._say("masked", task.digest + np.ascontiguousarray(words, "<u4").tobytes())
+
+    def decline(self) -> bytes:
+        """Leave this attempt. The server learns only that."""
+        self.stage = "stopped"
+        return pack("decline", b"")
+
+    def readable(self, broadcast: bytes) -> None:
+        """Accept any bytes: nothing in them is used."""
+
+    def sent(self, message: bytes) -> str:
+        """Nothing, since nothing was masked."""
+        return ""
+
+    def _say(self, stage: str, payload: bytes = b"") -> bytes:
+        stages = self.setting.stages
+        self.stage = (*stages, "done")[stages.index(stage) + 1]
+        return pack(stage, payload)
+
+
+class PlainServer:
+    """The server of one attempt; `secagg.Server` without masks."""
+
+    def __init__(self, setting: Setting, task: Task | None = None) -> None:
+        self.setting = setting
+        self.stage = STAGES[0]
+        self.result: Result | None = None
+        self.declined: list[str] = []
+        self.heads: dict[str, dict[str, Any]] = {stage: {} for stage in STAGES}
+        self.inputs: dict[str, str] = {}  # hashes of what was masked: there are none
+        self._task: Task | None = None
+        self._sum: Words = np.zeros(0, np.uint32)
+        if task is not None:
+            self.begin(task)
+
+    def begin(self, task: Task) -> None:
+        """Say what is summed; at the latest before updates arrive."""
+        if self._task is not None:
+            raise BindingError("the task of an attempt is given once", stage=self.stage)
+        task.binding(self.setting)
+        self._task, self._sum = task, np.zeros(task.encoding.words, np.uint32)
+
+    def receive(self, data: bytes, sender: str) -> str:
+        """Take a member's message and return whose it is."""
+        try:
+            stage, payload = msgpack.unpackb(data)
+        except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
+            raise MessageError(f"not a message: {type(error).__name__}", stage=self.stage) from None
+        stages = self.setting.stages
+        before = self.heads[stages[stages.index(self.stage) - 1]] if self.stage != stages[0] else stages
+        if (self.stage != stages[0] and sender not in before) or sender in self.declined:
+            raise BindingError("left before", stage=self.stage, member=sender)
+        if stage == "decline":
+            self.declined.append(sender)
+            return sender
+        if stage != self.stage or sender in self.heads[stage]:
+            raise BindingError(f"{self.stage} is due", stage=self.stage, member=sender)
+        if stage == "masked":
+            assert self._task is not None
+            if payload[:32] != self._task.digest:
+                raise BindingError("made for another encoding or weights", stage=stage, member=sender)
+            np.add(self._sum, np.frombuffer(payload, "<u4", offset=32), out=self._sum)
+        self.heads[stage][sender] = True
+        return sender
+
+    def advance(self) -> dict[str, bytes]:
+        """Close the stage: what to send to whom, or nothing once there is a result."""
+        stage, heads = self.stage, self.heads[self.stage]
+        present = [member for member in self.setting.members if member in heads]
+        try:
+            if len(present) < (need := self.setting.need(stage)):
+                raise RoundAborted(f"{len(present)} members left, {need} are needed", stage=stage)
+            if stage == "masked":
+                if self._task is None:
+                    raise RefusedError("there is no task", stage=stage)
+                self._task.refuse_small_sum(self.setting, present, stage=stage)
+        except ProtocolError:
+            self.stage = "aborted"
+            raise
+        if stage == STAGES[-1]:
+            assert self._task is not None
+            included = tuple(member for member in self.setting.members if member in self.heads["masked"])
+            self.result, self.stage = self._task.result(self.setting, self._sum, included), "done"
+            return {}
+        stages = self.setting.stages
+        self.stage = stages[stages.index(stage) + 1]
+        return dict.fromkeys(present, pack(*present))
