@@ -72,10 +72,10 @@ def test_a_run_that_is_over_is_told_the_same(tracked_run):
 
 
 def test_a_run_that_fails_ends_with_none_and_a_resumed_one_tells_what_it_adds(tmp_path, monkeypatch):
-    from fedmerit.simulation.run import Engine
+    from fedmerit.simulation.run import Rehearsal
 
-    real, recorder = Engine._round, Recorder()
-    monkeypatch.setattr(Engine, "_round", lambda self, n: real(self, n) if n < 2 else 1 / 0)
+    real, recorder = Rehearsal.round, Recorder()
+    monkeypatch.setattr(Rehearsal, "round", lambda self, n: real(self, n) if n < 2 else 1 / 0)
     with (
         pytest.raises(ZeroDivisionError),
         tracked(lambda step: None, tmp_path / "run", CONFIG, [recorder]) as watch,

@@ -23,9 +23,9 @@ from fedmerit.ledger.visibility import own_total, sees, totals
 from fedmerit.payment import read_run, record_decision
 from fedmerit.report.statement import as_dict, as_markdown, statements, write_statements
 from fedmerit.scoring.rewards import division, payouts
-from fedmerit.simulation.identities import Identities
 from fedmerit.simulation.run import run
 from fedmerit.verify import verify_copy, verify_folder
+from ledgers import Keys
 
 OVERRIDES = (
     "training.rounds=3",
@@ -69,7 +69,7 @@ def copy_for(folder, member=None):
 
 def as_server(folder, change, config=OPEN):
     """The ledger anew, by a server that changes its own records and signs and seals all of it."""
-    keys = Identities.in_folder(folder / "keys", config.clients, make=False)
+    keys = Keys(folder / "keys")
     with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
         records = list(ledger.records())
     (folder / "ledger.sqlite").unlink()
@@ -106,10 +106,10 @@ def test_a_decision_is_recorded_once_and_a_second_says_which_it_replaces(folder)
 
 
 def test_a_decision_that_falls_between_two_rounds_leaves_the_run_in_order(tmp_path, monkeypatch):
-    from fedmerit.simulation.run import Engine
+    from fedmerit.simulation.run import Rehearsal
 
-    real = Engine._round
-    monkeypatch.setattr(Engine, "_round", lambda self, n: real(self, n) if n < 3 else 1 / 0)
+    real = Rehearsal.round
+    monkeypatch.setattr(Rehearsal, "round", lambda self, n: real(self, n) if n < 3 else 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run(OPEN, tmp_path / "run")
     monkeypatch.undo()

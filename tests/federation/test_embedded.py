@@ -10,11 +10,13 @@ from fedmerit.config import from_dict
 from fedmerit.errors import ConfigError, DataError, FedmeritError, StoreError
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.records import rounds_of
+from fedmerit.protocol.terms import encoding_of
 from fedmerit.scoring.files import read
 from fedmerit.scoring.scores import alpha, ee, fp, ioi, loo
 from fedmerit.simulation.plan import plan
-from fedmerit.simulation.run import run
+from fedmerit.simulation.run import Rehearsal, run
 from fedmerit.simulation.setup import prepare
+from fedmerit.storage.run_folder import Folder
 from fedmerit.verify import verify_folder
 
 OFF = "secure_aggregation.enabled=false"
@@ -137,37 +139,37 @@ def test_it_takes_two_evaluations_a_member_and_two_more(tmp_path, monkeypatch):
     original = setup.Federation.evaluate
     monkeypatch.setattr(setup.Federation, "evaluate", lambda *a: count.append(1) or original(*a))
     run(tiny(), tmp_path / "run")
-    assert len(count) == 2 * (2 * 4 + 2)  # two rounds of 2N + 2
+    assert len(count) == (2 * 4 + 2) + (2 * 4 + 1)  # M of round 1 is M0 of round 2
+    count.clear()
+    run(tiny("data.test_reveal=per-round"), tmp_path / "fresh")
+    assert len(count) == 2 * (2 * 4 + 2)
 
 
 def test_what_the_server_receives_holds_no_plain_update(tmp_path):
     """The transcript of a whole run: no member's words and no bytes of its update in any message."""
-    from fedmerit.protocol.terms import encoding_of
-    from fedmerit.simulation import transport as aggregation
+    received, plain = [], []
 
-    received, offered = [], []
-    original = aggregation.Aggregation.offers
+    class Spy:
+        def summed(self, one):
+            for name in one.outcome.included:
+                state = rehearsal.transport.states[name]
+                delta = state.get(f"{one.outcome.round:04d}.update")[1]
+                plain.append((delta, one.contribution(name)))
 
-    def spy(self, *args):
-        offers = original(self, *args)
-        encoding = encoding_of(self.config, offers[0].delta.size, len(offers), None)
-        offered.extend((offer, encoding) for offer in offers)
-        return offers
-
-    patch = pytest.MonkeyPatch()
-    patch.setattr(aggregation.Aggregation, "offers", spy)
-    try:
-        run(tiny(), tmp_path / "run", observe=lambda *seen: received.append(seen))
-    finally:
-        patch.undo()
-    assert {stage for stage, _, _ in received} == {"advertise", "share", "masked", "check", "unmask"}
-    assert len(offered) == 8
+    config = tiny()
+    with Folder(tmp_path / "run", config) as folder:
+        rehearsal = Rehearsal(config, folder, observe=lambda *seen: received.append(seen), analyses=[Spy()])
+        rehearsal.run()
+    sums = {"advertise", "share", "masked", "check", "unmask"}
+    assert {stage for stage, _, _ in received} == {"join", *sums, "report", "close"}
+    assert len(plain) == 8
     whole = b"".join(message for _, _, message in received)
-    for offer, encoding in offered:
-        words = encoding.encode(offer.delta, weight=offer.weight, seed=offer.seed).words
-        for plain_bytes in (words.tobytes(), offer.delta.tobytes(), offer.delta.astype(np.float64).tobytes()):
+    encoding = encoding_of(config, plain[0][0].size, 4, None)
+    for delta, contribution in plain:
+        words = np.rint(contribution / encoding.step).astype(np.int64)
+        for values in (words.astype(np.uint32), delta, delta.astype(np.float64), contribution):
             for start in range(0, 4000, 400):
-                assert plain_bytes[start : start + 24] not in whole
+                assert values.tobytes()[start : start + 24] not in whole
     # ... while the check itself does find words that were put there
     masked = [message for stage, _, message in received if stage == "masked"]
     assert masked[0][5000:5024] in whole
@@ -203,8 +205,7 @@ def test_too_few_members_abort_the_round_and_leave_the_model_alone(tmp_path):
     assert content["rounds"][0]["reports"] is None
     assert content["rounds"][0]["aborted"] is True
     assert any(
-        "round 1 aborted, model unchanged: 2 members scheduled, 3 of all 4 are needed" in note
-        for note in notes
+        "round 1 aborted, the model is unchanged: stage setting: a round needs 3 to" in note for note in notes
     )
     assert content["rounds"][1]["participants"] == content["clients"]
     with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
@@ -235,7 +236,7 @@ def test_a_threshold_above_the_number_scheduled_aborts_the_round(tmp_path):
         "secure_aggregation.threshold=4", "participation.away={client-0=[1]}", folder=tmp_path / "run"
     )
     assert content["rounds"][0]["aborted"] is True
-    assert any("3 members scheduled, 4 of all 4 are needed" in note for note in notes)
+    assert any("3 members scheduled, 4 of the 4 on the roster are needed" in note for note in notes)
 
 
 @pytest.mark.parametrize("switch", ["secure_aggregation.enabled=true", OFF])
@@ -254,7 +255,7 @@ def test_a_member_that_diverges_withdraws_and_is_recorded(tmp_path, monkeypatch,
     content, notes = notes_of(switch, folder=tmp_path / "run")
     assert content["rounds"][0]["participants"] == ["client-0", "client-2", "client-3"]
     assert any(
-        note.startswith("round 1: client-1 declined and is not in the sum: withdrew") for note in notes
+        note.startswith("round 1: client-1 declined and is not in the sum: stage masked") for note in notes
     )
     with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
         assert rounds_of(ledger)[0].declined == ("client-1",)

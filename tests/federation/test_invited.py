@@ -2,17 +2,19 @@
 
 import secrets
 import tracemalloc
+from functools import partial
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedmerit.config import recorded_hash
 from fedmerit.errors import MessageError, RefusedError
-from fedmerit.identity.keys import read_roster
+from fedmerit.identity.keys import load_key, read_roster
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.records import first_body
-from fedmerit.protocol.member import RemoteMember
-from fedmerit.protocol.messages import FORMAT, Ask, pack
+from fedmerit.protocol.member import Participant
+from fedmerit.protocol.messages import FORMAT, Ask, Parcel, pack
+from fedmerit.storage.member_state import MemberFiles
 from older_files import copied
 
 NAME = "Site 1"
@@ -47,7 +49,9 @@ def server(files):
 
 @pytest.fixture
 def member(files, server):
-    return RemoteMember(NAME, files / "members" / f"{NAME}.pem", server.roster, lambda *_: None)
+    path = files / "members" / f"{NAME}.pem"
+    identity = load_key(path)
+    return Participant(NAME, identity, server.roster, partial(MemberFiles, path, identity), lambda *_: None)
 
 
 def test_an_invitation_with_a_key_of_thousands_of_parts_costs_little(files, server, member):
@@ -91,9 +95,9 @@ def test_after_the_last_head_a_member_only_signs_it_again(server, member):
 
 def test_a_round_is_a_whole_number(server):
     """True is 1 to Python and another number in what members sign."""
-    inner = pack(["close", server.run, True, {"head": "0" * 64}])
+    inner = pack(["close", server.run, True, {"head": "0" * 64}, {}])
     with pytest.raises(MessageError, match="not a message"):
-        Ask.unpack(pack([FORMAT, inner, b""]))
+        Ask.unpack(Parcel(pack([FORMAT, inner, b""])))
 
 
 def test_settings_of_a_good_run_are_agreed_to(server, member):

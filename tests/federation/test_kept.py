@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from contextlib import ExitStack
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,13 +13,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedmerit.config import as_toml, from_dict, recorded_hash
 from fedmerit.errors import LedgerError, RoundAborted
-from fedmerit.identity.keys import Member, Roster, new_key
-from fedmerit.ledger.recorder import Books
+from fedmerit.identity.keys import Member, Roster, load_key, new_key
+from fedmerit.ledger.recorder import LedgerRecorder
 from fedmerit.protocol.coordinator import Coordinator
-from fedmerit.protocol.member import RemoteMember
+from fedmerit.protocol.measure import Evaluations
+from fedmerit.protocol.member import Participant
 from fedmerit.protocol.messages import Ask, Outcome, Round, Trained, Work, model_hash
 from fedmerit.protocol.pool import Pool
 from fedmerit.secagg.server import Server
+from fedmerit.storage.member_state import MemberFiles
 from fedmerit.storage.run_folder import Folder, snapshot
 from fedmerit.verify import verify_folder
 
@@ -47,26 +50,27 @@ class Transport:
         self.lost = lambda kind, number, name: False  # the answer, on its way
 
     def member(self, name):
-        return RemoteMember(name, self.folder / f"{name}.pem", self.roster, lambda shape, utilities: value)
+        path = self.folder / f"{name}.pem"
+        identity = load_key(path)
+        state = partial(MemberFiles, path, identity)
+        return Participant(name, identity, self.roster, state, lambda shape, utilities: value)
 
     def work(self, name):
         m0 = self.m0
         return lambda: Work(m0, b"", lambda: Trained(m0, train(name, m0), None))
 
-    def present(self):
+    def expected(self, number):
         return ALL
 
     def exchange(self, kind, asks):
-        answers = {}
         for name, data in asks.items():
             number = Ask.unpack(data)[0].round
             if self.away(kind, number, name):
                 continue
             work = self.work(name) if kind == "train" else None
-            answers[name] = self.member(name).answer(data, "here", work)
-            if self.lost(kind, number, name):
-                del answers[name]
-        return answers
+            answer = self.member(name).answer(data, "here", work)
+            if not self.lost(kind, number, name):
+                yield name, answer
 
 
 class Federation:
@@ -94,12 +98,10 @@ class Federation:
 
         def coordinator(name):
             kept = self.open.enter_context(Folder(folder / name, config, text=text))
-            books = Books(kept, config, roster, key, run, "flower", terms, pool.commitment)
-            books.begin(M0)
-            made = Coordinator(books, pool, self.transport, value)
-            for member, answer in self.transport.exchange(
-                "join", dict.fromkeys(ALL, made.invitation())
-            ).items():
+            recorder = LedgerRecorder(kept, config, roster, key, run, "flower", terms, pool.commitment)
+            recorder.begin(M0)
+            made = Coordinator(recorder, pool, self.transport, Evaluations(value))
+            for member, answer in self.transport.exchange("join", dict.fromkeys(ALL, made.invitation())):
                 assert made.admit("here", answer) == member
             return made
 
@@ -213,12 +215,12 @@ def test_a_ledger_with_others_in_the_sum_is_an_error(federation):
     """Nobody is asked for a report, so nobody has signed for the outcome."""
     federation.transport.away = unreported
     model = federation.round(1, M0, ALL[:3], by=federation.hidden)
-    books, found = federation.shown.books, Round(1, tuple(ALL), included=tuple(ALL))
-    head = books.head
-    books.schedule(1, ALL, None)
-    books.masked(1, {**inputs_in(federation.folder / "hidden"), "D": "00" * 32})
+    recorder, found = federation.shown.recorder, Round(1, tuple(ALL), included=tuple(ALL))
+    head = recorder.head
+    recorder.schedule(1, ALL, None)
+    recorder.masked(1, {**inputs_in(federation.folder / "hidden"), "D": "00" * 32})
     told = Outcome(1, model, 4.0, tuple(ALL), federation.shown.pool.slice(1), model_hash(M0), head)
-    books.close(found, model, told, None)
+    recorder.close(found, model, told, None)
     message = (
         r"line 3: .* for the sum of A, B, C in round 1, but the ledger says that the sum is of A, B, C, D"
     )
@@ -228,8 +230,8 @@ def test_a_ledger_with_others_in_the_sum_is_an_error(federation):
 
 def test_a_ledger_with_other_masked_words_than_a_member_sent_is_an_error(federation):
     """The server writes down that B sent something else, by which nobody could audit B."""
-    real = federation.shown.books.masked
-    federation.shown.books.masked = lambda number, inputs: real(number, inputs | {"B": inputs["A"]})
+    real = federation.shown.recorder.masked
+    federation.shown.recorder.masked = lambda number, inputs: real(number, inputs | {"B": inputs["A"]})
     assert federation.round(1, M0) is not None
     assert any(line.startswith("trained in 1 rounds") for line in federation.lines("A"))
     with pytest.raises(

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedmerit.protocol.measure import Member, standard_error
+from fedmerit.protocol.measure import Evaluations, Scorer, standard_error
 from fedmerit.scoring.types import Scores
 from fedmerit.scoring.uncertainty import intervals
 
@@ -21,7 +21,7 @@ def test_the_formula_by_hand():
 def measured(before, after, inside, outside):
     parts = [{"u": np.array(part, dtype=float)} for part in (before, after, inside, outside)]
     outcome = SimpleNamespace(slice=SimpleNamespace(id="s"))
-    return Member("A", lambda model, shown: {}, {})._measure("u", outcome, *parts, None)
+    return Scorer("A", Evaluations(lambda model, shown: {}))._measure("u", outcome, *parts, None)
 
 
 def test_right_answers_are_counted_and_anything_else_is_not():

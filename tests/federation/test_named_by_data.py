@@ -19,7 +19,7 @@ from fedmerit.scoring.validate import two_spellings
 from fedmerit.simulation.data import Dataset, save
 from fedmerit.simulation.data import load as load_data
 from fedmerit.simulation.plan import plan
-from fedmerit.simulation.run import Engine, run
+from fedmerit.simulation.run import Rehearsal, run
 from fedmerit.simulation.setup import prepare, read, resolve
 from fedmerit.verify import verify_folder
 
@@ -260,7 +260,7 @@ def stopped(monkeypatch):
     """Run a config and stop before the second round."""
 
     def begin(config, folder):
-        original = Engine._round
+        original = Rehearsal.round
 
         def stop(engine, number):
             if number == 2:
@@ -268,7 +268,7 @@ def stopped(monkeypatch):
             original(engine, number)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Engine, "_round", stop)
+            patch.setattr(Rehearsal, "round", stop)
             with pytest.raises(KeyboardInterrupt):
                 run(config, folder)
         return folder

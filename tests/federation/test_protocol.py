@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmerit.errors import BindingError, BoundError, MessageError
-from fedmerit.protocol.measure import Member, coalition_models, cosine, standard_error
+from fedmerit.protocol.measure import Evaluations, Scorer, coalition_models, cosine, standard_error
 from fedmerit.protocol.messages import (
-    Known,
     Outcome,
     Report,
     accept,
@@ -54,7 +53,7 @@ def outcome(model=None, **change):
 
 
 def member(name="A", **change):
-    return Member(name, value, POOL.commitment, **change)
+    return Scorer(name, Evaluations(value), **change)
 
 
 BOUND = ("m0", "m", "weight", "slice", "included", "head")
@@ -62,7 +61,7 @@ BOUND = ("m0", "m", "weight", "slice", "included", "head")
 
 def test_a_report_holds_what_the_formulas_say():
     out = outcome()
-    report = member().report(M0, out, UPDATES[0], 1.0, PLAIN)
+    report = member().report(M0, out, UPDATES[0], 1.0)
     shown = out.slice
     alone = value((M0 + UPDATES[0] / 3).astype(np.float32), shown)["accuracy"]
     without = value((out.model - UPDATES[0] / 3).astype(np.float32), shown)["accuracy"]
@@ -81,12 +80,12 @@ def test_a_report_holds_what_the_formulas_say():
 def test_the_running_error_is_that_of_the_summed_differences():
     one = member()
     for _ in range(3):
-        last = one.report(M0, outcome(), UPDATES[0], 1.0, PLAIN)
+        last = one.report(M0, outcome(), UPDATES[0], 1.0)
     measured = last.measured["accuracy"]
     assert measured.se_alpha_total == pytest.approx(3 * measured.se_alpha)  # the same differences three times
 
 
-def test_known_values_save_two_evaluations_and_change_nothing():
+def test_what_everybody_needs_is_evaluated_once_and_changes_nothing():
     calls = []
 
     def counted(model, shown):
@@ -94,27 +93,31 @@ def test_known_values_save_two_evaluations_and_change_nothing():
         return value(model, shown)
 
     out = outcome()
-    plain = Member("A", counted, POOL.commitment).report(M0, out, UPDATES[0], 1.0, PLAIN)
+    plain = Scorer("A", Evaluations(counted)).report(M0, out, UPDATES[0], 1.0)
     assert len(calls) == 4
-    known = Known(model_hash(M0), value(M0, out.slice), value(out.model, out.slice))
-    again = Member("A", counted, POOL.commitment).report(M0, out, UPDATES[0], 1.0, PLAIN, known=known)
-    assert len(calls) == 6
+    shared = Evaluations(counted)
+    for _ in range(3):
+        again = Scorer("A", shared).report(M0, out, UPDATES[0], 1.0)
+    assert len(calls) == 4 + 4 + 2 + 2
     assert again == plain
+    other = pool(seed=5).slice(1)
+    shared(M0, other, model_hash(M0))  # on other samples it is another evaluation
+    assert len(calls) == 13
+    for k in range(10):  # and few are kept
+        shared(M0 + k, other, model_hash(M0 + k))
+    assert len(shared._kept) == Evaluations.MOST
 
 
-def test_a_member_refuses_another_m0_a_sum_it_is_not_in_and_samples_never_committed():
-    with pytest.raises(
-        BindingError, match="stage report, member A: the server speaks of another M0 than ours"
-    ):
-        member().report(M0, outcome(m0_hash=model_hash(M0 + 1)), UPDATES[0], 1.0, PLAIN)
+def test_a_member_refuses_a_sum_it_is_not_in_and_samples_never_committed():
     with pytest.raises(BindingError, match="member D: asked to report on a sum we are not in"):
-        member("D").report(M0, outcome(), UPDATES[0], 1.0, PLAIN)
+        outcome().check("D", M0, 1.0, PLAIN, None)
     with pytest.raises(BindingError, match="differs from what was committed before round 1"):
-        member().report(M0, outcome(slice=pool(seed=5).slice(1)), UPDATES[0], 1.0, PLAIN)
+        pool(seed=5).slice(1).verify(POOL.commitment, 1)
     fresh = pool(reveal="per-round", rounds=2)
-    one = Member("A", value, fresh.commitment)
+    shown = fresh.slice(1)
+    shown.verify(fresh.commitment, 1)
     with pytest.raises(BindingError, match="round 2 is measured on test slice 1, got slice 0"):
-        one.report(M0, outcome(round=2, slice=fresh.slice(1)), UPDATES[0], 1.0, PLAIN)
+        shown.verify(fresh.commitment, 2)
 
 
 @pytest.mark.parametrize(
@@ -135,17 +138,7 @@ def test_a_member_answers_no_outcome_that_members_cannot_have_summed_to(change, 
     """A tiny W or a far M would make its two evaluations a magnifying glass on its update."""
     rules = Encoding(length=P, members=3, bound=1.0, **encoding)
     with pytest.raises(BindingError, match=message):
-        member().report(M0, outcome(**change), UPDATES[0], 1.0, rules, public=public)
-
-
-def test_members_stop_when_the_server_told_them_different_things():
-    own = member().report(M0, outcome(), UPDATES[0], 1.0, PLAIN)
-    same = member("B").report(M0, outcome(), UPDATES[1], 1.0, PLAIN)
-    member().compare(own, [own, same])
-    crafted = outcome(model=(M0 + 0.5).astype(np.float32))
-    other = member("C").report(M0, crafted, UPDATES[2], 1.0, PLAIN)
-    with pytest.raises(BindingError, match="member C: was told another m than we were"):
-        member().compare(own, [same, other])
+        outcome(**change).check("A", M0, 1.0, rules, public)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +154,7 @@ def test_members_stop_when_the_server_told_them_different_things():
     ],
 )
 def test_the_server_drops_what_was_computed_on_anything_else(change, message):
-    report = member().report(M0, outcome(), UPDATES[0], 1.0, PLAIN)
+    report = member().report(M0, outcome(), UPDATES[0], 1.0)
     facts = vars(report) | change
     if isinstance(change.get("bound_to"), str):
         facts["bound_to"] = {**report.bound_to, change["bound_to"]: "00"}
@@ -176,7 +169,7 @@ LINE = "m\nround 1: refused: stage unmask, member B: lied " + "x" * 1000
 @pytest.mark.parametrize("change", [{"bound_to": {LINE: "00"}}, {"measured": {LINE: None}}])
 def test_what_a_member_makes_up_is_no_line_of_the_servers_notes(change):
     """A message that holds a name of a member's making holds little of it, and on one line."""
-    report = member().report(M0, outcome(), UPDATES[0], 1.0, PLAIN)
+    report = member().report(M0, outcome(), UPDATES[0], 1.0)
     facts = vars(report) | {key: {**getattr(report, key), **value} for key, value in change.items()}
     with pytest.raises((BindingError, MessageError)) as caught:
         accept(Report(**facts), outcome(), ["accuracy"])
@@ -185,7 +178,7 @@ def test_what_a_member_makes_up_is_no_line_of_the_servers_notes(change):
 
 
 def test_a_report_reads_back_bit_for_bit_and_only_in_its_own_run():
-    report = member().report(M0, outcome(), UPDATES[0], 1.0, PLAIN)
+    report = member().report(M0, outcome(), UPDATES[0], 1.0)
     assert Report.from_body("A", report.body("run-1"), run="run-1") == report
     with pytest.raises(BindingError, match="belongs to another run"):
         Report.from_body("A", report.body("run-1"), run="run-2")

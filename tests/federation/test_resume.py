@@ -83,8 +83,8 @@ def test_killed_at_ten_random_moments_it_ends_with_the_same_bytes(tmp_path, whol
 @pytest.mark.parametrize("moment", ["checkpoint", "commit", "scores"])
 def test_a_crash_at_each_step_of_closing_a_round_is_repaired(tmp_path, whole, monkeypatch, moment):
     """Between checkpoint and transaction, inside the transaction, and between transaction and score files."""
+    from fedmerit.ledger.recorder import LedgerRecorder
     from fedmerit.ledger.records import Journal
-    from fedmerit.simulation import run as embedded
     from fedmerit.storage.run_folder import Folder
 
     class Crash(BaseException):
@@ -107,8 +107,8 @@ def test_a_crash_at_each_step_of_closing_a_round_is_repaired(tmp_path, whole, mo
     elif moment == "commit":
         monkeypatch.setattr(Journal, "write", crash_second(Journal.write, lambda *a: a[2] == "round"))
     else:
-        target = crash_second(embedded.Engine._write_scores)
-        monkeypatch.setattr(embedded.Engine, "_write_scores", target)
+        target = crash_second(LedgerRecorder.write_scores)
+        monkeypatch.setattr(LedgerRecorder, "write_scores", target)
     with pytest.raises(Crash):
         run(tiny(*SETTINGS), tmp_path / "run")
     monkeypatch.undo()
@@ -122,14 +122,14 @@ def half_done(tmp_path, monkeypatch):
     """A run of two rounds that stopped after the first."""
     from fedmerit.simulation import run as embedded
 
-    original = embedded.Engine._round
+    original = embedded.Rehearsal.round
 
     def stop(engine, number):
         if number == 2:
             raise KeyboardInterrupt
         original(engine, number)
 
-    monkeypatch.setattr(embedded.Engine, "_round", stop)
+    monkeypatch.setattr(embedded.Rehearsal, "round", stop)
     with pytest.raises(KeyboardInterrupt):
         run(tiny(), tmp_path / "run")
     monkeypatch.undo()

@@ -17,10 +17,10 @@ from test_kept import ALL, M0, Federation
 
 from fedmerit.errors import MessageError, RefusedError, StoreError
 from fedmerit.identity.keys import load_key, public_key
-from fedmerit.protocol.messages import EXCHANGES, Ask, ask_limit, pack, words_limit
+from fedmerit.protocol.messages import EXCHANGES, FORMAT, Ask, Parcel, ask_limit, pack, words_limit
 from fedmerit.secagg.messages import list_limit, refuse_many
 from fedmerit.storage import member_state as keeping
-from fedmerit.storage.member_state import Keeping
+from fedmerit.storage.member_state import MemberFiles
 
 SIZE = 8 * 2**20
 
@@ -111,14 +111,14 @@ def test_a_large_message_is_refused_before_it_is_parsed(federation, kind, place)
     """8 MB of empty maps take 600 MB as Python's; whoever can reach a member could send them."""
     data = many(kind)
     if place == "body":
-        data = b"\x94\xa9advertise\xd9\x20" + federation.run.encode() + b"\x01\x81\xa7members" + data
+        data = b"\x95\xa9advertise\xd9\x20" + federation.run.encode() + b"\x01\x81\xa7members" + data
     if place != "outside":
-        data = pack(["fedmerit remote 1", data, bytes(64)])
+        data = pack([FORMAT, data, bytes(64)])
     member = federation.transport.member("A")
 
     def refuse():
         with pytest.raises(MessageError, match=r"not a message of the server: expected at most \d+ values"):
-            member.answer(data, "here")
+            member.answer(Parcel(data), "here")
 
     assert peak_of(refuse) < 2 * len(data)
 
@@ -136,11 +136,11 @@ def test_text_is_no_way_round_it(federation):
     assert peak_of(refuse) < 2 * len(data)
 
 
-@pytest.mark.parametrize("exchange", [one for one in EXCHANGES if one != "report"])
+@pytest.mark.parametrize("exchange", EXCHANGES)
 def test_a_message_is_no_larger_than_its_kind_can_be(federation, exchange):
     limit = ask_limit(exchange, len(ALL))
     assert limit in (words_limit(4), words_limit(4) + list_limit(4))
-    data = Ask(exchange, federation.run, 1, {"list": bytes(limit)}).pack(federation.shown.books.key.sign)
+    data = Ask(exchange, federation.run, 1, {"list": bytes(limit)}).pack(federation.shown.recorder.key.sign)
     with pytest.raises(MessageError, match=f"expected at most {limit} bytes, got {len(data)}"):
         federation.transport.member("A").answer(data, "here")
 
@@ -159,8 +159,8 @@ def test_a_large_report_costs_its_author_the_report_and_the_server_nothing(feder
     exchange, peaks = federation.transport.exchange, []
 
     def altered(kind, asks):
-        answers = exchange(kind, asks)
-        return answers | {"B": answer} if kind == "report" else answers
+        answers = dict(exchange(kind, asks))
+        return (answers | {"B": answer} if kind == "report" else answers).items()
 
     federation.transport.exchange = altered
     opened = federation.shown._opened
@@ -181,7 +181,7 @@ def test_a_large_report_costs_its_author_the_report_and_the_server_nothing(feder
 
     federation.shown._opened = measured
     assert federation.round(1, M0) is not None
-    assert [*federation.shown.books.rounds[0].reports] == ["A", "C", "D"]
+    assert [*federation.shown.recorder.rounds[0].reports] == ["A", "C", "D"]
     assert any("a report has at most" in note for note in federation.shown.refused)
     assert max(size for _, size in peaks) == len(answer)
     assert all(peak < max(size, 100_000) for peak, size in peaks)
@@ -203,8 +203,12 @@ def test_a_large_answer_to_an_invitation_is_refused(federation):
 def invitation(federation, **change):
     """As anybody can write one who knows the hash of the roster: to another run, with another key."""
     key = Ed25519PrivateKey.generate()
-    books = federation.shown.books
-    body = {"terms": {**books.terms, **change}, "commitment": books.commitment, "server": public_key(key)}
+    recorder = federation.shown.recorder
+    body = {
+        "terms": {**recorder.terms, **change},
+        "commitment": recorder.commitment,
+        "server": public_key(key),
+    }
     return Ask("join", secrets.token_hex(16), 0, body).pack(key.sign)
 
 
@@ -249,6 +253,6 @@ def test_a_state_folder_that_others_can_use_is_refused(federation, mode):
         federation.transport.member("A").answer(federation.shown.invitation(), "here")
     home.chmod(0o700)
     federation.transport.member("A").answer(federation.shown.invitation(), "here")
-    with Keeping(federation.folder / "new.pem", load_key(key), "ab" * 16).held():
+    with MemberFiles(federation.folder / "new.pem", load_key(key), "ab" * 16).held():
         pass
     assert stat.S_IMODE((federation.folder / "new.pem.state").stat().st_mode) == 0o700

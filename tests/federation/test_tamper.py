@@ -22,9 +22,9 @@ from fedmerit.errors import LedgerError
 from fedmerit.identity.encoding import SERVER, canonical, content, exact
 from fedmerit.ledger.chain import Copy, Ledger, exported, verify_chain
 from fedmerit.ledger.head_log import places_of
-from fedmerit.simulation.identities import Identities
 from fedmerit.simulation.run import run
 from fedmerit.verify import verify_copy, verify_folder
+from ledgers import Keys
 
 KEYS = {name: Ed25519PrivateKey.generate() for name in (SERVER, "north", "south")}
 PUBLIC = {name: key.public_key().public_bytes_raw() for name, key in KEYS.items()}
@@ -240,7 +240,7 @@ def test_a_kept_head_is_placed_by_record_and_round(folder):
 
 def as_the_server(path, change):
     """The whole ledger anew by a server with its key: own records as it likes, members' as they signed."""
-    keys = Identities.in_folder(path / "keys", CONFIG.clients, make=False)
+    keys = Keys(path / "keys")
     records, heads = records_of(path), {}
     (path / "ledger.sqlite").unlink()
     with Ledger(path / "ledger.sqlite") as ledger, ledger.transaction():
@@ -296,7 +296,7 @@ def test_a_fork_after_the_last_signed_head_is_found_by_who_kept_it(folder):
 )
 def test_a_signature_under_a_head_that_never_was(folder, edit, message):
     """Signed with the member's own key: a rehearsal has it."""
-    keys = Identities.in_folder(folder / "keys", CONFIG.clients, make=False)
+    keys = Keys(folder / "keys")
     body = dict(records_of(folder)[-1].body)
     edit(body)
     with Ledger(folder / "ledger.sqlite") as ledger, ledger.transaction():

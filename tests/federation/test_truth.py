@@ -11,11 +11,12 @@ from fedmerit.ledger.chain import Ledger
 from fedmerit.scoring.agreement import agreement
 from fedmerit.scoring.ground_truth import shapley
 from fedmerit.scoring.types import Table
-from fedmerit.simulation import analysis as truth_module
+from fedmerit.simulation.analysis import Truth
 from fedmerit.simulation.plan import plan
-from fedmerit.simulation.run import run
+from fedmerit.simulation.run import Rehearsal, run
 from fedmerit.simulation.setup import prepare, seed_for
 from fedmerit.simulation.training import train_many
+from fedmerit.storage.run_folder import Folder
 from fedmerit.verify import verify_folder
 
 BOTH = "scoring.truth=['mr-shapley', 'shapley']"
@@ -94,13 +95,18 @@ def test_retraining_goes_on_after_a_kill_and_cuts_off_half_a_line(analysed, tmp_
         run(tiny(BOTH), tmp_path / "run", resume=True)
 
 
-def test_many_members_are_sampled_with_standard_errors(tmp_path, monkeypatch):
-    monkeypatch.setattr(truth_module, "MOST_EXACT", 3)
-    monkeypatch.setattr(truth_module, "BUDGET", 110)
+def sampled(config, path, budget):
+    """A run whose Shapley values are sampled for more than three members."""
+    with Folder(path, config) as folder:
+        federation = prepare(config)
+        truth = Truth(federation, path / "tables", most_exact=3, budget=budget)
+        return Rehearsal(config, folder, federation=federation, truth=truth).run()
+
+
+def test_many_members_are_sampled_with_standard_errors(tmp_path):
     sizes = ("partition.clients=7", f"partition.sizes={[20] * 7}")
-    content = run(
-        tiny("scoring.truth=['mr-shapley']", "participation.away={client-1=[2]}", *sizes), tmp_path / "run"
-    )
+    config = tiny("scoring.truth=['mr-shapley']", "participation.away={client-1=[2]}", *sizes)
+    content = sampled(config, tmp_path / "run", budget=110)
     truth = content["truth"]
     gains = [one["reports"]["grand"] - one["reports"]["empty"] for one in content["rounds"]]
     assert sum(truth["MR-SV"]) == pytest.approx(np.mean(gains), abs=1e-6)
@@ -117,10 +123,9 @@ def test_many_members_are_sampled_with_standard_errors(tmp_path, monkeypatch):
     assert verify_folder(tmp_path / "run")
 
 
-def test_a_sample_too_small_for_standard_errors_has_none(tmp_path, monkeypatch):
-    monkeypatch.setattr(truth_module, "MOST_EXACT", 3)
-    monkeypatch.setattr(truth_module, "BUDGET", 14)
-    content = run(tiny("scoring.truth=['mr-shapley']", "training.rounds=1"), tmp_path / "run")
+def test_a_sample_too_small_for_standard_errors_has_none(tmp_path):
+    config = tiny("scoring.truth=['mr-shapley']", "training.rounds=1")
+    content = sampled(config, tmp_path / "run", budget=14)
     assert set(content["truth"]) == {"MR-SV", "rounds"}
 
 
@@ -149,7 +154,7 @@ def test_the_plan_counts_what_the_run_then_does(tmp_path, monkeypatch):
 
     config = tiny("scoring.solo=true", "participation.away={client-1=[2]}")
     expected = plan(config, calibrate=False)
-    assert [cost.models for cost in expected.costs] == [(2 * 4 + 2) + (2 * 3 + 2), (4 + 1) + (3 + 1)]
+    assert [cost.models for cost in expected.costs] == [(2 * 4 + 2) + (2 * 3 + 1), 4 + 3]
     assert expected.local_trainings == 7
     assert expected.pool == 50
     assert expected.flower_models == 6

@@ -116,11 +116,11 @@ def begun(folder, tmp_path):
     [
         ("", 0, "its ledger is empty"),
         ("pool", 0, "its ledger holds 2 records, 0 of 4 rounds closed"),
-        ("schedule", 0, "its ledger holds 3 records, 0 of 4 rounds closed; round 1 begun and not closed"),
+        ("schedule", 0, "its ledger holds 7 records, 0 of 4 rounds closed; round 1 begun and not closed"),
         (
             "round",
             0,
-            "its ledger holds 6 records, 1 of 4 rounds closed; round 1 summed, but without any report",
+            "its ledger holds 10 records, 1 of 4 rounds closed; round 1 summed, but without any report",
         ),
     ],
 )

@@ -22,10 +22,9 @@ from fedmerit.identity.encoding import SERVER, content, exact, number
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.records import Journal, config_of, rounds_of, score_files, scores_document
 from fedmerit.ledger.visibility import after_round
-from fedmerit.simulation.identities import Identities
 from fedmerit.simulation.run import run
 from fedmerit.verify import keys_of, verify_folder
-from ledgers import cut
+from ledgers import Keys, cut
 
 CONFIG = tiny('participation.lost={client-3 = "2:report"}', "scoring.disclose_samples=true")
 
@@ -340,7 +339,7 @@ def test_a_round_cannot_be_told_twice_or_left_open(plain):
 
 def as_the_server(path, edit):
     """The ledger anew with the server's key: its own records say what it likes, members' stay as signed."""
-    keys = Identities.in_folder(path / "keys", CONFIG.clients, make=False)
+    keys = Keys(path / "keys")
     records = records_of(path)
     (path / "ledger.sqlite").unlink()
     heads = {}
@@ -501,9 +500,9 @@ def test_keys_come_from_the_first_record_alone(folder):
 
 def test_a_member_cannot_speak_for_another(folder):
     """Signed with a real key of the run, but not the author's."""
-    from fedmerit.simulation.identities import Identities
+    from ledgers import Keys
 
-    keys = Identities.in_folder(folder / "keys", CONFIG.clients, make=False)
+    keys = Keys(folder / "keys")
     seq = len(records_of(folder)) + 1
     with Ledger(folder / "ledger.sqlite") as ledger, ledger.transaction():
         forged = Journal(ledger, lambda author, message: keys.sign("client-0", message))

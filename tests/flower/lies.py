@@ -9,7 +9,7 @@ from flwr.app import Array, Message
 from fedmerit.flower.codec import BYTES, put, take
 from fedmerit.identity.encoding import canonical, content
 from fedmerit.identity.keys import load_key
-from fedmerit.protocol.messages import Ask, pack, unpack
+from fedmerit.protocol.messages import Ask, Parcel, pack, unpack
 from fedmerit.verify import verify_folder
 
 LIAR = "client-1"
@@ -25,7 +25,7 @@ def answering(kind, number, change, who=LIAR):
     def alter(node, message, reply):
         ask = exchange_of(message)
         if node == NODES[who] and (ask.exchange, ask.round) == (kind, number) and not reply.has_error():
-            return Message(put(change(take(reply.content))), reply_to=message)
+            return Message(put(Parcel(change(take(reply.content).head))), reply_to=message)
         return reply
 
     return alter
@@ -37,9 +37,10 @@ def telling(home, kind, number, change, who=LIAR):
     def before(node, message):
         ask = exchange_of(message)
         if node == NODES[who] and ask.exchange == kind and ask.round <= number:
-            body = unpack(pack(dict(ask.body)), "")
-            change(body)
-            data = Ask(ask.exchange, ask.run, ask.round, body).pack(server_of(home))
+            told = {**unpack(pack(dict(ask.body)), ""), **ask.arrays}
+            change(told)
+            arrays = {name: told.pop(name) for name in ask.arrays}
+            data = Ask(ask.exchange, ask.run, ask.round, told, arrays).pack(server_of(home))
             message.content[BYTES] = put(data)[BYTES]
 
     return before

@@ -17,8 +17,8 @@ import os, sys
 sys.path.insert(0, {here!r})
 from pathlib import Path
 import federation_in as federation
-from fedmerit.ledger import recorder as books
-real, folder, written = books.write, Path({folder!r}), []
+from fedmerit.storage import run_folder
+real, folder, written = run_folder.write, Path({folder!r}), []
 
 def write(path, data, **how):
     written.append(path.name)
@@ -26,7 +26,7 @@ def write(path, data, **how):
         os.kill(os.getpid(), 9)
     return real(path, data, **how)
 
-books.write = write
+run_folder.write = write
 federation.run(folder, federation.grid_of(folder), rounds=3)
 """
 

@@ -11,6 +11,7 @@ import fedmerit.flower
 from fedmerit.errors import RefusedError
 from fedmerit.flower.codec import put
 from fedmerit.protocol.member import REFUSED
+from fedmerit.protocol.messages import Parcel
 
 SECRET = "/data/patients/Meier_Anna_1961.dcm: label 3 unknown"
 NODE = NODES[LIAR]
@@ -131,7 +132,7 @@ def test_a_broken_value_function_fails_at_home(home, caplog):
 def test_bytes_of_nobody_are_refused_without_a_reason(home):
     grid = grid_of(home)
     data = np.random.default_rng(0).bytes(100)
-    message = Message(put(data), dst_node_id=NODE, message_type="query.fedmerit")
+    message = Message(put(Parcel(data)), dst_node_id=NODE, message_type="query.fedmerit")
     with pytest.raises(RefusedError) as caught:
         grid.apps[NODE](message, grid.contexts[NODE])
     assert str(caught.value) == REFUSED

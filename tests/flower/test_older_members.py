@@ -12,7 +12,7 @@ from fedmerit.identity.keys import load_key
 from fedmerit.ledger.chain import Ledger
 from fedmerit.protocol.terms import Agreed
 from fedmerit.secagg import Client
-from fedmerit.storage.member_state import Keeping
+from fedmerit.storage.member_state import MemberFiles
 from fedmerit.verify import verify_folder
 from older_files import copied
 
@@ -74,7 +74,7 @@ def test_a_run_that_was_under_way_can_be_read(old, name):
     with Ledger(old / "flower-stopped" / "ledger.sqlite", read_only=True) as ledger:
         (start,) = ledger.records("run")
     identity = load_key(key_file)
-    keeping = Keeping(key_file, identity, start.body["run"])
+    keeping = MemberFiles(key_file, identity, start.body["run"])
     agreed = Agreed(*keeping.get("terms"))
     assert agreed.config.clients == tuple(SITES)
     assert agreed.config.scoring.visibility == "coordinator"

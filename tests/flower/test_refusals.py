@@ -17,7 +17,7 @@ from fedmerit.errors import ProtocolError
 from fedmerit.flower.codec import put, take
 from fedmerit.identity.encoding import canonical, exact
 from fedmerit.identity.keys import new_key
-from fedmerit.protocol.messages import model_hash, pack, unpack
+from fedmerit.protocol.messages import Parcel, model_hash, pack, unpack
 
 # --------------------------------------------------------------------------------------------- who takes part
 
@@ -106,7 +106,7 @@ def test_no_bytes_make_a_member_raise_anything_but_an_error_of_ours(tmp_path_fac
     folder = tmp_path_factory.mktemp("member")
     make_keys(folder)
     grid = grid_of(folder)
-    message = Message(put(data), dst_node_id=101, message_type="query.fedmerit")
+    message = Message(put(Parcel(data)), dst_node_id=101, message_type="query.fedmerit")
     with pytest.raises(ProtocolError):
         client.app(message, grid.contexts[101])
 

@@ -77,14 +77,14 @@ def test_a_server_cannot_say_afterwards_that_it_was_none(simulated):
 
 def test_ledgers_from_before_are_read_with_the_careful_words(home, monkeypatch):
     """Their terms do not name the engine."""
-    made = Contributions._books
+    made = Contributions._recorder
 
     def before(self, *args):
-        books = made(self, *args)
-        del books.terms["engine"]
-        return books
+        recorder = made(self, *args)
+        del recorder.terms["engine"]
+        return recorder
 
-    monkeypatch.setattr(Contributions, "_books", before)
+    monkeypatch.setattr(Contributions, "_recorder", before)
     start(contributions(home), members(home), 1)
     with Ledger(home / "run" / "ledger.sqlite", read_only=True) as ledger:
         assert all("engine" not in record.body["terms"] for record in ledger.records("join"))

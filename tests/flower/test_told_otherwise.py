@@ -12,6 +12,7 @@ from lies import LIAR, checked, exchange_of
 import fedmerit.flower
 from fedmerit.errors import ConfigError, MessageError, ProtocolError, RunAborted
 from fedmerit.flower.codec import config_digest, digest, put
+from fedmerit.protocol.messages import Parcel
 from fedmerit.secagg import Server, masks
 from fedmerit.verify import verify_folder
 
@@ -51,7 +52,7 @@ def test_whatever_a_train_message_says_is_in_its_digest(home):
     grid_of(home)  # messages are made inside a run
 
     def made(kind="train", **config):
-        content = put(b"ours")
+        content = put(Parcel(b"ours"))
         content["arrays"] = ArrayRecord(task.first_model())
         return digest(Message(content, dst_node_id=1, message_type=kind), config_digest(config))
 

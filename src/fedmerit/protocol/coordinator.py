@@ -278,7 +278,7 @@ class Coordinator:
                 shown = server.advance()
         finally:
             found.declined = tuple(server.declined)
-            if found.declined:
+            if found.declined and not self.rehearsal:
                 self.note(f"round {number}: declined: {', '.join(found.declined)}; their own logs say why")
 
     def _there(self, server: Server | PlainServer) -> list[str]:

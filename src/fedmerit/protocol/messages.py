@@ -382,6 +382,10 @@ class Parcel:
     head: bytes
     arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
+    def __len__(self) -> int:
+        """Bytes in all."""
+        return len(self.head) + sum(array.nbytes for array in self.arrays.values())
+
 
 @dataclass(frozen=True, eq=False)
 class Ask:

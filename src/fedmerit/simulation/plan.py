@@ -99,10 +99,11 @@ def plan(config: Config, *, calibrate: bool = True) -> Plan:
 
 
 def _costs(config: Config, present: list[int], evaluation: float, train_minutes: float) -> list[Cost]:
-    models = sum(2 * n + 2 for n in present)
+    fresh = config.data.test_reveal == "per-round"  # else M is the next round's M0, evaluated already
+    models = sum(2 * n + 1 for n in present) + (len(present) if fresh else 1)
     found = [Cost("LOO, IOI, alpha, FP, EE", models, 0, models * evaluation)]
     if config.scoring.solo:
-        extra = sum(n + 1 for n in present)
+        extra = sum(present) + (len(present) - 1 if fresh else 0)  # M0 of round 1 is the first model
         found.append(Cost("SOLO, MERIT", extra, sum(present), extra * evaluation + train_minutes))
     if "mr-shapley" in config.scoring.truth:
         coalitions = sum(1 << n if n <= MOST_EXACT else BUDGET for n in present)

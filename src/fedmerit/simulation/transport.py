@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 # --------------------------------------------------------------------------------------------- who watches
 
 Observer = Callable[[str, str, bytes], None]
-"""Sees (stage, member, bytes) of everything the server receives."""
+"""Sees (stage or exchange, member, bytes) of everything the server receives."""
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ class LocalTransport:
             if kind == "train" and member.declined:  # to others than the rehearsal's owner it tells no reason
                 self.note(f"round {number}: {name} declined and is not in the sum: {member.declined}")
             if self.observe:
-                self.observe(kind, name, answer)
+                self.observe("masked" if kind == "train" else kind, name, answer)
             yield name, answer
             if kind == "report":
                 self._tell("evaluate", done, len(asks))
@@ -338,7 +338,7 @@ class _Opened:
 def _is_lost(lost: Mapping[str, str], name: str, kind: Exchange) -> bool:
     """Whether a member that dies at a stage answers this exchange no more."""
     order = [exchange_of(stage) for stage in STAGES]
-    return name in lost and order.index(exchange_of(lost[name])) <= order.index(kind)
+    return name in lost and kind in order[order.index(exchange_of(lost[name])) :]
 
 
 # ------------------------------------------------------------------------------------------ local training
