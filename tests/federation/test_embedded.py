@@ -595,6 +595,6 @@ def test_a_plan_says_before_the_run_what_the_run_says_at_its_start(tmp_path):
         assert planned.count(expected) == said.count(expected) == 1
     (lower,) = [note for note in planned if note.startswith("scoring.utilities: ")]
     assert "lower is better in 'tiny_measures:log_loss'" in lower
-    assert any(note.startswith("round 2 aborted, model unchanged: ") for note in said)
+    assert any(note.startswith("round 2 aborted, the model is unchanged: ") for note in said)
     quiet = plan(tiny(), calibrate=False).notes
     assert not any("aborted" in note or "members" in note or "lower" in note for note in quiet)

@@ -171,9 +171,9 @@ def test_a_broken_ledger_without_scores_is_the_error(whole, tmp_path):
     folder = shutil.copytree(whole, tmp_path / "run")
     (folder / "scores.json").unlink()
     with sqlite3.connect(folder / "ledger.sqlite") as db:
-        db.execute("UPDATE records SET body = x'7b' WHERE seq = 4")
+        db.execute("UPDATE records SET body = x'7b' WHERE seq = 8")
     db.close()
-    with pytest.raises(LedgerError, match=r"^record 4 \(masked\): the body cannot be read"):
+    with pytest.raises(LedgerError, match=r"^record 8 \(masked\): the body cannot be read"):
         page(folder)
 
 
@@ -270,7 +270,7 @@ def test_a_damaged_ledger_is_damaged_and_not_in_motion(older, monkeypatch):
     folder = older(2)
     monkeypatch.setattr(verify, "PAUSE", 3600)
     with sqlite3.connect(folder / "ledger.sqlite") as db:
-        db.execute("UPDATE records SET body = x'7b' WHERE seq = 4")
+        db.execute("UPDATE records SET body = x'7b' WHERE seq = 8")
     db.close()
-    with pytest.raises(LedgerError, match=r"^record 4 \(masked\): the body cannot be read"):
+    with pytest.raises(LedgerError, match=r"^record 8 \(masked\): the body cannot be read"):
         list(verify_folder(folder))

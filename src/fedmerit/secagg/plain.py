@@ -15,6 +15,7 @@ import msgpack
 import numpy as np
 
 from fedmerit.errors import BindingError, MessageError, ProtocolError, RefusedError, RoundAborted
+from fedmerit.secagg.messages import placed
 from fedmerit.secagg.quantise import Words, seed_bytes
 from fedmerit.secagg.setting import STAGES, Result, Setting, Task, Update, pack
 
@@ -50,14 +51,14 @@ class PlainClient:
     def masked(self, broadcast: bytes, update: Update) -> bytes:
         """Its weighted update as integers."""
         task = update.task
-        task.binding(self.setting)
-        weight = task.weight_of(self.setting, self.name, update.weight)
         self.rounding = os.urandom(32) if update.seed is None else seed_bytes(update.seed)
         try:
+            task.binding(self.setting)
+            weight = task.weight_of(self.setting, self.name, update.weight)
             words = task.encoding.encode(update.delta, weight=weight, seed=self.rounding).words
-        except ProtocolError:
+        except ProtocolError as error:
             self.stage = "stopped"
-            raise
+            raise placed(error, "masked", self.name) from None
         return self._say("masked", task.digest + np.ascontiguousarray(words, "<u4").tobytes())
 
     def decline(self) -> bytes:
