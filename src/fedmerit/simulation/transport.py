@@ -17,7 +17,7 @@ from fedmerit.protocol.messages import Model, model_hash
 from fedmerit.protocol.terms import are_public, encoding_of, from_past, roster_weights
 from fedmerit.secagg.quantise import Encoding, Words
 from fedmerit.secagg.setting import LEAST_IN_SUM, Setting, Task
-from fedmerit.simulation.data.corruptions import ClientData
+from fedmerit.simulation.data.partitions import ClientData
 from fedmerit.simulation.setup import Federation, generator_for, seed_for
 from fedmerit.simulation.training import train_many
 
