@@ -13,8 +13,8 @@ from torch import nn
 
 from fedmerit.errors import ConfigError, DataError, InputError, ReportError
 from fedmerit.simulation.coalitions import Evaluator, Record, coalition_tables, coefficients
-from fedmerit.simulation.coalitions.strategies import Packing, Pool, Single, Stacked, Strategy, choose, sample
 from fedmerit.simulation.models import ResNet, build, flatten, load_vector, prepare, to_vector
+from fedmerit.simulation.strategies import Packing, Pool, Single, Stacked, Strategy, choose, sample
 from fedmerit.simulation.utilities import UTILITIES, evaluate, resolve_all
 
 DEVICE = os.environ.get("FEDMERIT_TEST_DEVICE", "cpu")

@@ -19,16 +19,18 @@ from functools import partial
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fedmerit.simulation.coalitions.game import Masks
 from fedmerit.simulation.models import state
 from fedmerit.simulation.utilities import Utility, balance, call, checked, float32
 
 # ---------------------------------------------------------------------------------------- ways to evaluate
 
 Precision = Literal["float32", "tf32", "float16", "bfloat16"]
+Masks = npt.NDArray[np.int64]
+"""Coalitions as bitmasks: bit i is set iff client i is in."""
 ALIGN = 64
 """Numbers to which each tensor of a packed row is aligned: at least 128 bytes in half precision."""
 
