@@ -14,7 +14,7 @@ from sample import HOSTILE, changed, rounds, write_scores
 from typer.testing import CliRunner
 
 from fedmerit.cli import app
-from fedmerit.cli.page import write_page
+from fedmerit.cli.run import write_page
 from fedmerit.errors import InputError, StoreError
 from fedmerit.report.page import text as words
 from fedmerit.report.page.figures import figures
