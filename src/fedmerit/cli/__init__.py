@@ -19,7 +19,7 @@ from fedmerit import __version__
 from fedmerit.errors import FedmeritError
 
 if TYPE_CHECKING:
-    from fedmerit.report.summary import Summary
+    from fedmerit.report.terminal import Summary
 
 app = typer.Typer(
     help="Who contributed what in a federation, without anyone seeing anyone's model update.",

@@ -51,8 +51,8 @@ def page(
 
     SOURCE is a run folder, or a file of reports (.json or .csv).
     """
-    from fedmerit.report.page.figures import figures as make_figures
     from fedmerit.report.page.html import NAME, check_target, facts_of, for_coordinator, render
+    from fedmerit.report.page.html import figures as make_figures
     from fedmerit.report.page.promises import private
     from fedmerit.report.terminal import printable
     from fedmerit.storage.run_folder import write
@@ -192,17 +192,16 @@ def track(
 
     DIR is the folder of a run that is over. While it goes on, `fedmerit run --track` does the same.
     """
-    from fedmerit.report.tracking import replay, tracker
+    from fedmerit.report.exports import replay, tracker
 
     rounds = replay(folder, tracker(to))
     out.print(f"sent {rounds} round{'' if rounds == 1 else 's'} to {to}")
 
 
 def _run(config: Config, folder: Path, *, resume: bool, track: Sequence[str] = ()) -> None:
+    from fedmerit.report.exports import tracked, tracker
     from fedmerit.report.page.source import timed
-    from fedmerit.report.summary import summarise
-    from fedmerit.report.terminal import print_summary, print_truth, printable, watching
-    from fedmerit.report.tracking import tracked, tracker
+    from fedmerit.report.terminal import print_summary, print_truth, printable, summarise, watching
     from fedmerit.sentences import planted
     from fedmerit.storage.run_folder import recorded
 

@@ -100,8 +100,7 @@ def score(
 
     SOURCE is a file of reports (.json or .csv), or a run folder.
     """
-    from fedmerit.report.summary import summarise
-    from fedmerit.report.terminal import print_summary
+    from fedmerit.report.terminal import print_summary, summarise
     from fedmerit.scoring.doubts import doubts
     from fedmerit.scoring.files import as_csv, as_json, document
 
@@ -153,8 +152,7 @@ def rewards(
 
     SOURCE is a file of reports (.json or .csv), or a run folder. Who never reported is paid nothing.
     """
-    from fedmerit.report.summary import absences, unscored
-    from fedmerit.report.terminal import advice, print_payouts
+    from fedmerit.report.terminal import absences, advice, print_payouts, unscored
     from fedmerit.scoring.accumulate import accumulate
     from fedmerit.scoring.doubts import check_payable, doubts
     from fedmerit.scoring.rewards import payouts, shares

@@ -19,8 +19,15 @@ from fedmerit.errors import UndefinedShares
 from fedmerit.ledger.decisions import Decision, cents, money
 from fedmerit.ledger.records import Round, aborted, numbered, unreported
 from fedmerit.report.page.text import SCORES, about, listed, noun, spoken
-from fedmerit.report.summary import MOST_COMPARED, Standing, Summary, summarise
-from fedmerit.report.terminal import bare_text, signed, total_text
+from fedmerit.report.terminal import (
+    MOST_COMPARED,
+    Standing,
+    Summary,
+    bare_text,
+    signed,
+    summarise,
+    total_text,
+)
 from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.rewards import payouts, shares
 from fedmerit.scoring.uncertainty import compare_pairs
