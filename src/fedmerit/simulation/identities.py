@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedmerit.errors import KeyFileError
 from fedmerit.identity.encoding import SERVER
 from fedmerit.identity.keys import Member, Roster, load_key, new_key, public_key
-from fedmerit.secagg.released import Released
+from fedmerit.secagg.state import Released
 
 
 @dataclass(frozen=True, repr=False)

@@ -24,8 +24,8 @@ from fedmerit.simulation.training import train_many
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from fedmerit.secagg.released import Released
     from fedmerit.secagg.setting import Setting, Task
+    from fedmerit.secagg.state import Released
     from fedmerit.simulation.identities import Identities
 
 # ------------------------------------------------------------------------------------------------- one sum

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmerit.errors import StoreError
 from fedmerit.protocol.messages import pack, unpack
-from fedmerit.secagg.released import Released
+from fedmerit.secagg.state import Released
 from fedmerit.storage.run_folder import sweep, write
 
 if TYPE_CHECKING:
