@@ -36,7 +36,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.errors import DataError, KeyFileError
-from fedmerit.identity.names import check_names
+from fedmerit.identity.keys import check_names
 from fedmerit.protocol.pool import Images, Labels
 from fedmerit.scoring.validate import LARGEST
 from fedmerit.simulation.data.dataset import Groups, arrays
