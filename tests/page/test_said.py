@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from fedmerit.cli import app
 from fedmerit.ledger.decisions import Terms
-from fedmerit.payment import record_decision
 from fedmerit.report.page import promises as doubts
 from fedmerit.report.page import text as words
 from fedmerit.report.page.html import facts_of, page, render
 from fedmerit.scoring.files import as_csv, as_json, document
 from fedmerit.scoring.types import Reports
+from fedmerit.verify import record_decision
 
 
 def said_of(path, **how):

@@ -229,10 +229,9 @@ def _record(folder: Path, budget: str, utility: str | None, **terms: Any) -> str
     """The decision into the ledger, a statement to everybody, the page anew; what was done, in words."""
     from fedmerit.config import of_folder
     from fedmerit.ledger.decisions import Terms
-    from fedmerit.payment import read_run, record_decision
     from fedmerit.report.page.html import refreshed
     from fedmerit.report.statement import write_statements
-    from fedmerit.verify import renew
+    from fedmerit.verify import read_run, record_decision, renew
 
     config = of_folder(folder)
     wanted = Terms(budget, utility or config.scoring.utilities[0], **terms)
