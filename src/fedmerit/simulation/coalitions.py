@@ -29,9 +29,9 @@ from fedmerit.simulation.models import Images, as_tensor, flatten, load_vector, 
 from fedmerit.simulation.strategies import (
     CHECKED,
     Effort,
+    Evaluation,
+    EvaluationSet,
     Masks,
-    Pool,
-    Record,
     Single,
     Stacked,
     Strategy,
@@ -44,7 +44,7 @@ from fedmerit.simulation.training import (
     Method,
     Probe,
     TensorData,
-    Trained,
+    TrainedVectors,
     TrainingSettings,
     on_device,
     probe,
@@ -64,7 +64,15 @@ from fedmerit.simulation.utilities import (
     resolve_all,
 )
 
-__all__ = ["Evaluator", "Game", "Record", "Retraining", "coalition_tables", "coefficients", "retrain_tables"]
+__all__ = [
+    "Evaluation",
+    "Evaluator",
+    "Game",
+    "Retraining",
+    "coalition_tables",
+    "coefficients",
+    "retrain_tables",
+]
 
 # ----------------------------- which model belongs to a coalition: two games over the updates of one round
 
@@ -230,7 +238,7 @@ class Evaluator:
         if any(utility.balanced for utility in self.utilities):
             balance(self.labels, classes)
         self.exact: Strategy | None = None
-        self.chosen: tuple[Strategy, Record] | None = None
+        self.chosen: tuple[Strategy, Evaluation] | None = None
 
     def tables(
         self,
@@ -241,7 +249,7 @@ class Evaluator:
         game: str = "additive",
         clients: Sequence[str] = (),
         progress: Progress | None = None,
-    ) -> tuple[dict[str, Table], Record]:
+    ) -> tuple[dict[str, Table], Evaluation]:
         """The utility of every coalition, one table per utility.
 
         Args:
@@ -320,10 +328,10 @@ class Evaluator:
             raise InputError(f"{what} is not finite")
         return vector.to(self.device, torch.float32)
 
-    def pool(self, clients: int) -> Pool:
+    def pool(self, clients: int) -> EvaluationSet:
         """The test set on the device."""
         images = prepare(self.images, self.device)
-        return Pool(images, self.labels, self.utilities, self.batch(clients))
+        return EvaluationSet(images, self.labels, self.utilities, self.batch(clients))
 
     def rows(self, strategy: Strategy, of: _Round, masks: Masks) -> Iterator[Tensor]:
         """Packed weights of coalitions, a chunk at a time: one matrix product over the updates."""
@@ -362,7 +370,7 @@ class Evaluator:
         )
         return replace(exact, strategy=strategy, record=record)
 
-    def _again(self, exact: Game, strategy: Strategy, record: Record, masks: Masks) -> Game | None:
+    def _again(self, exact: Game, strategy: Strategy, record: Evaluation, masks: Masks) -> Game | None:
         """The round by a strategy chosen before, with its deviation here; None where it strays too far."""
         if strategy is exact.strategy:
             return replace(exact, record=record)
@@ -391,7 +399,7 @@ class Game:
     evaluator: Evaluator
     of: _Round
     strategy: Strategy
-    record: Record
+    record: Evaluation
     names: tuple[str, ...]
 
     def value(self, mask: int) -> float:
@@ -451,7 +459,7 @@ def coalition_tables(
     clients: Sequence[str] = (),
     progress: Progress | None = None,
     **settings: Any,
-) -> tuple[dict[str, Table], Record]:
+) -> tuple[dict[str, Table], Evaluation]:
     """The tables of a single round: ``Evaluator(model, x, y, utilities, **settings).tables(m0, ...)``."""
     evaluator = Evaluator(model, x, y, utilities, **settings)
     return evaluator.tables(m0, updates, weights, game=game, clients=clients, progress=progress)
@@ -541,7 +549,7 @@ def retrain_tables(
     found = {mask: dict(values) for mask, values in (known or {}).items()}
     todo = [mask for mask in range(1, 1 << n) if mask not in found]
     method: Method = "auto" if stacked is None else "stacked" if stacked else "loop"
-    first = train_many(model, start, sets, settings, seeds[0], method) if todo else Trained([], "loop")
+    first = train_many(model, start, sets, settings, seeds[0], method) if todo else TrainedVectors([], "loop")
     together = first.method == "stacked"
     size = min(stack, (evaluator.memory - evaluator.need(n)) // each) if together else 1
     load_vector(model, start)

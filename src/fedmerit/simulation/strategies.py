@@ -36,7 +36,7 @@ ALIGN = 64
 
 
 @dataclass(frozen=True)
-class Pool:
+class EvaluationSet:
     """The test set on the device, and what is to be known of a model there."""
 
     images: Tensor
@@ -106,7 +106,9 @@ class Strategy(abc.ABC):
 
     kind = ""
 
-    def __init__(self, model: nn.Module, pool: Pool, precision: Precision, *, channels_last: bool) -> None:
+    def __init__(
+        self, model: nn.Module, pool: EvaluationSet, precision: Precision, *, channels_last: bool
+    ) -> None:
         self.pool, self.precision = pool, precision
         device = pool.images.device
         half = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -162,7 +164,7 @@ class Single(Strategy):
     def __init__(
         self,
         model: nn.Module,
-        pool: Pool,
+        pool: EvaluationSet,
         precision: Precision = "float32",
         *,
         channels_last: bool = False,
@@ -235,7 +237,7 @@ class Stacked(Strategy):
     def __init__(
         self,
         model: nn.Module,
-        pool: Pool,
+        pool: EvaluationSet,
         precision: Precision = "float32",
         *,
         channels_last: bool = False,
@@ -273,7 +275,7 @@ MODES = {"compile": "default", "tune": "max-autotune-no-cudagraphs"}
 
 
 @dataclass(frozen=True)
-class Record:
+class Evaluation:
     """How a table was made: by which strategy, how far that strays from float32, how long it took.
 
     ``deviation``: per utility the largest |value - float32 value| on ``checked`` coalitions of this round
@@ -300,10 +302,10 @@ def sample(n: int) -> Masks:
     return np.concatenate([[0, (1 << n) - 1], inner])
 
 
-def plain(strategy: Strategy) -> Record:
+def plain(strategy: Strategy) -> Evaluation:
     """The record of a strategy that needs no check."""
     deviation = dict.fromkeys((utility.name for utility in strategy.pool.utilities), 0.0)
-    return Record(strategy.name, strategy.precision, deviation, strategy.pool.batch)
+    return Evaluation(strategy.name, strategy.precision, deviation, strategy.pool.batch)
 
 
 def choose(
@@ -315,7 +317,7 @@ def choose(
     tolerance: float,
     effort: Effort,
     stack: int,
-) -> tuple[Strategy, Record]:
+) -> tuple[Strategy, Evaluation]:
     """The fastest strategy whose utilities stray from float32 by at most ``tolerance``, and its record.
 
     Args:
@@ -352,7 +354,7 @@ def choose(
             if seconds < fastest:
                 deviation = dict(zip(names, away.tolist(), strict=True))
                 best, fastest = strategy, seconds
-                record = Record(label, strategy.precision, deviation, exact.pool.batch, len(sample))
+                record = Evaluation(label, strategy.precision, deviation, exact.pool.batch, len(sample))
             del strategy
 
     try_all(_plain_candidates(model, exact.pool, close, stack))
@@ -363,7 +365,7 @@ def choose(
     return best, replace(record, tried=tried)
 
 
-def _plain_candidates(model: nn.Module, pool: Pool, close: set[Precision], stack: int) -> Candidates:
+def _plain_candidates(model: nn.Module, pool: EvaluationSet, close: set[Precision], stack: int) -> Candidates:
     yield "single float32, graph", partial(Single, model, pool, graph=True)
     for precision in _precisions(close):
         one = partial(Single, model, pool, precision, graph=True)
@@ -374,7 +376,9 @@ def _plain_candidates(model: nn.Module, pool: Pool, close: set[Precision], stack
                 yield f"stacked by {size} {precision}", partial(Stacked, model, pool, precision, size=size)
 
 
-def _compiled_candidates(model: nn.Module, pool: Pool, close: set[Precision], mode: str) -> Candidates:
+def _compiled_candidates(
+    model: nn.Module, pool: EvaluationSet, close: set[Precision], mode: str
+) -> Candidates:
     order: tuple[Precision, ...] = ("float16", "bfloat16", "tf32")
     precision: Precision = next((p for p in order if p in close), "float32")
     yield (
