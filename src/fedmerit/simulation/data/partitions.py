@@ -38,7 +38,7 @@ import numpy.typing as npt
 from fedmerit.errors import DataError, KeyFileError
 from fedmerit.identity.keys import check_names
 from fedmerit.protocol.pool import Images, Labels
-from fedmerit.scoring.validate import LARGEST
+from fedmerit.scoring.validate import LARGEST, first_names
 from fedmerit.simulation.data.dataset import Groups, arrays
 
 Indices = npt.NDArray[np.int64]
@@ -269,10 +269,7 @@ def natural(name: str) -> tuple[Any, ...]:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Names in a message; of very many the first ones."""
-    names = list(names)
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(names[:LISTED]) + more
+    return first_names(names, LISTED)
 
 
 def _dirichlet(
