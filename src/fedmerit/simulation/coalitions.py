@@ -121,7 +121,7 @@ def check_count(n: int) -> None:
 def coalition_name(mask: int, clients: Sequence[str]) -> str:
     """The members of a coalition, for messages.
 
-    >>> name(5, ["A", "B", "C"])
+    >>> coalition_name(5, ["A", "B", "C"])
     '{A, C}'
     """
     return "{" + ", ".join(client for i, client in enumerate(clients) if mask >> i & 1) + "}"
