@@ -31,8 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from fedmerit.simulation.coalitions import Evaluator, retrain_tables  # noqa: E402
-from fedmerit.simulation.coalitions.strategies import Effort  # noqa: E402
 from fedmerit.simulation.models import build, load_vector, prepare, to_vector  # noqa: E402
+from fedmerit.simulation.strategies import Effort  # noqa: E402
 from fedmerit.simulation.training import TrainingSettings, train, train_many  # noqa: E402
 
 UTILITIES = ["expected-accuracy", "accuracy", "brier"]

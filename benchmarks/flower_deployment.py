@@ -21,9 +21,10 @@ from pathlib import Path
 from machine import machine
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "flower"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 from federation_in import HERE, NAMES, grid_of, make_keys, run
 
-from fedmerit.flower.loopback import Loopback
+from loopback import Loopback
 
 ROUNDS = 3
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

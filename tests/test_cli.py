@@ -28,8 +28,7 @@ from fedmerit import __version__
 from fedmerit.cli import main
 from fedmerit.config import Config, load
 from fedmerit.errors import FileFormatError, InputError
-from fedmerit.report.summary import summarise
-from fedmerit.report.terminal import watching
+from fedmerit.report.terminal import summarise, watching
 from fedmerit.scoring.files import as_csv, as_json, document, read
 from fedmerit.simulation.run import Progress
 

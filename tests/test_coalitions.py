@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from fedmerit.errors import ConfigError, DataError, InputError, ReportError
-from fedmerit.simulation.coalitions import Evaluator, Record, coalition_tables, coefficients
-from fedmerit.simulation.coalitions.strategies import Packing, Pool, Single, Stacked, Strategy, choose, sample
+from fedmerit.simulation.coalitions import Evaluation, Evaluator, coalition_tables, coefficients
 from fedmerit.simulation.models import ResNet, build, flatten, load_vector, prepare, to_vector
+from fedmerit.simulation.strategies import EvaluationSet, Packing, Single, Stacked, Strategy, choose, sample
 from fedmerit.simulation.utilities import UTILITIES, evaluate, resolve_all
 
 DEVICE = os.environ.get("FEDMERIT_TEST_DEVICE", "cpu")
@@ -57,7 +57,7 @@ def model_named(name):
 
 
 def ready(x, y, names, batch=12):
-    return Pool(prepare(x, DEVICE), torch.from_numpy(y).to(DEVICE), resolve_all(names), batch)
+    return EvaluationSet(prepare(x, DEVICE), torch.from_numpy(y).to(DEVICE), resolve_all(names), batch)
 
 
 def coalition_rows(m0, updates):
@@ -226,7 +226,7 @@ def with_bfloat16(model, x, y, tolerance=2e-3):
     """An evaluator that chose bfloat16 in some earlier round, and that strategy."""
     evaluator = Evaluator(model, x, y, ["neg-loss", "accuracy"], tolerance=tolerance)
     strategy = Single(model, ready(x, y, ["neg-loss", "accuracy"]), "bfloat16")
-    record = Record("single bfloat16", "bfloat16", {"neg-loss": 1e-9, "accuracy": 1e-9}, 12, 16)
+    record = Evaluation("single bfloat16", "bfloat16", {"neg-loss": 1e-9, "accuracy": 1e-9}, 12, 16)
     evaluator.chosen = strategy, record
     return evaluator, strategy
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedmerit
-from fedmerit.cli.demo import DEMO, commented_config
+from fedmerit.cli.run import DEMO, commented_config
 from fedmerit.config import (
     SCHEMA,
     STAGES,

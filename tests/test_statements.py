@@ -7,7 +7,7 @@ import pytest
 
 from fedmerit.ledger.decisions import Terms, decide
 from fedmerit.report.statement import Statement, _alike, _cost, as_markdown
-from fedmerit.report.summary import summarise
+from fedmerit.report.terminal import summarise
 from fedmerit.scoring.types import Reports
 from fedmerit.scoring.uncertainty import compare_pairs
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedmerit.report.summary import MOST_COMPARED, summarise, sure_signs
-from fedmerit.report.terminal import print_summary, printable
+from fedmerit.report.terminal import MOST_COMPARED, print_summary, printable, summarise, sure_signs
 from fedmerit.scoring.rewards import shares
 from fedmerit.scoring.types import Reports, Scores
 from fedmerit.scoring.uncertainty import compare_pairs

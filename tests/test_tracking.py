@@ -7,7 +7,7 @@ import pytest
 
 from fedmerit.config import from_dict
 from fedmerit.errors import InputError, MissingExtra
-from fedmerit.report.tracking import curves, replay, summary_of, tracked, tracker
+from fedmerit.report.exports import curves, replay, summary_of, tracked, tracker
 from fedmerit.scoring.accumulate import accumulate
 from fedmerit.scoring.files import read_content
 from fedmerit.scoring.rewards import shares

@@ -14,13 +14,14 @@ import time
 from pathlib import Path
 
 from fedmerit.errors import FedmeritError
-from fedmerit.flower.loopback import Loopback, Run
 from fedmerit.identity.keys import Member, Roster, new_key, write_roster
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tools")]
 
 from hospitals.task import HOSPITALS  # noqa: E402
+
+from loopback import Loopback, Submission  # noqa: E402
 
 VICTIM, VERIFIER = "Dale", "Bridge"
 DIES_IN_ROUND = 3
@@ -70,7 +71,7 @@ def key_of(folder: Path, name: str) -> Path:
     return folder / "members" / name / "identity.pem"
 
 
-def follow(federation: Loopback, run: Run) -> None:
+def follow(federation: Loopback, run: Submission) -> None:
     """Say which round it is; let one machine die."""
     said = 0
     killed = False

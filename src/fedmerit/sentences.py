@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedmerit.config import Corruption
-    from fedmerit.report.summary import Standing
+    from fedmerit.report.terminal import Standing
 
 # -------------------------------------------------------------------------------------------- names, short
 

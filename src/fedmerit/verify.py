@@ -1,4 +1,4 @@
-"""Check a finished or interrupted run, from its folder or from a copy of its ledger alone."""
+"""Check a run, finished or not, from its folder or a copy of its ledger alone; pay from what verifies."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from fedmerit.config import Config, of_folder
 from fedmerit.errors import CopyDiffers, KeyFileError, LedgerError, StoreError
 from fedmerit.identity.encoding import SERVER
 from fedmerit.identity.keys import Member, Roster, read_roster
-from fedmerit.ledger.chain import Copy, Record, Records, verify_chain
-from fedmerit.ledger.decisions import Decision, OwnPart, decisions_of, money, own_parts
+from fedmerit.ledger.chain import Copy, Ledger, Record, Records, verify_chain
+from fedmerit.ledger.decisions import Decision, OwnPart, Terms, decide, decisions_of, money, own_parts
 from fedmerit.ledger.forms import check_forms, check_rounds
 from fedmerit.ledger.head_log import check_head, check_kept, places_of, signed_heads, told
 from fedmerit.ledger.records import (
     REHEARSALS,
+    Journal,
+    Sign,
     aborted,
     check_server,
     first_body,
@@ -30,6 +32,7 @@ from fedmerit.ledger.records import (
 )
 from fedmerit.ledger.visibility import check_stated, reader_of
 from fedmerit.protocol.messages import Round
+from fedmerit.scoring.doubts import check_payable, doubts
 from fedmerit.scoring.files import LEDGER
 from fedmerit.sentences import planted
 from fedmerit.storage.run_folder import (
@@ -40,6 +43,7 @@ from fedmerit.storage.run_folder import (
     check_scores,
     head_of,
     read_scores,
+    scored_in,
     snapshot,
     write_scores,
 )
@@ -410,3 +414,66 @@ def keys_of(record: Record) -> Mapping[str, bytes]:
         return {} if keys is None else {name: bytes.fromhex(key) for name, key in keys.items()}
     except (AttributeError, TypeError, ValueError) as error:
         raise LedgerError(f"record {record.seq} (run): its keys cannot be read: {error}") from error
+
+
+# ------------------------------------------------------------------------------------------------- payment
+# Record a payout decision in a run's ledger, signed by the server's key in the run folder.
+
+
+def record_decision(path: Path, terms: Terms) -> tuple[Decision, bool]:
+    """Verify a run, decide, and write it down.
+
+    Args:
+        path: the run folder.
+        terms: what is to be paid, and how.
+
+    Returns:
+        The decision, and whether it is new: the same terms over the same rounds as the last decision are
+        that decision, and nothing is written.
+
+    Raises:
+        DoubtfulShares: the reports contradict themselves, and the terms do not say to pay despite that.
+    """
+    for _ in verify_folder(path):  # money is paid from what verifies, or not at all
+        pass
+    config = of_folder(path)
+    with Folder(path, config, resume=True) as folder:
+        rounds = rounds_of(folder.ledger)
+        before = decisions_of(folder.ledger, rounds, config.scoring)
+        found = doubts(scored_in(rounds, terms.utility), game=config.scoring.game)
+        check_payable(found, terms.rule, despite=terms.despite_doubts)
+        made = decide(rounds, terms, before, game=config.scoring.game)
+        if before and before[-1].terms == terms and before[-1].rounds == made.rounds:
+            return before[-1], False
+        journal = Journal(folder.ledger, _signer(path, folder.ledger))
+        place = 0
+        with folder.ledger.transaction():
+            for kind, body in made.records(config.scoring):
+                written = journal.write(SERVER, kind, body)
+                place = place or written.seq
+        return Decision(**{**vars(made), "record": place}), True
+
+
+def read_run(path: Path) -> tuple[list[Round], list[Decision], str]:
+    """Rounds, decisions and head of a run that has been verified."""
+    config = of_folder(path)
+    with Ledger(path / LEDGER, read_only=True) as ledger:
+        rounds = rounds_of(ledger)
+        return rounds, decisions_of(ledger, rounds, config.scoring), ledger.head
+
+
+def _signer(path: Path, ledger: Ledger) -> Sign:
+    from fedmerit.identity.keys import load_key, public_key
+
+    keys = first_body(ledger, "run")["keys"]
+    if keys is None:
+        return lambda author, message: b""
+    file = path / "keys" / f"{SERVER}.pem"
+    if not file.exists():
+        raise StoreError(
+            f"{file}: only who holds the server's key can record a decision; --dry-run prints it"
+        )
+    key = load_key(file)
+    if public_key(key).hex() != keys[SERVER]:
+        raise LedgerError(f"{file}: not the key that the ledger names as the server's")
+    return lambda author, message: key.sign(message)

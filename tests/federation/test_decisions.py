@@ -20,11 +20,10 @@ from fedmerit.ledger.chain import Copy, Ledger, exported
 from fedmerit.ledger.decisions import Terms
 from fedmerit.ledger.records import rounds_of
 from fedmerit.ledger.visibility import own_total, sees, totals
-from fedmerit.payment import read_run, record_decision
 from fedmerit.report.statement import as_dict, as_markdown, statements, write_statements
 from fedmerit.scoring.rewards import division, payouts
 from fedmerit.simulation.run import run
-from fedmerit.verify import verify_copy, verify_folder
+from fedmerit.verify import read_run, record_decision, verify_copy, verify_folder
 from ledgers import Keys
 
 OVERRIDES = (

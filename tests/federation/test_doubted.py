@@ -15,9 +15,9 @@ from fedmerit.config import load
 from fedmerit.errors import DoubtfulShares, LedgerError
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.decisions import Terms
-from fedmerit.payment import read_run, record_decision
 from fedmerit.report.page.html import page
 from fedmerit.simulation.run import run
+from fedmerit.verify import read_run, record_decision
 
 UTILITY = "blunders:error"
 TERMS = Terms("100.00", UTILITY, on_undefined="equal")

@@ -271,7 +271,7 @@ def test_whatever_the_server_rewrites_before_the_last_signed_head_is_found(origi
 def test_a_fork_after_the_last_signed_head_is_found_by_who_kept_it(folder):
     """Two ends of one history, both sealed by the server: each verifies, neither has the other's head."""
     from fedmerit.ledger.decisions import Terms
-    from fedmerit.payment import record_decision
+    from fedmerit.verify import record_decision
 
     other = shutil.copytree(folder, folder.parent / "other")
     record_decision(folder, Terms("1000.00", "expected-accuracy"))

@@ -12,11 +12,11 @@ from fedmerit.cli import app
 from fedmerit.errors import StoreError
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.records import aborted, unreported
-from fedmerit.payment import read_run
 from fedmerit.report.page.html import page, page_of_run
 from fedmerit.scoring.files import read_content
 from fedmerit.simulation.run import run
 from fedmerit.storage.run_folder import recorded
+from fedmerit.verify import read_run
 
 UNHEARD = (
     "training.rounds=4",

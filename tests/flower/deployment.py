@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmerit.flower.loopback.processes import HANG
+from loopback.processes import HANG
 
 KEEP = """
 CREATE TABLE kept (content BLOB);

@@ -22,11 +22,11 @@ from federation_in import HERE, NAMES, make_keys, rounds_in, said, task
 from safetensors.numpy import load_file
 
 from fedmerit.errors import FedmeritError
-from fedmerit.flower.loopback import Loopback, Simulation
-from fedmerit.flower.loopback.processes import HANG, wait_for
 from fedmerit.simulation.models import load_vector
 from fedmerit.simulation.run import run as run_embedded
 from fedmerit.verify import verify_folder
+from loopback import Loopback, Simulation
+from loopback.processes import HANG, wait_for
 
 APP = HERE / "contract_app"
 VICTIM = "client-2"

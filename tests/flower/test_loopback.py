@@ -8,14 +8,16 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from fedmerit.errors import FedmeritError
-from fedmerit.flower.loopback.certificates import loopback_certificates, supernode_key
-from fedmerit.flower.loopback.processes import HANG, kill, marked, start, wait_for
-from fedmerit.flower.loopback.superlink import free_port, listens, pairs
+from loopback.certificates import loopback_certificates, supernode_key
+from loopback.processes import HANG, kill, marked, start, wait_for
+from loopback.superlink import free_port, listens, pairs
 
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
 SLEEPER = "import subprocess, sys, time; {start}; time.sleep(600)"
 CHILD = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)"
 
@@ -105,7 +107,8 @@ def test_orphans_are_found(tmp_path, mark):
 
 def test_nothing_survives_a_starter_that_is_killed(tmp_path, mark):
     code = (
-        "import sys, time; from pathlib import Path; from fedmerit.flower.loopback.processes import start\n"
+        "import sys, time; from pathlib import Path\n"
+        f"sys.path.insert(0, {str(TOOLS)!r}); from loopback.processes import start\n"
         "start(['python', '-c', 'import time; time.sleep(600)'], sys.argv[1], Path(sys.argv[2]), {})\n"
         "time.sleep(600)"
     )

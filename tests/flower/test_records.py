@@ -16,8 +16,7 @@ from fedmerit.identity.keys import load_key
 from fedmerit.ledger.chain import Ledger, exported
 from fedmerit.ledger.decisions import Terms
 from fedmerit.ledger.visibility import sees
-from fedmerit.payment import record_decision
-from fedmerit.verify import verify_copy, verify_folder
+from fedmerit.verify import record_decision, verify_copy, verify_folder
 
 
 @pytest.fixture

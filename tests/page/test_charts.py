@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from sample import write_scores
 
 from fedmerit.report.page import charts
-from fedmerit.report.page.figures import figures
-from fedmerit.report.page.html import facts_of
+from fedmerit.report.page.html import facts_of, figures
 from fedmerit.scoring.files import as_csv, document
 from fedmerit.scoring.types import Reports
 from fedmerit.sentences import WIDTH, labels

@@ -14,11 +14,10 @@ from sample import HOSTILE, changed, rounds, write_scores
 from typer.testing import CliRunner
 
 from fedmerit.cli import app
-from fedmerit.cli.page import write_page
+from fedmerit.cli.run import write_page
 from fedmerit.errors import InputError, StoreError
 from fedmerit.report.page import text as words
-from fedmerit.report.page.figures import figures
-from fedmerit.report.page.html import PATH, bundle, facts_of, page
+from fedmerit.report.page.html import PATH, bundle, facts_of, figures, page
 from fedmerit.report.page.source import read_costs, timed
 from fedmerit.report.terminal import rank_text, total_text
 from fedmerit.scoring.accumulate import accumulate

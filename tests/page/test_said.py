@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from fedmerit.cli import app
 from fedmerit.ledger.decisions import Terms
-from fedmerit.payment import record_decision
 from fedmerit.report.page import promises as doubts
 from fedmerit.report.page import text as words
 from fedmerit.report.page.html import facts_of, page, render
 from fedmerit.scoring.files import as_csv, as_json, document
 from fedmerit.scoring.types import Reports
+from fedmerit.verify import record_decision
 
 
 def said_of(path, **how):
@@ -162,7 +162,7 @@ def test_the_measure_is_judged_by_the_rounds_that_everybody_reported_on(tmp_path
 
 
 def test_the_leaders_are_all_that_may_be_first_however_many(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedmerit.report.summary.MOST_COMPARED", 2)
+    monkeypatch.setattr("fedmerit.report.terminal.MOST_COMPARED", 2)
     facts = facts_of(file_of(tmp_path, [0.1, 0.09, 0], se=0.01))
     assert facts.summary.groups == ()
     assert words.headline(facts) == "A and B contributed most, and cannot be told apart"

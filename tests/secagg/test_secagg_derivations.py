@@ -15,10 +15,10 @@ from Crypto.Cipher import AES
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedmerit.identity.keys import Member, Roster, public_key
-from fedmerit.secagg import Encoding, Setting, Task, masks, sharing
+from fedmerit.secagg import Encoding, Setting, Task, masks
 from fedmerit.secagg.messages import head_limit, open_message, seal
-from fedmerit.secagg.released import Released, update_digest
 from fedmerit.secagg.setting import pack
+from fedmerit.secagg.state import Released, update_digest
 
 IDENTITIES = {name: Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i, name in enumerate("abc", 1)}
 ROSTER = Roster(Member(name, public_key(key)) for name, key in IDENTITIES.items())
@@ -124,9 +124,9 @@ def test_commitments():
     for kind in ("key", "seed"):
         label = f"{kind} share"
         expected = sha(packed("fedmerit secagg commitment 1", label, session, "a", "b", b"\x08" * 32))
-        assert sharing.share_commitment(kind, b"\x08" * 32, session, "a", "b") == expected
+        assert masks.share_commitment(kind, b"\x08" * 32, session, "a", "b") == expected
     assert (
-        sharing.share_commitment("key", b"\x08" * 32, session, "a", "b").hex()
+        masks.share_commitment("key", b"\x08" * 32, session, "a", "b").hex()
         == "19e105ea8083824c0343539b0f26b7e74003e0fae4328908b1cb4ecbf1ec3f11"
     )
 
@@ -134,11 +134,11 @@ def test_commitments():
 def test_share_encryption():
     session = SETTING.session
     key = hkdf(b"\x09" * 32, packed("fedmerit secagg 1", "share encryption", session, "a", "b"))
-    sealed = sharing.seal_shares(b"\x09" * 32, session, "a", "b", b"\x0a" * 64)
+    sealed = masks.seal_shares(b"\x09" * 32, session, "a", "b", b"\x0a" * 64)
     cipher = AES.new(key, AES.MODE_GCM, nonce=sealed[:12]).update(packed(session, "a", "b"))
     assert cipher.decrypt_and_verify(sealed[12:-16], sealed[-16:]) == b"\x0a" * 64
     assert len(sealed) == 12 + 64 + 16
-    assert sharing.open_shares(b"\x09" * 32, session, "a", "b", sealed) == b"\x0a" * 64
+    assert masks.open_shares(b"\x09" * 32, session, "a", "b", sealed) == b"\x0a" * 64
 
 
 @pytest.mark.parametrize("words", [1, 4, 65536, 65537, 150_001])
@@ -190,11 +190,11 @@ def test_signed_heads():
 
 def test_any_t_shares_rebuild_a_secret_and_fewer_say_nothing():
     secret = bytes(range(32))
-    shares = dict(enumerate(sharing.split(secret, 3, 5)))
+    shares = dict(enumerate(masks.split_secret(secret, 3, 5)))
     for chosen in ((0, 1, 2), (4, 2, 0), (1, 3, 4), (0, 1, 2, 3, 4)):
-        assert sharing.combine({i: shares[i] for i in chosen}, 3) == secret
-    assert sharing.combine({0: shares[0], 1: shares[1], 2: shares[3]}, 3) != secret
-    other = dict(enumerate(sharing.split(secret, 3, 5)))
+        assert masks.combine_shares({i: shares[i] for i in chosen}, 3) == secret
+    assert masks.combine_shares({0: shares[0], 1: shares[1], 2: shares[3]}, 3) != secret
+    other = dict(enumerate(masks.split_secret(secret, 3, 5)))
     assert all(shares[i] != other[i] for i in range(5))  # fresh polynomials
     assert shares[0][:16] != shares[0][16:]
 

@@ -13,7 +13,7 @@ from fedmerit.errors import (
     RoundAborted,
     ShareError,
 )
-from fedmerit.secagg import sharing
+from fedmerit.secagg import masks
 from fedmerit.secagg.messages import to_broadcast
 
 
@@ -77,14 +77,14 @@ def test_a_dealer_that_leaves_somebody_out_is_named():
 def test_a_dealer_whose_shares_do_not_lie_on_one_polynomial_is_named_never_a_wrong_number(kind, monkeypatch):
     parties = Parties(4).play(until="share")
     secret = getattr(parties.clients[A]._state, "seed" if kind == "seed" else "mask")
-    real = sharing.split
+    real = masks.split_secret
 
     def crooked(value, threshold, members):
         return (
             [os.urandom(32) for _ in range(members)] if value == secret else real(value, threshold, members)
         )
 
-    monkeypatch.setattr(sharing, "split", crooked)
+    monkeypatch.setattr(masks, "split_secret", crooked)
     lost = [("masked", A)] if kind == "key" else []
     with pytest.raises(ShareError, match="something else than it committed to") as error:
         parties.play(lost=lost)

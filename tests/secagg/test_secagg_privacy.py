@@ -16,7 +16,7 @@ import pytest
 from parties import Parties, head_of, secrets_of
 
 from fedmerit.identity.keys import Member, Roster
-from fedmerit.secagg import STAGES, Encoded, Encoding, Task, masks, sharing, state
+from fedmerit.secagg import STAGES, Encoded, Encoding, Task, masks, state
 from fedmerit.secagg.setting import pack
 
 C = "hospital-c"
@@ -262,9 +262,9 @@ def weight_not_masked(patch):
 
 
 def shares_not_encrypted(patch):
-    patch.setattr(sharing, "seal_shares", lambda *args: bytes(12) + args[-1] + bytes(16))
-    patch.setattr(sharing, "open_shares", lambda *args: args[-1][12:-16])
-    patch.setattr(sharing, "split", lambda secret, threshold, members: [secret] * members)
+    patch.setattr(masks, "seal_shares", lambda *args: bytes(12) + args[-1] + bytes(16))
+    patch.setattr(masks, "open_shares", lambda *args: args[-1][12:-16])
+    patch.setattr(masks, "split_secret", lambda secret, threshold, members: [secret] * members)
 
 
 CHECKS = [

@@ -10,7 +10,7 @@ import pytest
 from parties import A, B, C, D, Parties, caught, head_of, heads_in
 
 from fedmerit.errors import BindingError, ShareError
-from fedmerit.secagg import masks, sharing
+from fedmerit.secagg import masks
 from fedmerit.secagg.messages import SEALED_SHARES, digest_of, to_broadcast
 
 E = "hospital-e"
@@ -28,10 +28,10 @@ def test_fewer_than_t_holders_rebuild_nothing():
     held = {i: parties.clients[name]._state.shares[A] for i, name in enumerate(parties.names)}
     dealer = parties.clients[A]._state
     for kind, secret in ((0, dealer.mask), (1, dealer.seed)):
-        assert sharing.combine({i: shares[kind] for i, shares in held.items()}, 5) == secret
+        assert masks.combine_shares({i: shares[kind] for i, shares in held.items()}, 5) == secret
         for few in range(2, 5):
             for chosen in combinations(held, few):
-                assert sharing.combine({i: held[i][kind] for i in chosen}, few) != secret
+                assert masks.combine_shares({i: held[i][kind] for i in chosen}, few) != secret
 
 
 def test_the_key_that_is_shared_out_opens_no_channel():
@@ -46,7 +46,7 @@ def test_the_key_that_is_shared_out_opens_no_channel():
             for key in (channel, mask):
                 shared = masks.agree(rebuilt, key, stage="", peer="")
                 with pytest.raises(ShareError):
-                    sharing.open_shares(shared, parties.setting.session, dealer, name, sealed)
+                    masks.open_shares(shared, parties.setting.session, dealer, name, sealed)
 
 
 def test_shares_of_somebody_who_did_not_advertise_are_refused():

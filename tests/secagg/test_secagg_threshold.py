@@ -12,7 +12,7 @@ from parties import CONFIG, Parties, body_of, head_of, heads_in, names_of
 
 from fedmerit.errors import ProtocolError, RefusedError
 from fedmerit.identity.keys import Member, Roster
-from fedmerit.secagg import Setting, default_threshold, masks, sharing
+from fedmerit.secagg import Setting, default_threshold, masks
 from fedmerit.secagg.messages import open_message, to_broadcast
 
 
@@ -40,7 +40,7 @@ def unmasked(parties, colluding):
             rows = body_of(parties, parties.clients[name].unmask(together))
             shares[name] = next(share for at, said, share in rows if (at, said) == (place, kind))
         by_place = {setting.members.index(name): share for name, share in shares.items()}
-        secrets[kind] = sharing.combine(by_place, setting.t)
+        secrets[kind] = masks.combine_shares(by_place, setting.t)
     payload = open_message(parties.sent["masked"][victim], setting, 4 * parties.length)[1]
     words, binding = masks.from_wire(payload).copy(), parties.task.binding(setting)
     peers = {name: head.body[1] for name, head in parties.server.heads["advertise"].items()}

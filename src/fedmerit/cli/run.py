@@ -1,17 +1,106 @@
-"""Commands on a federation in one process: run, demo, init, plan, track."""
+"""Commands on a federation in one process: run, demo, init, plan, track; and the page of a run."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from fedmerit.cli.base import Set_, advised, app, err, fail, out
-from fedmerit.config import Config
+from fedmerit.cli import Set_, advised, app, err, fail, out
+from fedmerit.config import Config, of_folder
+from fedmerit.errors import ConfigError
+
+# ------------------------------------------------------------------------------------------------ the page
+
+
+class Figures(StrEnum):
+    """What figures are written as."""
+
+    png = "png"
+    pdf = "pdf"
+    svg = "svg"
+
+
+@app.command()
+def page(
+    source: Annotated[
+        Path, typer.Argument(help="A run folder, or a file of reports (.json or .csv).", metavar="SOURCE")
+    ],
+    out_: Annotated[
+        Path | None,
+        typer.Option("--out", help="Where; unless given DIR/page.html, or for FILE.csv FILE.html beside it."),
+    ] = None,
+    pseudonyms: Annotated[
+        bool, typer.Option("--pseudonyms", help="Show members as Member A, Member B, ...")
+    ] = False,
+    figures: Annotated[
+        list[Figures] | None,
+        typer.Option("--figures", help="Also the charts as files beside it; repeatable."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite what is there, even if it is no page of fedmerit.")
+    ] = False,
+) -> None:
+    """One HTML page that anybody can open: who contributed what, how sure that is, who is paid what.
+
+    SOURCE is a run folder, or a file of reports (.json or .csv).
+    """
+    from fedmerit.report.page.html import NAME, check_target, facts_of, for_coordinator, render
+    from fedmerit.report.page.html import figures as make_figures
+    from fedmerit.report.page.promises import private
+    from fedmerit.report.terminal import printable
+    from fedmerit.storage.run_folder import write
+
+    target = out_ or (source / NAME if source.is_dir() else source.with_suffix(".html"))
+    check_target(target, force=force)
+    facts = facts_of(source, pseudonyms=pseudonyms)
+    if out_ is None and facts.source.book is not None and _renewed(source):
+        facts = facts_of(source, pseudonyms=pseudonyms)
+    write(target, render(facts).encode())
+    out.print(f"wrote {target}")
+    for doubt in facts.summary.doubts:
+        out.print(f"WARNING: {printable(str(doubt))}")
+    if facts.source.broken:
+        out.print(f"WARNING: the ledger does not verify: {facts.source.broken}")
+    if private(facts):
+        out.print(for_coordinator(target))
+    for kind in dict.fromkeys(figures or ()):
+        names = []
+        for name, made in make_figures(facts, kind.value):
+            names.append(f"{target.stem}-{name}")
+            write(target.with_name(names[-1]), made)
+        out.print(f"wrote {len(names)} figures beside it: {names[0]} to {names[-1]}")
+
+
+def _renewed(folder: Path) -> bool:
+    """Whether score files that were older than the ledger were written anew; if not, why is printed."""
+    from fedmerit.errors import StoreError
+    from fedmerit.verify import renew
+
+    try:
+        done = renew(folder)
+    except StoreError as error:
+        out.print(f"score files were left as they are: {error}")
+        return False
+    if done:
+        out.print(done)
+    return bool(done)
+
+
+def write_page(folder: Path) -> None:
+    """The page of a finished run, or how to get one."""
+    from fedmerit.report.page.html import page_of_run
+
+    out.print(page_of_run(folder))
+
+
+# ----------------------------------------------------------------------------- a federation in one process
 
 
 @app.command()
@@ -41,7 +130,6 @@ def demo(
     set_: Set_ = None,
 ) -> None:
     """Six hospitals train together on fashion-mini; one of them has noisy labels. Takes a minute."""
-    from fedmerit.cli.demo import DEMO, is_demo
     from fedmerit.config import from_dict
     from fedmerit.storage.run_folder import remove
     from fedmerit.verify import verify_folder
@@ -62,7 +150,6 @@ def init(path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path
 
     PATH is the file to write, fedmerit.config unless given. A file that is there is not overwritten.
     """
-    from fedmerit.cli.demo import commented_config
 
     try:
         with path.open("x", encoding="utf-8") as file:
@@ -105,18 +192,16 @@ def track(
 
     DIR is the folder of a run that is over. While it goes on, `fedmerit run --track` does the same.
     """
-    from fedmerit.report.tracking import replay, tracker
+    from fedmerit.report.exports import replay, tracker
 
     rounds = replay(folder, tracker(to))
     out.print(f"sent {rounds} round{'' if rounds == 1 else 's'} to {to}")
 
 
 def _run(config: Config, folder: Path, *, resume: bool, track: Sequence[str] = ()) -> None:
-    from fedmerit.cli.page import write_page
+    from fedmerit.report.exports import tracked, tracker
     from fedmerit.report.page.source import timed
-    from fedmerit.report.summary import summarise
-    from fedmerit.report.terminal import print_summary, print_truth, printable, watching
-    from fedmerit.report.tracking import tracked, tracker
+    from fedmerit.report.terminal import print_summary, print_truth, printable, summarise, watching
     from fedmerit.sentences import planted
     from fedmerit.storage.run_folder import recorded
 
@@ -168,3 +253,72 @@ def _engine() -> Iterator[None]:
         if error.name not in ("torch", "safetensors"):
             raise
         raise MissingExtra("running a federation needs: pip install 'fedmerit[engine]'") from error
+
+
+# --------------------------------------------- the demo's settings, and a config file that explains itself
+
+DEMO: dict[str, Any] = {
+    "partition": {
+        "scheme": "iid",
+        "names": ["Abbey", "Bridge", "Castle", "Dale", "Elm", "Harbour"],
+    },
+    "corruption": {"label_noise": {"Harbour": 0.8}},
+    "model": {"name": "mlp"},
+    "training": {"rounds": 6, "local_epochs": 3},
+}
+"""Six hospitals; the labels of one are mostly noise."""
+
+
+def is_demo(folder: Path) -> bool:
+    """Whether a folder holds a run of the demo's hospitals."""
+    try:
+        found = of_folder(folder)
+    except ConfigError:
+        return False
+    return found.clients == tuple(DEMO["partition"]["names"])
+
+
+def commented_config() -> str:
+    """Every setting with its default, explained by the comment beside it in `fedmerit.config`."""
+    default = Config()
+    lines = [
+        "# fedmerit: settings of a run. Every key has this default; delete what you do not change.",
+        "# fedmerit run THIS.toml --out runs/first",
+        "",
+    ]
+    toml = iter(default.to_toml().splitlines())
+    comments = _comments()
+    section = ""
+    for line in toml:
+        if line.startswith("["):
+            section = line.strip("[]")
+            kind = type(getattr(default, section))
+            lines += [f"# {(kind.__doc__ or '').strip()}", line]
+            continue
+        key = line.partition(" = ")[0]
+        above, beside = comments.get((section, key), ("", ""))
+        lines += [above] if above else []
+        lines.append(f"{line}  # {beside}" if beside else line)
+    return "\n".join(lines) + "\n"
+
+
+def _comments() -> dict[tuple[str, str], tuple[str, str]]:
+    """By section and key, the comments above and beside a setting in the source; choices where there are."""
+    found = {}
+    for section in vars(Config()):
+        kind = type(getattr(Config(), section))
+        above = ""
+        for line in inspect.getsource(kind).splitlines():
+            if line.strip().startswith("# "):
+                above = line.strip()
+                continue
+            declared, _, comment = line.partition("  # ")
+            key, colon, hint = declared.strip().partition(": ")
+            if colon and key.isidentifier():
+                choices = (
+                    hint.partition("]")[0].removeprefix("Literal[") if hint.startswith("Literal[") else ""
+                )
+                words = [choices.replace('"', "").replace(", ", " | "), comment.strip()]
+                found[section, key] = above, "; ".join(word for word in words if word)
+            above = ""
+    return found

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedmerit.cli.base import advised, app, err, fail, out, write
+from fedmerit.cli import advised, app, err, fail, out, write
 from fedmerit.scoring.files import LEDGER
 
 if TYPE_CHECKING:
@@ -100,8 +100,7 @@ def score(
 
     SOURCE is a file of reports (.json or .csv), or a run folder.
     """
-    from fedmerit.report.summary import summarise
-    from fedmerit.report.terminal import print_summary
+    from fedmerit.report.terminal import print_summary, summarise
     from fedmerit.scoring.doubts import doubts
     from fedmerit.scoring.files import as_csv, as_json, document
 
@@ -153,8 +152,7 @@ def rewards(
 
     SOURCE is a file of reports (.json or .csv), or a run folder. Who never reported is paid nothing.
     """
-    from fedmerit.report.summary import absences, unscored
-    from fedmerit.report.terminal import advice, print_payouts
+    from fedmerit.report.terminal import absences, advice, print_payouts, unscored
     from fedmerit.scoring.accumulate import accumulate
     from fedmerit.scoring.doubts import check_payable, doubts
     from fedmerit.scoring.rewards import payouts, shares
@@ -231,10 +229,9 @@ def _record(folder: Path, budget: str, utility: str | None, **terms: Any) -> str
     """The decision into the ledger, a statement to everybody, the page anew; what was done, in words."""
     from fedmerit.config import of_folder
     from fedmerit.ledger.decisions import Terms
-    from fedmerit.payment import read_run, record_decision
     from fedmerit.report.page.html import refreshed
     from fedmerit.report.statement import write_statements
-    from fedmerit.verify import renew
+    from fedmerit.verify import read_run, record_decision, renew
 
     config = of_folder(folder)
     wanted = Terms(budget, utility or config.scoring.utilities[0], **terms)

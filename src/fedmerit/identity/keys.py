@@ -23,15 +23,15 @@ import os
 import secrets
 import stat
 import tomllib
-from collections.abc import Iterable, Mapping
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedmerit.errors import KeyFileError
-from fedmerit.identity.names import check_name, check_names
-from fedmerit.scoring.validate import written_number
+from fedmerit.scoring.validate import spelled, two_spellings, written_number
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -47,6 +47,60 @@ __all__ = [
     "verifies",
     "write_roster",
 ]
+
+# --------------------------------------------------------------------------------------------------- names
+# What members may be called: one check for the roster and for a run's settings. A name stands on the
+# roster, in every record, in names of files (keys, statements) and in the keys of a checkpoint. Whatever a
+# run would refuse is refused when the roster is made, before it goes round.
+
+LONGEST_NAME = 64
+NAME_BYTES = 200
+"""Of a name in a file name, with room for an ending."""
+RESERVED_NAMES = (".", "..", "server")
+
+
+def check_name(name: Any) -> None:
+    """A name looks the same to all, and can be part of a file name.
+
+    It is short, printable, has one spelling in Unicode and no blanks at its ends.
+    """
+    good = (
+        isinstance(name, str)
+        and 1 <= len(name) <= LONGEST_NAME
+        and name.isprintable()
+        and name == name.strip()
+        and name == unicodedata.normalize("NFC", name)
+    )
+    if not good:
+        raise KeyFileError(
+            f"a member's name must be 1 to {LONGEST_NAME} printable characters, got {name!r:.100}"
+        )
+    if any(character in name for character in "/\\") or name in RESERVED_NAMES:
+        why = "it is part of file names: expected no / and no \\, and neither '.', '..' nor 'server'"
+        raise KeyFileError(f"{name!r} cannot be a member's name, because {why}")
+    if len(name.encode()) > NAME_BYTES:
+        raise KeyFileError(f"{name!r} is longer than {NAME_BYTES} bytes")
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Names of different members: each can be one, and no two can be mixed up.
+
+    >>> check_names(["Abbey", "Bridge", "ABBEY"])
+    Traceback (most recent call last):
+    ...
+    fedmerit.errors.KeyFileError: expected names that nobody mixes up, got 'Abbey' and 'ABBEY', which differ \
+only in case, blanks or how letters are composed
+    """
+    for name in names:
+        check_name(name)
+    twice = two_spellings(names)
+    if twice:
+        one, other = spelled(*twice)
+        alike = "differ only in case, blanks or how letters are composed"
+        raise KeyFileError(f"expected names that nobody mixes up, got {one} and {other}, which {alike}")
+
+
+# ------------------------------------------------------------------------------------- keys and the roster
 
 FORMAT = "fedmerit roster 1"
 PREFIX = "ed25519:"

@@ -171,7 +171,7 @@ def _ratio(number_: Fraction) -> tuple[int, int]:
 
 
 @dataclass
-class Found:
+class StatedDecision:
     """A decision as the ledger has it."""
 
     record: Record
@@ -198,7 +198,9 @@ def decisions_of(ledger: Records, rounds: Sequence[Round], scoring: Scoring) -> 
     return found
 
 
-def _again(one: Found, rounds: Sequence[Round], before: Sequence[Decision], scoring: Scoring) -> Decision:
+def _again(
+    one: StatedDecision, rounds: Sequence[Round], before: Sequence[Decision], scoring: Scoring
+) -> Decision:
     """The decision as it should be, from the rounds that were closed when it was made."""
     body = one.record.body
     if one.record.author != SERVER:
@@ -213,7 +215,7 @@ def _again(one: Found, rounds: Sequence[Round], before: Sequence[Decision], scor
     return Decision(**{**vars(made), "record": one.record.seq})
 
 
-def found_in(ledger: Records) -> Iterator[Found]:
+def found_in(ledger: Records) -> Iterator[StatedDecision]:
     """Decisions with their payout records, which follow at once."""
     closed, last = 0, None
     for record in ledger.records():
@@ -227,12 +229,12 @@ def found_in(ledger: Records) -> Iterator[Found]:
             last = None
         closed += record.kind == "round"
         if record.kind == "decision":
-            last = Found(record, closed)
+            last = StatedDecision(record, closed)
     if last is not None:
         yield last
 
 
-def _stated(one: Found, scoring: Scoring) -> dict[str, dict[str, Any]]:
+def _stated(one: StatedDecision, scoring: Scoring) -> dict[str, dict[str, Any]]:
     """Shares and cents as a decision or its payouts have them."""
     body = one.record.body
     if scoring.visibility == "all":

@@ -38,7 +38,7 @@ OPEN = "does not end"
 
 
 @dataclass(frozen=True)
-class Place:
+class HeadPlace:
     """Where a head lies."""
 
     record: int
@@ -49,16 +49,16 @@ class Place:
         return f"record {self.record}, {after}"
 
 
-def places_of(records: Sequence[Record]) -> dict[str, Place]:
+def places_of(records: Sequence[Record]) -> dict[str, HeadPlace]:
     """Every head the ledger ever had -> where it lies."""
     found, rounds = {}, 0
     for record in records:
         rounds += record.kind == "round"
-        found[record.digest.hex()] = Place(record.seq, rounds)
+        found[record.digest.hex()] = HeadPlace(record.seq, rounds)
     return found
 
 
-def check_head(head: str, places: Mapping[str, Place]) -> Place:
+def check_head(head: str, places: Mapping[str, HeadPlace]) -> HeadPlace:
     """Where a head that somebody kept lies, if the ledger still has it."""
     if not re.fullmatch(r"[0-9a-fA-F]{64}", head):
         raise LedgerError(f"a head is 64 hexadecimal digits, got {head!r:.80}")
@@ -70,7 +70,7 @@ def check_head(head: str, places: Mapping[str, Place]) -> Place:
     return places[head.lower()]
 
 
-def check_kept(path: Path, places: Mapping[str, Place], records: Sequence[Record]) -> Iterator[str]:
+def check_kept(path: Path, places: Mapping[str, HeadPlace], records: Sequence[Record]) -> Iterator[str]:
     """Check a member's own file of what it was shown, did and said; a line for each kind of thing in it."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
@@ -217,7 +217,7 @@ class _Did:
                 )
 
 
-def _check_shown(number: int, head: str, places: Mapping[str, Place]) -> None:
+def _check_shown(number: int, head: str, places: Mapping[str, HeadPlace]) -> None:
     place = check_head(head, places)
     if place.rounds != number:
         raise LedgerError(f"shown as the head after round {number}, but it is that of {place}")
@@ -251,13 +251,16 @@ def _check_told(number: int, outcome: str, outcomes: Mapping[int, str]) -> None:
 
 
 def signed_heads(
-    records: Sequence[Record], run: Mapping[str, Any], pool: Mapping[str, Any], places: Mapping[str, Place]
-) -> dict[str, Place]:
+    records: Sequence[Record],
+    run: Mapping[str, Any],
+    pool: Mapping[str, Any],
+    places: Mapping[str, HeadPlace],
+) -> dict[str, HeadPlace]:
     """Member -> the last head it signed; checks ``join`` and ``seen`` records on the way.
 
     A report's head is compared with its round's outcome where rounds are read (`rounds_of`).
     """
-    last: dict[str, Place] = {}
+    last: dict[str, HeadPlace] = {}
     joined: set[str] = set()
     rounds = 0
     for record in records:
@@ -298,7 +301,7 @@ def _check_join(body: Mapping[str, Any], run: Mapping[str, Any], pool: Mapping[s
             raise LedgerError(f"its author agreed to another {what} than the run's")
 
 
-def told(signed: Mapping[str, Place], members: Sequence[str], length: int) -> Iterator[str]:
+def told(signed: Mapping[str, HeadPlace], members: Sequence[str], length: int) -> Iterator[str]:
     """How far members' signatures reach, in a line."""
     if not signed:
         yield "heads: no member has signed one yet; what is here rests on the server alone"

@@ -49,8 +49,8 @@ from fedmerit.protocol.terms import (
 )
 from fedmerit.secagg.plain import PlainClient
 from fedmerit.secagg.quantise import Encoding
-from fedmerit.secagg.released import Released
 from fedmerit.secagg.setting import Setting, Task, Update
+from fedmerit.secagg.state import Released
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

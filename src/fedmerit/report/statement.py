@@ -20,8 +20,15 @@ from fedmerit.ledger.decisions import Decision, cents, money
 from fedmerit.ledger.records import aborted, numbered, unreported
 from fedmerit.protocol.messages import Round
 from fedmerit.report.page.text import SCORES, about, listed, noun, spoken
-from fedmerit.report.summary import MOST_COMPARED, Standing, Summary, summarise
-from fedmerit.report.terminal import bare_text, signed, total_text
+from fedmerit.report.terminal import (
+    MOST_COMPARED,
+    Standing,
+    Summary,
+    bare_text,
+    signed,
+    summarise,
+    total_text,
+)
 from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.rewards import payouts, shares
 from fedmerit.scoring.uncertainty import compare_pairs
@@ -34,7 +41,7 @@ STATUSES = ("counted", "silent", "declined", "lost", "away")
 
 
 @dataclass(frozen=True)
-class Cost:
+class AbsenceCost:
     """What rounds without a report cost, if they had counted as the member's own average: an estimate."""
 
     score: float  # as decided
@@ -55,7 +62,7 @@ class Statement:
     standing: Standing | None  # None without any report
     cents: int
     share: float
-    cost: Cost | None  # None where nothing was missed
+    cost: AbsenceCost | None  # None where nothing was missed
     like: tuple[str, ...] | None  # who cannot be told apart; None where that cannot be said
     names: bool  # whether others may be named
     head: str
@@ -116,7 +123,7 @@ def _what_happened(name: str, rounds: Sequence[Round]) -> dict[str, tuple[int, .
     return {status: tuple(numbers) for status, numbers in found.items()}
 
 
-def _cost(name: str, scored: Sequence[Any], decision: Decision) -> Cost | None:
+def _cost(name: str, scored: Sequence[Any], decision: Decision) -> AbsenceCost | None:
     """The same decision with this one member's missed rounds counted the other way."""
     total, terms = decision.total, decision.terms
     if name not in total.clients or total.coverage is None:
@@ -144,7 +151,7 @@ def _cost(name: str, scored: Sequence[Any], decision: Decision) -> Cost | None:
     except UndefinedShares:
         other_cents = None
     paid = cents(decision.paid[name])
-    return Cost(float(total.raw[place]), float(raw[place]), paid, other_cents)
+    return AbsenceCost(float(total.raw[place]), float(raw[place]), paid, other_cents)
 
 
 def _alike(summary: Summary) -> dict[str, tuple[str, ...]]:

@@ -42,7 +42,7 @@ LEDGER = "ledger.sqlite"
 
 
 @dataclass(frozen=True)
-class Found:
+class FileRound:
     """One round of a file: the arguments of ``Reports``, and where they stand."""
 
     given: dict[str, Any]
@@ -65,7 +65,7 @@ def fail(path: Path, where: str, problem: str) -> NoReturn:
 # ------------------------------------------------------------------------------------------------ from CSV
 
 
-def rounds_of_csv(path: Path, text: str) -> list[Found]:
+def rounds_of_csv(path: Path, text: str) -> list[FileRound]:
     """The rounds of a tidy CSV file, in order."""
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
@@ -115,7 +115,7 @@ def _advice(columns: Sequence[str], known: Collection[str]) -> str:
     return ""
 
 
-def _round_of(path: Path, number: int, lines: list[tuple[int, dict[str, str]]]) -> Found:
+def _round_of(path: Path, number: int, lines: list[tuple[int, dict[str, str]]]) -> FileRound:
     first_line, first = lines[0]
     given: dict[str, Any] = {"round": number}
     for name in sorted(PER_ROUND, key=lambda one: one != "utility"):  # of two utilities all else differs too
@@ -158,7 +158,7 @@ def _round_of(path: Path, number: int, lines: list[tuple[int, dict[str, str]]]) 
                 _number(path, line, cells, name) if there else None
                 for there, (line, cells) in zip(filled, lines, strict=True)
             ]
-    return Found(given, where, seen)
+    return FileRound(given, where, seen)
 
 
 def _is_silent(path: Path, number: int, line: int, cells: Mapping[str, str]) -> bool:
@@ -192,7 +192,7 @@ _FIELDS = frozenset(field.name for field in fields(Reports))
 _LARGEST = 10**300
 
 
-def rounds_of_json(path: Path, text: str, utility: str | None) -> tuple[list[Found], tuple[str, ...]]:
+def rounds_of_json(path: Path, text: str, utility: str | None) -> tuple[list[FileRound], tuple[str, ...]]:
     """The rounds of a JSON file as they stand there, and the clients it lists (none: it does not say)."""
     try:
         document = json.loads(text, object_pairs_hook=_each_once)
@@ -259,7 +259,7 @@ def _each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _round_object(path: Path, place: int, one: Any, shared: Mapping[str, Any]) -> Found | None:
+def _round_object(path: Path, place: int, one: Any, shared: Mapping[str, Any]) -> FileRound | None:
     where = f"round {place} of the file"
     if not isinstance(one, dict):
         fail(path, where, f"expected an object, got {type(one).__name__}")
@@ -291,7 +291,7 @@ def _round_object(path: Path, place: int, one: Any, shared: Mapping[str, Any]) -
     for name in VECTORS:
         if isinstance(given.get(name), dict):
             given[name] = _by_name(path, where, name, given[name], given["clients"])
-    return Found(given, where)
+    return FileRound(given, where)
 
 
 def _round_number(path: Path, where: str, place: int, given: dict[str, Any]) -> str:
@@ -428,7 +428,7 @@ def _check_spellings(path: Path, rounds: Sequence[Reports], clients: Sequence[st
     )
 
 
-def _reports(path: Path, found: Found, utility: str | None) -> Reports:
+def _reports(path: Path, found: FileRound, utility: str | None) -> Reports:
     given = found.given
     if given.get("utility") is None:
         given["utility"] = utility

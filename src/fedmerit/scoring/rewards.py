@@ -20,7 +20,7 @@ from fedmerit.errors import InputError, UndefinedShares
 from fedmerit.scoring.accumulate import NO_SCORE
 from fedmerit.scoring.scores import median_of_others, sum_of_others
 from fedmerit.scoring.types import Scores, Vector, rounding, settle
-from fedmerit.scoring.validate import is_number, number
+from fedmerit.scoring.validate import first_names, is_number, number
 
 # --------------------------------------------------------------------------------------------------- cents
 
@@ -288,7 +288,9 @@ def shares(
     floor, cap = _check(scores, rule, floor, cap, negative, on_undefined)
     below = [scores.clients[i] for i in np.flatnonzero(scores.raw < -rounding(scores.raw))]
     if below and negative == "refuse" and rule != "equal":
-        raise UndefinedShares(f"negative {scores.score} of {_listed(below)}, and negative='refuse' was asked")
+        raise UndefinedShares(
+            f"negative {scores.score} of {first_names(below, 5)}, and negative='refuse' was asked"
+        )
     notes = _notes(scores, rule, below)
     reason = _why_undefined(scores, rule)
     if reason is None:
@@ -435,7 +437,7 @@ def _notes(scores: Scores, rule: Rule, below: list[str]) -> list[str]:
     notes = list(scores.notes)
     if below:
         where = " in the shares of the others" if rule == "impartial" else ""
-        notes.append(f"negative {scores.score} counts as zero{where}: {_listed(below)}")
+        notes.append(f"negative {scores.score} counts as zero{where}: {first_names(below, 5)}")
     if scores.gain <= _NOTHING:
         notes.append(f"the utility did not rise (gain {scores.gain:.6g}): there is no gain to attribute")
     if scores.score == "EE":
@@ -443,12 +445,8 @@ def _notes(scores: Scores, rule: Rule, below: list[str]) -> list[str]:
     if rule == "fenced":
         held = np.flatnonzero(scores.raw > np.maximum(fence(scores), 0.0))
         if held.size:
-            notes.append(f"held back by the fence: {_listed([scores.clients[i] for i in held])}")
+            notes.append(f"held back by the fence: {first_names((scores.clients[i] for i in held), 5)}")
     return notes
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _check(

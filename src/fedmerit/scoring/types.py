@@ -248,19 +248,19 @@ class Scores(ReadOnly):
         return dict(zip(self.clients, self.values.tolist(), strict=True))
 
     def to_pandas(self) -> Any:
-        """A frame with one row per client: see :func:`fedmerit.report.frames.columns`."""
-        from fedmerit.report.frames import as_frame
+        """A frame with one row per client: see :func:`fedmerit.report.exports.columns`."""
+        from fedmerit.report.exports import as_frame
 
         return as_frame(self)
 
     def to_csv(self) -> str:
         """The same as tidy CSV."""
-        from fedmerit.report.frames import as_csv
+        from fedmerit.report.exports import as_csv
 
         return as_csv(self)
 
     def _repr_html_(self) -> str:
-        from fedmerit.report.frames import as_html
+        from fedmerit.report.exports import as_html
 
         return as_html(self)
 

@@ -185,6 +185,16 @@ def spelled(one: str, other: str) -> tuple[str, str]:
     return repr(one), repr(other)
 
 
+def first_names(names: Iterable[str], most: int) -> str:
+    """Names for a message; of very many the first ones, and how many more there are.
+
+    >>> first_names(["A", "B"], 2), first_names(["A", "B", "C"], 2)
+    ('A, B', 'A, B and 1 more')
+    """
+    names = list(names)
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def names_of(clients: Iterable[str], n: int | None, where: str, *, counted: str = "") -> tuple[str, ...]:
     """Different, non-empty names: n of them (made up where none are given), or any number for n = None.
 

@@ -2,7 +2,7 @@
 
 Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (2017), with its
 additions against active servers, as two state machines without I/O. Read in this order: `messages` (the
-stages), `setting`, `quantise`, `masks`, `sharing`, `client`, `server`; what is promised against whom is in
+stages), `setting`, `quantise`, `masks`, `state`, `client`, `server`; what is promised against whom is in
 docs/threats.md.
 
 Only `quantise` is loaded at once. It needs numpy alone, so that machines without the cryptographic packages
@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 from fedmerit.secagg.quantise import Decoded, Encoded, Encoding
 
 if TYPE_CHECKING:
-    from fedmerit.secagg.audit import Opening, nonce_opens, replay
-    from fedmerit.secagg.client import Client
+    from fedmerit.secagg.client import Client, Opening, nonce_opens, replay
     from fedmerit.secagg.memory import InMemory, run_in_memory
     from fedmerit.secagg.messages import STAGES
-    from fedmerit.secagg.released import Released, update_digest
     from fedmerit.secagg.server import Server
     from fedmerit.secagg.setting import Result, Setting, Task, Update, default_threshold
+    from fedmerit.secagg.state import Released, update_digest
 
 __all__ = [
     "STAGES",
@@ -47,13 +46,12 @@ __all__ = [
 ]
 
 _LATER = {
-    "audit": ("Opening", "nonce_opens", "replay"),
-    "client": ("Client",),
+    "client": ("Client", "Opening", "nonce_opens", "replay"),
     "memory": ("InMemory", "run_in_memory"),
     "messages": ("STAGES",),
-    "released": ("Released", "update_digest"),
     "server": ("Server",),
     "setting": ("Result", "Setting", "Task", "Update", "default_threshold"),
+    "state": ("Released", "update_digest"),
 }
 
 

@@ -4,6 +4,8 @@ It can be saved between messages (`dump`, `restore`), because over a transport e
 process. A dump holds the round's secrets: store it encrypted or with mode 600, write it BEFORE sending the
 message it was made after, and never restore an older one. The same goes for `Released`, which outlives the
 round.
+
+`replay` shows an auditor what a member put into the sum, from what `Client.opening` tells.
 """
 
 from __future__ import annotations
@@ -11,23 +13,25 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedmerit.errors import BindingError, MessageError, ProtocolError, RefusedError, RoundAborted, ShareError
-from fedmerit.secagg import masks, sharing
-from fedmerit.secagg.audit import Opening
+from fedmerit.secagg import masks
 from fedmerit.secagg.messages import DECLINE, Head, digest_of, open_broadcast, open_message, placed, seal
-from fedmerit.secagg.quantise import seed_bytes
-from fedmerit.secagg.released import Released, update_digest
-from fedmerit.secagg.setting import Setting, Update
-from fedmerit.secagg.state import State, dump_state, load_state
+from fedmerit.secagg.quantise import Words, seed_bytes
+from fedmerit.secagg.setting import Setting, Task, Update
+from fedmerit.secagg.state import Released, State, dump_state, load_state, update_digest
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-__all__ = ["Client", "Update"]
+__all__ = ["Client", "Opening", "nonce_opens", "replay"]
+
+# ---------------------------------------------------------------------------------------------- the member
 
 
 class Client:
@@ -101,13 +105,15 @@ class Client:
             s.keys = {peer: list(head.body[:2]) for peer, head in heads.items()}
             for peer, keys in s.keys.items():
                 masks.refuse_small_order(keys, stage="share", peer=peer)
-            kinds = [sharing.split(secret, self.setting.t, self.setting.n) for secret in (s.mask, s.seed)]
+            kinds = [
+                masks.split_secret(secret, self.setting.t, self.setting.n) for secret in (s.mask, s.seed)
+            ]
             rows = []
             for place, peer in enumerate(self.setting.members):
                 if peer not in s.keys:
                     continue
                 key_share, seed_share = (shares[place] for shares in kinds)
-                sealed = sharing.seal_shares(
+                sealed = masks.seal_shares(
                     self._channel(peer), self.setting.session, self.name, peer, key_share + seed_share
                 )
                 commitments = self._share_commitments(self.name, peer, key_share, seed_share)
@@ -283,9 +289,7 @@ class Client:
             row = next((row for row in head.body if row[0] == place), None)
             if row is None:
                 raise ShareError(f"dealt no share to {self.name}", stage="share", member=dealer)
-            opened = sharing.open_shares(
-                self._channel(dealer), self.setting.session, dealer, self.name, row[1]
-            )
+            opened = masks.open_shares(self._channel(dealer), self.setting.session, dealer, self.name, row[1])
             s.shares[dealer] = [opened[:32], opened[32:]]
             if self._share_commitments(dealer, self.name, *s.shares[dealer]) != row[2:]:
                 raise ShareError("dealt another share than it committed to", stage="share", member=dealer)
@@ -294,7 +298,7 @@ class Client:
         self, dealer: str, holder: str, key_share: bytes, seed_share: bytes
     ) -> list[bytes]:
         return [
-            sharing.share_commitment(kind, share, self.setting.session, dealer, holder)
+            masks.share_commitment(kind, share, self.setting.session, dealer, holder)
             for kind, share in (("key", key_share), ("seed", seed_share))
         ]
 
@@ -308,3 +312,97 @@ class Client:
         message, head = self._seal(stage, body, payload)
         self._state.said = digest_of(head)
         return message
+
+
+# ----------------------------------------------------------------------------------------------- the audit
+# Rebuilding a member's masked words from its opened secrets and the public transcript, bit for bit.
+#
+# Words are a function of the update, its weight and rounding seed, the self-mask seed, the mask key, and
+# what everybody saw. An opening tells the secrets among these; keys and seed are checked against what the
+# member signed before, and t members must have signed the list of masked inputs that is shown, as they do
+# before they release a share. So there is exactly one update it can show: the one that is in the sum. What
+# an opening costs: whoever has it, and the server, see this update; see docs/threats.md for how often it
+# may be asked.
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a member tells an auditor, together with its update."""
+
+    member: str
+    mask: bytes = field(repr=False)
+    seed: bytes = field(repr=False)
+    rounding: bytes = field(repr=False)
+    weight: float | None = field(repr=False)
+
+
+def replay(
+    setting: Setting,
+    task: Task,
+    opening: Opening,
+    delta: npt.NDArray[np.floating[Any]],
+    *,
+    advertised: bytes,
+    shared: bytes,
+    masked: bytes,
+    checked: bytes,
+) -> Words:
+    """The words this member must have sent; an error that names it if they are not what it signed.
+
+    Args:
+        setting: the attempt.
+        task: model and encoding.
+        opening: the member's secrets.
+        delta: the update it claims.
+        advertised: the list of heads that all members saw after the stage advertise.
+        shared: the same after the stage share.
+        masked: the same after the stage masked.
+        checked: the same after the stage check: the signatures of t members in the sum on the list before;
+            not looked at where the attempt had no check.
+    """
+    name = opening.member
+    keys = open_broadcast(advertised, setting, "advertise")
+    dealers = open_broadcast(shared, setting, "share")
+    inputs = open_broadcast(masked, setting, "masked")
+    signed = inputs.get(name)
+    chained = (
+        signed is not None
+        and name in keys
+        and signed.seen == digest_of(shared)
+        and all(head.seen == digest_of(advertised) for head in dealers.values())
+    )
+    if signed is None or not chained:
+        raise BindingError("no masked input of this member on these shares", stage="audit", member=name)
+    checks = open_broadcast(checked, setting, "check") if setting.checked else {}
+    for peer, head in checks.items():
+        if peer not in inputs or head.seen != digest_of(masked):
+            raise BindingError("signed another list of masked inputs", stage="audit", member=peer)
+    if setting.checked and len(checks) < setting.t:
+        raise BindingError(
+            f"{len(checks)} members signed this list of masked inputs, {setting.t} are needed", stage="audit"
+        )
+    _, public, commitment, _ = keys[name].body
+    if masks.public(opening.mask) != public:
+        raise ShareError("opened another mask key than it advertised", stage="audit", member=name)
+    if masks.commitment("seed", opening.seed, setting.session, name) != commitment:
+        raise ShareError("opened another self-mask seed than it committed to", stage="audit", member=name)
+    try:
+        # a public weight is not the member's to choose
+        weight = task.weight_of(setting, name, opening.weight, stage="audit")
+        words = task.encoding.encode(delta, weight=weight, seed=opening.rounding).words
+    except ProtocolError as error:
+        raise placed(error, "audit", name) from None
+    peers = {peer: keys[peer].body[1] for peer in dealers}
+    masks.add_masks(
+        words,
+        masks.of_member(setting, name, opening.mask, opening.seed, peers, task.binding(setting)),
+    )
+    if signed.body != [task.digest, task.m0_hash, digest_of(masks.to_wire(words))]:
+        raise BindingError("masked something else than it opened", stage="audit", member=name)
+    return words
+
+
+def nonce_opens(setting: Setting, advertised: bytes, name: str, nonce: bytes) -> bool:
+    """Whether a nonce is the one this member committed to when it advertised."""
+    head = open_broadcast(advertised, setting, "advertise").get(name)
+    return head is not None and head.body[3] == masks.commitment("nonce", nonce, setting.session, name)

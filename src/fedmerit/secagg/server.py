@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedmerit.errors import BindingError, ProtocolError, RoundAborted, ShareError
-from fedmerit.secagg import masks, sharing
+from fedmerit.secagg import masks
 from fedmerit.secagg.messages import (
     DECLINE,
     NOTHING_SEEN,
@@ -169,7 +169,7 @@ class Server:
                 raise ShareError(f"releases the wrong kind of share of {peer}", stage="unmask", member=sender)
             row = next(row for row in self.heads["share"][peer].body if row[0] == place)
             dealt = row[3] if kind == "seed" else row[2]
-            if sharing.share_commitment(kind, share, self.setting.session, peer, sender) != dealt:
+            if masks.share_commitment(kind, share, self.setting.session, peer, sender) != dealt:
                 self.lied += [] if sender in self.lied else [sender]
                 raise ShareError(
                     f"released another share than {peer} dealt it", stage="unmask", member=sender
@@ -199,7 +199,7 @@ class Server:
             self.setting.members.index(holder): next(row[2] for row in head.body if row[0] == place)
             for holder, head in self.heads["unmask"].items()
         }
-        secret = sharing.combine(shares, self.setting.t)
+        secret = masks.combine_shares(shares, self.setting.t)
         _, public, commitment, _ = self.heads["advertise"][dealer].body
         good = (
             masks.commitment("seed", secret, self.setting.session, dealer) == commitment

@@ -23,8 +23,8 @@ from fedmerit.scoring.doubts import lower_is_better
 from fedmerit.secagg.setting import LEAST_IN_SUM, what_to_know
 from fedmerit.sentences import planted
 from fedmerit.simulation import data
-from fedmerit.simulation.data.corruptions import ClientData
 from fedmerit.simulation.data.dataset import Dataset
+from fedmerit.simulation.data.partitions import ClientData
 from fedmerit.simulation.models import as_tensor, build, left_out, load_vector, to_vector
 from fedmerit.simulation.training import TrainingSettings
 from fedmerit.simulation.utilities import Utility, evaluate, resolve_all

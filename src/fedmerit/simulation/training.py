@@ -218,7 +218,7 @@ class TrainingSettings:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedVectors:
     """One vector per client, how they were trained, and why not stacked where that was hoped for."""
 
     vectors: list[Vector]
@@ -282,7 +282,7 @@ def train_many(
     settings: TrainingSettings,
     seeds: Sequence[int],
     method: Method = "auto",
-) -> Trained:
+) -> TrainedVectors:
     """Train one model per client, stacked on a GPU where the model allows it, else one after another.
 
     Args:
@@ -306,7 +306,7 @@ def train_many(
         note = seen.reason
         if note is None:
             try:
-                return Trained(_halving(model, seen, begin, data, settings, seeds), "stacked")
+                return TrainedVectors(_halving(model, seen, begin, data, settings, seeds), "stacked")
             except RuntimeError as error:  # vmap's word for a forward that it cannot batch
                 note = f"cannot be stacked: {error}".splitlines()[0]
         if method == "stacked":
@@ -319,7 +319,7 @@ def train_many(
         load_vector(model, start)
         train(model, x, y, settings, seed)
         vectors.append(to_vector(model))
-    return Trained(vectors, "loop", note and f"one client after another: the model {note}")
+    return TrainedVectors(vectors, "loop", note and f"one client after another: the model {note}")
 
 
 def _halving(

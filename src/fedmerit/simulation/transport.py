@@ -35,7 +35,7 @@ from fedmerit.protocol.messages import (
     exchange_of,
     model_hash,
 )
-from fedmerit.simulation.data.corruptions import ClientData
+from fedmerit.simulation.data.partitions import ClientData
 from fedmerit.simulation.setup import Federation, losses, schedule
 from fedmerit.simulation.training import train_many
 

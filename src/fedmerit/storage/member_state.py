@@ -39,7 +39,7 @@ import numpy as np
 
 from fedmerit.errors import StoreError
 from fedmerit.protocol.messages import pack, unpack
-from fedmerit.secagg.released import Released
+from fedmerit.secagg.state import Released
 from fedmerit.storage.run_folder import sweep, write
 
 if TYPE_CHECKING:

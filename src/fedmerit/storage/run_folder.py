@@ -332,11 +332,11 @@ def check_checkpoints(path: Path, rounds: Sequence[Round]) -> None:
                 raise LedgerError(f"{file}: not the checkpoint that round {one.number} recorded")
 
 
-Found = Mapping[str, bytes | None]
+ScoreFiles = Mapping[str, bytes | None]
 """Name of a score file -> what it holds; None where there is none."""
 
 
-def read_scores(path: Path) -> Found:
+def read_scores(path: Path) -> ScoreFiles:
     """The score files of a folder as they are now."""
     found: dict[str, bytes | None] = {}
     for name in SCORE_FILES:
@@ -349,7 +349,7 @@ def read_scores(path: Path) -> Found:
     return found
 
 
-def check_scores(path: Path, found: Found, rounds: Sequence[Round], config: Config) -> dict[str, int]:
+def check_scores(path: Path, found: ScoreFiles, rounds: Sequence[Round], config: Config) -> dict[str, int]:
     """``scores.json`` and ``scores.csv`` must follow from the rounds in the ledger, or from the first ones.
 
     A process that is killed after the ledger's transaction and before it wrote these files leaves them as
@@ -419,7 +419,7 @@ def _copy(path: Path, name: str, config: Config) -> Iterator[None]:
 
 
 def about_scores(
-    path: Path, found: Found, late: Mapping[str, int], config: Config, *, running: bool = False
+    path: Path, found: ScoreFiles, late: Mapping[str, int], config: Config, *, running: bool = False
 ) -> Iterator[str]:
     """What `check_scores` found, in words; ``running``: a process keeps writing in the folder."""
     there = [name for name, data in found.items() if data is not None]

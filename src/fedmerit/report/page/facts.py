@@ -11,8 +11,7 @@ from typing import get_args
 from fedmerit.errors import InputError, UndefinedScore, UndefinedShares
 from fedmerit.ledger.decisions import Decision, Terms
 from fedmerit.report.page.source import Source
-from fedmerit.report.summary import Summary, digits_for, summarise, unscored
-from fedmerit.report.terminal import signed
+from fedmerit.report.terminal import Summary, digits_for, signed, summarise, unscored
 from fedmerit.scoring.accumulate import accumulate, number_of
 from fedmerit.scoring.agreement import agreement
 from fedmerit.scoring.doubts import Doubt

@@ -12,8 +12,7 @@ from itertools import pairwise
 from fedmerit.ledger.decisions import Terms
 from fedmerit.ledger.records import in_words
 from fedmerit.report.page.facts import Decided, Facts
-from fedmerit.report.summary import Standing
-from fedmerit.report.terminal import advice, signed, total_text
+from fedmerit.report.terminal import Standing, advice, signed, total_text
 from fedmerit.scoring.accumulate import NO_SCORE, join_up, number_of
 from fedmerit.scoring.files import scores_of
 from fedmerit.scoring.rewards import null_share

@@ -19,22 +19,24 @@ from functools import partial
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fedmerit.simulation.coalitions.game import Masks
 from fedmerit.simulation.models import state
 from fedmerit.simulation.utilities import Utility, balance, call, checked, float32
 
 # ---------------------------------------------------------------------------------------- ways to evaluate
 
 Precision = Literal["float32", "tf32", "float16", "bfloat16"]
+Masks = npt.NDArray[np.int64]
+"""Coalitions as bitmasks: bit i is set iff client i is in."""
 ALIGN = 64
 """Numbers to which each tensor of a packed row is aligned: at least 128 bytes in half precision."""
 
 
 @dataclass(frozen=True)
-class Pool:
+class EvaluationSet:
     """The test set on the device, and what is to be known of a model there."""
 
     images: Tensor
@@ -104,7 +106,9 @@ class Strategy(abc.ABC):
 
     kind = ""
 
-    def __init__(self, model: nn.Module, pool: Pool, precision: Precision, *, channels_last: bool) -> None:
+    def __init__(
+        self, model: nn.Module, pool: EvaluationSet, precision: Precision, *, channels_last: bool
+    ) -> None:
         self.pool, self.precision = pool, precision
         device = pool.images.device
         half = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -160,7 +164,7 @@ class Single(Strategy):
     def __init__(
         self,
         model: nn.Module,
-        pool: Pool,
+        pool: EvaluationSet,
         precision: Precision = "float32",
         *,
         channels_last: bool = False,
@@ -233,7 +237,7 @@ class Stacked(Strategy):
     def __init__(
         self,
         model: nn.Module,
-        pool: Pool,
+        pool: EvaluationSet,
         precision: Precision = "float32",
         *,
         channels_last: bool = False,
@@ -271,7 +275,7 @@ MODES = {"compile": "default", "tune": "max-autotune-no-cudagraphs"}
 
 
 @dataclass(frozen=True)
-class Record:
+class Evaluation:
     """How a table was made: by which strategy, how far that strays from float32, how long it took.
 
     ``deviation``: per utility the largest |value - float32 value| on ``checked`` coalitions of this round
@@ -298,10 +302,10 @@ def sample(n: int) -> Masks:
     return np.concatenate([[0, (1 << n) - 1], inner])
 
 
-def plain(strategy: Strategy) -> Record:
+def plain(strategy: Strategy) -> Evaluation:
     """The record of a strategy that needs no check."""
     deviation = dict.fromkeys((utility.name for utility in strategy.pool.utilities), 0.0)
-    return Record(strategy.name, strategy.precision, deviation, strategy.pool.batch)
+    return Evaluation(strategy.name, strategy.precision, deviation, strategy.pool.batch)
 
 
 def choose(
@@ -313,7 +317,7 @@ def choose(
     tolerance: float,
     effort: Effort,
     stack: int,
-) -> tuple[Strategy, Record]:
+) -> tuple[Strategy, Evaluation]:
     """The fastest strategy whose utilities stray from float32 by at most ``tolerance``, and its record.
 
     Args:
@@ -350,7 +354,7 @@ def choose(
             if seconds < fastest:
                 deviation = dict(zip(names, away.tolist(), strict=True))
                 best, fastest = strategy, seconds
-                record = Record(label, strategy.precision, deviation, exact.pool.batch, len(sample))
+                record = Evaluation(label, strategy.precision, deviation, exact.pool.batch, len(sample))
             del strategy
 
     try_all(_plain_candidates(model, exact.pool, close, stack))
@@ -361,7 +365,7 @@ def choose(
     return best, replace(record, tried=tried)
 
 
-def _plain_candidates(model: nn.Module, pool: Pool, close: set[Precision], stack: int) -> Candidates:
+def _plain_candidates(model: nn.Module, pool: EvaluationSet, close: set[Precision], stack: int) -> Candidates:
     yield "single float32, graph", partial(Single, model, pool, graph=True)
     for precision in _precisions(close):
         one = partial(Single, model, pool, precision, graph=True)
@@ -372,7 +376,9 @@ def _plain_candidates(model: nn.Module, pool: Pool, close: set[Precision], stack
                 yield f"stacked by {size} {precision}", partial(Stacked, model, pool, precision, size=size)
 
 
-def _compiled_candidates(model: nn.Module, pool: Pool, close: set[Precision], mode: str) -> Candidates:
+def _compiled_candidates(
+    model: nn.Module, pool: EvaluationSet, close: set[Precision], mode: str
+) -> Candidates:
     order: tuple[Precision, ...] = ("float16", "bfloat16", "tf32")
     precision: Precision = next((p for p in order if p in close), "float32")
     yield (

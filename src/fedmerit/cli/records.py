@@ -1,4 +1,4 @@
-"""Commands on a run's ledger: verify, export."""
+"""Commands on what is kept: a run's ledger (verify, export), identity keys and the roster (keys)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
-from fedmerit.cli.base import app, fail, out
+from fedmerit.cli import app, fail, out
 from fedmerit.scoring.files import LEDGER
+
+# ---------------------------------------------------------------------------------------------- the ledger
 
 
 @app.command()
@@ -86,3 +88,53 @@ def export(
     out.print(f"wrote {out_}: {len(lines)} records" + (f", {held} of them withheld" if private else ""))
     if for_ is not None and not private:
         out.print("every member of this run may see every record, so nothing is withheld")
+
+
+# ------------------------------------------------------------------------------------- keys and the roster
+
+FEWEST = 3
+"""Members of a federation (see ``partition.clients``)."""
+
+keys_app = typer.Typer(help="Identity keys and the roster.", no_args_is_help=True)
+app.add_typer(keys_app, name="keys")
+
+
+@keys_app.command("new")
+def keys_new(
+    path: Annotated[Path, typer.Argument(help="Where to write the private key (mode 600).")],
+) -> None:
+    """Make an identity key; prints the public key for the roster.
+
+    PATH is the file for the private key: a new one, which only its owner may read (mode 600).
+    """
+    from fedmerit.identity.keys import PREFIX, new_key
+
+    out.print(PREFIX + new_key(path).hex())
+
+
+@keys_app.command("roster")
+def keys_roster(
+    path: Annotated[Path, typer.Argument(help="The roster file: written from --member, or checked.")],
+    member: Annotated[
+        list[str] | None, typer.Option(help="NAME=ed25519:PUBLICKEY[,WEIGHT], repeatable.")
+    ] = None,
+) -> None:
+    """Write a roster of names and public keys, or check one; prints its hash, which all members compare.
+
+    PATH is the roster file (TOML or .json): a new one with --member, otherwise one that is checked.
+    """
+    from fedmerit.identity.keys import Roster, parse_member, read_roster, write_roster
+
+    if member:
+        write_roster(path, Roster(parse_member(text) for text in member))
+    roster = read_roster(path)
+    for one in roster.members:
+        out.print(
+            f"{one.name}  ed25519:{one.key.hex()}" + ("" if one.weight is None else f"  {one.weight:g}")
+        )
+    count = len(roster.members)
+    out.print(f"{count} member{'' if count == 1 else 's'}, roster hash {roster.hash.hex()}")
+    if count < FEWEST:
+        out.print(
+            f"note: a federation needs at least {FEWEST} members: with two, each learns the other's update"
+        )

@@ -1,16 +1,19 @@
-"""All coalition models of a round on the whole test set, by the fastest way that agrees with float32.
+"""Coalition models and their utilities, many at once: the ground truth that secure aggregation hides.
 
-On a CPU that is one model after another. On a GPU a short measurement decides between one model at a time and
-a stack of them, in half precision, TF32 or float32, and for long jobs compiled; every candidate is held
-against float32 on a sample of coalitions. What was chosen serves later rounds as long as it agrees with
-float32 on a sample of theirs too; how far it strays is measured and recorded for every round.
+::
+
+    updates U_i -> coefficients    which model belongs to which coalition
+                -> strategies.py   ways to evaluate many models of one architecture, and the choice among them
+                -> Evaluator       all coalitions of a round            -> Table per utility
+    data        -> retrain_tables  every coalition trained from scratch -> Table per utility
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,15 +22,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fedmerit.errors import FedmeritError, InputError, ReportError
-from fedmerit.scoring.types import Table
+from fedmerit.errors import ConfigError, FedmeritError, InputError, ReportError
+from fedmerit.scoring.types import MAX_TABLE_CLIENTS, Table
 from fedmerit.scoring.validate import names_of
-from fedmerit.simulation.coalitions import game as games
-from fedmerit.simulation.coalitions.strategies import (
+from fedmerit.simulation.models import Images, as_tensor, flatten, load_vector, prepare, state_length
+from fedmerit.simulation.strategies import (
     CHECKED,
     Effort,
-    Pool,
-    Record,
+    Evaluation,
+    EvaluationSet,
+    Masks,
     Single,
     Stacked,
     Strategy,
@@ -35,7 +39,19 @@ from fedmerit.simulation.coalitions.strategies import (
     plain,
     sample,
 )
-from fedmerit.simulation.models import Images, as_tensor, prepare, state_length
+from fedmerit.simulation.training import (
+    Data,
+    Method,
+    Probe,
+    TensorData,
+    TrainedVectors,
+    TrainingSettings,
+    on_device,
+    probe,
+    train,
+    train_many,
+    train_shared,
+)
 from fedmerit.simulation.utilities import (
     Utility,
     balance,
@@ -47,6 +63,78 @@ from fedmerit.simulation.utilities import (
     float32,
     resolve_all,
 )
+
+__all__ = [
+    "Evaluation",
+    "Evaluator",
+    "Game",
+    "Retraining",
+    "coalition_tables",
+    "coefficients",
+    "retrain_tables",
+]
+
+# ----------------------------- which model belongs to a coalition: two games over the updates of one round
+
+GAMES = ("additive", "renormalised")
+
+
+def coefficients(
+    masks: Sequence[int] | Masks, weights: Sequence[float] | npt.NDArray[np.float64], game: str = "additive"
+) -> npt.NDArray[np.float64]:
+    r"""The matrix that turns updates into coalition models, M(S) = M_0 + \sum_i c_{S,i} U_i, shape (K, N).
+
+    .. math:: c_{S,i} = 1[i \in S] \quad\text{(additive)}, \qquad
+              c_{S,i} = 1[i \in S] \frac{\sum_j w_j}{\sum_{j \in S} w_j} \quad\text{(renormalised)}
+
+    where :math:`U_i = w_i (M_i - M_0) / \sum_j w_j`, so that the renormalised model is the weighted mean of
+    the local models of S. Both games agree on nobody and on everybody.
+
+    >>> coefficients([0, 1, 3], [1, 3], "renormalised")
+    array([[0., 0.],
+           [4., 0.],
+           [1., 1.]])
+    """
+    w = np.asarray(weights, dtype=np.float64)
+    if game not in GAMES:
+        raise ConfigError(f"scoring.game must be 'additive' or 'renormalised', got {game!r}")
+    if w.ndim != 1 or not np.isfinite(w).all() or (w <= 0).any():
+        raise InputError(f"weights must be positive numbers, one per client, got {w.tolist()}")
+    bits = np.asarray(masks, dtype=np.int64)[:, None] >> np.arange(len(w)) & 1
+    member: npt.NDArray[np.float64] = bits.astype(np.float64)
+    if game == "additive":
+        return member
+    held = member @ w
+    member *= np.divide(w.sum(), held, out=np.zeros_like(held), where=held > 0)[:, None]
+    return member
+
+
+def check_count(n: int) -> None:
+    """A table over n clients can be built at all."""
+    if not 1 <= n <= MAX_TABLE_CLIENTS:
+        raise InputError(
+            f"a table has 2^N coalitions, so N must lie in 1 ... {MAX_TABLE_CLIENTS}, got {n};"
+            " sampled_shapley does without a table"
+        )
+
+
+def coalition_name(mask: int, clients: Sequence[str]) -> str:
+    """The members of a coalition, for messages.
+
+    >>> coalition_name(5, ["A", "B", "C"])
+    '{A, C}'
+    """
+    return "{" + ", ".join(client for i, client in enumerate(clients) if mask >> i & 1) + "}"
+
+
+# ------------------------------------------------------------------------------- all coalitions of a round
+# All coalition models of a round on the whole test set, by the fastest way that agrees with float32.
+#
+# On a CPU that is one model after another. On a GPU a short measurement decides between one model at a
+# time and a stack of them, in half precision, TF32 or float32, and for long jobs compiled; every candidate
+# is held against float32 on a sample of coalitions. What was chosen serves later rounds as long as it
+# agrees with float32 on a sample of theirs too; how far it strays is measured and recorded for every
+# round.
 
 # -------------------------------------------------------------------------------------------------- memory
 
@@ -150,7 +238,7 @@ class Evaluator:
         if any(utility.balanced for utility in self.utilities):
             balance(self.labels, classes)
         self.exact: Strategy | None = None
-        self.chosen: tuple[Strategy, Record] | None = None
+        self.chosen: tuple[Strategy, Evaluation] | None = None
 
     def tables(
         self,
@@ -161,7 +249,7 @@ class Evaluator:
         game: str = "additive",
         clients: Sequence[str] = (),
         progress: Progress | None = None,
-    ) -> tuple[dict[str, Table], Record]:
+    ) -> tuple[dict[str, Table], Evaluation]:
         """The utility of every coalition, one table per utility.
 
         Args:
@@ -173,7 +261,7 @@ class Evaluator:
             progress: told of (coalitions done, coalitions in all).
         """
         n = len(updates)
-        games.check_count(n)
+        check_count(n)
         self.check_memory(n, 8 * len(self.utilities) << n, f"{1 << n} coalitions of this model need")
         began = time.perf_counter()
         play = self.game(m0, updates, weights, game=game, clients=clients, total=1 << n)
@@ -203,7 +291,7 @@ class Evaluator:
         if len(weights) != n or len(names) != n:
             got = f"{len(weights)} weights and {len(names)} names"
             raise InputError(f"expected {n} weights and {n} names, one per update, got {got}")
-        games.coefficients([0], weights, game)
+        coefficients([0], weights, game)
         self.check_memory(n, 0, "this model needs")
         base = self.vector(m0, "M0")
         moves = [self.vector(u, f"the update of {c}") for c, u in zip(names, updates, strict=True)]
@@ -240,19 +328,19 @@ class Evaluator:
             raise InputError(f"{what} is not finite")
         return vector.to(self.device, torch.float32)
 
-    def pool(self, clients: int) -> Pool:
+    def pool(self, clients: int) -> EvaluationSet:
         """The test set on the device."""
         images = prepare(self.images, self.device)
-        return Pool(images, self.labels, self.utilities, self.batch(clients))
+        return EvaluationSet(images, self.labels, self.utilities, self.batch(clients))
 
-    def rows(self, strategy: Strategy, of: _Round, masks: games.Masks) -> Iterator[Tensor]:
+    def rows(self, strategy: Strategy, of: _Round, masks: Masks) -> Iterator[Tensor]:
         """Packed weights of coalitions, a chunk at a time: one matrix product over the updates."""
         base, moves = strategy.packing.pack(of.m0[None]), strategy.packing.pack(of.updates)
         room = self._activations(len(moves)) // 4
         most = 8 if self.device.type == "cpu" else 64
         chunk = min(most, max(1, room // (4 * strategy.packing.length)))
         for i in range(0, len(masks), chunk):
-            c = games.coefficients(masks[i : i + chunk], of.weights, of.game)
+            c = coefficients(masks[i : i + chunk], of.weights, of.game)
             c32 = torch.as_tensor(c, device=self.device, dtype=torch.float32)
             with float32():
                 rows = torch.addmm(base.expand(len(c), -1), c32, moves)
@@ -282,7 +370,7 @@ class Evaluator:
         )
         return replace(exact, strategy=strategy, record=record)
 
-    def _again(self, exact: Game, strategy: Strategy, record: Record, masks: games.Masks) -> Game | None:
+    def _again(self, exact: Game, strategy: Strategy, record: Evaluation, masks: Masks) -> Game | None:
         """The round by a strategy chosen before, with its deviation here; None where it strays too far."""
         if strategy is exact.strategy:
             return replace(exact, record=record)
@@ -311,14 +399,14 @@ class Game:
     evaluator: Evaluator
     of: _Round
     strategy: Strategy
-    record: Record
+    record: Evaluation
     names: tuple[str, ...]
 
     def value(self, mask: int) -> float:
         """The first utility of one coalition."""
         return float(self.values(np.array([mask]))[0, 0])
 
-    def values(self, masks: games.Masks, progress: Progress | None = None) -> npt.NDArray[np.float64]:
+    def values(self, masks: Masks, progress: Progress | None = None) -> npt.NDArray[np.float64]:
         """Every utility of these coalitions, shape (K, U)."""
         values = self.unrepaired(masks, progress)
         bad = np.flatnonzero(~np.isfinite(values).all(1))
@@ -329,11 +417,11 @@ class Game:
             bad = np.flatnonzero(~np.isfinite(values).all(1))
         if bad.size:
             utility = self.evaluator.utilities[int(np.flatnonzero(~np.isfinite(values[bad[0]]))[0])].name
-            who = games.name(int(masks[bad[0]]), self.names)
+            who = coalition_name(int(masks[bad[0]]), self.names)
             raise ReportError(f"utility {utility!r} of coalition {who} is not finite: its model diverged")
         return values
 
-    def unrepaired(self, masks: games.Masks, progress: Progress | None = None) -> npt.NDArray[np.float64]:
+    def unrepaired(self, masks: Masks, progress: Progress | None = None) -> npt.NDArray[np.float64]:
         """The same as the strategy gives them, finite or not."""
         values, done = np.empty((len(masks), len(self.evaluator.utilities))), 0
         for rows in self.evaluator.rows(self.strategy, self.of, masks):
@@ -371,7 +459,155 @@ def coalition_tables(
     clients: Sequence[str] = (),
     progress: Progress | None = None,
     **settings: Any,
-) -> tuple[dict[str, Table], Record]:
+) -> tuple[dict[str, Table], Evaluation]:
     """The tables of a single round: ``Evaluator(model, x, y, utilities, **settings).tables(m0, ...)``."""
     evaluator = Evaluator(model, x, y, utilities, **settings)
     return evaluator.tables(m0, updates, weights, game=game, clients=clients, progress=progress)
+
+
+# ------------------------------------------------------------------------------------- the retraining game
+# The retraining game: every coalition trained from the same first model, as if the others did not exist.
+#
+# For one client all coalitions that hold it train on the same batches, so a stack of coalitions needs no
+# padding and its first layer sees each image once. In the first round they also start from the same model:
+# each client trains once for all of them.
+
+Store = Callable[[int, dict[str, float]], None]
+"""Called with a finished coalition's bitmask and its utilities."""
+
+
+@dataclass(frozen=True)
+class Retraining:
+    """How the coalitions were trained: ``stack`` at once, ``trained`` now, ``known`` from before."""
+
+    method: str
+    stack: int
+    trained: int
+    known: int
+    seconds: float
+    note: str | None = None
+
+
+def retrain_tables(
+    model: nn.Module,
+    m0: npt.NDArray[Any] | Tensor,
+    data: Sequence[Data],
+    settings: TrainingSettings,
+    seeds: Sequence[Sequence[int]],
+    weights: Sequence[float] | npt.NDArray[np.float64],
+    x: Images,
+    y: npt.NDArray[Any] | Tensor,
+    utilities: Sequence[str | Utility],
+    *,
+    clients: Sequence[str] = (),
+    known: Mapping[int, Mapping[str, float]] | None = None,
+    store: Store | None = None,
+    stack: int = 64,
+    stacked: bool | None = None,
+    memory_limit: int | None = None,
+    progress: Progress | None = None,
+) -> tuple[dict[str, Table], Retraining]:
+    r"""The utility of every coalition's own federation after R rounds, one table per utility.
+
+    .. math:: M_{r+1}(S) = M_r(S) + \sum_{i \in S} w_i (T_{r,i}(M_r(S)) - M_r(S)) / \sum_{i \in S} w_i
+
+    where T_{r,i} is local training of client i with a fresh optimiser and the seed of (round, client).
+
+    Args:
+        model: gives architecture and device; its weights are overwritten.
+        m0: the first model's vector, shape (P,).
+        data: images and labels of each client.
+        settings: epochs, batch size, Adam.
+        seeds: one per round and client, shape (R, N): the run's own.
+        weights: w_i, shape (N,).
+        x: test images.
+        y: test labels.
+        utilities: names or resolved utilities.
+        clients: names.
+        known: coalitions that were finished before, by bitmask; they are not trained again.
+        store: told of every coalition as soon as it is finished.
+        stack: most coalitions that train at once on a GPU; they also finish together.
+        stacked: True or False to insist; None stacks on a GPU.
+        memory_limit: bytes that may be used.
+        progress: told of (local trainings done, local trainings in all).
+    """
+    n = len(data)
+    check_count(n)
+    names = names_of(clients, None, "coalitions: ") or names_of((), n, "")
+    w = np.asarray(weights, dtype=np.float64)
+    coefficients([0], w)
+    if len(w) != n or len(names) != n or any(len(row) != n for row in seeds) or not len(seeds):
+        raise InputError(
+            f"expected {n} weights, names and seeds a round, one per client, and at least 1 round"
+        )
+    evaluator = Evaluator(model, x, y, utilities, memory_limit=memory_limit)
+    device, began = evaluator.device, time.perf_counter()
+    start = evaluator.vector(m0, "M0")
+    sets = [on_device(one, device) for one in data]
+    each = 4 * evaluator.length * 8 + 3 * evaluator.per_image * settings.batch_size
+    evaluator.check_memory(n, each, "retraining needs")
+    found = {mask: dict(values) for mask, values in (known or {}).items()}
+    todo = [mask for mask in range(1, 1 << n) if mask not in found]
+    method: Method = "auto" if stacked is None else "stacked" if stacked else "loop"
+    first = train_many(model, start, sets, settings, seeds[0], method) if todo else TrainedVectors([], "loop")
+    together = first.method == "stacked"
+    size = min(stack, (evaluator.memory - evaluator.need(n)) // each) if together else 1
+    load_vector(model, start)
+    seen = probe(model, sets[0]) if together else Probe()
+
+    def local(rows: Tensor, round_: int, i: int) -> Tensor:
+        """Client i's training of every row, shape (K, P)."""
+        if together:
+            with contextlib.suppress(torch.cuda.OutOfMemoryError):
+                return train_shared(model, rows.clone(), sets[i], settings, seeds[round_][i], seen)
+            if len(rows) > 1:  # in two halves then
+                torch.cuda.empty_cache()
+                return torch.cat([local(half, round_, i) for half in rows.tensor_split(2)])
+        return torch.stack([_train_one(model, row, sets[i], settings, seeds[round_][i]) for row in rows])
+
+    held = np.array([[mask >> i & 1 for i in range(n)] for mask in todo], dtype=bool).reshape(-1, n)
+    total, done = int(held.sum()) * len(seeds), 0
+    judge = Single(model, evaluator.pool(n))
+
+    def finish(masks: Sequence[int], vectors: Tensor) -> None:
+        for mask, values in zip(masks, judge(judge.packing.pack(vectors)).tolist(), strict=True):
+            found[mask] = dict(zip((u.name for u in evaluator.utilities), values, strict=True))
+            if not np.isfinite(values).all():
+                raise ReportError(
+                    f"the model of coalition {coalition_name(mask, names)} diverged in retraining"
+                )
+            if store:
+                store(mask, found[mask])
+
+    if 0 not in found:
+        finish([0], start[None])
+    for begin in range(0, len(todo), size):
+        inside = torch.as_tensor(held[begin : begin + size], device=device)
+        shares = inside * torch.as_tensor(w, device=device)
+        shares = (shares / shares.sum(1, keepdim=True)).float()
+        current = start.repeat(len(inside), 1)
+        for round_ in range(len(seeds)):
+            move = torch.zeros_like(current)
+            for i in range(n):
+                rows = inside[:, i].nonzero()[:, 0]
+                if len(rows):
+                    once = as_tensor(first.vectors[i]).to(device)
+                    trained = local(current[rows], round_, i) if round_ else once
+                    move[rows] += shares[rows, i, None] * (trained - current[rows])
+                done += len(rows)
+                if progress:
+                    progress(done, total)
+            current += move
+        finish(todo[begin : begin + size], current)
+    seconds = time.perf_counter() - began
+    record = Retraining(first.method, size, len(todo), len(known or {}), seconds, first.note)
+    columns = {u.name: np.array([found[mask][u.name] for mask in range(1 << n)]) for u in evaluator.utilities}
+    return {name: Table(values, names) for name, values in columns.items()}, record
+
+
+def _train_one(
+    model: nn.Module, start: Tensor, data: TensorData, settings: TrainingSettings, seed: int
+) -> Tensor:
+    load_vector(model, start)
+    train(model, *data, settings, seed)
+    return flatten(model)

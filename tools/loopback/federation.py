@@ -19,9 +19,9 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedmerit.flower.loopback.certificates import loopback_certificates, supernode_key
-from fedmerit.flower.loopback.processes import kill, marked, wait_for
-from fedmerit.flower.loopback.superlink import HOST, SuperLink, Value, free_port, pairs, read
+from loopback.certificates import loopback_certificates, supernode_key
+from loopback.processes import kill, marked, wait_for
+from loopback.superlink import HOST, SuperLink, Value, free_port, pairs, read
 
 
 class Loopback(SuperLink):

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedmerit.errors import LoopbackError
-from fedmerit.flower.loopback.processes import HANG, kill, start, wait_for
+from loopback.processes import HANG, kill, start, wait_for
 
 Value = str | int | float | bool
 HOST = "127.0.0.1"
@@ -40,7 +40,7 @@ _PORTS = range(20000, 32000)
 
 
 @dataclass
-class Run:
+class Submission:
     """A submitted run. Its output, the ServerApp's log, is in ``log``."""
 
     superlink: SuperLink
@@ -130,7 +130,7 @@ class SuperLink(ABC):
 
     def submit(
         self, app: Path, config: Mapping[str, Value] | None = None, options: Sequence[str] = ()
-    ) -> Run:
+    ) -> Submission:
         """`flwr run` of the app in this folder, following its log.
 
         Args:
@@ -152,7 +152,7 @@ class SuperLink(ABC):
         )
         if not (found := pattern.search(read(log))):
             raise LoopbackError(f"{app} was not accepted:\n{tail(log)}")
-        return Run(self, int(found[1]), log, process)
+        return Submission(self, int(found[1]), log, process)
 
     def status(self, run_id: int) -> str:
         """`flwr list`: what has become of a run."""
@@ -216,7 +216,7 @@ class Simulation(SuperLink):
     def _connection(self) -> dict[str, Value]:
         return {"insecure": True}
 
-    def simulate(self, app: Path, nodes: int, config: Mapping[str, Value] | None = None) -> Run:
+    def simulate(self, app: Path, nodes: int, config: Mapping[str, Value] | None = None) -> Submission:
         """`flwr run` of the app on this many simulated nodes, each with a CPU at a time."""
         return self.submit(app, config, ["--federation-config", pairs({"num-supernodes": nodes})])
 

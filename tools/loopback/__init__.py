@@ -4,7 +4,7 @@ Every party is a process with a home, a log and keys of its own, as on a machine
 127.0.0.1 is contacted: telemetry, update checks and installation of dependencies are off.
 """
 
-from fedmerit.flower.loopback.federation import Loopback
-from fedmerit.flower.loopback.superlink import Run, Simulation
+from loopback.federation import Loopback
+from loopback.superlink import Simulation, Submission
 
-__all__ = ["Loopback", "Run", "Simulation"]
+__all__ = ["Loopback", "Simulation", "Submission"]
