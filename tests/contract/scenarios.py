@@ -121,29 +121,30 @@ def expected(scenario: Scenario, number: int) -> Expected:
     return Expected(scheduled, included, declined, silent, aborted=False)
 
 
+ONE = (("advertise", "report"), ("share", "unmask"), ("masked", "check"), ("report", "advertise"))
+"""Stages at which one member is lost, in rounds 1 and 2."""
+TWO = (("advertise", "share"), ("masked", "check"), ("unmask", "report"))
+"""Stages at which two of four are lost, in rounds 1 and 2; a third round follows."""
 SCENARIOS = {
     "everybody": Scenario(),
-    "secret-weights": Scenario(weights="secret"),
-    "roster-weights": Scenario(weights="roster"),
-    "five-members": Scenario(members=5),
+    "secret-weights": Scenario(weights="secret", lost=((0, 1, "masked"), (3, 2, "check"))),
+    "roster-weights": Scenario(weights="roster", lost=((3, 1, "masked"), (0, 2, "unmask"))),
     "fresh-slices": Scenario(reveal="per-round"),
     "coordinator-sees": Scenario(visibility="coordinator", lost=((1, 2, "report"),)),
-    **{f"one-lost-at-{stage}": Scenario(lost=((2, 1, stage),)) for stage in STAGES},
-    "one-lost-at-advertise-later": Scenario(lost=((2, 2, "advertise"),)),
-    **{f"two-lost-at-{stage}": Scenario(lost=((1, 1, stage), (3, 1, stage))) for stage in STAGES},
+    **{f"one-lost-at-{a}-{b}": Scenario(lost=((2, 1, a), (0, 2, b))) for a, b in ONE},
+    **{
+        f"two-lost-at-{a}-{b}": Scenario(rounds=3, lost=((1, 1, a), (3, 1, a), (0, 2, b), (2, 2, b)))
+        for a, b in TWO
+    },
+    "lost-twice": Scenario(lost=((2, 1, "check"), (2, 2, "masked"))),
     "nobody-reports": Scenario(lost=tuple((i, 1, "report") for i in range(4))),
-    "lost-one-after-another": Scenario(
+    "one-after-another": Scenario(
         members=7, weights="secret", lost=((0, 1, "share"), (3, 1, "unmask"), (5, 2, "masked"))
     ),
-    "lost-and-secret": Scenario(weights="secret", lost=((0, 1, "masked"), (3, 2, "check"))),
-    "lost-and-roster": Scenario(weights="roster", lost=((3, 1, "masked"), (0, 2, "unmask"))),
-    "lost-twice": Scenario(lost=((2, 1, "check"), (2, 2, "masked"))),
-    "all-are-needed": Scenario(threshold=4, lost=((0, 1, "unmask"),)),
-    "all-are-needed-but-for-reports": Scenario(threshold=4, lost=((0, 1, "report"),)),
-    "one-beyond": Scenario(beyond=(1,)),
-    "one-beyond-and-one-lost": Scenario(beyond=(1,), lost=((2, 1, "masked"),)),
+    "aborted-in-the-middle": Scenario(rounds=3, lost=((0, 2, "check"), (1, 2, "check"))),
+    "all-are-needed": Scenario(threshold=4, lost=((0, 1, "unmask"), (1, 2, "report"))),
+    "one-beyond": Scenario(beyond=(1,), lost=((2, 1, "masked"),)),
     "one-beyond-and-all-needed": Scenario(rounds=1, threshold=4, beyond=(1,)),
     "one-away": Scenario(away=((3, 1), (0, 2))),
     "too-few-scheduled": Scenario(away=((0, 1), (1, 1))),
-    "aborted-in-the-middle": Scenario(rounds=3, lost=((0, 2, "check"), (1, 2, "check"))),
 }

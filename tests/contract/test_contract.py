@@ -16,6 +16,7 @@ PINNED, for every scenario and every way:
 6.  All reports of a round are bound to its one outcome, whose M0 is the M before it. Heads that members sign
     are on the chain; everybody who is there signs the last one. Masked inputs are recorded of just who is
     summed.
+    One test slice for all rounds, or a fresh one each, as agreed.
 7.  W is the sum of the weights of who is summed. M is M0 plus the weighted mean of the updates, within the
     rounding of the encoding (where updates can be known: `linear`, `grid`).
 8.  One task has the same reports, bit for bit, over `local` and `grid`, and pays the same cents. In one
@@ -23,6 +24,13 @@ PINNED, for every scenario and every way:
 9.  Where the coordinator alone sees all, every member's copy verifies, and shows nobody else's report.
 10. Money: a decision divides the budget to the cent, verifies, and is written once; a run without any
     score pays nobody.
+
+NOT PINNED, since ways differ today. `local` has no ``join`` records and no ``terms`` in the first one; its
+``round`` records hold ``members_checkpoint`` and ``totals_on``, others ``evaluated``. Reports of `local` hold
+a cosine. Of a round that is aborted at masked, `local` records no masked inputs, others those that came. Of a
+round that nobody reported on, `local` records v(M0) and v(M), others neither. Why a round with too few
+scheduled members is aborted is said in other words. Where no round is closed, Flower's ways raise
+`RunAborted` once the folder is written. Over Flower who was lost joins again, so ``seen`` is in another order.
 """
 
 from __future__ import annotations
@@ -50,12 +58,14 @@ from fedmerit.payment import read_run, record_decision
 from fedmerit.protocol.messages import model_hash
 from fedmerit.verify import verify_copy, verify_folder
 
+
+def expectations(scenario: Scenario) -> list[Expected]:
+    return [expected(scenario, 1 + i) for i in range(scenario.rounds)]
+
+
 QUICK = [way for way in WAYS if way != "deployment"]
-MONEY = ["everybody", "secret-weights", "one-lost-at-report", "coordinator-sees"]
-SAME = [
-    "everybody", "secret-weights", "roster-weights", "fresh-slices", "one-lost-at-check", "one-beyond",
-    "lost-one-after-another", "lost-and-secret", "one-away", "aborted-in-the-middle",
-]  # fmt: skip
+MONEY = ["everybody", "secret-weights", "coordinator-sees"]
+SAME = [name for name, scenario in SCENARIOS.items() if any(not e.aborted for e in expectations(scenario))]
 DEPLOYED = {"everybody": Scenario(weights="secret"), "killed": Scenario(lost=((2, 2, "check"),))}
 
 
@@ -74,7 +84,7 @@ def ran(tmp_path_factory):
     return go
 
 
-# ------------------------------------------------------------------------------------------------ scenarios
+# -------------------------------------------------------------------------------------------------- scenarios
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -114,14 +124,17 @@ def hold(scenario: Scenario, found: Ran) -> None:
     reports_are_bound_to_one_outcome(found)
     heads_are_on_the_chain(scenario, found)
     just_who_is_summed_has_a_masked_input(found)
+    slices_are_revealed_as_agreed(scenario, found)
     weights_are_those_of_who_is_summed(scenario, found)
     the_model_is_the_weighted_mean(scenario, found)
 
 
 def it_verifies(scenario, found):
     lines = list(verify_folder(found.folder))
-    aborted = sum(expected(scenario, 1 + i).aborted for i in range(scenario.rounds))
-    assert any(line.startswith(f"rounds: {scenario.rounds} of {scenario.rounds}, {aborted} ab") for line in lines)
+    aborted = sum(one.aborted for one in expectations(scenario))
+    assert any(
+        line.startswith(f"rounds: {scenario.rounds} of {scenario.rounds}, {aborted} ab") for line in lines
+    )
     told = {scenario.names[0], *(name_of(i) for i, _, _ in scenario.lost)}  # the others have the same
     for name in told & found.heads.keys():
         list(verify_folder(found.folder, heads=found.heads[name], member=name))
@@ -148,7 +161,7 @@ def an_aborted_round_leaves_the_model(found):
 
 
 def the_ledger_gives_no_reason(found):
-    """A record at the end of a round with members who declined says who, and has no more to say than others."""
+    """The record at the end of a round says who declined, and has no more to say than that of any round."""
     bodies = [record.body for record in found.records if record.kind == "round"]
     assert len({frozenset(body) for body in bodies}) == 1
     said = json.dumps([dict(record.body) for record in found.records if record.kind not in ("run", "join")])
@@ -184,6 +197,11 @@ def just_who_is_summed_has_a_masked_input(found):
         assert one.aborted or inputs[one.number] == set(one.included)
 
 
+def slices_are_revealed_as_agreed(scenario, found):
+    shown = [one.body["slice"] for one in found.rounds if not one.aborted]
+    assert len(set(shown)) == (len(shown) if scenario.reveal == "per-round" else min(1, len(shown)))
+
+
 def weights_are_those_of_who_is_summed(scenario, found):
     for record in found.records:
         if record.kind == "outcome":
@@ -216,14 +234,12 @@ def the_model_is_the_weighted_mean(scenario, found):
         assert (np.abs(m.astype(float) - m0 - mean) <= most).all()
 
 
-# ------------------------------------------------------------------------------------------ anything happens
+# ------------------------------------------------------------------------------------------- anything happens
 
-LOSSES = st.dictionaries(
-    st.tuples(st.integers(0, 4), st.integers(1, 2)), st.sampled_from(STAGES), max_size=5
-)
+LOSSES = st.dictionaries(st.tuples(st.integers(0, 4), st.integers(1, 2)), st.sampled_from(STAGES), max_size=5)
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(losses=LOSSES)
 def test_whoever_is_lost_wherever_the_run_verifies(tmp_path_factory, losses):
     scenario = Scenario(members=5, lost=tuple((i, at, stage) for (i, at), stage in losses.items()))
@@ -235,7 +251,7 @@ def test_whoever_is_lost_wherever_the_run_verifies(tmp_path_factory, losses):
         assert one.aborted or set(one.included) == {*scenario.names} - lost
 
 
-# ----------------------------------------------------------------------------------- one task, the same numbers
+# --------------------------------------------------------------------------------- one task, the same numbers
 
 
 def said(found: Ran):
@@ -257,11 +273,16 @@ def test_over_a_grid_the_reports_are_those_of_the_engine_in_one_process(ran, sce
     here, there = ran("local", SCENARIOS[scenario]), ran("grid", SCENARIOS[scenario])
     assert said(here) == said(there)
     assert [one.body["m"] for one in here.rounds] == [one.body["m"] for one in there.rounds]
-    assert [one.body["utilities"] for one in here.rounds] == [one.body["utilities"] for one in there.rounds]
+    assert used(here) == used(there)
     assert any(said(here))
 
 
-@pytest.mark.parametrize("scenario", ["everybody", "lost-and-secret", "lost-and-roster", "one-beyond"])
+def used(found: Ran):
+    """v(M0) and v(M) of the rounds that are scored."""
+    return {one.number: one.body["utilities"] for one in found.rounds if one.reports}
+
+
+@pytest.mark.parametrize("scenario", ["secret-weights", "roster-weights", "one-beyond"])
 def test_in_one_process_masks_change_no_byte_of_the_scores(ran, tmp_path, scenario):
     masked = ran("local", SCENARIOS[scenario])
     plain = Local().run(SCENARIOS[scenario], tmp_path, masks=False)
@@ -270,7 +291,7 @@ def test_in_one_process_masks_change_no_byte_of_the_scores(ran, tmp_path, scenar
     list(verify_folder(plain.folder))
 
 
-# ----------------------------------------------------------------------------------------------- who sees what
+# ---------------------------------------------------------------------------------------------- who sees what
 
 
 @pytest.mark.parametrize("way", QUICK)
@@ -288,7 +309,7 @@ def test_where_the_coordinator_sees_all_a_members_copy_verifies(ran, tmp_path, w
         assert open_ == {name}
 
 
-# ------------------------------------------------------------------------------------------------------- money
+# ------------------------------------------------------------------------------------------------------ money
 
 
 def pays(folder: Path) -> dict[str, int]:

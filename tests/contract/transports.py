@@ -31,8 +31,6 @@ from fedmerit.protocol.pool import Pool
 from fedmerit.storage.run_folder import Folder
 
 FLOWER = Path(__file__).parent.parent / "flower"
-EXCHANGES = {"masked": "train"}
-"""What the exchange of a stage is called, where it is called otherwise."""
 
 
 @dataclass(eq=False)
@@ -111,7 +109,7 @@ def arrives(scenario: Scenario, name: str, ask: Ask, answer: bytes) -> bytes | N
     return answer
 
 
-# -------------------------------------------------------------------------------------------------- linear
+# ------------------------------------------------------------------------------------------------- linear
 
 SIZE = 12
 
@@ -153,7 +151,9 @@ class Linear:
             (folder.path / "keys").mkdir()
             new_key(folder.path / "keys" / "server.pem")
             key = load_key(folder.path / "keys" / "server.pem")
-            books = Books(folder, config, roster, key, secrets.token_hex(16), "flower", terms, pool.commitment)
+            books = Books(
+                folder, config, roster, key, secrets.token_hex(16), "flower", terms, pool.commitment
+            )
             books.begin(m0)
             carrier = Carrier(scenario, home, roster, m0, ran)
             coordinator = Coordinator(books, pool, carrier, fit)
@@ -220,7 +220,7 @@ def fit(model: np.ndarray, shown: Any) -> dict[str, np.ndarray]:
     return {"fit": np.exp(-np.square(shown.x @ model - shown.y) / 4)}
 
 
-# --------------------------------------------------------------------------------------------------- local
+# -------------------------------------------------------------------------------------------------- local
 
 
 def settings_of(scenario: Scenario, *, masks: bool = True) -> Config:
@@ -269,7 +269,7 @@ class Local:
         return Ran(home / "run")
 
 
-# ---------------------------------------------------------------------------------------------------- grid
+# --------------------------------------------------------------------------------------------------- grid
 
 
 class InProcessGrid:
@@ -304,7 +304,9 @@ class InProcessGrid:
             page=False,
         )
         try:
-            result = strategy.start(grid=task.grid(home), initial_arrays=task.first(), num_rounds=scenario.rounds)
+            result = strategy.start(
+                grid=task.grid(home), initial_arrays=task.first(), num_rounds=scenario.rounds
+            )
             task.ran.models.append(task.vector(result.arrays))
         except RunAborted:
             task.ran.given_up = True
@@ -429,7 +431,7 @@ class FlowerTask:
         return Lossy({node: self.client(name) for node, name in self.nodes.items()}, configs)
 
 
-# ---------------------------------------------------------------------------------------------- deployment
+# --------------------------------------------------------------------------------------------- deployment
 
 
 class Deployment:
