@@ -8,15 +8,15 @@ skipped with the reason. A new way is one class with `cannot` and `run`, and one
 
 PINNED, for every scenario and every way:
 
-1.  ``verify`` finds the folder in order, and with it every member's own file of what it was shown.
+1.  ``verify`` finds the folder in order, and with it the members' own files of what they were shown: that of
+    the first, and of everybody who is lost.
 2.  Who is scheduled, in the sum, declined and silent, and which rounds are aborted, is what `expected` says.
 3.  Lost at advertise, share or masked: not in the sum. Lost at check, unmask or report: in the sum, silent.
 4.  Too few left: the round is aborted, the hash of the model stays, and the next round goes on.
 5.  Who is beyond the bound declines: it is not in the sum, and no reason is in the ledger.
 6.  All reports of a round are bound to its one outcome, whose M0 is the M before it. Heads that members sign
     are on the chain; everybody who is there signs the last one. Masked inputs are recorded of just who is
-    summed.
-    One test slice for all rounds, or a fresh one each, as agreed.
+    summed. There is one test slice for all rounds, or a fresh one each, as agreed.
 7.  W is the sum of the weights of who is summed. M is M0 plus the weighted mean of the updates, within the
     rounding of the encoding (where updates can be known: `linear`, `grid`).
 8.  One task has the same reports, bit for bit, over `local` and `grid`, and pays the same cents. In one
@@ -30,7 +30,7 @@ NOT PINNED, since ways differ today. `local` has no ``join`` records and no ``te
 a cosine. Of a round that is aborted at masked, `local` records no masked inputs, others those that came. Of a
 round that nobody reported on, `local` records v(M0) and v(M), others neither. Why a round with too few
 scheduled members is aborted is said in other words. Where no round is closed, Flower's ways raise
-`RunAborted` once the folder is written. Over Flower who was lost joins again, so ``seen`` is in another order.
+`RunAborted` once the folder is written. Over Flower who was lost joins again: ``seen`` has another order.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def it_verifies(scenario, found):
     assert any(
         line.startswith(f"rounds: {scenario.rounds} of {scenario.rounds}, {aborted} ab") for line in lines
     )
-    told = {scenario.names[0], *(name_of(i) for i, _, _ in scenario.lost)}  # the others have the same
+    told = {scenario.names[0], *(name_of(i) for i, _, _ in scenario.lost)}
     for name in told & found.heads.keys():
         list(verify_folder(found.folder, heads=found.heads[name], member=name))
 
