@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 from scenarios import STAGES, Scenario, name_of
 
 from fedmerit.config import Config, as_toml, from_dict, recorded_hash
-from fedmerit.errors import RunAborted
+from fedmerit.errors import ProtocolError, RunAborted
 from fedmerit.identity.keys import Member, Roster, load_key, new_key, write_roster
 from fedmerit.ledger.chain import Ledger, Record
 from fedmerit.ledger.recorder import Books
@@ -190,9 +190,10 @@ class Carrier:
             ask, _ = Ask.unpack(data)
             member = RemoteMember(name, self.home / f"{name}.pem", self.roster, lambda shape, utilities: fit)
             work = partial(self.work, name, ask.round) if kind == "train" else None
-            answer = arrives(self.scenario, name, ask, member.answer(data, "here", work))
-            if answer is not None:
-                answers[name] = answer
+            with suppress(ProtocolError):  # who refuses gives no answer
+                answer = arrives(self.scenario, name, ask, member.answer(data, "here", work))
+                if answer is not None:
+                    answers[name] = answer
         return answers
 
     def work(self, name, number):
