@@ -10,9 +10,9 @@ for path in (HERE, HERE / "contract_app"):
     if str(path) not in sys.path:
         sys.path.insert(0, str(path))
 
-from contract import client, server, task  # noqa: E402
 from inprocess import InProcess  # noqa: E402
 
+from contract import client, server, task  # noqa: E402
 from fedmerit.identity.keys import Member, Roster, new_key, write_roster  # noqa: E402
 from fedmerit.ledger.chain import Ledger  # noqa: E402
 from fedmerit.ledger.records import rounds_of  # noqa: E402
