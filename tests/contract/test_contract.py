@@ -25,12 +25,10 @@ PINNED, for every scenario and every way:
 10. Money: a decision divides the budget to the cent, verifies, and is written once; a run without any
     score pays nobody.
 
-NOT PINNED, since ways differ today. `local` has no ``join`` records and no ``terms`` in the first one; its
-``round`` records hold ``members_checkpoint`` and ``totals_on``, others ``evaluated``. Reports of `local` hold
-a cosine. Of a round that is aborted at masked, `local` records no masked inputs, others those that came. Of a
-round that nobody reported on, `local` records v(M0) and v(M), others neither. Why a round with too few
-scheduled members is aborted is said in other words. Where no round is closed, Flower's ways raise
-`RunAborted` once the folder is written. Over Flower who was lost joins again: ``seen`` has another order.
+NOT PINNED, since ways differ. ``round`` records of `local` hold ``members_checkpoint`` and ``totals_on``,
+and its reports a cosine. Of a round that nobody reported on, `local` records v(M0) and v(M), others neither.
+Where no round is closed, Flower's ways raise `RunAborted` once the folder is written. Over Flower who was lost
+joins again: ``seen`` has another order.
 """
 
 from __future__ import annotations
@@ -49,14 +47,13 @@ from transports import WAYS, Local, Ran
 
 from fedmerit.config import of_folder
 from fedmerit.errors import FedmeritError
-from fedmerit.flower.loopback.processes import HANG
 from fedmerit.identity.encoding import number
 from fedmerit.ledger.chain import Ledger, exported
 from fedmerit.ledger.decisions import Terms
 from fedmerit.ledger.visibility import sees
-from fedmerit.payment import read_run, record_decision
 from fedmerit.protocol.messages import model_hash
-from fedmerit.verify import verify_copy, verify_folder
+from fedmerit.verify import read_run, record_decision, verify_copy, verify_folder
+from loopback.processes import HANG
 
 
 def expectations(scenario: Scenario) -> list[Expected]:

@@ -22,12 +22,14 @@ from fedmerit.config import Config, as_toml, from_dict, recorded_hash
 from fedmerit.errors import ProtocolError, RunAborted
 from fedmerit.identity.keys import Member, Roster, load_key, new_key, write_roster
 from fedmerit.ledger.chain import Ledger, Record
-from fedmerit.ledger.recorder import Books
-from fedmerit.ledger.records import Round, rounds_of
+from fedmerit.ledger.recorder import LedgerRecorder
+from fedmerit.ledger.records import rounds_of
 from fedmerit.protocol.coordinator import Coordinator
-from fedmerit.protocol.member import RemoteMember
-from fedmerit.protocol.messages import Ask, Trained, Work, pack, unpack
+from fedmerit.protocol.measure import Evaluations
+from fedmerit.protocol.member import Participant
+from fedmerit.protocol.messages import Ask, Parcel, Round, Trained, Work, pack, unpack
 from fedmerit.protocol.pool import Pool
+from fedmerit.storage.member_state import MemberFiles
 from fedmerit.storage.run_folder import Folder
 
 FLOWER = Path(__file__).parent.parent / "flower"
@@ -151,14 +153,14 @@ class Linear:
             (folder.path / "keys").mkdir()
             new_key(folder.path / "keys" / "server.pem")
             key = load_key(folder.path / "keys" / "server.pem")
-            books = Books(
+            recorder = LedgerRecorder(
                 folder, config, roster, key, secrets.token_hex(16), "flower", terms, pool.commitment
             )
-            books.begin(m0)
+            recorder.begin(m0)
             carrier = Carrier(scenario, home, roster, m0, ran)
-            coordinator = Coordinator(books, pool, carrier, fit)
+            coordinator = Coordinator(recorder, pool, carrier, Evaluations(fit))
             invited = dict.fromkeys(scenario.names, coordinator.invitation())
-            for name, answer in carrier.exchange("join", invited).items():
+            for name, answer in carrier.exchange("join", invited):
                 assert coordinator.admit("here", answer) == name
             for number in range(1, scenario.rounds + 1):
                 ran.models.append(carrier.m0)
@@ -181,20 +183,23 @@ class Carrier:
     m0: np.ndarray
     ran: Ran
 
-    def present(self):
+    def expected(self, number):
         return self.scenario.names
 
     def exchange(self, kind, asks):
-        answers = {}
         for name, data in asks.items():
             ask, _ = Ask.unpack(data)
-            member = RemoteMember(name, self.home / f"{name}.pem", self.roster, lambda shape, utilities: fit)
-            work = partial(self.work, name, ask.round) if kind == "train" else None
+            work, answer = partial(self.work, name, ask.round) if kind == "train" else None, None
             with suppress(ProtocolError):  # who refuses gives no answer
-                answer = arrives(self.scenario, name, ask, member.answer(data, "here", work))
-                if answer is not None:
-                    answers[name] = answer
-        return answers
+                answer = arrives(self.scenario, name, ask, self.member(name).answer(data, "here", work))
+            if answer is not None:
+                yield name, answer
+
+    def member(self, name):
+        key = self.home / f"{name}.pem"
+        identity = load_key(key)
+        state = partial(MemberFiles, key, identity)
+        return Participant(name, identity, self.roster, state, lambda shape, utilities: fit)
 
     def work(self, name, number):
         def train():
@@ -419,8 +424,8 @@ class FlowerTask:
                     return Message(Error(UNAVAILABLE, "Node Unavailable"), reply_to=message)
                 reply = super()._answer(node, message)
                 if ask.exchange == "report" and not reply.has_error():
-                    answer = arrives(task.scenario, name, ask, take(reply.content))
-                    reply.content[BYTES] = put(answer)[BYTES]
+                    answer = arrives(task.scenario, name, ask, take(reply.content).head)
+                    reply.content[BYTES] = put(Parcel(answer))[BYTES]
                 return reply
 
         configs = {
@@ -452,8 +457,8 @@ class Deployment:
 
     def run(self, scenario: Scenario, home: Path) -> Ran:
         from fedmerit.errors import FedmeritError
-        from fedmerit.flower.loopback import Loopback
-        from fedmerit.flower.loopback.processes import HANG, wait_for
+        from loopback import Loopback
+        from loopback.processes import HANG, wait_for
 
         make_keys(home, scenario)
         roster, out = home / "roster.toml", home / "run"
