@@ -11,7 +11,7 @@ import argparse
 import csv
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,11 +112,8 @@ def perf(rows: Rows) -> alt.TopLevelMixin:
                 color=colour,
             )
             line = base.mark_line(strokeWidth=1.8).encode(y="mean(value):Q", color=colour)
-            seeds = len({row["seed"] for row in some})
             panels.append(
-                (band + line).properties(
-                    width=300, height=250, title=f"{dataset}, {seeds} seed{'s' * (seeds > 1)}"
-                )
+                (band + line).properties(width=300, height=250, title=[dataset, *_seeds(some, ways)])
             )
     return alt.concat(*panels, columns=2).properties(
         title=alt.Title(
@@ -129,6 +126,17 @@ def perf(rows: Rows) -> alt.TopLevelMixin:
             ],
         )
     )
+
+
+def _seeds(rows: Rows, ways: Sequence[str]) -> list[str]:
+    """How many seeds the lines of a panel have; where that differs, which have how many."""
+    groups: dict[int, list[str]] = {}
+    for way in ways:
+        groups.setdefault(len({row["seed"] for row in rows if row["weights"] == way}), []).append(way)
+    words = {count: f"{count} seed{'s' * (count > 1)}" for count in sorted(groups, reverse=True)}
+    if len(words) == 1:
+        return list(words.values())
+    return [f"{word}: {', '.join(groups[count])}" for count, word in words.items()]
 
 
 def misbeh(rows: Rows) -> alt.TopLevelMixin:

@@ -12,6 +12,7 @@ from fedmerit.scoring.agreement import agreement
 from fedmerit.scoring.ground_truth import shapley
 from fedmerit.scoring.types import Table
 from fedmerit.simulation.analysis import Truth
+from fedmerit.simulation.coalitions import Game
 from fedmerit.simulation.plan import plan
 from fedmerit.simulation.run import Rehearsal, run
 from fedmerit.simulation.setup import prepare, seed_for
@@ -127,6 +128,20 @@ def test_a_sample_too_small_for_standard_errors_has_none(tmp_path):
     config = tiny("scoring.truth=['mr-shapley']", "training.rounds=1")
     content = sampled(config, tmp_path / "run", budget=14)
     assert set(content["truth"]) == {"MR-SV", "rounds"}
+
+
+def test_coalitions_of_a_sample_are_evaluated_in_one_go_and_once(tmp_path, monkeypatch):
+    asked, plain = [], Game.values
+
+    def values(self, masks, progress=None):
+        asked.append(masks.tolist())
+        return plain(self, masks, progress)
+
+    monkeypatch.setattr(Game, "values", values)
+    sampled(tiny("scoring.truth=['mr-shapley']"), tmp_path / "run", budget=14)
+    with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
+        drawn = [record.body["coalitions"] for record in ledger.records("analysis")]
+    assert [len(masks) for masks in asked] == [len(set(masks)) for masks in asked] == drawn
 
 
 def test_truth_in_the_renormalised_game_and_with_an_absent_member(tmp_path):

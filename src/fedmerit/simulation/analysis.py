@@ -153,16 +153,21 @@ class Truth:
             clients=outcome.included,
             total=self.budget,
         )
-        seen: dict[int, npt.NDArray[np.float64]] = {}
+        seed = self.federation.seed("sampled", outcome.round)
+        asked: list[int] = []
+
+        def ask(mask: int) -> float:  # which coalitions are drawn depends on no value: so all in one go
+            asked.append(mask)
+            return 0.0
+
+        sampled_shapley(ask, outcome.included, budget=self.budget, seed=seed)
+        seen = dict(zip(asked, game.values(np.array(asked)), strict=True))
         arrays: dict[str, npt.NDArray[np.float64]] = {}
         for k, utility in enumerate(self.federation.utilities):
 
             def value(mask: int, k: int = k) -> float:
-                if mask not in seen:
-                    seen[mask] = game.values(np.array([mask]))[0]
                 return float(seen[mask][k])
 
-            seed = self.federation.seed("sampled", outcome.round)
             found = sampled_shapley(value, outcome.included, budget=self.budget, seed=seed).scores
             arrays[f"sampled/{utility.name}"] = found.values
             if found.stderr is not None:  # there are enough orders

@@ -183,10 +183,11 @@ class Single(Strategy):
         self.users = [i for i, utility in enumerate(pool.utilities) if utility.function]
         self.graph: torch.cuda.CUDAGraph | None = None
         if graph and not self.users and self.images.is_cuda:
-            with contextlib.suppress(
-                RuntimeError
-            ):  # a module that waits for the device: without a graph then
+            try:
                 self._capture()
+            except RuntimeError:  # a module that waits for the device: without a graph then
+                generator = torch.cuda.default_generators[self.images.device.index]
+                generator.graphsafe_set_state(generator.clone_state())  # else dropout fails from here on
 
     def _evaluate(self) -> Tensor:
         parts = self.pool.parts()
