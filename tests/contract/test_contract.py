@@ -27,8 +27,8 @@ PINNED, for every scenario and every way:
 
 NOT PINNED, since ways differ. ``round`` records of `local` hold ``members_checkpoint`` and ``totals_on``,
 and its reports a cosine. Of a round that nobody reported on, `local` records v(M0) and v(M), others neither.
-Where no round is closed, Flower's ways raise `RunAborted` once the folder is written. Over Flower who was lost
-joins again: ``seen`` has another order.
+Where no round is closed, Flower's ways raise `RunAborted` once the folder is written. Over Flower who was
+lost joins again: ``seen`` has another order.
 """
 
 from __future__ import annotations
