@@ -33,7 +33,7 @@ from inprocess import InProcess
 
 from fedmerit.flower import Contributions, secure
 from fedmerit.flower.codec import take
-from fedmerit.identity.keys import Member, Roster, new_key, write_roster
+from fedmerit.identity import Member, Roster, new_key, write_roster
 from fedmerit.protocol.messages import Ask
 from fedmerit.simulation.models import build
 from fedmerit.simulation.training import TrainingSettings, train

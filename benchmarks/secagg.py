@@ -28,7 +28,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from machine import machine
 
-from fedmerit.identity.keys import Member, Roster, public_key
+from fedmerit.identity import Member, Roster, public_key
 from fedmerit.secagg import Client, Encoding, Server, Setting, Task, Update, default_threshold, run_in_memory
 
 BOUND = 1.0

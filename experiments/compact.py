@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from fedmerit.simulation.data import Dataset
+from fedmerit.data import Dataset
 
 NOTES = {
     "cifar10": "CIFAR-10 (JPEG re-encoded, 36.4 dB)",

@@ -14,7 +14,7 @@ from beyond import Paths, ensembles, measured
 
 from fedmerit import config
 from fedmerit.errors import ReportError
-from fedmerit.identity.encoding import seed_from
+from fedmerit.identity import seed_from
 from fedmerit.protocol.measure import coalition_models, mean
 from fedmerit.protocol.terms import weights_of
 from fedmerit.scoring.ground_truth import shapley

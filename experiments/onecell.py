@@ -19,7 +19,7 @@ from compact import load as load_compact
 from engine import BothGames, analysed
 
 from fedmerit import __version__, config, data
-from fedmerit.identity.encoding import number
+from fedmerit.identity import number
 from fedmerit.simulation.run import Progress
 from fedmerit.simulation.setup import read, resolve
 from fedmerit.storage.run_folder import Folder

@@ -2,7 +2,7 @@
 
 import sqlite3
 
-from fedmerit.identity.keys import load_key
+from fedmerit.identity import load_key
 
 
 def cut(path, last):

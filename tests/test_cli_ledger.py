@@ -9,7 +9,7 @@ import pytest
 
 from fedmerit.cli import main
 from fedmerit.config import from_dict
-from fedmerit.identity.keys import Member, Roster, load_key, new_key, public_key, write_roster
+from fedmerit.identity import Member, Roster, load_key, new_key, public_key, write_roster
 from fedmerit.ledger.chain import Ledger
 from fedmerit.report.page.html import page_of_run
 from fedmerit.simulation.run import run

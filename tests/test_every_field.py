@@ -14,11 +14,9 @@ import pytest
 
 from fedmerit.config import recorded, recorded_hash
 from fedmerit.errors import LedgerError
-from fedmerit.identity.encoding import SERVER, canonical, content, exact
-from fedmerit.identity.keys import load_key
+from fedmerit.identity import SERVER, canonical, content, exact, load_key
 from fedmerit.ledger.chain import START, Copy, Ledger, Record, exported, link
-from fedmerit.ledger.records import rounds_of
-from fedmerit.ledger.visibility import after_round, sees
+from fedmerit.ledger.records import after_round, rounds_of, sees
 from fedmerit.protocol.messages import included_hash
 from fedmerit.verify import verify_copy, verify_folder
 from older_files import HERE, copied

@@ -9,7 +9,7 @@ import pytest
 
 from fedmerit.config import from_dict
 from fedmerit.errors import ConfigError, KeyFileError
-from fedmerit.identity.keys import (
+from fedmerit.identity import (
     Member,
     Roster,
     load_key,

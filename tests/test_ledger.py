@@ -16,7 +16,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedmerit.errors import LedgerError
-from fedmerit.identity.encoding import SERVER, canonical, content, exact, number
+from fedmerit.identity import SERVER, canonical, content, exact, number
 from fedmerit.ledger.chain import Ledger, verify_chain
 from ledgers import cut
 

@@ -12,7 +12,7 @@ import pytest
 
 from fedmerit.config import Config, from_dict
 from fedmerit.errors import FedmeritError, LedgerError, StoreError
-from fedmerit.identity.encoding import SERVER
+from fedmerit.identity import SERVER
 from fedmerit.storage.run_folder import Folder, remove, write
 
 CONFIG = Config()

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from fedmerit.errors import FedmeritError
-from fedmerit.identity.keys import Member, Roster, new_key, write_roster
+from fedmerit.identity import Member, Roster, new_key, write_roster
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tools")]

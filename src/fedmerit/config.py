@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedmerit.errors import ConfigError, KeyFileError
-from fedmerit.identity.keys import check_names
+from fedmerit.identity import check_names
 from fedmerit.secagg.setting import LEAST_IN_SUM, default_threshold
 from fedmerit.secagg.setting import STAGES as SUM_STAGES
 

@@ -1,4 +1,4 @@
-"""Keys and rosters, under the name that users import: see `fedmerit.identity.keys`."""
+"""Keys and rosters, under the name that users import: see `fedmerit.identity`."""
 
-from fedmerit.identity.keys import *  # noqa: F403
-from fedmerit.identity.keys import __all__ as __all__
+from fedmerit.identity import *  # noqa: F403
+from fedmerit.identity import __all__ as __all__

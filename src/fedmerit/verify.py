@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 from fedmerit.config import Config, of_folder
 from fedmerit.errors import CopyDiffers, KeyFileError, LedgerError, StoreError
-from fedmerit.identity.encoding import SERVER
-from fedmerit.identity.keys import Member, Roster, read_roster
+from fedmerit.identity import SERVER, Member, Roster, read_roster
 from fedmerit.ledger.chain import Copy, Ledger, Record, Records, verify_chain
 from fedmerit.ledger.decisions import Decision, OwnPart, Terms, decide, decisions_of, money, own_parts
 from fedmerit.ledger.forms import check_forms, check_rounds
@@ -22,15 +21,16 @@ from fedmerit.ledger.records import (
     Sign,
     aborted,
     check_server,
+    check_stated,
     first_body,
     moves,
     numbered,
+    reader_of,
     reading,
     rounds_of,
     run_and_config,
     unreported,
 )
-from fedmerit.ledger.visibility import check_stated, reader_of
 from fedmerit.protocol.messages import Round
 from fedmerit.scoring.doubts import check_payable, doubts
 from fedmerit.scoring.files import LEDGER
@@ -463,7 +463,7 @@ def read_run(path: Path) -> tuple[list[Round], list[Decision], str]:
 
 
 def _signer(path: Path, ledger: Ledger) -> Sign:
-    from fedmerit.identity.keys import load_key, public_key
+    from fedmerit.identity import load_key, public_key
 
     keys = first_body(ledger, "run")["keys"]
     if keys is None:

@@ -47,10 +47,10 @@ from transports import WAYS, Local, Ran
 
 from fedmerit.config import of_folder
 from fedmerit.errors import FedmeritError
-from fedmerit.identity.encoding import number
+from fedmerit.identity import number
 from fedmerit.ledger.chain import Ledger, exported
 from fedmerit.ledger.decisions import Terms
-from fedmerit.ledger.visibility import sees
+from fedmerit.ledger.records import sees
 from fedmerit.protocol.messages import model_hash
 from fedmerit.verify import read_run, record_decision, verify_copy, verify_folder
 from loopback.processes import HANG

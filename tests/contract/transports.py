@@ -20,7 +20,7 @@ from scenarios import STAGES, Scenario, name_of
 
 from fedmerit.config import Config, as_toml, from_dict, recorded_hash
 from fedmerit.errors import ProtocolError, RunAborted
-from fedmerit.identity.keys import Member, Roster, load_key, new_key, write_roster
+from fedmerit.identity import Member, Roster, load_key, new_key, write_roster
 from fedmerit.ledger.chain import Ledger, Record
 from fedmerit.ledger.recorder import LedgerRecorder
 from fedmerit.ledger.records import rounds_of

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedmerit.data import load
 from fedmerit.errors import DataError
-from fedmerit.simulation.data import load
 
 FILES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedmerit.simulation.data import load
+from fedmerit.data import load
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "experiments" / "compact.py"
@@ -103,6 +103,6 @@ def test_the_shared_copies(compact):
 
 def test_importing_the_data_package_loads_numpy_only():
     heavy = ["PIL", "h5py", "torch", "scipy", "cryptography"]
-    code = f"import sys, fedmerit.simulation.data; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, fedmerit.data; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout == "[]\n"

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedmerit.data import apply, label_flip, label_noise, ramp
 from fedmerit.errors import DataError
-from fedmerit.simulation.data import apply, label_flip, label_noise, ramp
 
 NAMES = ["A", "B", "C", "D"]
 Y = np.arange(4000) % 10

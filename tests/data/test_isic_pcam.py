@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from fedmerit.data import load
+from fedmerit.data.readers import lesion_split
 from fedmerit.errors import DataError, MissingExtra
-from fedmerit.simulation.data import load
-from fedmerit.simulation.data.readers import lesion_split
 
 CLASSES = ["MEL", "NV", "BCC", "UNK"]
 TRUTH, METADATA = "ISIC_2019_Training_GroundTruth.csv", "ISIC_2019_Training_Metadata.csv"
@@ -196,7 +196,7 @@ def pcam(tmp_path: Path) -> Path:
 
 
 def test_pcam(pcam: Path, monkeypatch):
-    monkeypatch.setattr("fedmerit.simulation.data.readers.HDF5_ROWS", 4)
+    monkeypatch.setattr("fedmerit.data.readers.HDF5_ROWS", 4)
     data = load("pcam", pcam)
     with h5py.File(pcam_file(pcam, "train", "x")) as file:
         assert np.array_equal(data.x_train, file["x"][:])

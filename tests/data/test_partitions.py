@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedmerit.data import by_group, members, restore, save, saved_names, split
+from fedmerit.data.partitions import NO_GROUPS
 from fedmerit.errors import DataError
 from fedmerit.scoring.validate import two_spellings
-from fedmerit.simulation.data import by_group, members, restore, save, saved_names, split
-from fedmerit.simulation.data.partitions import NO_GROUPS
 
 
 def generator(seed: int = 0) -> np.random.Generator:

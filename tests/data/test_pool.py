@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedmerit.data import Dataset, Pool, Slice, choose_pool
 from fedmerit.errors import BindingError, DataError
 from fedmerit.protocol.pool import merkle_climb, merkle_path, merkle_root
-from fedmerit.simulation.data import Dataset, Pool, Slice, choose_pool
 
 KEY, HASH = bytes(range(32)), "ab" * 32
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedmerit.data import READERS, Dataset, load
 from fedmerit.errors import DataError, MissingExtra
-from fedmerit.simulation.data import READERS, Dataset, load
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 RNG = np.random.default_rng(0)
@@ -74,9 +74,9 @@ def test_fashion_mini_equals_the_benchmark_copy():
 
 
 def test_the_licence_travels_with_the_images():
-    import fedmerit.simulation.data
+    import fedmerit.data
 
-    notice = Path(fedmerit.simulation.data.__file__).with_name("fashion_mini.LICENSE").read_text()
+    notice = Path(fedmerit.data.__file__).with_name("fashion_mini.LICENSE").read_text()
     assert "Copyright (c) 2017 Zalando SE" in notice
     assert "Permission is hereby granted" in notice
 

@@ -15,11 +15,10 @@ from typer.testing import CliRunner
 from fedmerit.cli import app
 from fedmerit.config import Corruption
 from fedmerit.errors import LedgerError, StoreError
-from fedmerit.identity.encoding import SERVER, content, exact, number
+from fedmerit.identity import SERVER, content, exact, number
 from fedmerit.ledger.chain import Copy, Ledger, exported
 from fedmerit.ledger.decisions import Terms
-from fedmerit.ledger.records import rounds_of
-from fedmerit.ledger.visibility import own_total, sees, totals
+from fedmerit.ledger.records import own_total, rounds_of, sees, totals
 from fedmerit.report.statement import as_dict, as_markdown, statements, write_statements
 from fedmerit.scoring.rewards import division, payouts
 from fedmerit.simulation.run import run

@@ -325,7 +325,7 @@ def test_on_the_same_samples_the_running_error_is_not_the_root_of_squares(plain)
 
 def test_score_weights_are_public_start_uniform_and_follow_the_scores(tmp_path):
     content = run(tiny("training.weights=scores", "training.rounds=3"), tmp_path / "run")
-    from fedmerit.identity.encoding import number
+    from fedmerit.identity import number
     from fedmerit.scoring.agreement import normalise
 
     with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
@@ -339,7 +339,7 @@ def test_score_weights_are_public_start_uniform_and_follow_the_scores(tmp_path):
 
 def test_weights_from_the_current_round_are_the_papers_and_mark_the_run_as_analysis(tmp_path):
     """They are those of this round's own alpha under plain averaging, from round 1 on."""
-    from fedmerit.identity.encoding import number
+    from fedmerit.identity import number
     from fedmerit.scoring.agreement import normalise
 
     run(tiny("training.rounds=1"), tmp_path / "plain")
@@ -368,7 +368,7 @@ def test_secret_weights_are_in_no_record(tmp_path):
     run(tiny("training.weights=secret"), tmp_path / "run")
     with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
         bodies = [record.body for record in ledger.records()]
-    from fedmerit.identity.encoding import number
+    from fedmerit.identity import number
 
     totals = [number(body["weight"]) for body in bodies if "weight" in body]
     assert totals == [220.0, 220.0]  # 60 + 50 + 70 + 40: the total, and nothing else

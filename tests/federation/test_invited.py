@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedmerit.config import recorded_hash
 from fedmerit.errors import MessageError, RefusedError
-from fedmerit.identity.keys import load_key, read_roster
+from fedmerit.identity import load_key, read_roster
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.records import first_body
 from fedmerit.protocol.member import Participant

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedmerit.config import as_toml, from_dict, recorded_hash
 from fedmerit.errors import LedgerError, RoundAborted
-from fedmerit.identity.keys import Member, Roster, load_key, new_key
+from fedmerit.identity import Member, Roster, load_key, new_key
 from fedmerit.ledger.recorder import LedgerRecorder
 from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.measure import Evaluations

@@ -11,13 +11,13 @@ from typer.testing import CliRunner
 
 from fedmerit.cli import app
 from fedmerit.config import from_dict, load, recorded_hash, written
+from fedmerit.data import Dataset, save
+from fedmerit.data import load as load_data
 from fedmerit.errors import ConfigError, DataError, LedgerError, StoreError
-from fedmerit.identity.encoding import SERVER
+from fedmerit.identity import SERVER
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.records import Journal, first_body
 from fedmerit.scoring.validate import two_spellings
-from fedmerit.simulation.data import Dataset, save
-from fedmerit.simulation.data import load as load_data
 from fedmerit.simulation.plan import plan
 from fedmerit.simulation.run import Rehearsal, run
 from fedmerit.simulation.setup import prepare, read, resolve

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedmerit.data import choose_pool, load
 from fedmerit.errors import BindingError, BoundError, MessageError
 from fedmerit.protocol.measure import Evaluations, Scorer, coalition_models, cosine, standard_error
 from fedmerit.protocol.messages import (
@@ -14,7 +15,6 @@ from fedmerit.protocol.messages import (
     model_hash,
 )
 from fedmerit.secagg.quantise import Encoding
-from fedmerit.simulation.data import choose_pool, load
 
 P = 6
 

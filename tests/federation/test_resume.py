@@ -12,7 +12,7 @@ import pytest
 from tiny import tiny
 
 from fedmerit.errors import KeyFileError, StoreError
-from fedmerit.identity.keys import new_key
+from fedmerit.identity import new_key
 from fedmerit.simulation.run import run
 from fedmerit.verify import verify_folder
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from test_kept import ALL, M0, Federation
 
 from fedmerit.errors import MessageError, RefusedError, StoreError
-from fedmerit.identity.keys import load_key, public_key
+from fedmerit.identity import load_key, public_key
 from fedmerit.protocol.messages import EXCHANGES, FORMAT, Ask, Parcel, ask_limit, pack, words_limit
 from fedmerit.secagg.messages import list_limit, refuse_many
 from fedmerit.storage import member_state as keeping

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tiny import tiny
 
 from fedmerit.errors import LedgerError
-from fedmerit.identity.encoding import SERVER, canonical, content, exact
+from fedmerit.identity import SERVER, canonical, content, exact
 from fedmerit.ledger.chain import Copy, Ledger, exported, verify_chain
 from fedmerit.ledger.head_log import places_of
 from fedmerit.simulation.run import run

@@ -10,7 +10,7 @@ from tiny import TINY, tiny
 from fedmerit import config as settings
 from fedmerit.config import from_dict, load, recorded_hash, written
 from fedmerit.errors import ConfigError, LedgerError, MessageError, RefusedError
-from fedmerit.identity.keys import Member, Roster
+from fedmerit.identity import Member, Roster
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.records import rounds_of
 from fedmerit.protocol import terms

@@ -18,10 +18,9 @@ from tiny import tiny
 
 from fedmerit.config import from_dict
 from fedmerit.errors import LedgerError
-from fedmerit.identity.encoding import SERVER, content, exact, number
+from fedmerit.identity import SERVER, content, exact, number
 from fedmerit.ledger.chain import Ledger
-from fedmerit.ledger.records import Journal, config_of, rounds_of, score_files, scores_document
-from fedmerit.ledger.visibility import after_round
+from fedmerit.ledger.records import Journal, after_round, config_of, rounds_of, score_files, scores_document
 from fedmerit.simulation.run import run
 from fedmerit.verify import keys_of, verify_folder
 from ledgers import Keys, cut

@@ -13,7 +13,7 @@ for path in (HERE, HERE / "contract_app"):
 from inprocess import InProcess  # noqa: E402
 
 from contract import client, server, task  # noqa: E402
-from fedmerit.identity.keys import Member, Roster, new_key, write_roster  # noqa: E402
+from fedmerit.identity import Member, Roster, new_key, write_roster  # noqa: E402
 from fedmerit.ledger.chain import Ledger  # noqa: E402
 from fedmerit.ledger.records import rounds_of  # noqa: E402
 

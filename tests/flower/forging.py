@@ -4,11 +4,9 @@ import json
 from contextlib import suppress
 
 from fedmerit.errors import LedgerError
-from fedmerit.identity.encoding import SERVER, canonical, content
-from fedmerit.identity.keys import load_key
+from fedmerit.identity import SERVER, canonical, content, load_key
 from fedmerit.ledger.chain import Ledger, exported
-from fedmerit.ledger.records import config_of, rounds_of, score_files, scores_document
-from fedmerit.ledger.visibility import after_round, sees
+from fedmerit.ledger.records import after_round, config_of, rounds_of, score_files, scores_document, sees
 
 
 def body_of(record):

@@ -7,8 +7,7 @@ from federation_in import NODES
 from flwr.app import Array, Message
 
 from fedmerit.flower.codec import BYTES, put, take
-from fedmerit.identity.encoding import canonical, content
-from fedmerit.identity.keys import load_key
+from fedmerit.identity import canonical, content, load_key
 from fedmerit.protocol.messages import Ask, Parcel, pack, unpack
 from fedmerit.verify import verify_folder
 

@@ -12,8 +12,7 @@ from lies import LIAR, answering, checked, exchange_of, fedmerit_array, server_o
 from fedmerit.config import from_dict
 from fedmerit.errors import BindingError, RefusedError
 from fedmerit.flower.codec import put, take
-from fedmerit.identity.encoding import exact
-from fedmerit.identity.keys import load_key, read_roster
+from fedmerit.identity import exact, load_key, read_roster
 from fedmerit.protocol.member import REFUSED
 from fedmerit.protocol.messages import Ask, pack, unpack
 from fedmerit.protocol.terms import check_roster

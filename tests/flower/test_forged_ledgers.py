@@ -12,8 +12,7 @@ from lies import LIAR, exchange_of
 
 import fedmerit.flower
 from fedmerit.errors import LedgerError
-from fedmerit.identity.encoding import SERVER, exact, number
-from fedmerit.identity.keys import load_key
+from fedmerit.identity import SERVER, exact, load_key, number
 from fedmerit.verify import verify_copy, verify_folder
 
 

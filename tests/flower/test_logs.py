@@ -12,7 +12,7 @@ from flwr.common.logger import ConsoleHandler
 from lies import LIAR, exchange_of
 
 from fedmerit.flower import grid as grids
-from fedmerit.flower.logs import Notes, Relay, log_inside_flower
+from fedmerit.flower.codec import Notes, Relay, log_inside_flower
 
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 

@@ -11,11 +11,10 @@ from lies import LIAR, answering, checked, telling
 
 import fedmerit.flower
 from fedmerit.errors import LedgerError
-from fedmerit.identity.encoding import SERVER, content
-from fedmerit.identity.keys import load_key
+from fedmerit.identity import SERVER, content, load_key
 from fedmerit.ledger.chain import Ledger, exported
 from fedmerit.ledger.decisions import Terms
-from fedmerit.ledger.visibility import sees
+from fedmerit.ledger.records import sees
 from fedmerit.verify import record_decision, verify_copy, verify_folder
 
 

@@ -15,8 +15,7 @@ from lies import LIAR, answering, checked, exchange_of, fedmerit_array, resigned
 import fedmerit.flower
 from fedmerit.errors import ProtocolError
 from fedmerit.flower.codec import put, take
-from fedmerit.identity.encoding import canonical, exact
-from fedmerit.identity.keys import new_key
+from fedmerit.identity import canonical, exact, new_key
 from fedmerit.protocol.messages import Parcel, model_hash, pack, unpack
 
 # --------------------------------------------------------------------------------------------- who takes part

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from fedmerit.cli import app
 from fedmerit.errors import LedgerError, ProtocolError
 from fedmerit.flower.server import Contributions, engine_of
-from fedmerit.identity.keys import read_roster
+from fedmerit.identity import read_roster
 from fedmerit.ledger.chain import Ledger
 from fedmerit.verify import verify_folder
 

@@ -15,7 +15,7 @@ import fedmerit.flower
 from fedmerit.config import from_dict, recorded_hash
 from fedmerit.errors import ConfigError, RefusedError
 from fedmerit.flower.codec import BYTES, put, take
-from fedmerit.identity.encoding import exact
+from fedmerit.identity import exact
 from fedmerit.protocol.member import REFUSED
 from fedmerit.protocol.messages import EXCHANGES, Ask
 from fedmerit.protocol.terms import cautious

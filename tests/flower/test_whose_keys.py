@@ -7,8 +7,7 @@ from forging import body_of, copy_for, written
 from lies import LIAR
 
 from fedmerit.errors import LedgerError
-from fedmerit.identity.encoding import SERVER, exact
-from fedmerit.identity.keys import Member, Roster, load_key, public_key, read_roster
+from fedmerit.identity import SERVER, Member, Roster, exact, load_key, public_key, read_roster
 from fedmerit.report.page.html import facts_of
 from fedmerit.report.page.promises import not_guaranteed
 from fedmerit.verify import verify_copy, verify_folder

@@ -9,7 +9,7 @@ import msgpack
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedmerit.identity.keys import Member, Roster, public_key
+from fedmerit.identity import Member, Roster, public_key
 from fedmerit.secagg import STAGES, Client, Encoding, Server, Setting, Task, Update
 from fedmerit.secagg.messages import open_message, seal
 

@@ -14,7 +14,7 @@ import pytest
 from Crypto.Cipher import AES
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedmerit.identity.keys import Member, Roster, public_key
+from fedmerit.identity import Member, Roster, public_key
 from fedmerit.secagg import Encoding, Setting, Task, masks
 from fedmerit.secagg.messages import head_limit, open_message, seal
 from fedmerit.secagg.setting import pack

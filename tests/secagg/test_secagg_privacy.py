@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from parties import Parties, head_of, secrets_of
 
-from fedmerit.identity.keys import Member, Roster
+from fedmerit.identity import Member, Roster
 from fedmerit.secagg import STAGES, Encoded, Encoding, Task, masks, state
 from fedmerit.secagg.setting import pack
 

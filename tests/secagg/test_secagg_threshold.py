@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from parties import CONFIG, Parties, body_of, head_of, heads_in, names_of
 
 from fedmerit.errors import ProtocolError, RefusedError
-from fedmerit.identity.keys import Member, Roster
+from fedmerit.identity import Member, Roster
 from fedmerit.secagg import Setting, default_threshold, masks
 from fedmerit.secagg.messages import open_message, to_broadcast
 

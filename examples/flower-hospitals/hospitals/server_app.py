@@ -7,7 +7,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 import fedmerit.flower
-from fedmerit.identity.keys import Member, Roster, new_key, write_roster
+from fedmerit.identity import Member, Roster, new_key, write_roster
 from hospitals.task import HOSPITALS, network, probability_of_truth, test_data
 
 app = ServerApp()

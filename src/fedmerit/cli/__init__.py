@@ -83,6 +83,6 @@ def main() -> None:
         app()
 
 
-from fedmerit.cli import records, run, score  # noqa: E402  each adds its commands to the app
+from fedmerit.cli import run, score  # noqa: E402  each adds its commands to the app
 
-__all__ = ["app", "main", "records", "run", "score"]
+__all__ = ["app", "main", "run", "score"]

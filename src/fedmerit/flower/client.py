@@ -39,10 +39,19 @@ from fedmerit.errors import (
     RefusedError,
     StoreError,
 )
-from fedmerit.flower.codec import BYTES, Shape, config_digest, digest, only_arrays, put, take
-from fedmerit.flower.logs import log_inside_flower
-from fedmerit.flower.value import Value, evaluator
-from fedmerit.identity.keys import Roster, load_key, public_key, read_roster
+from fedmerit.flower.codec import (
+    BYTES,
+    Shape,
+    Value,
+    config_digest,
+    digest,
+    evaluator,
+    log_inside_flower,
+    only_arrays,
+    put,
+    take,
+)
+from fedmerit.identity import Roster, load_key, public_key, read_roster
 from fedmerit.protocol.member import REFUSED, Participant
 from fedmerit.protocol.messages import Ask, Evaluate, Parcel, Trained, Work
 from fedmerit.protocol.terms import cautious

@@ -1,19 +1,26 @@
-"""fedmerit's bytes inside Flower messages, and what members are told to train with besides the model."""
+"""What passes between fedmerit and Flower: models, values of models, our bytes inside messages, log lines."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import inspect
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from fedmerit.errors import MessageError
-from fedmerit.protocol.messages import KINDS, Model, Parcel
+from fedmerit.errors import MessageError, ReportError
+from fedmerit.identity import canonical
+from fedmerit.protocol.messages import KINDS, Evaluate, Model, Parcel, PerSample
+from fedmerit.protocol.pool import Slice
 from fedmerit.secagg.setting import pack
 
 # -------------------------------------------------------------------------------------------------- shapes
@@ -204,3 +211,106 @@ def digest(message: Message, run_config: bytes) -> bytes:
 
 def _plain(value: object) -> object:
     return list(value) if isinstance(value, list | tuple) else value
+
+
+# ---------------------------------------------------------------------------------------- values of models
+# The user's ``value`` function, checked: one number in [0, 1] per test sample, for every utility.
+
+Value = Callable[[ArrayRecord, Slice], npt.ArrayLike | Mapping[str, npt.ArrayLike]]
+"""(model, test slice with ``x`` and ``y``) -> a number in [0, 1] per sample, or several such by name."""
+
+
+def evaluator(value: Value, shape: Shape, utilities: Sequence[str]) -> Evaluate:
+    """How good a model is on a slice, for models of this shape."""
+
+    def evaluate(model: Model, shown: Slice) -> PerSample:
+        given = value(shape.record(model), shown)
+        if not isinstance(given, Mapping):
+            given = {utilities[0]: given} if len(utilities) == 1 else {}
+        if set(given) != set(utilities):
+            got = ", ".join(map(str, given)) or "one unnamed array"
+            raise ReportError(f"value: expected the utilities {', '.join(utilities)}, got {got}")
+        return {name: _checked(name, given[name], len(shown.y)) for name in utilities}
+
+    return evaluate
+
+
+def definition(value: Value | None, utilities: Sequence[str]) -> str:
+    """SHA-256 of the names and, where Python can find it, of the function's source."""
+    try:
+        source = "" if value is None else inspect.getsource(value)
+    except (OSError, TypeError):
+        source = ""
+    return hashlib.sha256(canonical([list(utilities), source])).hexdigest()
+
+
+def _checked(name: str, given: Any, samples: int) -> npt.NDArray[np.float64]:
+    try:
+        values = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError) as error:  # torch's, where a gradient is attached
+        raise ReportError(f"value {name!r}: expected numbers: {error}") from None
+    if values.shape != (samples,):
+        raise ReportError(
+            f"value {name!r}: expected {samples} numbers, one per sample, got shape {values.shape}"
+        )
+    bad = np.flatnonzero(~((values >= 0) & (values <= 1)))
+    if bad.size:
+        raise ReportError(f"value {name!r} of sample {bad[0]} must lie in [0, 1], got {values[bad[0]]}")
+    return values
+
+
+# ----------------------------------------------------------------------------------------------- log lines
+# fedmerit's log lines among Flower's own, and a server's notes in a file.
+#
+# Flower prints what its logger ``flwr`` is given; a logger beside it has neither handler nor level. So
+# inside Flower, and only there, what ``fedmerit`` logs goes to Flower's handlers too. Who has given the
+# logger ``fedmerit`` a handler of its own is left alone.
+
+log = logging.getLogger("fedmerit")
+
+
+class Relay(logging.Handler):
+    """Hands lines to Flower's handlers; to its console, which shows neither, with name and time in front."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """To each of them that wants lines of this level."""
+        flower = logging.getLogger("flwr")
+        for handler in flower.handlers if flower.isEnabledFor(record.levelno) else ():
+            if record.levelno >= handler.level:
+                console = hasattr(handler, "timestamps")
+                handler.handle(_with_name(record, handler) if console else record)
+
+
+def _with_name(record: logging.LogRecord, console: logging.Handler) -> logging.LogRecord:
+    has_time = getattr(console, "timestamps", False) or getattr(console, "json", False)
+    when = "" if has_time else logging.Formatter().formatTime(record, " %Y-%m-%d %H:%M:%S")
+    named = copy.copy(record)
+    named.msg, named.args = f"fedmerit{when}: {record.getMessage()}", ()
+    return named
+
+
+def log_inside_flower() -> None:
+    """From now on fedmerit's lines, INFO and above, are among Flower's; once a process."""
+    if log.handlers:
+        return
+    log.addHandler(Relay())
+    if log.level == logging.NOTSET:
+        log.setLevel(logging.INFO)
+
+
+class Notes(list[str]):
+    """What a server notes in a run, also in a file: one line each, with its time, as it comes."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def append(self, note: str) -> None:
+        """Note something; a file that cannot be written costs the line in it, and is said, not the run."""
+        super().append(note)
+        when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(f"{when} {' '.join(note.split())}\n")
+        except OSError as error:
+            log.error("%s: could not be written: %s", self.path, error)

@@ -27,11 +27,9 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 from fedmerit.config import Config, as_toml, check_schedule, from_dict, recorded_hash
 from fedmerit.errors import ConfigError, DataError, ProtocolError, StoreError
-from fedmerit.flower.codec import Shape
+from fedmerit.flower.codec import Notes, Shape, Value, definition, evaluator, log_inside_flower
 from fedmerit.flower.grid import SecureGrid
-from fedmerit.flower.logs import Notes, log_inside_flower
-from fedmerit.flower.value import Value, definition, evaluator
-from fedmerit.identity.keys import Roster, load_key, new_key, read_roster
+from fedmerit.identity import Roster, load_key, new_key, read_roster
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.recorder import LedgerRecorder
 from fedmerit.ledger.records import FLOWER, SIMULATED

@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedmerit.errors import LedgerError
-from fedmerit.identity.encoding import SERVER, Signer, canonical, commitment, content, content_of
-from fedmerit.identity.encoding import exact as exact
-from fedmerit.identity.encoding import number as number
+from fedmerit.identity import SERVER, Signer, canonical, commitment, content, content_of
+from fedmerit.identity import exact as exact
+from fedmerit.identity import number as number
 
 # ---------------------------------------------------------------------------------------------- the ledger
 

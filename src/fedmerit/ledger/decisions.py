@@ -17,10 +17,9 @@ import numpy as np
 
 from fedmerit.config import Scoring
 from fedmerit.errors import LedgerError
-from fedmerit.identity.encoding import SERVER, canonical, exact, new_salt, number
+from fedmerit.identity import SERVER, canonical, exact, new_salt, number
 from fedmerit.ledger.chain import Record, Records
-from fedmerit.ledger.records import reading
-from fedmerit.ledger.visibility import own_total
+from fedmerit.ledger.records import own_total, reading
 from fedmerit.protocol.messages import Round
 from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.doubts import Doubt, doubts

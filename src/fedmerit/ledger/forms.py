@@ -15,7 +15,7 @@ from typing import Any
 
 from fedmerit.config import Config, schema_of
 from fedmerit.errors import LedgerError
-from fedmerit.identity.encoding import SERVER, number
+from fedmerit.identity import SERVER, number
 from fedmerit.ledger.chain import Record
 from fedmerit.ledger.records import EMBEDDED, ENGINES, moves, reading
 from fedmerit.protocol.messages import Round

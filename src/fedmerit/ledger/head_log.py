@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmerit.errors import LedgerError
-from fedmerit.identity.encoding import SERVER, canonical
+from fedmerit.identity import SERVER, canonical
 from fedmerit.ledger.chain import Record
 from fedmerit.ledger.records import moves, reading
 

@@ -16,18 +16,17 @@ from typing import TYPE_CHECKING, Any
 from fedmerit import __version__
 from fedmerit.config import Config
 from fedmerit.errors import StoreError
-from fedmerit.identity.encoding import SERVER, content, exact
-from fedmerit.identity.keys import Roster, public_key
+from fedmerit.identity import SERVER, Roster, content, exact, public_key
 from fedmerit.ledger.records import (
     EMBEDDED,
     Journal,
+    after_round,
     closing,
     first_body,
     medians,
     score_files,
     scores_document,
 )
-from fedmerit.ledger.visibility import after_round
 from fedmerit.protocol.messages import Model, Outcome, Report, Round, join_body, model_hash
 from fedmerit.protocol.terms import Agreed
 

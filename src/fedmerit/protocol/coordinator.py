@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fedmerit.config import Config
 from fedmerit.errors import BindingError, MessageError, ProtocolError
-from fedmerit.identity.keys import Roster
+from fedmerit.identity import Roster
 from fedmerit.protocol.measure import Evaluations, mean
 from fedmerit.protocol.messages import (
     Ask,

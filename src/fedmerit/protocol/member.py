@@ -23,8 +23,7 @@ import numpy.typing as npt
 
 from fedmerit.config import Config
 from fedmerit.errors import BindingError, FedmeritError, MessageError, ProtocolError, RefusedError, StoreError
-from fedmerit.identity.encoding import canonical, commitment, content, seed_from
-from fedmerit.identity.keys import Roster
+from fedmerit.identity import Roster, canonical, commitment, content, seed_from
 from fedmerit.protocol.measure import Evaluations, Scorer
 from fedmerit.protocol.messages import (
     Ask,

@@ -22,8 +22,7 @@ import numpy.typing as npt
 
 from fedmerit.config import Config
 from fedmerit.errors import BindingError, FedmeritError, LedgerError, MessageError
-from fedmerit.identity.encoding import Signer, canonical, exact, new_salt, number
-from fedmerit.identity.keys import verifies
+from fedmerit.identity import Signer, canonical, exact, new_salt, number, verifies
 from fedmerit.protocol.pool import Slice
 from fedmerit.scoring.types import Reports
 from fedmerit.secagg.messages import list_limit, refuse_many

@@ -17,8 +17,7 @@ import numpy as np
 
 from fedmerit.config import Config, SecureAggregation, Training, check_schedule, recorded, recorded_hash
 from fedmerit.errors import BindingError, MessageError, RefusedError
-from fedmerit.identity.encoding import canonical
-from fedmerit.identity.keys import Roster
+from fedmerit.identity import Roster, canonical
 from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.agreement import normalise
 from fedmerit.scoring.types import Reports, Vector

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedmerit.errors import BindingError, ConfigError, RefusedError
-from fedmerit.identity.keys import Member, Roster, public_key
+from fedmerit.identity import Member, Roster, public_key
 from fedmerit.secagg.client import Client
 from fedmerit.secagg.messages import STAGES
 from fedmerit.secagg.quantise import Encoding, is_number, seed_bytes, whole

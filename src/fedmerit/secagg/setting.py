@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.errors import BindingError, KeyFileError, RefusedError, RoundAborted
-from fedmerit.identity.keys import Roster
+from fedmerit.identity import Roster
 from fedmerit.secagg.quantise import MOST_MEMBERS, Encoding, Words, is_number, seed_bytes, whole
 
 __all__ = ["LEAST_IN_SUM", "STAGES", "Result", "Setting", "Task", "Update", "default_threshold", "pack"]

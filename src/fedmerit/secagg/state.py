@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.errors import FedmeritError, MessageError, RefusedError
-from fedmerit.identity.keys import Member, Roster
+from fedmerit.identity import Member, Roster
 from fedmerit.secagg.messages import NOTHING_SEEN
 from fedmerit.secagg.quantise import Encoding
 from fedmerit.secagg.setting import Setting, Task, pack

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.errors import ConfigError, StoreError
-from fedmerit.identity.encoding import exact
+from fedmerit.identity import exact
 from fedmerit.protocol.measure import cosine, mean
 from fedmerit.protocol.messages import Model, Outcome
 from fedmerit.protocol.pool import Slice

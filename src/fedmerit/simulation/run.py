@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmerit.config import Config, recorded_hash
+from fedmerit.data.dataset import Dataset
 from fedmerit.errors import StoreError
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.recorder import Beside, LedgerRecorder
@@ -23,7 +24,6 @@ from fedmerit.protocol.messages import Evaluate, Model, Outcome, Round
 from fedmerit.protocol.terms import from_past
 from fedmerit.scoring.files import LEDGER
 from fedmerit.simulation.analysis import Truth, from_this_round
-from fedmerit.simulation.data.dataset import Dataset
 from fedmerit.simulation.setup import Federation, prepare, read, resolve
 from fedmerit.simulation.transport import (
     Analysis,

@@ -13,18 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedmerit import data
 from fedmerit.config import Config, check_schedule, usual_schedule
+from fedmerit.data.dataset import Dataset
+from fedmerit.data.partitions import ClientData
 from fedmerit.errors import ConfigError
-from fedmerit.identity.encoding import canonical, seed_from
+from fedmerit.identity import canonical, seed_from
 from fedmerit.ledger.records import numbered
 from fedmerit.protocol.messages import Model, PerSample
 from fedmerit.protocol.pool import Images, Labels, Pool, Slice
 from fedmerit.scoring.doubts import lower_is_better
 from fedmerit.secagg.setting import LEAST_IN_SUM, what_to_know
 from fedmerit.sentences import planted
-from fedmerit.simulation import data
-from fedmerit.simulation.data.dataset import Dataset
-from fedmerit.simulation.data.partitions import ClientData
 from fedmerit.simulation.models import as_tensor, build, left_out, load_vector, to_vector
 from fedmerit.simulation.training import TrainingSettings
 from fedmerit.simulation.utilities import Utility, evaluate, resolve_all

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.config import STAGES, Config
+from fedmerit.data.partitions import ClientData
 from fedmerit.errors import MissingExtra, ProtocolError
-from fedmerit.identity.encoding import SERVER
-from fedmerit.identity.keys import Member, Roster, load_key, new_key, public_key
+from fedmerit.identity import SERVER, Member, Roster, load_key, new_key, public_key
 from fedmerit.protocol.measure import Evaluations
 from fedmerit.protocol.member import MemoryState, Participant
 from fedmerit.protocol.messages import (
@@ -35,7 +35,6 @@ from fedmerit.protocol.messages import (
     exchange_of,
     model_hash,
 )
-from fedmerit.simulation.data.partitions import ClientData
 from fedmerit.simulation.setup import Federation, losses, schedule
 from fedmerit.simulation.training import train_many
 

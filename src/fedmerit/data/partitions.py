@@ -35,11 +35,11 @@ from typing import Any, Literal, TypeVar, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
+from fedmerit.data.dataset import Groups, arrays
 from fedmerit.errors import DataError, KeyFileError
-from fedmerit.identity.keys import check_names
+from fedmerit.identity import check_names
 from fedmerit.protocol.pool import Images, Labels
 from fedmerit.scoring.validate import LARGEST, first_names
-from fedmerit.simulation.data.dataset import Groups, arrays
 
 Indices = npt.NDArray[np.int64]
 """Sample numbers of one client, ascending."""

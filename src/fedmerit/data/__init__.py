@@ -1,8 +1,7 @@
 """Data of a federation: read it, deal it to clients, corrupt it on purpose, commit to the test pool."""
 
-from fedmerit.protocol.pool import Commitment, Pool, Slice
-from fedmerit.simulation.data.dataset import Dataset, choose_pool
-from fedmerit.simulation.data.partitions import (
+from fedmerit.data.dataset import Dataset, choose_pool
+from fedmerit.data.partitions import (
     SCHEMES,
     Behaviour,
     ClientData,
@@ -17,7 +16,8 @@ from fedmerit.simulation.data.partitions import (
     saved_names,
     split,
 )
-from fedmerit.simulation.data.readers import READERS, load
+from fedmerit.data.readers import READERS, load
+from fedmerit.protocol.pool import Commitment, Pool, Slice
 
 __all__ = [
     "READERS",

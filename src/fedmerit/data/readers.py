@@ -30,9 +30,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedmerit.data.dataset import Dataset, Groups, arrays, rows
 from fedmerit.errors import DataError, MissingExtra
 from fedmerit.protocol.pool import Images, Labels
-from fedmerit.simulation.data.dataset import Dataset, Groups, arrays, rows
 
 # --------------------------------------------------------------------------------------- folders of images
 

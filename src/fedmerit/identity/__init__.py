@@ -1,1 +1,0 @@
-"""Who is who: names that members may have, keys and the roster, one encoding of what is signed or hashed."""
