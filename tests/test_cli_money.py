@@ -8,7 +8,8 @@ import shutil
 import pytest
 from typer.testing import CliRunner
 
-from fedmerit.cli import app, errors_as_messages
+from fedmerit.cli import app
+from fedmerit.cli.base import errors_as_messages
 
 SILENT = """round,client,silent,empty,grand,alone,without
 1,A,,0.1,0.4,0.2,0.3

@@ -6,7 +6,9 @@
 ('C', 'B', 'A')
 """
 
+from fedmerit.config import VERSION
 from fedmerit.errors import FedmeritError
+from fedmerit.report import exports as _exports  # noqa: F401 - how scores are shown
 from fedmerit.scoring.accumulate import accumulate
 from fedmerit.scoring.agreement import agreement, normalise
 from fedmerit.scoring.files import read
@@ -15,7 +17,7 @@ from fedmerit.scoring.rewards import payouts, shares
 from fedmerit.scoring.scores import SCORES, alpha, cos, ee, fp, influence, ioi, loo, solo, surplus
 from fedmerit.scoring.types import Reports, Scores, Table
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "SCORES",

@@ -30,6 +30,9 @@ from fedmerit.identity import check_names
 from fedmerit.secagg.setting import LEAST_IN_SUM, default_threshold
 from fedmerit.secagg.setting import STAGES as SUM_STAGES
 
+VERSION = "0.1.0"
+"""Of this package: in `fedmerit --version`, on every page and in the first record of every ledger."""
+
 # ------------------------------------------------------------------------------------------------ settings
 
 SCHEMA = 2

@@ -174,7 +174,7 @@ def with_number(value, place, new, path="scores.json"):
 
 def test_every_number_of_the_scores_is_checked(folder):
     """Each one changed in its last digits, one after another, without the ledger being read each time."""
-    from fedmerit.ledger.forms import compare
+    from fedmerit.ledger.records import compare
 
     content = json.loads((folder / "scores.json").read_text())
     places = list(numbers_in(content))

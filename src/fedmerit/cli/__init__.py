@@ -1,75 +1,14 @@
-"""The command line: parse, call, print. No numerics here.
-
-Here is what all commands share: the app, the two consoles, how errors and output leave.
-"""
+"""The command line: parse, call, print. No numerics here."""
 
 from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, NoReturn
 
-import typer
-from rich.console import Console
+from fedmerit.cli import run, score
+from fedmerit.cli.base import app, errors_as_messages
 
-from fedmerit import __version__
-from fedmerit.errors import FedmeritError
-
-if TYPE_CHECKING:
-    from fedmerit.report.terminal import Summary
-
-app = typer.Typer(
-    help="Who contributed what in a federation, without anyone seeing anyone's model update.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-
-out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
-err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
-
-Set_ = Annotated[list[str] | None, typer.Option("--set", help="Override: section.key=value, repeatable.")]
-
-
-@app.callback(invoke_without_command=True)
-def version(show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    """Who contributed what in a federation, without anyone seeing anyone's model update."""
-    if show:
-        out.print(f"fedmerit {__version__}")
-        raise typer.Exit
-
-
-@contextmanager
-def errors_as_messages() -> Iterator[None]:
-    try:
-        yield
-    except (FedmeritError, OSError) as error:
-        from fedmerit.report.terminal import printable
-
-        err.print("error: " + printable(" ".join(str(error).split("\n"))))
-        raise SystemExit(2) from None
-
-
-def fail(message: str) -> NoReturn:
-    """Leave with a message and exit code 2."""
-    raise FedmeritError(message) from None
-
-
-def write(text: str) -> None:
-    """What programs read is UTF-8, whatever the terminal is."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8")
-    sys.stdout.write(text)
-
-
-def advised(summary: Summary) -> Summary:
-    """A summary whose notes name options of the command line in place of arguments."""
-    from fedmerit.report.terminal import advice
-
-    return replace(summary, notes=tuple(advice(note) for note in summary.notes))
+__all__ = ["app", "main", "run", "score"]
 
 
 def main() -> None:
@@ -81,8 +20,3 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     with errors_as_messages(), np.errstate(all="ignore"):  # what is not finite is refused where it matters
         app()
-
-
-from fedmerit.cli import run, score  # noqa: E402  each adds its commands to the app
-
-__all__ = ["app", "main", "run", "score"]

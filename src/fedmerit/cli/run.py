@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedmerit.cli import Set_, advised, app, err, fail, out
+from fedmerit.cli.base import Set_, advised, app, err, fail, out
 from fedmerit.config import Config, of_folder
 from fedmerit.errors import ConfigError
 from fedmerit.scoring.files import LEDGER

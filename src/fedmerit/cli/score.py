@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedmerit.cli import advised, app, err, fail, out, write
+from fedmerit.cli.base import advised, app, err, fail, out, write
 from fedmerit.scoring.files import LEDGER
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from fedmerit import __version__
-from fedmerit.config import Config
+from fedmerit.config import VERSION, Config
 from fedmerit.errors import StoreError
 from fedmerit.identity import SERVER, Roster, content, exact, public_key
 from fedmerit.ledger.records import (
@@ -109,7 +108,7 @@ class LedgerRecorder:
                 "run",
                 {
                     "run": self.run,
-                    "version": __version__,
+                    "version": VERSION,
                     "engine": self.engine,
                     "config": self.terms["config"],
                     "config_hash": self.terms["config_hash"],

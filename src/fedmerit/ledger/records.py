@@ -24,7 +24,6 @@ from fedmerit.config import Config, Scoring, recorded, recorded_hash
 from fedmerit.errors import ConfigError, FedmeritError, LedgerError
 from fedmerit.identity import SERVER, content, exact, new_salt, number
 from fedmerit.ledger.chain import Ledger, Record, Records
-from fedmerit.ledger.forms import compare
 from fedmerit.protocol.messages import Model, Outcome, Report, Round, included_hash, model_hash
 from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.files import as_csv, as_json, document, round_object
@@ -263,6 +262,32 @@ def score_files(content_: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
     yield "scores.json", as_json(content_).encode()
     scored = {**content_, "rounds": [one for one in content_["rounds"] if one["reports"] is not None]}
     yield "scores.csv", as_csv(scored).encode()
+
+
+# ------------------------------------------------------------------------------- stated against recomputed
+
+TOLERANCE = 1e-12
+
+
+def compare(there: Any, here: Any, where: str) -> None:
+    """Equal, numbers up to a relative 1e-12; the error names the first place that differs."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        odd = [key for key in (*here, *there) if (key in here) != (key in there)]
+        for key in here:
+            if key in there:
+                compare(there[key], here[key], f"{where}.{key}")
+        if odd:
+            raise LedgerError(f"{where}.{odd[0]}: {'not in the ledger' if odd[0] in there else 'missing'}")
+    elif isinstance(there, list) and isinstance(here, list):
+        if len(there) != len(here):
+            raise LedgerError(f"{where}: holds {len(there)} entries, the reports give {len(here)}")
+        for k, (one, other) in enumerate(zip(there, here, strict=True)):
+            compare(one, other, f"{where}[{k}]")
+    elif isinstance(there, float) and isinstance(here, float):
+        if not math.isclose(there, here, rel_tol=TOLERANCE, abs_tol=0.0):
+            raise LedgerError(f"{where}: states {there!r}, the reports give {here!r}")
+    elif there != here or isinstance(there, bool) != isinstance(here, bool):
+        raise LedgerError(f"{where}: states {there!r:.60}, the reports give {here!r:.60}")
 
 
 # ------------------------------------------------------------------------------------------ v(M0) and v(M)

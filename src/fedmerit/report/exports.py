@@ -30,7 +30,7 @@ from fedmerit.scoring.accumulate import Missing, accumulate, number_of
 from fedmerit.scoring.files import LEDGER, read_content
 from fedmerit.scoring.rewards import shares
 from fedmerit.scoring.scores import alpha
-from fedmerit.scoring.types import Reports, Scores
+from fedmerit.scoring.types import SHOWN, Reports, Scores
 from fedmerit.scoring.uncertainty import intervals, rank_intervals
 
 # -------------------------------------------------------------------------------------------------- tables
@@ -115,6 +115,9 @@ def as_html(scores: Scores) -> str:
         f"<table><caption>{html.escape('; '.join(said))}</caption>"
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
     )
+
+
+SHOWN.update(frame=as_frame, csv=as_csv, html=as_html)
 
 
 # -------------------------------------------------------------------------------------------------- curves

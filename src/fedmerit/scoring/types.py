@@ -7,6 +7,7 @@ the client itself can compute. A ``Table`` holds all 2^N coalitions, which secur
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -249,20 +250,21 @@ class Scores(ReadOnly):
 
     def to_pandas(self) -> Any:
         """A frame with one row per client: see :func:`fedmerit.report.exports.columns`."""
-        from fedmerit.report.exports import as_frame
-
-        return as_frame(self)
+        return SHOWN["frame"](self)
 
     def to_csv(self) -> str:
         """The same as tidy CSV."""
-        from fedmerit.report.exports import as_csv
-
-        return as_csv(self)
+        text: str = SHOWN["csv"](self)
+        return text
 
     def _repr_html_(self) -> str:
-        from fedmerit.report.exports import as_html
+        html: str = SHOWN["html"](self)
+        return html
 
-        return as_html(self)
+
+SHOWN: dict[str, Callable[[Scores], Any]] = {}
+"""How scores are shown as frame, csv and html. `report.exports` adds them: they need intervals, and intervals
+need what is here."""
 
 
 def rounding(values: Vector) -> Vector:

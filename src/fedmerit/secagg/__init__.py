@@ -18,9 +18,8 @@ from fedmerit.secagg.quantise import Decoded, Encoded, Encoding
 
 if TYPE_CHECKING:
     from fedmerit.secagg.client import Client, Opening, nonce_opens, replay
-    from fedmerit.secagg.memory import InMemory, run_in_memory
     from fedmerit.secagg.messages import STAGES
-    from fedmerit.secagg.server import Server
+    from fedmerit.secagg.server import InMemory, Server, run_in_memory
     from fedmerit.secagg.setting import Result, Setting, Task, Update, default_threshold
     from fedmerit.secagg.state import Released, update_digest
 
@@ -47,9 +46,8 @@ __all__ = [
 
 _LATER = {
     "client": ("Client", "Opening", "nonce_opens", "replay"),
-    "memory": ("InMemory", "run_in_memory"),
     "messages": ("STAGES",),
-    "server": ("Server",),
+    "server": ("InMemory", "Server", "run_in_memory"),
     "setting": ("Result", "Setting", "Task", "Update", "default_threshold"),
     "state": ("Released", "update_digest"),
 }

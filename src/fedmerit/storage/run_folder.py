@@ -46,10 +46,10 @@ from fedmerit.errors import (
     StoreError,
 )
 from fedmerit.ledger.chain import START, Ledger, Record
-from fedmerit.ledger.forms import compare
 from fedmerit.ledger.records import (
     aborted,
     about,
+    compare,
     config_of,
     numbered,
     rounds_of,

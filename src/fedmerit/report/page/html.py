@@ -15,8 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fedmerit import __version__
-from fedmerit.config import written
+from fedmerit.config import VERSION, written
 from fedmerit.errors import FedmeritError, InputError, MissingExtra, StoreError
 from fedmerit.report.page import promises
 from fedmerit.report.page import text as words
@@ -179,7 +178,7 @@ def render(facts: Facts) -> str:
         words=words,
         promises=promises,
         notes=words.notes(facts),
-        version=__version__,
+        version=VERSION,
         budget=_budget(facts),
         paid=_paid(facts),
         about=_rules(facts)[facts.rules[0].name]["about"],

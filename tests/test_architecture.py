@@ -1,0 +1,136 @@
+"""The house: no import cycle, no class name twice, and a round that walks where docs/architecture.md says."""
+
+import ast
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "fedmerit"
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def imports():
+    """Module -> what it imports, lazily too, but not what only a type checker sees."""
+    graph = grimp.build_graph("fedmerit", exclude_type_checking_imports=True, cache_dir=None)
+    return {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+
+
+def cycles(imports):
+    """Groups of modules that reach each other (Tarjan's algorithm, from the leaves up)."""
+    order, low, stack, found = {}, {}, [], []
+
+    def visit(one):
+        order[one] = low[one] = len(order)
+        stack.append(one)
+        for other in imports[one]:
+            if other not in order:
+                visit(other)
+            if other in stack:
+                low[one] = min(low[one], low[other])
+        if low[one] == order[one]:
+            group = stack[stack.index(one) :]
+            del stack[stack.index(one) :]
+            found.extend([group] if len(group) > 1 else [])
+
+    for module in imports:
+        if module not in order:
+            visit(module)
+    return found
+
+
+def test_no_import_cycle_at_the_top_or_lazily(imports):
+    assert cycles({"a": ["b"], "b": ["c"], "c": ["b"]}) == [["b", "c"]]  # it does find one
+    assert cycles(imports) == []
+
+
+def test_at_most_eighty_modules_and_no_class_name_twice():
+    files = sorted(SOURCE.rglob("*.py"))
+    assert len(files) <= 80
+    names = Counter(
+        node.name
+        for file in files
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def stops(transport):
+    """Modules of the walk in docs/architecture.md, for one of the two transports."""
+    rows = re.findall(r"^\| (\d+) \| (.+?) \| (.+?) \|", PAGE, re.MULTILINE)
+    assert [int(number) for number, _, _ in rows] == [*range(1, len(rows) + 1)]
+    found = []
+    for _, named, _ in rows:
+        local, _, flower = named.partition(" or ")
+        found += re.findall(r"`([a-z_/]+)`", flower if transport == "flower" and flower else local)
+    return found
+
+
+NOT_PROTOCOL = ("scoring", "simulation/", "data/", "errors", "config", "identity", "report", "sentences")
+"""Formulas, networks, settings, names: what a round uses, and would use in any protocol."""
+
+
+def walked(run):
+    """Modules with protocol logic in which a function ran."""
+    seen = set()
+
+    def look(frame, event, argument):
+        if event == "call":
+            seen.add(frame.f_code.co_filename)
+
+    sys.setprofile(look)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    paths = [Path(name).relative_to(SOURCE) for name in seen if Path(name).is_relative_to(SOURCE)]
+    named = {path.with_suffix("").as_posix() for path in paths}
+    whole = {"secagg" if name.startswith("secagg/") else name for name in named}
+    return {name for name in whole if not name.startswith(NOT_PROTOCOL)} | (named & {"simulation/transport"})
+
+
+def test_a_round_in_one_process_walks_where_the_page_says(tmp_path):
+    sys.path.insert(0, str(ROOT / "tests" / "federation"))
+    from tiny import tiny
+
+    from fedmerit.simulation.run import Rehearsal
+    from fedmerit.storage.run_folder import Folder
+
+    with Folder(tmp_path / "run", tiny()) as folder:
+        rehearsal = Rehearsal(tiny(), folder)
+        rehearsal.join()
+        rehearsal.round(1)
+        found = walked(lambda: rehearsal.round(2))
+    told = stops("local")
+    assert len(told) <= 15
+    assert len(told) == len(set(told))
+    assert found <= set(told)
+    assert set(told) - found <= {"storage/member_state"}  # members of one process remember in memory
+
+
+def test_a_round_over_flower_walks_where_the_page_says(tmp_path, monkeypatch):
+    sys.path.insert(0, str(ROOT / "tests" / "flower"))
+    from federation_in import grid_of, make_keys
+    from federation_in import run as run_over
+
+    from fedmerit.protocol.coordinator import Coordinator
+
+    real, found, models = Coordinator.round, set(), []
+
+    def followed(self, *given):
+        found.update(walked(lambda: models.append(real(self, *given))))
+        return models[-1]
+
+    monkeypatch.setattr(Coordinator, "round", followed)
+    make_keys(tmp_path)
+    run_over(tmp_path, grid_of(tmp_path))
+    told = stops("flower")
+    assert len(told) <= 15
+    assert len(told) == len(set(told))
+    assert found == set(told)
