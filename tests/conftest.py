@@ -1,6 +1,7 @@
 """Settings for all tests: one thread, also in processes that tests start, so that equal runs are equal."""
 
 import os
+import sys
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("COLUMNS", "200")
@@ -19,3 +20,18 @@ def _one_thread():
     except ImportError:
         return
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def fedmerit(capsys, monkeypatch):
+    """Call the command line as from a shell: (exit code, stdout, stderr)."""
+    from fedmerit.cli import main
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fedmerit", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out, err
+
+    return call

@@ -25,7 +25,6 @@ with warnings.catch_warnings():  # some releases of typer use what some releases
     import typer  # noqa: F401
 
 from fedmerit import __version__
-from fedmerit.cli import main
 from fedmerit.config import Config, load
 from fedmerit.errors import FileFormatError, InputError
 from fedmerit.report.terminal import summarise, watching
@@ -72,20 +71,6 @@ rounds = 2
 local_epochs = 1
 """
 FEDMERIT = [sys.executable, "-c", "from fedmerit.cli import main; main()"]
-
-
-@pytest.fixture
-def fedmerit(capsys, monkeypatch):
-    """Call it as from a shell: (exit code, stdout, stderr)."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedmerit", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out, err
-
-    return call
 
 
 @pytest.fixture

@@ -2,12 +2,10 @@
 
 import json
 import shutil
-import sys
 from html import unescape
 
 import pytest
 
-from fedmerit.cli import main
 from fedmerit.config import from_dict
 from fedmerit.identity import Member, Roster, load_key, new_key, public_key, write_roster
 from fedmerit.ledger.chain import Ledger
@@ -38,18 +36,6 @@ def folder(runs, tmp_path):
 @pytest.fixture
 def closed(runs, tmp_path):
     return shutil.copytree(runs / "closed", tmp_path / "closed")
-
-
-@pytest.fixture
-def fedmerit(capsys, monkeypatch):
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedmerit", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out, err
-
-    return call
 
 
 def length(folder):

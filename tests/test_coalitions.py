@@ -16,6 +16,7 @@ from fedmerit.simulation.coalitions import Evaluation, Evaluator, coalition_tabl
 from fedmerit.simulation.models import ResNet, build, flatten, load_vector, prepare, to_vector
 from fedmerit.simulation.strategies import EvaluationSet, Packing, Single, Stacked, Strategy, choose, sample
 from fedmerit.simulation.utilities import UTILITIES, evaluate, resolve_all
+from networks import Branching
 
 DEVICE = os.environ.get("FEDMERIT_TEST_DEVICE", "cpu")
 ALL = list(UTILITIES)
@@ -401,15 +402,6 @@ def test_a_coalition_that_diverges_is_named():
 
 
 def test_stacked_needs_no_more_than_vmap_can_do():
-    class Branching(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(36, 3)
-
-        def forward(self, x):
-            y = self.layer(x.flatten(1))
-            return y if y.sum() > 0 else 2 * y
-
     model = Branching().to(DEVICE)
     x, y = pool()
     test = ready(x, y, ["brier"])

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from fedmerit.errors import ConfigError, DataError, InputError
 from fedmerit.simulation.models import ResNet, build, load_vector, prepare, to_vector
 from fedmerit.simulation.training import TrainingSettings, batches, probe, train, train_many, train_shared
+from networks import Branching
 
 DEVICE = os.environ.get("FEDMERIT_TEST_DEVICE", "cpu")
 SETTINGS = TrainingSettings(local_epochs=2, batch_size=4)
@@ -34,16 +35,6 @@ class Attention(nn.Module):
         tokens = self.embed(x).flatten(2).transpose(1, 2)
         tokens = self.norm(tokens + self.attend(tokens, tokens, tokens, need_weights=False)[0])
         return self.head(self.drop(tokens.mean(1)))
-
-
-class Branching(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(36, 3)
-
-    def forward(self, x):
-        y = self.layer(x.flatten(1))
-        return y if y.sum() > 0 else 2 * y
 
 
 class Mixing(Branching):

@@ -1,23 +1,4 @@
 """How sure scores are, under the name that users import: see `fedmerit.scoring.uncertainty`."""
 
-from fedmerit.scoring.uncertainty import (
-    Pairs,
-    compare_pairs,
-    indistinguishable,
-    intervals,
-    pair_errors,
-    rank_intervals,
-    resolvable_gap,
-    samples_needed,
-)
-
-__all__ = [
-    "Pairs",
-    "compare_pairs",
-    "indistinguishable",
-    "intervals",
-    "pair_errors",
-    "rank_intervals",
-    "resolvable_gap",
-    "samples_needed",
-]
+from fedmerit.scoring.uncertainty import *  # noqa: F403
+from fedmerit.scoring.uncertainty import __all__ as __all__

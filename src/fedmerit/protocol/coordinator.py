@@ -13,7 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from fedmerit.config import Config
 from fedmerit.errors import BindingError, MessageError, ProtocolError
@@ -40,9 +40,6 @@ from fedmerit.protocol.terms import Agreed, are_public, least_scheduled, roster_
 from fedmerit.secagg.messages import head_limit
 from fedmerit.secagg.plain import PlainServer
 from fedmerit.secagg.setting import Setting, Task
-
-if TYPE_CHECKING:
-    from fedmerit.secagg.server import Server
 
 log = logging.getLogger("fedmerit")
 ANSWER = 4096
@@ -142,7 +139,7 @@ class Coordinator:
     rehearsal: bool = False
     refused: list[str] = field(default_factory=list)  # what was refused and why, for whoever asks
     _handed: dict[str, bytes] = field(default_factory=dict)  # digests of members' run configs
-    _early: tuple[Server | PlainServer, int] | None = None  # keys that came with the last reports
+    _early: tuple[PlainServer, int] | None = None  # keys that came with the last reports
 
     @property
     def config(self) -> Config:
@@ -242,14 +239,14 @@ class Coordinator:
     def _setting(self, number: int, scheduled: Sequence[str]) -> Setting:
         return self.recorder.agreed.setting(self.recorder.run, number, scheduled, self.recorder.roster)
 
-    def _new_server(self, setting: Setting) -> Server | PlainServer:
+    def _new_server(self, setting: Setting) -> PlainServer:
         if not self.config.secure_aggregation.enabled:
             return PlainServer(setting)
         from fedmerit.secagg.server import Server
 
         return Server(setting)
 
-    def _server(self, number: int, scheduled: tuple[str, ...]) -> Server | PlainServer:
+    def _server(self, number: int, scheduled: tuple[str, ...]) -> PlainServer:
         """The state machine of a round, with everybody's keys: those that came early, or asked for now."""
         early, self._early = self._early, None
         if early is not None and early[1] == number and early[0].setting.members == scheduled:
@@ -261,7 +258,7 @@ class Coordinator:
         return server
 
     def _sum(
-        self, server: Server | PlainServer, number: int, found: Round, public: Mapping[str, float] | None
+        self, server: PlainServer, number: int, found: Round, public: Mapping[str, float] | None
     ) -> None:
         """The stages after the keys; the hashes of the masked inputs are recorded before any unmasking."""
         told = {"weights": dict(public)} if public is not None and self.weights else {}
@@ -281,7 +278,7 @@ class Coordinator:
             if found.declined and not self.rehearsal:
                 self.note(f"round {number}: declined: {', '.join(found.declined)}; their own logs say why")
 
-    def _there(self, server: Server | PlainServer) -> list[str]:
+    def _there(self, server: PlainServer) -> list[str]:
         """Who is in the sum and was heard at the end of it."""
         assert server.result is not None
         return [name for name in server.result.included if name in server.heads["unmask"]]
@@ -388,7 +385,7 @@ class Coordinator:
             asks[name] = packed[id(body)]
         return self.transport.exchange(kind, asks)
 
-    def _receive(self, server: Server | PlainServer, name: str, answer: bytes) -> None:
+    def _receive(self, server: PlainServer, name: str, answer: bytes) -> None:
         try:
             server.receive(answer, name)
         except ProtocolError as error:

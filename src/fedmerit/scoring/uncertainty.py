@@ -19,6 +19,17 @@ from fedmerit.errors import InputError, ReportError
 from fedmerit.scoring.types import Scores, Vector, rounding
 from fedmerit.scoring.validate import A_NUMBER, LARGEST, floats, in_order_of_both, level_of, number, whole
 
+__all__ = [
+    "Pairs",
+    "compare_pairs",
+    "indistinguishable",
+    "intervals",
+    "pair_errors",
+    "rank_intervals",
+    "resolvable_gap",
+    "samples_needed",
+]
+
 # ----------------------------------------------------------------------------------------- critical values
 
 Matrix = npt.NDArray[np.float64]

@@ -80,15 +80,14 @@ class PlainClient:
 
 
 class PlainServer:
-    """The server of one attempt; `secagg.Server` without masks."""
+    """The server of one attempt; `secagg.Server` is one that takes masks off."""
 
     def __init__(self, setting: Setting, task: Task | None = None) -> None:
         self.setting = setting
-        self.stage = STAGES[0]
+        self.stage = STAGES[0]  # whose messages are collected; then "done" or "aborted"
         self.result: Result | None = None
         self.declined: list[str] = []
-        self.heads: dict[str, dict[str, Any]] = {stage: {} for stage in STAGES}
-        self.inputs: dict[str, str] = {}  # hashes of what was masked: there are none
+        self.heads: dict[str, dict[str, Any]] = {stage: {} for stage in STAGES}  # who was heard, by stage
         self._task: Task | None = None
         self._sum: Words = np.zeros(0, np.uint32)
         if task is not None:
@@ -101,8 +100,25 @@ class PlainServer:
         task.binding(self.setting)
         self._task, self._sum = task, np.zeros(task.encoding.words, np.uint32)
 
-    def receive(self, data: bytes, sender: str) -> str:
-        """Take a member's message and return whose it is."""
+    @property
+    def inputs(self) -> dict[str, str]:
+        """Hashes of what was masked, by member; for the ledger. Here nothing was."""
+        return {}
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """Who may still send in this stage."""
+        stages = self.setting.stages
+        if self.stage not in stages:
+            return ()
+        at = stages.index(self.stage)
+        able = self.heads[stages[at - 1]] if at else self.setting.members
+        done = {*self.heads[self.stage], *self.declined}
+        return tuple(member for member in self.setting.members if member in able and member not in done)
+
+    def receive(self, data: bytes, sender: str | None = None) -> str:
+        """Take a member's message and return whose it is: who the transport says it is."""
+        assert sender is not None
         try:
             stage, payload = msgpack.unpackb(data)
         except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
@@ -114,7 +130,7 @@ class PlainServer:
         if stage == "decline":
             self.declined.append(sender)
             return sender
-        if stage != self.stage or sender in self.heads[stage]:
+        if stage != self.stage:
             raise BindingError(f"{self.stage} is due", stage=self.stage, member=sender)
         if stage == "masked":
             assert self._task is not None

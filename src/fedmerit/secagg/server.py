@@ -30,13 +30,14 @@ from fedmerit.secagg.messages import (
     placed,
     to_broadcast,
 )
-from fedmerit.secagg.quantise import Encoding, Words, is_number, seed_bytes, whole
+from fedmerit.secagg.plain import PlainServer
+from fedmerit.secagg.quantise import Encoding, is_number, seed_bytes, whole
 from fedmerit.secagg.setting import Result, Setting, Task, Update
 
 __all__ = ["InMemory", "Result", "Server", "run_in_memory"]
 
 
-class Server:
+class Server(PlainServer):
     """Collect the messages of a stage with `receive`, then `advance`; after the last stage there is a
     `result`.
 
@@ -44,41 +45,15 @@ class Server:
     """
 
     def __init__(self, setting: Setting, task: Task | None = None) -> None:
-        self.setting = setting
-        self.stage = STAGES[0]  # whose messages are collected; then "done" or "aborted"
-        self.result: Result | None = None
-        self.declined: list[str] = []
         self.lied: list[str] = []  # who released another share than it was dealt
-        self.heads: dict[str, dict[str, Head]] = {stage: {} for stage in STAGES}  # public; for the ledger
+        self.heads: dict[str, dict[str, Head]]  # signed, and public; for the ledger
         self.broadcasts: dict[str, bytes] = {}  # what was shown after each stage; for the ledger
-        self._task: Task | None = None
-        self._sum: Words = np.zeros(0, np.uint32)
-        if task is not None:
-            self.begin(task)
-
-    def begin(self, task: Task) -> None:
-        """Say what is summed; at the latest before masked inputs arrive."""
-        if self._task is not None:
-            raise BindingError("the task of an attempt is given once", stage=self.stage)
-        task.binding(self.setting)
-        self._task = task
-        self._sum = np.zeros(task.encoding.words, np.uint32)
+        super().__init__(setting, task)
 
     @property
     def inputs(self) -> dict[str, str]:
         """Hashes of the masked inputs so far, by member; for the ledger."""
         return {name: bytes(head.body[2]).hex() for name, head in self.heads["masked"].items()}
-
-    @property
-    def waiting(self) -> tuple[str, ...]:
-        """Who may still send in this stage."""
-        stages = self.setting.stages
-        if self.stage not in stages:
-            return ()
-        at = stages.index(self.stage)
-        able = self.heads[stages[at - 1]] if at else self.setting.members
-        done = {*self.heads[self.stage], *self.declined}
-        return tuple(member for member in self.setting.members if member in able and member not in done)
 
     def receive(self, data: bytes, sender: str | None = None) -> str:
         """Take a member's message and return who signed it; ``sender`` is who the transport says it is."""
