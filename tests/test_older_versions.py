@@ -127,9 +127,9 @@ def test_a_changed_config_in_an_old_ledger_is_still_found(old):
 
 
 LATER = {
-    '    seed: int = 0\n': '    seed: int = 0\n    brand_new: str = "x"\n',
-    "    bound: float = 4.0 ": "    bound: float = 5.0 ",
-    '["zero", "own-mean"] = "zero"': '["zero", "own-mean"] = "own-mean"',
+    '    seed: int = setting(0)\n': '    seed: int = setting(0)\n    brand_new: str = setting("x")\n',
+    "    bound: float = setting(4.0,": "    bound: float = setting(5.0,",
+    '["zero", "own-mean"] = setting("zero"': '["zero", "own-mean"] = setting("own-mean"',
     "SCHEMA = 2\n": "SCHEMA = 3\n",
 }  # fmt: skip
 

@@ -20,6 +20,7 @@ from fedmerit.scoring.uncertainty import (
     rank_intervals,
     resolvable_gap,
     samples_needed,
+    student_quantile,
 )
 
 z = NormalDist().inv_cdf
@@ -427,3 +428,11 @@ def test_tails_too_thin_for_one_minus_them():
     assert compare_pairs(scored([17.0, 0.0], [1, 1]), level=level).better[0, 1]
     assert resolvable_gap(1, 1, power=0.5, comparisons=10**18) == pytest.approx(9.2, abs=0.1)
     assert resolvable_gap(1, 1, comparisons=np.int64(36)) == resolvable_gap(1, 1, comparisons=36)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 9, 10, 29, 30, 101, 1000, 2001])
+@pytest.mark.parametrize("tail", [0.5, 0.4, 0.1, 0.025, 0.005, 1e-4, 1e-6])
+def test_the_quantile_of_students_t_is_that_of_scipy(freedom, tail):
+    from scipy.stats import t
+
+    assert student_quantile(tail, freedom) == pytest.approx(t.isf(tail, freedom), rel=1e-8, abs=1e-12)

@@ -48,112 +48,153 @@ _STRINGS = re.compile(  # of TOML, and comments; what is not closed goes on to i
 _LONG_KEY = re.compile(rf"(?:\.[^.\n=,\[\]{{}}]*+){{{DEEPEST}}}")
 
 
+def setting(default: Any, beside: str = "", *, above: str = "") -> Any:
+    """A setting with its default, and the words that `fedmerit init` writes beside and above it."""
+    words = {"beside": beside, "above": above}
+    return (
+        field(default_factory=dict, metadata=words)
+        if default == {}
+        else field(default=default, metadata=words)
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Data:
     """Which images, and which of them everybody is measured on."""
 
-    name: Literal["fashion-mini", "npz", "folder", "cifar10", "brain-mri", "isic2019", "pcam"] = (
+    name: Literal["fashion-mini", "npz", "folder", "cifar10", "brain-mri", "isic2019", "pcam"] = setting(
         "fashion-mini"
     )
-    path: str = ""  # where the files are (not for fashion-mini); relative to where fedmerit runs
-    test_size: int = 500  # the whole pool, class-balanced; 0 takes the whole test set
-    test_reveal: Literal["fixed", "per-round"] = "fixed"  # per-round: disjoint slices in a committed order
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the reader, such as size = 64
+    path: str = setting("", "where the files are (not for fashion-mini); relative to where fedmerit runs")
+    test_size: int = setting(500, "the whole pool, class-balanced; 0 takes the whole test set")
+    test_reveal: Literal["fixed", "per-round"] = setting(
+        "fixed", "per-round: disjoint slices in a committed order"
+    )
+    options: Mapping[str, Any] = setting({}, "of the reader, such as size = 64")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
     """Who holds which training samples."""
 
-    scheme: Literal["iid", "dirichlet", "group", "sizes", "file"] = "dirichlet"
-    clients: int = 6  # for "group" and "file" leave it out, or 0: as many as there are in the data or file
-    mu: float = 0.5  # Dirichlet: small means few classes per client
-    minimum: int = 10  # fewest samples of a client
-    sizes: Sequence[int] | Sequence[float] = ()  # for "sizes": counts, or fractions, in the order of names
-    file: str = ""  # for "file": a saved partition
-    # client-0, client-1, ... unless given; members of "group" and "file" have the names of the data or file
-    names: Sequence[str] = ()  # with "group" and "file" in which order; with "group" also which take part
-    # for "group": groups that are one member together; groups that are not listed stay members of their own
-    merge: Mapping[str, Sequence[str]] = field(default_factory=dict)  # {North = ["Site 1", "Site 2"]}
+    scheme: Literal["iid", "dirichlet", "group", "sizes", "file"] = setting("dirichlet")
+    clients: int = setting(
+        6, 'for "group" and "file" leave it out, or 0: as many as there are in the data or file'
+    )
+    mu: float = setting(0.5, "Dirichlet: small means few classes per client")
+    minimum: int = setting(10, "fewest samples of a client")
+    sizes: Sequence[int] | Sequence[float] = setting(
+        (), 'for "sizes": counts, or fractions, in the order of names'
+    )
+    file: str = setting("", 'for "file": a saved partition')
+    names: Sequence[str] = setting(
+        (),
+        'with "group" and "file" in which order; with "group" also which take part',
+        above='client-0, client-1, ... unless given; members of "group" and "file" have the '
+        "names of the data or file",
+    )
+    merge: Mapping[str, Sequence[str]] = setting(
+        {},
+        '{North = ["Site 1", "Site 2"]}',
+        above='for "group": groups that are one member together; groups that are not listed '
+        "stay members of their own",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corruption:
     """Members that are not what they should be; for rehearsals and experiments."""
 
-    label_noise: Mapping[str, float] | str = field(default_factory=dict)  # {client-5 = 0.8}, or "ramp"
-    label_flip: Sequence[str] = ()  # y -> C-1-y
-    free_rider: Mapping[str, str] = field(default_factory=dict)  # {client-1 = "zero" | "noise" | "stale"}
-    duplicate: Mapping[str, str] = field(default_factory=dict)  # {client-2 = "client-0"}: same data
-    test_set: Sequence[str] = ()  # trains on the test pool
+    label_noise: Mapping[str, float] | str = setting({}, '{client-5 = 0.8}, or "ramp"')
+    label_flip: Sequence[str] = setting((), "y -> C-1-y")
+    free_rider: Mapping[str, str] = setting({}, '{client-1 = "zero" | "noise" | "stale"}')
+    duplicate: Mapping[str, str] = setting({}, '{client-2 = "client-0"}: same data')
+    test_set: Sequence[str] = setting((), "trains on the test pool")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """The network."""
 
-    # or a model of your own: "module:factory", called as factory(input_shape, classes)
-    name: str = "cnn"  # mlp | cnn | cnn-pool | resnet18 | resnet50 | "module:factory"
-    norm: Literal["group", "batch"] = "group"
+    name: str = setting(
+        "cnn",
+        'mlp | cnn | cnn-pool | resnet18 | resnet50 | "module:factory"',
+        above='or a model of your own: "module:factory", called as factory(input_shape, classes)',
+    )
+    norm: Literal["group", "batch"] = setting("group")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """Rounds, local training with Adam (reset each round), and the weights of the sum."""
 
-    rounds: int = 10
-    local_epochs: int = 5
-    batch_size: int = 64
-    lr: float = 0.001
-    weight_decay: float = 0.001
-    tf32: bool = False  # let a GPU multiply in TF32: faster, no longer a CPU's numbers up to rounding
-    weights: Literal["uniform", "roster", "secret", "scores", "current-scores"] = "uniform"
-    weight_score: Literal["ALPHA", "LOO", "IOI", "COS"] = "ALPHA"  # for "scores"; "current-scores": analysis
-    roster_weights: Mapping[str, float] = field(default_factory=dict)  # for "roster": {client-0 = 2.0}
-    weight_cap: int = 100000  # for "secret": the largest sample count anyone may claim
+    rounds: int = setting(10)
+    local_epochs: int = setting(5)
+    batch_size: int = setting(64)
+    lr: float = setting(0.001)
+    weight_decay: float = setting(0.001)
+    tf32: bool = setting(
+        False, "let a GPU multiply in TF32: faster, no longer a CPU's numbers up to rounding"
+    )
+    weights: Literal["uniform", "roster", "secret", "scores", "current-scores"] = setting("uniform")
+    weight_score: Literal["ALPHA", "LOO", "IOI", "COS"] = setting(
+        "ALPHA", 'for "scores"; "current-scores": analysis'
+    )
+    roster_weights: Mapping[str, float] = setting({}, 'for "roster": {client-0 = 2.0}')
+    weight_cap: int = setting(100000, 'for "secret": the largest sample count anyone may claim')
 
 
 @dataclass(frozen=True, kw_only=True)
 class Participation:
     """Who takes part when."""
 
-    fraction: float = 1.0  # of the members, drawn anew each round
-    away: Mapping[str, Sequence[int]] = field(default_factory=dict)  # {client-2 = [3]}: misses round 3
-    lost: Mapping[str, str] = field(default_factory=dict)  # {client-2 = "3:masked"}: dies there for a round
+    fraction: float = setting(1.0, "of the members, drawn anew each round")
+    away: Mapping[str, Sequence[int]] = setting({}, "{client-2 = [3]}: misses round 3")
+    lost: Mapping[str, str] = setting({}, '{client-2 = "3:masked"}: dies there for a round')
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
     """What is measured; the first utility is the paid one."""
 
-    # or one of your own: "module:function", called as function(model, images, labels), a number per sample
-    utilities: Sequence[str] = ("expected-accuracy", "accuracy", "brier")  # also: balanced-accuracy, neg-loss
-    game: Literal["additive", "renormalised"] = "additive"
-    missing: Literal["zero", "own-mean"] = "zero"  # what a missed round counts in the sum
-    visibility: Literal["all", "coordinator"] = "all"  # coordinator: members see own numbers and totals only
-    disclose_samples: bool = False  # members also report how many training samples they hold
-    solo: bool = False  # members also train alone and report that model's utility
-    truth: Sequence[str] = ()  # "mr-shapley", "shapley": looks at plain updates; the run is marked analysis
+    utilities: Sequence[str] = setting(
+        ("expected-accuracy", "accuracy", "brier"),
+        "also: balanced-accuracy, neg-loss",
+        above='or one of your own: "module:function", called as function(model, images, '
+        "labels), a number per sample",
+    )
+    game: Literal["additive", "renormalised"] = setting("additive")
+    missing: Literal["zero", "own-mean"] = setting("zero", "what a missed round counts in the sum")
+    visibility: Literal["all", "coordinator"] = setting(
+        "all", "coordinator: members see own numbers and totals only"
+    )
+    disclose_samples: bool = setting(False, "members also report how many training samples they hold")
+    solo: bool = setting(False, "members also train alone and report that model's utility")
+    truth: Sequence[str] = setting(
+        (), '"mr-shapley", "shapley": looks at plain updates; the run is marked analysis'
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SecureAggregation:
     """The masked sum."""
 
-    enabled: bool = True
-    bound: float = 4.0  # largest |M_i - M0| per coordinate
-    threshold: int = 0  # members needed to finish; 0: floor(2/3 of all members) + 1
-    least: int = 0  # between machines: fewest members a schedule may name; 0: the threshold
-    check: bool = True  # false saves an exchange; updates are then hidden from an honest server only
-    clip: bool = False  # cut (and count) what lies beyond the bound, where the default is to refuse it
+    enabled: bool = setting(True)
+    bound: float = setting(4.0, "largest |M_i - M0| per coordinate")
+    threshold: int = setting(0, "members needed to finish; 0: floor(2/3 of all members) + 1")
+    least: int = setting(0, "between machines: fewest members a schedule may name; 0: the threshold")
+    check: bool = setting(True, "false saves an exchange; updates are then hidden from an honest server only")
+    clip: bool = setting(
+        False, "cut (and count) what lies beyond the bound, where the default is to refuse it"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """Seed and device."""
 
-    seed: int = 0
-    device: str = "auto"  # auto | cpu | cuda
+    seed: int = setting(0)
+    device: str = setting("auto", "auto | cpu | cuda")
 
 
 @dataclass(frozen=True, kw_only=True)

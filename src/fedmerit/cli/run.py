@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -280,49 +279,34 @@ def is_demo(folder: Path) -> bool:
 
 
 def commented_config() -> str:
-    """Every setting with its default, explained by the comment beside it in `fedmerit.config`."""
+    """Every setting with its default, explained by the words that stand beside it in `fedmerit.config`."""
     default = Config()
     lines = [
         "# fedmerit: settings of a run. Every key has this default; delete what you do not change.",
         "# fedmerit run THIS.toml --out runs/first",
         "",
     ]
-    toml = iter(default.to_toml().splitlines())
-    comments = _comments()
-    section = ""
-    for line in toml:
+    kind: Any = Config
+    for line in default.to_toml().splitlines():
         if line.startswith("["):
-            section = line.strip("[]")
-            kind = type(getattr(default, section))
+            kind = type(getattr(default, line.strip("[]")))
             lines += [f"# {(kind.__doc__ or '').strip()}", line]
             continue
-        key = line.partition(" = ")[0]
-        above, beside = comments.get((section, key), ("", ""))
-        lines += [above] if above else []
+        above, beside = _explained(kind, line.partition(" = ")[0])
+        lines += [f"# {above}"] if above else []
         lines.append(f"{line}  # {beside}" if beside else line)
     return "\n".join(lines) + "\n"
 
 
-def _comments() -> dict[tuple[str, str], tuple[str, str]]:
-    """By section and key, the comments above and beside a setting in the source; choices where there are."""
-    found = {}
-    for section in vars(Config()):
-        kind = type(getattr(Config(), section))
-        above = ""
-        for line in inspect.getsource(kind).splitlines():
-            if line.strip().startswith("# "):
-                above = line.strip()
-                continue
-            declared, _, comment = line.partition("  # ")
-            key, colon, hint = declared.strip().partition(": ")
-            if colon and key.isidentifier():
-                choices = (
-                    hint.partition("]")[0].removeprefix("Literal[") if hint.startswith("Literal[") else ""
-                )
-                words = [choices.replace('"', "").replace(", ", " | "), comment.strip()]
-                found[section, key] = above, "; ".join(word for word in words if word)
-            above = ""
-    return found
+def _explained(kind: type[Any], key: str) -> tuple[str, str]:
+    """The words above and beside a setting; beside it also its choices, where there are any."""
+    found = kind.__dataclass_fields__.get(key)
+    if found is None:
+        return "", ""
+    hint = get_type_hints(kind)[key]
+    choices = " | ".join(get_args(hint)) if get_origin(hint) is Literal else ""
+    words = [choices, found.metadata.get("beside", "")]
+    return found.metadata.get("above", ""), "; ".join(word for word in words if word)
 
 
 # Commands on what is kept: a run's ledger (verify, export), identity keys and the roster (keys).

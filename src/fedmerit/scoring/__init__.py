@@ -1,4 +1,4 @@
-"""The arithmetic: reports -> scores -> sums over rounds -> how sure -> shares -> cents. numpy and scipy.
+"""The arithmetic: reports -> scores -> sums over rounds -> how sure -> shares -> cents. numpy alone.
 
 What is where::
 

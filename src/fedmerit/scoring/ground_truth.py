@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from fedmerit.errors import InputError, NeedsTable, ReportError
 from fedmerit.scoring.types import Reports, Scores, Table, Vector
-from fedmerit.scoring.uncertainty import Matrix
+from fedmerit.scoring.uncertainty import Matrix, student_quantile
 from fedmerit.scoring.validate import A_NUMBER, LARGEST, floats, labels_of, level_of, names_of, number, whole
 
 # ------------------------------------------------------------------------------------------ all coalitions
@@ -229,14 +229,16 @@ class Sampled:
 
     def interval(self, *, level: float = 0.95) -> Matrix:
         """Student's interval of each client, widened by ``bias``: lower and upper ends, shape (N, 2)."""
-        from scipy.stats import t
-
         if self.scores.stderr is None:
             raise InputError(
                 f"an interval needs at least {LEAST_PAIRS} pairs of orders, got {self.orders // 2}: "
                 "allow a larger budget"
             )
-        quantile = t.isf((1 - level_of(level)) / 2, self.orders // 2 - 1) if self.stopped != "exact" else 0.0
+        quantile = (
+            student_quantile((1 - level_of(level)) / 2, self.orders // 2 - 1)
+            if self.stopped != "exact"
+            else 0.0
+        )
         half = quantile * self.scores.stderr + self.bias
         return np.stack([self.scores.raw - half, self.scores.raw + half], axis=1)
 

@@ -41,6 +41,37 @@ def upper_quantile(tail: float) -> float:
     return -NormalDist().inv_cdf(tail)
 
 
+def student_quantile(tail: float, freedom: int) -> float:
+    r"""t with P(T > t) = tail, for Student's T with so many degrees of freedom.
+
+    With :math:`t = \sqrt\nu \tan\theta`, and an empty sum where there is nothing to add (Abramowitz & Stegun
+    1964, 26.7.3 and 26.7.4):
+
+    .. math:: P(|T| \le t) = \frac2\pi \Big(\theta + \sin\theta \sum_{k=0}^{(\nu-3)/2}
+        \tfrac{2 \cdot 4 \cdots 2k}{3 \cdot 5 \cdots (2k+1)} \cos^{2k+1}\theta\Big), \ \nu \text{ odd}; \quad
+        \sin\theta \sum_{k=0}^{(\nu-2)/2} \tfrac{1 \cdot 3 \cdots (2k-1)}{2 \cdot 4 \cdots 2k} \cos^{2k}\theta,
+        \ \nu \text{ even}
+
+    >>> round(student_quantile(0.025, 4), 6)
+    2.776445
+    """
+    odd = freedom % 2
+    steps = 2.0 * np.arange(1, (freedom - odd) // 2)
+    factors = np.concatenate([[1.0], steps / (steps + 1) if odd else (steps - 1) / steps])
+    weights = np.cumprod(factors) if freedom > 1 else np.zeros(0)
+    powers = 2 * np.arange(weights.size) + odd
+
+    def within(theta: float) -> float:
+        inner = math.sin(theta) * math.fsum(weights * math.cos(theta) ** powers)
+        return 2 / math.pi * (theta + inner) if odd else inner
+
+    low, high = 0.0, math.pi / 2
+    for _ in range(64):
+        middle = (low + high) / 2
+        low, high = (middle, high) if within(middle) < 1 - 2 * tail else (low, middle)
+    return math.sqrt(freedom) * math.tan((low + high) / 2)
+
+
 def holm(rejected: Callable[[float], int], total: int, level: float) -> float:
     """Critical value of Holm's method (1979) for so many one-sided hypotheses, whatever their correlation.
 
