@@ -764,9 +764,9 @@ def test_a_run_in_which_every_round_was_aborted(fedmerit, tmp_path):
     away = "participation.away={client-0=[1, 2]}"
     code, out, err = fedmerit("run", config, "--out", tmp_path / "run", "--set", away)
     assert code == 2
-    assert "round 2/2: stage setting: a round needs 3 to 1024 members, got 2" in err
+    assert "round 2/2: 2 members scheduled, 3 of all 3 are needed" in err
     assert err.splitlines()[-1] == (
-        f"error: {tmp_path / 'run'}: no round was scored, and the run is over: its ledger holds 14 records, "
+        f"error: {tmp_path / 'run'}: no round was scored, and the run is over: its ledger holds 17 records, "
         "2 of 2 rounds closed; rounds 1 and 2 aborted (round 2: 2 members scheduled, 3 of all 3 are needed); "
         "start another in a new folder, with more members that stay to the end of a round"
     )

@@ -105,6 +105,19 @@ def test_an_interrupted_run_is_resumed(old):
         assert [record.digest for record in ledger.records()][: len(before)] == before
 
 
+def test_a_run_with_public_weights_is_resumed_as_its_version_recorded_them(old):
+    """Everybody's weight, also that of who is away; no joins, and nobody says who evaluated."""
+    call("run", "weighted.toml", "--out", "weighted", "--resume")
+    assert "rounds: 4 of 4, 0 aborted" in call("verify", "weighted")
+    with Ledger(old / "weighted" / "ledger.sqlite", read_only=True) as ledger:
+        weights = [set(record.body["weights"]) for record in ledger.records("schedule")]
+        assert weights == [{f"client-{i}" for i in range(4)}] * 4
+        assert [record.body["members"] for record in ledger.records("schedule")][2] == [
+            "client-0", "client-2", "client-3"
+        ]  # fmt: skip
+        assert not list(ledger.records("join"))
+
+
 def test_a_finished_run_is_resumed_to_the_same_scores(old):
     before = json.loads((old / "unmasked" / "scores.json").read_text())
     call("run", "unmasked.toml", "--out", "unmasked", "--resume")

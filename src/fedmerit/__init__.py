@@ -6,7 +6,7 @@
 ('C', 'B', 'A')
 """
 
-from fedmerit.config import VERSION
+from fedmerit.config import VERSION as _VERSION
 from fedmerit.errors import FedmeritError
 from fedmerit.report import exports as _exports  # noqa: F401 - how scores are shown
 from fedmerit.scoring.accumulate import accumulate
@@ -17,7 +17,7 @@ from fedmerit.scoring.rewards import payouts, shares
 from fedmerit.scoring.scores import SCORES, alpha, cos, ee, fp, influence, ioi, loo, solo, surplus
 from fedmerit.scoring.types import Reports, Scores, Table
 
-__version__ = VERSION
+__version__ = _VERSION
 
 __all__ = [
     "SCORES",

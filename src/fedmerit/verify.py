@@ -16,7 +16,6 @@ from fedmerit.ledger.decisions import Decision, OwnPart, Terms, decide, decision
 from fedmerit.ledger.forms import check_forms, check_rounds
 from fedmerit.ledger.head_log import check_head, check_kept, places_of, signed_heads, told
 from fedmerit.ledger.records import (
-    REHEARSALS,
     Journal,
     Sign,
     aborted,
@@ -32,6 +31,7 @@ from fedmerit.ledger.records import (
     unreported,
 )
 from fedmerit.protocol.messages import Round
+from fedmerit.protocol.terms import EMBEDDED, REHEARSALS
 from fedmerit.scoring.doubts import check_payable, doubts
 from fedmerit.scoring.files import LEDGER
 from fedmerit.sentences import planted
@@ -330,6 +330,11 @@ class _Checked:
         if head is not None:
             yield f"head {head.lower()[:16]}...: on the chain: {check_head(head, self.places)}"
         if heads is not None:
+            if self.run["engine"] == EMBEDDED:
+                raise LedgerError(
+                    "says that it is a rehearsal in one process, in which no member keeps a file of its own: "
+                    "if this file is yours, the ledger is not that of your run"
+                )
             yield from check_kept(Path(heads), self.places, self.records)
         if self.member is not None and self.signed:
             own = self.heads.get(self.member)

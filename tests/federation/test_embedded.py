@@ -205,7 +205,8 @@ def test_too_few_members_abort_the_round_and_leave_the_model_alone(tmp_path):
     assert content["rounds"][0]["reports"] is None
     assert content["rounds"][0]["aborted"] is True
     assert any(
-        "round 1 aborted, the model is unchanged: stage setting: a round needs 3 to" in note for note in notes
+        "round 1 aborted, the model is unchanged: 2 members scheduled, 3 of all 4 are needed" in note
+        for note in notes
     )
     assert content["rounds"][1]["participants"] == content["clients"]
     with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
@@ -236,7 +237,7 @@ def test_a_threshold_above_the_number_scheduled_aborts_the_round(tmp_path):
         "secure_aggregation.threshold=4", "participation.away={client-0=[1]}", folder=tmp_path / "run"
     )
     assert content["rounds"][0]["aborted"] is True
-    assert any("3 members scheduled, 4 of the 4 on the roster are needed" in note for note in notes)
+    assert any("3 members scheduled, 4 of all 4 are needed" in note for note in notes)
 
 
 @pytest.mark.parametrize("switch", ["secure_aggregation.enabled=true", OFF])
@@ -598,3 +599,22 @@ def test_a_plan_says_before_the_run_what_the_run_says_at_its_start(tmp_path):
     assert any(note.startswith("round 2 aborted, the model is unchanged: ") for note in said)
     quiet = plan(tiny(), calibrate=False).notes
     assert not any("aborted" in note or "members" in note or "lower" in note for note in quiet)
+
+
+def test_a_test_slice_of_few_samples_is_scored_in_a_rehearsal(tmp_path):
+    """Between machines it is refused: few samples say too much about each."""
+    x, y = np.random.default_rng(0).integers(0, 256, (260, 6, 6, 1), np.uint8), np.arange(260) % 2
+    np.savez(tmp_path / "two.npz", x_train=x[:240], y_train=y[:240], x_test=x[240:], y_test=y[240:])
+    few = ("data.name=npz", f"data.path={tmp_path / 'two.npz'}", "data.test_size=8")
+    content = run(tiny(*few), tmp_path / "run")
+    assert [len(one["participants"]) for one in content["rounds"]] == [4, 4]
+
+
+def test_who_is_lost_to_the_federation_trains_alone_all_the_same(tmp_path):
+    whole = run(tiny("scoring.solo=true", "training.rounds=3"), tmp_path / "whole")
+    lost = run(
+        tiny("scoring.solo=true", "training.rounds=3", "participation.lost={client-1='2:share'}"),
+        tmp_path / "lost",
+    )
+    solo = [content["rounds"][2]["reports"]["solo"][1] for content in (whole, lost)]
+    assert solo[0] == solo[1]

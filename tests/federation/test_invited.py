@@ -4,6 +4,7 @@ import secrets
 import tracemalloc
 from functools import partial
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -13,7 +14,7 @@ from fedmerit.identity import load_key, read_roster
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.records import first_body
 from fedmerit.protocol.member import Participant
-from fedmerit.protocol.messages import FORMAT, Ask, Parcel, pack
+from fedmerit.protocol.messages import EXCHANGES, FORMAT, Ask, Parcel, pack
 from fedmerit.storage.member_state import MemberFiles
 from older_files import copied
 
@@ -103,3 +104,18 @@ def test_a_round_is_a_whole_number(server):
 def test_settings_of_a_good_run_are_agreed_to(server, member):
     assert server.terms["config_hash"] == recorded_hash(server.terms["config"])
     assert member.answer(server.invitation(), "here")
+
+
+@pytest.mark.parametrize("engine", ["embedded", "flower-simulation", "else"])
+def test_a_member_does_not_sign_that_a_run_is_a_rehearsal(server, member, engine):
+    """Whoever reads the ledger would be told that its signatures prove nothing."""
+    with pytest.raises(RefusedError, match=f"asked for a run with engine '{engine}', which this is not"):
+        member.answer(server.invitation(engine=engine), "here")
+
+
+@pytest.mark.parametrize("exchange", [one for one in EXCHANGES if one != "report"])
+def test_arrays_come_with_a_request_for_a_report_and_with_nothing_else(server, member, exchange):
+    """They are as large as a model, and are hashed before anybody knows who sent them."""
+    asked = Ask(exchange, server.run, 1, {}, {"x": np.zeros(9)}).pack(server.key.sign)
+    with pytest.raises(MessageError, match="expected no arrays beside it"):
+        member.answer(asked, "here")

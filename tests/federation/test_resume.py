@@ -1,5 +1,6 @@
 """A run that is killed at any moment goes on and ends with the same bytes. Real processes, kill -9."""
 
+import json
 import os
 import random
 import signal
@@ -13,7 +14,9 @@ from tiny import tiny
 
 from fedmerit.errors import KeyFileError, StoreError
 from fedmerit.identity import new_key
-from fedmerit.simulation.run import run
+from fedmerit.ledger.chain import Ledger
+from fedmerit.ledger.recorder import LedgerRecorder
+from fedmerit.simulation.run import Rehearsal, run
 from fedmerit.verify import verify_folder
 
 SETTINGS = (
@@ -172,3 +175,72 @@ def test_changed_training_data_is_noticed(half_done, monkeypatch):
     monkeypatch.setattr(setup.data, "load", relabelled)
     with pytest.raises(StoreError, match="the training data changed since it started"):
         run(tiny(), half_done, resume=True)
+
+
+class Crash(BaseException):
+    """Ends a run as a kill would."""
+
+
+def stopped_after_every_round(config, folder, monkeypatch):
+    """A run that is resumed for each of its rounds."""
+    real = Rehearsal.round
+
+    def one(rehearsal, number):
+        if done:
+            raise Crash
+        done.append(number)
+        real(rehearsal, number)
+
+    monkeypatch.setattr(Rehearsal, "round", one)
+    for resume in (False, *[True] * config.training.rounds):
+        done = []
+        try:
+            run(config, folder, resume=resume)
+        except Crash:
+            continue
+        break
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("rider", ["zero", "stale"])
+def test_an_update_that_comes_again_is_declined_with_masks_without_and_after_a_stop(
+    tmp_path, monkeypatch, rider
+):
+    """Round 1 is aborted when shares are out; from the same model a free rider has the same update."""
+    lost = "participation.lost={client-0='1:unmask', client-1='1:unmask'}"
+    settings = ("training.rounds=3", lost, f"corruption.free_rider={{client-3='{rider}'}}")
+    found = []
+    for enabled in ("true", "false"):
+        config = tiny(*settings, f"secure_aggregation.enabled={enabled}")
+        run(config, tmp_path / enabled)
+        stopped_after_every_round(config, tmp_path / f"{enabled}-stopped", monkeypatch)
+        for folder in (tmp_path / enabled, tmp_path / f"{enabled}-stopped"):
+            found.append((folder / "scores.json").read_bytes())
+            assert list(verify_folder(folder))
+    assert len(set(found)) == 1
+    participants = [one["participants"] for one in json.loads(found[0])["rounds"]]
+    assert participants == [[], ["client-0", "client-1", "client-2"], [f"client-{i}" for i in range(4)]]
+
+
+def test_who_had_not_signed_the_last_head_signs_it_after_a_kill(tmp_path, monkeypatch):
+    real, seen = LedgerRecorder.seen, []
+
+    def killed(recorder, *given):
+        seen.append(given[0])
+        if len(seen) == 2:
+            raise Crash
+        return real(recorder, *given)
+
+    monkeypatch.setattr(LedgerRecorder, "seen", killed)
+    with pytest.raises(Crash):
+        run(tiny(), tmp_path / "run")
+    monkeypatch.undo()
+    for _ in range(2):
+        run(tiny(), tmp_path / "run", resume=True)
+        with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
+            kinds = [record.kind for record in ledger.records()]
+            signed = [record.author for record in ledger.records("seen")]
+        assert sorted(signed) == [f"client-{i}" for i in range(4)]
+        assert kinds.count("join") == 4
+        assert kinds.count("end") == 1
+        assert list(verify_folder(tmp_path / "run"))

@@ -16,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import tiny
 
-from fedmerit.config import from_dict
+from fedmerit.config import from_dict, recorded
 from fedmerit.errors import LedgerError
 from fedmerit.identity import SERVER, content, exact, number
 from fedmerit.ledger.chain import Ledger
+from fedmerit.ledger.forms import _check_run
 from fedmerit.ledger.records import Journal, after_round, config_of, rounds_of, score_files, scores_document
 from fedmerit.simulation.run import run
 from fedmerit.verify import keys_of, verify_folder
@@ -513,3 +514,25 @@ def test_a_member_cannot_speak_for_another(folder):
 def test_the_config_in_the_ledger_is_the_one_of_the_run(folder):
     body = records_of(folder)[0].body
     assert from_dict(tomllib.loads(body["config"])) == CONFIG
+
+
+@pytest.mark.parametrize(
+    "change", [{"optimiser": True}, {"roster": "0" * 64}, {"evaluates": "members"}], ids=str
+)
+def test_terms_of_a_rehearsal_are_those_that_one_process_makes(tmp_path, change):
+    """An optimiser would excuse every M0, and members that evaluate every v."""
+    run(CONFIG, tmp_path / "run")
+    with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
+        body = copy.deepcopy(next(ledger.records("run")).body)
+    _check_run(body, recorded(body["config"]))
+    body["terms"] |= change
+    with pytest.raises(LedgerError, match="terms: not those of a rehearsal with its keys"):
+        _check_run(body, recorded(body["config"]))
+
+
+def test_a_rehearsal_is_compared_with_no_members_own_file(tmp_path):
+    """Else a server could pass a run between machines off as one, whose checks are fewer."""
+    run(CONFIG, tmp_path / "run")
+    (tmp_path / "heads").write_text("1 " + "0" * 64 + "\n")
+    with pytest.raises(LedgerError, match="in which no member keeps a file of its own"):
+        list(verify_folder(tmp_path / "run", heads=tmp_path / "heads"))

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 from federation_in import InProcess
-from fedmerit.identity.keys import load_key
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 import fedmerit.flower
+from fedmerit.identity import load_key
 from fedmerit.ledger.chain import Ledger
 from fedmerit.protocol.terms import Agreed
 from fedmerit.secagg import Client

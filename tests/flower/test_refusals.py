@@ -2,19 +2,23 @@
 
 import hashlib
 import json
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from federation_in import NODES, client, grid_of, make_keys, run, task
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+import small
+from federation_in import NODES, InProcess, client, grid_of, make_keys, rounds_in, run, task
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lies import LIAR, answering, checked, exchange_of, fedmerit_array, resigned
 
 import fedmerit.flower
-from fedmerit.errors import ProtocolError
-from fedmerit.flower.codec import put, take
+from fedmerit.errors import MessageError, ProtocolError
+from fedmerit.flower.codec import BYTES, KIND, put, take
+from fedmerit.flower.grid import SecureGrid
 from fedmerit.identity import canonical, exact, new_key
 from fedmerit.protocol.messages import Parcel, model_hash, pack, unpack
 
@@ -269,3 +273,56 @@ def test_an_update_beyond_the_bound_leaves_the_sum_without_saying_why(home):
     strategy, rounds = run(home, grid_of(home, {LIAR: app}))
     checked(strategy, rounds, home)
     assert all(one.declined == (LIAR,) and LIAR not in one.included for one in rounds)
+
+
+@pytest.mark.parametrize("kind", ["m8[s/0]", "(,)f4", "O", "f4,f4", "<f4", "\x00", "U" * 10_000])
+def test_no_type_of_an_array_makes_the_server_fall(tmp_path, kind):
+    """A node that is on no roster answers an invitation; numpy would parse the type, and divide by zero."""
+    make_keys(tmp_path)
+    grid = small.members(tmp_path)
+
+    def stranger(message, context):
+        arrays = {"0": Array("uint8", (1,), KIND, b"x"), "a": Array(kind, (2,), KIND, b"12345678")}
+        return Message(RecordDict({BYTES: ArrayRecord(arrays)}), reply_to=message)
+
+    grid.apps[999] = stranger
+    grid.contexts[999] = Context(7, 999, {}, RecordDict(), {})
+    strategy = small.contributions(tmp_path)
+    small.start(strategy, grid, 1)
+    assert any(note.startswith("node 999 does not take part") for note in strategy.notes)
+    assert any(one.reports for one in rounds_in(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("kind", ["m8[s/0]", "(,)f4", "O", "f4,f4", "\x00"])
+def test_no_type_of_an_array_makes_a_member_fall(kind):
+    arrays = {"0": Array("uint8", (1,), KIND, b"x"), "model": Array(kind, (2,), KIND, b"12345678")}
+    with pytest.raises(MessageError, match="expected numbers"):
+        take(RecordDict({BYTES: ArrayRecord(arrays)}))
+
+
+def test_an_answer_that_came_in_time_counts_however_long_the_one_before_took():
+    class Reply:
+        def __init__(self, number):
+            self.metadata = SimpleNamespace(reply_to_message_id=number)
+            self.content = put(Parcel(number.encode()))
+
+        def has_error(self):
+            return False
+
+    class Slow(InProcess):
+        def push_messages(self, messages):
+            self.began = time.monotonic()
+            return [str(k) for k, _ in enumerate(messages)]
+
+        def pull_messages(self, ids):
+            late = time.monotonic() > self.began + 0.3
+            return [Reply(number) for number in ids if number == "0" or late]
+
+    grid = SecureGrid(Slow({}, {}), None, patience=0.5, join=0, weighted_by="")
+    grid.nodes = {"A": 1, "B": 2}
+    asks = dict.fromkeys("AB", Parcel(b""))
+    heard = []
+    for name, _ in grid.exchange("check", asks):
+        heard.append(name)
+        time.sleep(0.6)  # the coordinator adds a large model
+    assert heard == ["A", "B"]

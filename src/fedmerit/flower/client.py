@@ -54,7 +54,7 @@ from fedmerit.flower.codec import (
 from fedmerit.identity import Roster, load_key, public_key, read_roster
 from fedmerit.protocol.member import REFUSED, Participant
 from fedmerit.protocol.messages import Ask, Evaluate, Parcel, Trained, Work
-from fedmerit.protocol.terms import cautious
+from fedmerit.protocol.terms import FLOWER, SIMULATED, cautious
 from fedmerit.storage.member_state import MemberFiles
 
 METRICS = "metrics"
@@ -207,6 +207,7 @@ class Secured(ClientApp):
             accept=self.accept,
             seed=self.seed,
             run_config=config_digest(context.run_config),
+            engines=(FLOWER, SIMULATED) if place.rehearsal else (FLOWER,),
         )
 
     def _evaluator(self, shape: Any, utilities: Sequence[str]) -> Evaluate:

@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import logging
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,7 +20,7 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from fedmerit.errors import MessageError, ReportError
 from fedmerit.identity import canonical
-from fedmerit.protocol.messages import KINDS, Evaluate, Model, Parcel, PerSample
+from fedmerit.protocol.messages import Evaluate, Model, Parcel, PerSample
 from fedmerit.protocol.pool import Slice
 from fedmerit.secagg.setting import pack
 
@@ -122,6 +123,8 @@ KIND = "fedmerit.bytes.1"
 HEAD = "0"
 """The array with the signed bytes; those beside it are named in them, by hash."""
 MOST_ARRAYS = 8
+NUMBERS = "[<>|]?[fiub](1|2|4|8)"
+"""Types of arrays beside the signed bytes."""
 
 
 def put(parcel: Parcel) -> RecordDict:
@@ -144,12 +147,20 @@ def take(content: RecordDict) -> Parcel:
     return Parcel(record[HEAD].data, arrays)
 
 
+def answer_in(content: RecordDict) -> bytes:
+    """The bytes of a member's answer, which has nothing beside them."""
+    record = content.get(BYTES)
+    if not isinstance(record, ArrayRecord) or len(record) != 1:
+        raise MessageError("the answer does not come from fedmerit")
+    return take(content).head
+
+
 def _numbers(array: Array) -> npt.NDArray[Any]:
     """An array of numbers whose bytes are of its shape."""
+    if not isinstance(array.dtype, str) or not re.fullmatch(NUMBERS, array.dtype):  # numpy would parse it
+        raise MessageError(f"expected numbers, got {array.dtype!r:.40}")
     try:
         kind, shape = np.dtype(array.dtype), tuple(array.shape)
-        if kind.kind not in KINDS:
-            raise MessageError(f"expected numbers, got {array.dtype!r:.40}")
         if math.prod(shape) * kind.itemsize != len(array.data) or min(shape, default=1) < 0:
             raise MessageError("an array of another size than its shape")
         return np.frombuffer(array.data, kind).reshape(shape)

@@ -15,8 +15,8 @@ from typing import Any
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from fedmerit.errors import FedmeritError, ProtocolError, RunAborted
-from fedmerit.flower.codec import QUERY, Shape, digest, only_arrays, put, take
+from fedmerit.errors import ProtocolError, RunAborted
+from fedmerit.flower.codec import QUERY, Shape, answer_in, digest, only_arrays, put
 from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.messages import Exchange, Model, Parcel
 from fedmerit.protocol.terms import least_scheduled
@@ -205,7 +205,7 @@ class SecureGrid(Grid):
         metrics = MetricRecord({self.weighted_by: 1})
         assert self.coordinator is not None
         included = self.coordinator.recorder.rounds[-1].included
-        given = [record for name, record in self._metrics.items() if name in included]
+        given = [self._metrics[name] for name in included if name in self._metrics]
         named = dict.fromkeys(key for record in given for key in record if key != self.weighted_by)
         for key in named:
             numbers = [record.get(key) for record in given]
@@ -241,10 +241,12 @@ class SecureGrid(Grid):
     def exchange(self, kind: Exchange, asks: Mapping[str, Parcel]) -> Iterator[tuple[str, bytes]]:
         """Send, wait, and hand over what comes in time; who does not answer is gone until it joins again."""
         began = time.monotonic()
-        messages = {}
-        for name, parcel in asks.items():
-            if name in self.nodes:
-                messages[name] = self._message(kind, name, parcel)
+        contents = {id(parcel): put(parcel) for parcel in asks.values()}  # mostly one for all
+        messages = {
+            name: self._message(kind, name, contents[id(parcel)])
+            for name, parcel in asks.items()
+            if name in self.nodes
+        }
         ids = self.grid.push_messages(messages.values())
         waiting = dict(zip(ids, messages, strict=True))
         long = kind in ("train", "report")  # a report is four evaluations
@@ -252,11 +254,12 @@ class SecureGrid(Grid):
         deadline = math.inf if limit is None else began + limit
         told = began
         while waiting:
+            now = time.monotonic()  # whoever takes an answer may take its time
             for reply in self.grid.pull_messages(list(waiting)):
                 name = waiting.pop(reply.metadata.reply_to_message_id, "")
                 if name and (answer := self._opened(kind, name, reply)) is not None:
                     yield name, answer
-            if waiting and time.monotonic() > deadline:
+            if waiting and now > deadline:
                 for name in waiting.values():
                     self._gone(name, f"no answer to {kind} in time")
                 break
@@ -266,8 +269,8 @@ class SecureGrid(Grid):
                 time.sleep(POLL)
         self.seconds.setdefault(kind, []).append(time.monotonic() - began)
 
-    def _message(self, kind: Exchange, name: str, parcel: Parcel) -> Message:
-        content, message_type = put(parcel), QUERY
+    def _message(self, kind: Exchange, name: str, ours: RecordDict) -> Message:
+        content, message_type = RecordDict({**ours}), QUERY
         if kind == "train":
             theirs = self._train[name]
             message_type = theirs.metadata.message_type
@@ -283,8 +286,8 @@ class SecureGrid(Grid):
                 self._refuses(name, kind, f"{kind} failed: {reply.error.reason}")
             return None
         try:
-            data = take(reply.content).head
-        except FedmeritError as error:
+            data = answer_in(reply.content)
+        except Exception as error:  # whatever a node sends costs that node its answer
             self._refuses(name, kind, f"{kind} cannot be read: {error}")
             return None
         if kind == "train" and reply.content.metric_records:
@@ -327,8 +330,8 @@ class SecureGrid(Grid):
                     self._stranger(node, str(reply.error.reason))
                 continue
             try:
-                name = coordinator.admit(str(node), take(reply.content).head)
-            except FedmeritError as error:
+                name = coordinator.admit(str(node), answer_in(reply.content))
+            except Exception as error:  # whatever a stranger sends
                 self._stranger(node, str(error))
                 continue
             if self.nodes.get(name) in listed:

@@ -32,12 +32,11 @@ from fedmerit.flower.grid import SecureGrid
 from fedmerit.identity import Roster, load_key, new_key, read_roster
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.recorder import LedgerRecorder
-from fedmerit.ledger.records import FLOWER, SIMULATED
 from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.measure import Evaluations
 from fedmerit.protocol.messages import LEAST_SAMPLES
 from fedmerit.protocol.pool import Pool
-from fedmerit.protocol.terms import least_scheduled
+from fedmerit.protocol.terms import FLOWER, SIMULATED, least_scheduled
 from fedmerit.report.page.html import page_of_run
 from fedmerit.scoring.files import LEDGER
 from fedmerit.storage.run_folder import Folder, checkpoint_in, held, read_checkpoint, write

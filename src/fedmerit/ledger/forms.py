@@ -17,9 +17,9 @@ from fedmerit.config import Config, schema_of
 from fedmerit.errors import LedgerError
 from fedmerit.identity import SERVER, number
 from fedmerit.ledger.chain import Record
-from fedmerit.ledger.records import EMBEDDED, ENGINES, compare, moves, reading
+from fedmerit.ledger.records import compare, moves, reading
 from fedmerit.protocol.messages import Round
-from fedmerit.protocol.terms import LEAST, MOST, from_past
+from fedmerit.protocol.terms import EMBEDDED, ENGINES, LEAST, MOST, from_past, roster_in
 from fedmerit.secagg.setting import LEAST_IN_SUM
 
 # --------------------------------------------------------------------------------------------------- forms
@@ -362,6 +362,11 @@ def _check_run(run: Mapping[str, Any], config: Config) -> None:
         _hex(terms["roster"], "the hash of the roster")
         if not isinstance(terms["strategy"], str) or not isinstance(terms["optimiser"], bool):
             raise LedgerError("terms: expected the strategy's name, and whether it has an optimiser")
+        if run["engine"] == EMBEDDED:
+            keys = run["keys"] and {name: bytes.fromhex(key) for name, key in run["keys"].items()}
+            expected = (roster_in(config, keys).hash.hex(), False, "server")
+            if (terms["roster"], terms["optimiser"], terms["evaluates"]) != expected:
+                raise LedgerError("terms: not those of a rehearsal with its keys")
         if terms["evaluates"] not in ("server", "members"):
             raise LedgerError(f"terms: evaluates is server or members, got {terms['evaluates']!r:.20}")
 

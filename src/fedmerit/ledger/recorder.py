@@ -17,7 +17,6 @@ from fedmerit.config import VERSION, Config
 from fedmerit.errors import StoreError
 from fedmerit.identity import SERVER, Roster, content, exact, public_key
 from fedmerit.ledger.records import (
-    EMBEDDED,
     Journal,
     after_round,
     closing,
@@ -27,7 +26,7 @@ from fedmerit.ledger.records import (
     scores_document,
 )
 from fedmerit.protocol.messages import Model, Outcome, Report, Round, join_body, model_hash
-from fedmerit.protocol.terms import Agreed
+from fedmerit.protocol.terms import EMBEDDED, Agreed
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -177,11 +176,12 @@ class LedgerRecorder:
 
     # ----------------------------------------------------------------------------------------------- a round
 
-    def schedule(self, number: int, members: Sequence[str], public: Mapping[str, float] | None) -> None:
-        """Before anybody is asked for anything."""
-        weights = None if public is None else {name: exact(weight) for name, weight in public.items()}
+    def schedule(self, number: int, members: Sequence[str], weights: Mapping[str, float] | None) -> None:
+        """Before anybody is asked for anything: who takes part, and the weights of who does."""
+        named = weights if self.older else members  # earlier rehearsals recorded everybody's
+        told = None if weights is None else {name: exact(weights[name]) for name in named or ()}
         self._pending.clear()
-        self._soon("schedule", {"round": number, "members": list(members), "weights": weights})
+        self._soon("schedule", {"round": number, "members": list(members), "weights": told})
 
     def masked(self, number: int, inputs: Mapping[str, str]) -> None:
         """Before anybody is asked for a share."""

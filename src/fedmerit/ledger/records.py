@@ -32,15 +32,6 @@ from fedmerit.scoring.types import Reports, Vector
 
 # -------------------------------------------------------------------------------------------------- rounds
 
-EMBEDDED = "embedded"
-"""The engine of a rehearsal: one process holds all keys."""
-FLOWER = "flower"
-"""Between machines, over Flower."""
-SIMULATED = "flower-simulation"
-"""Flower's simulation, a rehearsal too: whoever runs it plays all members."""
-ENGINES = (EMBEDDED, FLOWER, SIMULATED)
-REHEARSALS = {EMBEDDED: "one process", SIMULATED: "one simulation"}
-"""Engines of rehearsals, and who held all keys."""
 Sign = Callable[[str, bytes], bytes]
 """(author, message) -> signature; empty bytes where there are no keys."""
 

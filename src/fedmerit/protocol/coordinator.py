@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fedmerit.config import Config
-from fedmerit.errors import BindingError, MessageError, ProtocolError
+from fedmerit.errors import BindingError, MessageError, ProtocolError, RoundAborted
 from fedmerit.identity import Roster
 from fedmerit.protocol.measure import Evaluations, mean
 from fedmerit.protocol.messages import (
@@ -91,8 +91,8 @@ class Recorder(Protocol):
     def joined(self, name: str, address: str, run_config: bytes, signature: bytes) -> bool:
         """A member joined, if it signed for all of it."""
 
-    def schedule(self, number: int, members: Sequence[str], public: Mapping[str, float] | None) -> None:
-        """Before anybody is asked for anything."""
+    def schedule(self, number: int, members: Sequence[str], weights: Mapping[str, float] | None) -> None:
+        """Before anybody is asked for anything: who takes part, and everybody's weight where it is public."""
 
     def masked(self, number: int, inputs: Mapping[str, str]) -> None:
         """Before anybody is asked for a share."""
@@ -194,10 +194,14 @@ class Coordinator:
         """
         scheduled = tuple(name for name in self.config.clients if name in members)
         head, found = self.recorder.head, Round(number, scheduled)
-        public = self._weights(number, m0, scheduled)
+        everybody = self._weights(number, m0, scheduled)
+        public = None if everybody is None else {name: everybody[name] for name in scheduled}
         m0_hash = model_hash(m0)
-        self.recorder.schedule(number, scheduled, public)
+        self.recorder.schedule(number, scheduled, everybody)
         try:
+            if len(scheduled) < (least := least_scheduled(self.config)):
+                of_all = f"{least} of all {len(self.config.clients)} are needed"
+                raise RoundAborted(f"{len(scheduled)} members scheduled, {of_all}")
             server = self._server(number, scheduled)
             encoding, _ = scheduled_encoding(self.config, m0.size, scheduled, public)
             weights = None if public is None else tuple(public[name] for name in scheduled)
@@ -222,19 +226,20 @@ class Coordinator:
         found.included = outcome.included
         self._reports(found, outcome, self._there(server))
         self.recorder.close(found, model, outcome, self._measured(m0, outcome))
-        log.info(
-            "round %d: %d scheduled, %d summed, %d reported",
-            *(number, len(scheduled), len(found.included), len(found.reports)),
-        )
+        if not self.rehearsal:
+            log.info(
+                "round %d: %d scheduled, %d summed, %d reported",
+                *(number, len(scheduled), len(found.included), len(found.reports)),
+            )
         for name in found.differences():
             self.note(f"round {number}: {name} measured another v(M0) or v(M) than the round is scored with")
         return model
 
-    def _weights(self, number: int, m0: Model, scheduled: Sequence[str]) -> dict[str, float] | None:
+    def _weights(self, number: int, m0: Model, scheduled: Sequence[str]) -> Mapping[str, float] | None:
+        """Everybody's weight, where weights are public."""
         if not are_public(self.config):
             return None
-        everybody = self.weights(number, m0, scheduled) if self.weights else roster_weights(self.config)
-        return {name: everybody[name] for name in scheduled}
+        return self.weights(number, m0, scheduled) if self.weights else roster_weights(self.config)
 
     def _setting(self, number: int, scheduled: Sequence[str]) -> Setting:
         return self.recorder.agreed.setting(self.recorder.run, number, scheduled, self.recorder.roster)
@@ -364,9 +369,14 @@ class Coordinator:
         closed = len(self.recorder.rounds)
         present = self.transport.expected(closed + 1)  # whoever comes back now joins before the end
         self.recorder.end(model)
-        head, number = self.recorder.head, min(closed, self.config.training.rounds)
+        self.seal(present)
+
+    def seal(self, members: Sequence[str]) -> None:
+        """Have members sign the ledger's head after its last round."""
+        head = self.recorder.head
+        number = min(len(self.recorder.rounds), self.config.training.rounds)
         body = {"head": head}
-        for name, signature in self._exchange("close", number, dict.fromkeys(present, body)):
+        for name, signature in self._exchange("close", number, dict.fromkeys(members, body)):
             if not self.recorder.seen(name, head, signature):
                 self.note(f"{name} did not sign the ledger's head")
 

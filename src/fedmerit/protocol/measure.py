@@ -66,7 +66,7 @@ class Scorer:
         solo: Model | None = None,
         direction: bool = True,
     ) -> Report:
-        """Evaluate M0 + U_i and M - U_i and say what came out. The outcome has been checked (`check_told`).
+        """Evaluate M0 + U_i and M - U_i and say what came out. The outcome has been checked.
 
         Args:
             m0: the model this member started from.

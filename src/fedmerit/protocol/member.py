@@ -26,6 +26,7 @@ from fedmerit.errors import BindingError, FedmeritError, MessageError, ProtocolE
 from fedmerit.identity import Roster, canonical, commitment, content, seed_from
 from fedmerit.protocol.measure import Evaluations, Scorer
 from fedmerit.protocol.messages import (
+    LEAST_SAMPLES,
     Ask,
     Evaluate,
     Model,
@@ -38,6 +39,7 @@ from fedmerit.protocol.messages import (
     same,
 )
 from fedmerit.protocol.terms import (
+    FLOWER,
     Agreed,
     cautious,
     check_roster,
@@ -201,6 +203,7 @@ class Participant:
         run_config: digest of the settings that the transport handed this node for the run.
         rehearsal: one process holds all members: it may look at plain updates, sum them without masks, and
             dies of its own errors.
+        engines: what carries the messages of runs that it joins, by the names in a run's terms.
     """
 
     def __init__(
@@ -215,12 +218,13 @@ class Participant:
         seed: int | None = None,
         run_config: bytes = b"",
         rehearsal: bool = False,
+        engines: Sequence[str] = (FLOWER,),
     ) -> None:
         if identity is None and not rehearsal:
             raise RefusedError("takes part without a key in no run but a rehearsal", member=name)
         self.name, self.identity, self.roster, self.state = name, identity, roster, state
         self.evaluator, self.accept, self.seed, self.run_config = evaluator, accept, seed, run_config
-        self.rehearsal = rehearsal
+        self.rehearsal, self.engines = rehearsal, engines
         self.masked = False  # whether the last answer was a masked update
         self.declined = ""  # why the last answer was that it leaves the round; for nobody else
         self.solo: Model | None = None  # the model it trained alone, where it does
@@ -298,7 +302,7 @@ class Participant:
     def _join(self, ask: Ask, state: MemberState, address: str, config: Config, server: bytes) -> bytes:
         terms, pool = ask.get("terms", dict), ask.get("commitment", dict)
         if not self.rehearsal:
-            refuse_rehearsal(config)
+            refuse_rehearsal(terms, config, self.engines)
         check_roster(terms, config, self.roster, self.name)
         self.accept(config)
         try:
@@ -412,9 +416,10 @@ class Participant:
         weights = None if public is None else tuple(public[name] for name in setting.members)
         task = Task(bytes.fromhex(m0_hash), encoding, weights, work.extra)
         weight = trained.samples if config.training.weights == "secret" else None
-        message = client.masked(shown, Update(task, trained.delta, weight, self._rounding(ask.round)))
+        delta = np.asarray(trained.delta, np.float32)  # as it is kept
+        message = client.masked(shown, Update(task, delta, weight, self._rounding(ask.round)))
         own = weight if public is None else public[self.name]
-        state.put(_file(ask.round, "update"), [work.m0, trained.delta, own, trained.shape, told])
+        state.put(_file(ask.round, "update"), [work.m0, delta, own, trained.shape, told])
         return message
 
     def contribution(self, run: str, number: int) -> tuple[npt.NDArray[np.float64], float]:
@@ -481,6 +486,11 @@ class Participant:
             raise MessageError(
                 f"expected a model of {m0.size} numbers, got {outcome.model.size}", stage="report"
             )
+        if len(outcome.slice.y) < LEAST_SAMPLES and not self.rehearsal:
+            raise MessageError(
+                f"a test slice has {LEAST_SAMPLES} samples or more: fewer say too much about each",
+                stage="report",
+            )
         if outcome.included != client.survivors:
             raise BindingError("others are in the sum than we signed", stage="report", member=self.name)
         if outcome.m0_hash != m0_hash:
@@ -529,7 +539,7 @@ class Participant:
 
     def _new_client(self, setting: Setting, agreed: Agreed, state: MemberState) -> Client | PlainClient:
         if self.identity is None or not agreed.config.secure_aggregation.enabled:
-            return PlainClient(setting, self.name)
+            return PlainClient(setting, self.name, released=state.released())
         from fedmerit.secagg.client import Client
 
         return Client(setting, self.name, self.identity, released=state.released())
@@ -552,8 +562,7 @@ class Participant:
 
     def _keep(self, state: MemberState, client: Client | PlainClient) -> None:
         """What must never be done again first, then where the client stands; only then may it speak."""
-        if not isinstance(client, PlainClient):
-            state.put_released(client.released)
+        state.put_released(client.released)
         state.put(_file(client.setting.round, "client"), client)
 
     def _rounding(self, number: int) -> int | None:

@@ -44,7 +44,7 @@ def model_hash(model: Model) -> str:
 
 
 def moved(m0: Model, weighted_sum: npt.NDArray[np.float64], total_weight: float) -> Model:
-    """M = M0 + sum of w_i d_i / W, rounded once: every engine must get the same bits."""
+    """M = M0 + sum of w_i d_i / W, rounded once: members and server must get the same bits."""
     model: Model = (m0.astype(np.float64) + weighted_sum / total_weight).astype(np.float32)
     return model
 
@@ -420,6 +420,8 @@ class Ask:
                             raise MessageError(
                                 f"expected at most {limit} bytes, got {len(parcel.head)}", stage=exchange
                             )
+                        if parcel.arrays and exchange != "report":
+                            raise MessageError("expected no arrays beside it", stage=exchange)
                         arrays = {name: _little(array) for name, array in parcel.arrays.items()}
                         if named != {name: _named(array) for name, array in arrays.items()}:
                             raise MessageError("its arrays are not those that it names", stage=exchange)
@@ -542,11 +544,8 @@ def _outcome(ask: Ask) -> Outcome:
             raise MessageError(f"a model is a vector of float32, got {model.dtype}", stage="report")
         if salts.dtype != np.uint8 or not all(isinstance(node, bytes) for node in path):
             raise MessageError("salts and path of a test slice must be bytes", stage="report")
-        if x.ndim < 1 or y.ndim != 1 or not LEAST_SAMPLES <= len(y) == len(x) or 0 in x.shape:
-            raise MessageError(
-                f"a test slice has {LEAST_SAMPLES} samples or more: fewer say too much about each",
-                stage="report",
-            )
+        if x.ndim < 1 or y.ndim != 1 or len(y) != len(x) or 0 in x.shape:
+            raise MessageError("a test slice has as many samples as labels", stage="report")
         return Outcome(
             round=ask.round,
             model=model,

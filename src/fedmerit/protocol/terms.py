@@ -17,7 +17,7 @@ import numpy as np
 
 from fedmerit.config import Config, SecureAggregation, Training, check_schedule, recorded, recorded_hash
 from fedmerit.errors import BindingError, MessageError, RefusedError
-from fedmerit.identity import Roster, canonical
+from fedmerit.identity import Member, Roster, canonical
 from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.agreement import normalise
 from fedmerit.scoring.types import Reports, Vector
@@ -108,6 +108,15 @@ def from_past(
 
 # ------------------------------------------------------------------------------------------ what is agreed
 
+EMBEDDED = "embedded"
+"""The engine of a rehearsal: one process holds all keys."""
+FLOWER = "flower"
+"""Between machines, over Flower."""
+SIMULATED = "flower-simulation"
+"""Flower's simulation, a rehearsal too: whoever runs it plays all members."""
+ENGINES = (EMBEDDED, FLOWER, SIMULATED)
+REHEARSALS = {EMBEDDED: "one process", SIMULATED: "one simulation"}
+"""Engines of rehearsals, and who held all keys."""
 LARGEST_BOUND = 100.0
 """A coordinate that moves further in one round is no training; a looser bound would check nothing."""
 
@@ -165,12 +174,28 @@ def config_in(terms: Mapping[str, Any]) -> Config:
     return config
 
 
-def refuse_rehearsal(config: Config) -> None:
-    """Refuse what only one process that holds everything may do; no `accept` of a member can allow it."""
+def refuse_rehearsal(terms: Mapping[str, Any], config: Config, engines: Sequence[str]) -> None:
+    """Refuse what only one process that holds everything may do; no `accept` of a member can allow it.
+
+    Nor does a member sign that a run is a rehearsal (``engine``) which is none: its signatures in the ledger
+    would then be said to prove nothing.
+    """
+    if (engine := terms.get("engine", FLOWER)) not in engines:
+        raise RefusedError(f"asked for a run with engine {engine!r:.40}, which this is not", stage="join")
     if config.analysis or not config.secure_aggregation.enabled:
         raise RefusedError("asked for a run that looks at plain updates", stage="join")
     if config.training.weights not in ("uniform", "secret", "roster"):
         raise RefusedError(f"weights {config.training.weights!r} are for one process only", stage="join")
+
+
+def roster_in(config: Config, keys: Mapping[str, bytes] | None) -> Roster:
+    """The roster that the members of a rehearsal make, with weights where these are the roster's.
+
+    Without masks there are no keys: names then stand under stand-ins, which sign nothing.
+    """
+    weights = config.training.roster_weights if config.training.weights == "roster" else {}
+    named = keys or {name: hashlib.sha256(name.encode()).digest() for name in config.clients}
+    return Roster(Member(name, named[name], weights.get(name)) for name in config.clients)
 
 
 def check_roster(terms: Mapping[str, Any], config: Config, roster: Roster, member: str) -> None:

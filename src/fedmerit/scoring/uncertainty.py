@@ -49,8 +49,8 @@ def student_quantile(tail: float, freedom: int) -> float:
 
     .. math:: P(|T| \le t) = \frac2\pi \Big(\theta + \sin\theta \sum_{k=0}^{(\nu-3)/2}
         \tfrac{2 \cdot 4 \cdots 2k}{3 \cdot 5 \cdots (2k+1)} \cos^{2k+1}\theta\Big), \ \nu \text{ odd}; \quad
-        \sin\theta \sum_{k=0}^{(\nu-2)/2} \tfrac{1 \cdot 3 \cdots (2k-1)}{2 \cdot 4 \cdots 2k} \cos^{2k}\theta,
-        \ \nu \text{ even}
+        \sin\theta \sum_{k=0}^{(\nu-2)/2} \tfrac{1 \cdot 3 \cdots (2k-1)}{2 \cdot 4 \cdots 2k}
+        \cos^{2k}\theta, \ \nu \text{ even}
 
     >>> round(student_quantile(0.025, 4), 6)
     2.776445

@@ -1,9 +1,9 @@
 """The stages without masks: members hand their integers over, and the server adds them.
 
 For rehearsals with secure aggregation off, also where the cryptographic packages are not installed. Client
-and server answer and count as those with masks do, stage by stage, and sum the same integers; so who is in a
-sum, and every score, is the same to the bit. Nothing is signed or hidden here: a member of a run between
-machines refuses such a run.
+and server answer and count as those with masks do, stage by stage. They sum the same integers, and no member
+gives an update twice; so who is in a sum, and every score, is the same to the bit. Nothing is signed or
+hidden here: a member of a run between machines refuses such a run.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from fedmerit.errors import BindingError, MessageError, ProtocolError, RefusedEr
 from fedmerit.secagg.messages import placed
 from fedmerit.secagg.quantise import Words, seed_bytes
 from fedmerit.secagg.setting import STAGES, Result, Setting, Task, Update, pack
+from fedmerit.secagg.state import Released, update_digest
 
 __all__ = ["PlainClient", "PlainServer"]
 
@@ -26,11 +27,13 @@ class PlainClient:
     """One member of one attempt; `secagg.Client` without secrets."""
 
     def __init__(
-        self, setting: Setting, name: str, identity: object = None, *, released: object = None
+        self, setting: Setting, name: str, identity: object = None, *, released: Released | None = None
     ) -> None:
         if name not in setting.members:
             raise BindingError("not scheduled in this round", stage="setting", member=name)
-        self.setting, self.name, self.released = setting, name, released
+        self.setting, self.name = setting, name
+        self.released = Released() if released is None else released
+        self._update = b""  # digest
         self.stage = STAGES[0]
         self.rounding: bytes | None = None
         self.survivors: tuple[str, ...] = ()
@@ -46,6 +49,8 @@ class PlainClient:
             raise BindingError(f"{stage} is due", stage=stage, member=self.name)
         if stages.index(stage) == stages.index("masked") + 1:
             self.survivors = tuple(msgpack.unpackb(broadcast))
+        if stage == "unmask":
+            self.released.add(self.setting, self._update)
         return self._say(stage)
 
     def masked(self, broadcast: bytes, update: Update) -> bytes:
@@ -56,6 +61,8 @@ class PlainClient:
             task.binding(self.setting)
             weight = task.weight_of(self.setting, self.name, update.weight)
             words = task.encoding.encode(update.delta, weight=weight, seed=self.rounding).words
+            self._update = update_digest(task.m0_hash, np.asarray(update.delta))
+            self.released.refuse_again(self.setting, self._update, stage="masked", member=self.name)
         except ProtocolError as error:
             self.stage = "stopped"
             raise placed(error, "masked", self.name) from None

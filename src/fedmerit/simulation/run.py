@@ -17,11 +17,11 @@ from fedmerit.data.dataset import Dataset
 from fedmerit.errors import StoreError
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.recorder import Beside, LedgerRecorder
-from fedmerit.ledger.records import EMBEDDED, SIMULATED, first_body, rounds_of
+from fedmerit.ledger.records import first_body, rounds_of
 from fedmerit.protocol.coordinator import Coordinator, Weights
 from fedmerit.protocol.measure import Evaluations
 from fedmerit.protocol.messages import Evaluate, Model, Outcome, Round
-from fedmerit.protocol.terms import from_past
+from fedmerit.protocol.terms import EMBEDDED, SIMULATED, from_past
 from fedmerit.scoring.files import LEDGER
 from fedmerit.simulation.analysis import Truth, from_this_round
 from fedmerit.simulation.setup import Federation, prepare, read, resolve
@@ -177,6 +177,9 @@ class Rehearsal:
 
     def _restore(self) -> None:
         """Go on after the last round in the ledger."""
+        joined = {record.author for record in self.folder.ledger.records("join")}
+        for name in self.federation.names if self.recorder.older else sorted(joined):
+            self.transport.agree(name, self.recorder.agreed)
         if not (rounds := self.recorder.rounds):
             return
         last = rounds[-1]
@@ -190,22 +193,29 @@ class Rehearsal:
     def run(self) -> dict[str, Any]:
         """All rounds that are not in the ledger yet."""
         total, closed = self.config.training.rounds, len(self.recorder.rounds)
-        ended = any(self.folder.ledger.records("end"))
-        if not ended:
-            self.join()
+        self.join()
         for number in range(closed + 1, total + 1):
             self.round(number)
         if self.truth and "shapley" in self.config.scoring.truth:
             self.truth.retrain(lambda done, whole: self._tell("retrain", total, done, whole))
-        if not ended:
-            self.coordinator.finish(self.model)
+        self._end()
         return self.recorder.write_scores()
 
     def join(self) -> None:
-        """Every member agrees to the terms; whoever goes on with a run does so again."""
-        names = self.federation.names
-        for _, answer in self.transport.exchange("join", dict.fromkeys(names, self.coordinator.invitation())):
+        """Every member agrees to the terms, once in a run."""
+        new = [name for name in self.federation.names if not self.transport.has_agreed(name)]
+        asks = dict.fromkeys(new, self.coordinator.invitation()) if new else {}
+        for _, answer in self.transport.exchange("join", asks) if asks else ():
             self.coordinator.admit("", answer)
+
+    def _end(self) -> None:
+        """The last record, and everybody's signature under it; what a kill left out is made up for."""
+        if not any(self.folder.ledger.records("end")):
+            self.coordinator.finish(self.model)
+            return
+        signed = {record.author for record in self.folder.ledger.records("seen")}
+        if self.recorder.key is not None and (missing := set(self.federation.names) - signed):
+            self.coordinator.seal([name for name in self.federation.names if name in missing])
 
     def round(self, number: int) -> None:
         """Train, sum, evaluate, record."""

@@ -22,6 +22,7 @@ from fedmerit.identity import canonical, seed_from
 from fedmerit.ledger.records import numbered
 from fedmerit.protocol.messages import Model, PerSample
 from fedmerit.protocol.pool import Images, Labels, Pool, Slice
+from fedmerit.protocol.terms import least_scheduled
 from fedmerit.scoring.doubts import lower_is_better
 from fedmerit.secagg.setting import LEAST_IN_SUM, what_to_know
 from fedmerit.sentences import planted
@@ -231,7 +232,7 @@ def start_notes(config: Config) -> Iterator[str]:
             f"participation.fraction {fraction:g} of {members} members is fewer than {LEAST_IN_SUM}: "
             f"{LEAST_IN_SUM} take part"
         )
-    need, secure = max(LEAST_IN_SUM, config.threshold), config.secure_aggregation
+    need, secure = least_scheduled(config), config.secure_aggregation
     rounds = range(1, config.training.rounds + 1)
     present = {number: len(schedule(config, config.clients, number)) for number in rounds}
     if secure.enabled:

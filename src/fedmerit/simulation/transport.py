@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -20,7 +19,7 @@ import numpy.typing as npt
 from fedmerit.config import STAGES, Config
 from fedmerit.data.partitions import ClientData
 from fedmerit.errors import MissingExtra, ProtocolError
-from fedmerit.identity import SERVER, Member, Roster, load_key, new_key, public_key
+from fedmerit.identity import SERVER, Roster, load_key, new_key, public_key
 from fedmerit.protocol.measure import Evaluations
 from fedmerit.protocol.member import MemoryState, Participant
 from fedmerit.protocol.messages import (
@@ -35,6 +34,8 @@ from fedmerit.protocol.messages import (
     exchange_of,
     model_hash,
 )
+from fedmerit.protocol.terms import Agreed, roster_in
+from fedmerit.secagg.state import Released
 from fedmerit.simulation.setup import Federation, losses, schedule
 from fedmerit.simulation.training import train_many
 
@@ -100,7 +101,7 @@ class Analysis(Protocol):
 class Identities:
     """Private keys of a rehearsal: the server's and everybody's, and the roster that they make.
 
-    Without masks there are none. The roster then holds names under stand-ins for keys, which sign nothing.
+    Without masks there are none.
     """
 
     roster: Roster
@@ -110,8 +111,7 @@ class Identities:
     @classmethod
     def none(cls, config: Config) -> Identities:
         """Names without keys."""
-        keys = {name: sha256(name.encode()).digest() for name in config.clients}
-        return cls(_roster(config, keys), None, dict.fromkeys(config.clients))
+        return cls(roster_in(config, None), None, dict.fromkeys(config.clients))
 
     @classmethod
     def in_folder(cls, folder: Path, config: Config, *, make: bool) -> Identities:
@@ -131,12 +131,7 @@ class Identities:
                 "or set secure_aggregation.enabled = false"
             ) from error
         server = keys.pop(SERVER)
-        return cls(_roster(config, {name: public_key(key) for name, key in keys.items()}), server, keys)
-
-
-def _roster(config: Config, keys: Mapping[str, bytes]) -> Roster:
-    weights = config.training.roster_weights if config.training.weights == "roster" else {}
-    return Roster(Member(name, key, weights.get(name)) for name, key in keys.items())
+        return cls(roster_in(config, {name: public_key(key) for name, key in keys.items()}), server, keys)
 
 
 # ------------------------------------------------------------------------------------------ the transport
@@ -195,6 +190,8 @@ class LocalTransport:
     def begin_round(self, number: int, m0: Model) -> None:
         """What the train messages of the next round carry, by reference."""
         self._number, self.m0, self._trained = number, m0, {}
+        if self.local.solo:  # who is lost to the federation trains alone all the same
+            self.train(self.expected(number))
 
     def end_round(self) -> None:
         """Forget everybody's update, and remember the model that it started from."""
@@ -244,6 +241,8 @@ class LocalTransport:
             try:
                 answer = member.answer_opened(*opened(parcel), parcel, "", work)
             except ProtocolError as error:
+                if kind == "report":  # told what cannot be: this process is at fault, and nobody else
+                    raise
                 self.note(f"round {number}: {name} refuses: {error}")
                 continue
             if kind == "train" and member.declined:  # to others than the rehearsal's owner it tells no reason
@@ -292,10 +291,19 @@ class LocalTransport:
         kept: dict[str, npt.NDArray[Any]] = {f"solo/{name}": one for name, one in self.local.solo.items()}
         totals_on = ""
         for name, state in self.states.items():
+            kept[f"released/{name}"] = np.frombuffer(state.released().dump(), np.uint8)
             if (last := state.last("report", self._number + 1)) is not None:
                 totals_on = totals_on or last[4]
                 kept |= {f"totals/{name}/{utility}": values for utility, values in last[5].items()}
         return kept, totals_on
+
+    def agree(self, name: str, agreed: Agreed) -> None:
+        """Remind a member of what it agreed to when it joined."""
+        self.states[name].put("terms", [agreed.terms, agreed.commitment, agreed.server])
+
+    def has_agreed(self, name: str) -> bool:
+        """Whether a member has joined."""
+        return self.states[name].get("terms") is not None
 
     def restore(self, last: Round, kept: Mapping[str, npt.NDArray[Any]], before: Model) -> None:
         """Give members back what they remembered after a round, and the model that it started from."""
@@ -304,6 +312,8 @@ class LocalTransport:
             kind, name, *rest = key.split("/")
             if kind == "solo":
                 self.local.solo[name] = values
+            elif kind == "released":
+                self.states[name].put_released(Released.load(values.tobytes()))
             else:
                 totals.setdefault(name, {})["/".join(rest)] = values
         for name, sums in totals.items():

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedmerit.ledger.records import REHEARSALS, in_words
+from fedmerit.ledger.records import in_words
+from fedmerit.protocol.terms import REHEARSALS
 from fedmerit.report.page.facts import Facts
 from fedmerit.report.page.source import BYTES_A_PARAMETER
 from fedmerit.report.page.text import STATUS, count, listed, rounds, sentence, spoken
