@@ -405,14 +405,15 @@ def test_what_one_member_learns_alone():
     assert 0 < losses[0] < 20
 
 
+def one_round_of(settings, *truth):
+    scoring, training = replace(settings.scoring, truth=truth), replace(settings.training, rounds=1)
+    return replace(settings, scoring=scoring, training=training)
+
+
 def test_what_a_cell_asks_reaches_its_rehearsal(small, tmp_path):
     from engine import BothGames, ShapleyWeights
 
-    made = replace(
-        small,
-        scoring=replace(small.scoring, truth=("mr-shapley",)),
-        training=replace(small.training, rounds=1),
-    )
+    made = one_round_of(small, "mr-shapley")
     with Folder(tmp_path / "plain", made) as folder:
         plain = BothGames(made, folder, lambda _: None)
         plain.run()
@@ -434,11 +435,7 @@ def test_what_a_cell_asks_reaches_its_rehearsal(small, tmp_path):
 def test_a_contribution_is_worked_out_once_for_all_analyses(small, tmp_path):
     from engine import BothGames
 
-    made = replace(
-        small,
-        scoring=replace(small.scoring, truth=("mr-shapley", "shapley")),
-        training=replace(small.training, rounds=1),
-    )
+    made = one_round_of(small, "mr-shapley", "shapley")
     seen = []
 
     class Watched(BothGames):
