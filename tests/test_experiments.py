@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from numpy._core import _multiarray_umath as kernels
 
 from fedmerit import Reports, config, fp, normalise
+from fedmerit.simulation.run import Rehearsal
 from fedmerit.simulation.setup import prepare, seed_for
 from fedmerit.storage.run_folder import Folder
 
@@ -301,6 +302,22 @@ def test_quick_evaluation_is_the_federations_own(small):
     assert list(plain) == list(quick)
     for name, values in plain.items():
         np.testing.assert_allclose(quick[name], values, rtol=1e-5, atol=1e-6)
+
+
+def test_an_evaluation_that_is_handed_over_serves_reports_and_weights(small, tmp_path):
+    from engine import QuickEvaluation
+
+    made = replace(small, training=replace(small.training, rounds=1, weights="current-scores"))
+    own, handed = prepare(made), prepare(made)
+    other = replace(handed, training=handed.training)  # counts for itself
+    with Folder(tmp_path / "own", made) as folder:
+        plain = Rehearsal(made, folder, federation=own).run()
+    with Folder(tmp_path / "handed", made) as folder:
+        quick = Rehearsal(made, folder, federation=handed, evaluate=QuickEvaluation(other)).run()
+    assert handed.evaluations == 0
+    assert other.evaluations == own.evaluations
+    for one, two in zip(plain["rounds"], quick["rounds"], strict=True):
+        np.testing.assert_allclose(one["reports"]["alone"], two["reports"]["alone"], rtol=1e-4)
 
 
 def test_weights_of_the_current_round_are_its_normalised_shapley_value(small):
