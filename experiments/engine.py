@@ -1,33 +1,31 @@
-"""The engine as experiments need it: quicker on a shared GPU, both coalition games, weights of the paper."""
+"""The rehearsal as experiments need it: quicker on a shared GPU, both games, weights of the paper."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from beyond import Paths, ensembles, measured
 
-from fedmerit import config
+from fedmerit.config import Config
 from fedmerit.errors import ReportError
 from fedmerit.identity import seed_from
 from fedmerit.protocol.measure import coalition_models, mean
+from fedmerit.protocol.messages import Model, Outcome
+from fedmerit.protocol.pool import Slice
 from fedmerit.protocol.terms import weights_of
 from fedmerit.scoring.ground_truth import shapley
-from fedmerit.secagg.quantise import Encoding
-from fedmerit.simulation import analysis as truth
-from fedmerit.simulation import run as embedded
-from fedmerit.simulation import setup
-from fedmerit.simulation import transport as local
-from fedmerit.simulation.coalitions import Evaluator, retrain_tables
+from fedmerit.simulation.analysis import Truth
+from fedmerit.simulation.coalitions import Evaluator
 from fedmerit.simulation.models import as_tensor, load_vector, prepare
-from fedmerit.simulation.run import Engine, Progress
-from fedmerit.simulation.setup import Federation
-from fedmerit.simulation.transport import Aggregation, LocalTraining, Offer
+from fedmerit.simulation.run import Progress, Rehearsal, Watch
+from fedmerit.simulation.setup import Federation, seed_for
+from fedmerit.simulation.setup import prepare as federation_of
+from fedmerit.simulation.transport import PlainRound
 from fedmerit.simulation.utilities import balance, evaluation, float32
 from fedmerit.storage.run_folder import Folder
 
@@ -35,37 +33,6 @@ SHARE = 0.0
 """Of the device's memory that this process may use; 0: all."""
 TOLERANCE = 1.001
 """Largest deviation of a coalition's utility from float32, in test images: one."""
-
-
-@dataclass(frozen=True, eq=False)
-class Kept(Offer):
-    """An offer that works out its contribution once."""
-
-    memory: dict[str, Any] = field(default_factory=dict)
-
-    def contribution(self, encoding: Encoding) -> np.ndarray:
-        """As it was summed."""
-        if "value" not in self.memory:
-            self.memory["value"] = super().contribution(encoding)
-        return self.memory["value"]  # type: ignore[no-any-return]
-
-
-class KeepingAggregation(Aggregation):
-    """Makes offers that are asked several times."""
-
-    def offers(self, *given: Any) -> list[Offer]:
-        """As the parent's."""
-        return [Kept(one.name, one.delta, one.weight, one.seed) for one in super().offers(*given)]
-
-
-class OneByOne(LocalTraining):
-    """Trains one member after another on a GPU too: slower, but leaves it free for other processes."""
-
-    def _group(self, number: int, group: Sequence[Any], start: Any) -> dict[str, Any]:
-        models: dict[str, Any] = {}
-        for client in group:
-            models |= super()._group(number, [client], start)
-        return models
 
 
 class QuickEvaluation:
@@ -100,93 +67,110 @@ class QuickEvaluation:
         return found
 
 
-class BothGames(Engine):
-    """The engine, which also measures each member's two models of the other, renormalised game.
+class BothGames(Rehearsal):
+    """A rehearsal that also measures each member's two models of the other, renormalised game.
 
-    On a GPU it trains in TF32, as PyTorch's convolutions do unless told otherwise.
+    It is its own analysis of plain rounds. On a GPU it trains in TF32, as PyTorch's convolutions do unless
+    told otherwise.
 
     Args:
-        settings: of the run.
+        config: of the run.
         folder: of the run.
         watch: told what happens.
-        loop: members train one after another.
-        games: "both", or "additive" to leave the other game out.
+        loop: members train one after another on a GPU too: slower, but leaves it free for other processes.
+        special: a cell's ``experiment`` section. ``weights = "MR-SV"``: current-round weights from exact
+            Shapley values. ``sampled = n``: the Shapley value of a round from n coalitions. ``loop``:
+            coalitions are retrained one after another, which suits large networks. ``again = k``: the same
+            data in the same hands, but the k-th other first model and batch order. ``games = "additive"``
+            leaves the other game out.
     """
 
     def __init__(
         self,
-        settings: config.Config,
+        config: Config,
         folder: Folder,
-        watch: Callable[[Progress], None],
+        watch: Watch,
         *,
-        loop: bool,
-        games: str = "both",
+        loop: bool = False,
+        special: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(settings, folder, watch)
-        if loop:
-            self.local = OneByOne(self.federation, self.local.solo)
-        if self.federation.device.type == "cuda":
-            self.federation.training = replace(self.federation.training, tf32=True)
-            self.federation.evaluate = QuickEvaluation(self.federation)  # type: ignore[method-assign]
-            for member in self.members.values():
-                member.evaluate = self.federation.evaluate
-        self.aggregation = KeepingAggregation(**vars(self.aggregation))
-        self.games = games
+        special = special or {}
+        seeds = functools.partial(other_seed, special["again"]) if "again" in special else seed_for
+        federation, quick = federation_of(config, seeds=seeds), None
+        if federation.device.type == "cuda":
+            federation = replace(federation, training=replace(federation.training, tf32=True))
+            quick = QuickEvaluation(federation)
+        truth = None
+        if config.scoring.truth:
+            sampled = {"most_exact": 0, "budget": special["sampled"]} if "sampled" in special else {}
+            truth = Truth(
+                federation,
+                folder.path / "tables",
+                lambda done, total: self._told("coalitions", done, total),
+                evaluator=evaluator,
+                stacked=False if special.get("loop") else None,
+                **sampled,
+            )
         self.renormalised: list[dict[str, dict[str, list[float]]]] = []
         self.other_truth: dict[str, list[list[float]]] = {}
-        self.paths = Paths(self.federation.first)
+        self.paths = Paths(federation.first)
         self.whole_run: dict[str, Any] = {}
-        if self.truth:
-            shown = self.federation.pool.slice(1)
-            self.truth._evaluators[shown.id] = evaluator(self.federation)
+        super().__init__(
+            config,
+            folder,
+            watch,
+            federation=federation,
+            evaluate=quick,
+            truth=truth,
+            analyses=[self] if special.get("games", "both") == "both" else [],
+            current_weights=ShapleyWeights(federation) if special.get("weights") == "MR-SV" else None,
+            stacked=False if loop else None,
+        )
 
-    def _evaluate(
-        self, number: Any, before_model: Any, outcome: Any, offers: Any, encoding: Any, lost: Any
-    ) -> Any:
-        found = super()._evaluate(number, before_model, outcome, offers, encoding, lost)
-        if self.games != "both":
-            return found
-        offered = {offer.name: offer for offer in offers}
+    def summed(self, plain: PlainRound) -> None:
+        """Both models of every member in the renormalised game."""
+        m0, outcome = plain.m0, plain.outcome
         if self.truth and "shapley" in self.config.scoring.truth:
-            self._other_truth(before_model, outcome, [offered[name] for name in outcome.included], encoding)
+            self._other_truth(self.truth.of_slice(outcome.slice), plain)
+        self._told("evaluate", 0, len(outcome.included))
         values: dict[str, dict[str, list[float]]] = {}
-        for name in outcome.included:
-            weight = 1.0 if offered[name].weight is None else float(offered[name].weight)
-            given = offered[name].contribution(encoding)
-            models = coalition_models("renormalised", before_model, outcome, given, weight)
+        for name, weight in zip(outcome.included, plain.weights, strict=True):
+            given = plain.contribution(name)
+            models = coalition_models("renormalised", m0, outcome, given, weight)
             update = (given / outcome.total_weight).astype(np.float32)
-            self.paths.add(name, update, models[1] - before_model)
+            self.paths.add(name, update, models[1] - m0)
             for which, model in zip(("alone", "without"), models, strict=True):
-                for utility, each in self.federation.evaluate(model, outcome.slice).items():
+                for utility, each in self.evaluate(model, outcome.slice).items():
                     values.setdefault(utility, {"alone": [], "without": []})[which].append(mean(each))
         self.renormalised.append(values)
-        if number == self.config.training.rounds:
+        if outcome.round == self.config.training.rounds:
             self._whole_run(outcome)
-        return found
 
-    def _whole_run(self, outcome: Any) -> None:
+    def _whole_run(self, outcome: Outcome) -> None:
         """After the last round: what the path without a member and the solo models together are worth."""
         for kind, models in self.paths.models(outcome.model).items():
-            each = [self.federation.evaluate(models[name], outcome.slice) for name in self.federation.names]
+            each = [self.evaluate(models[name], outcome.slice) for name in self.federation.names]
             self.whole_run[kind] = measured(each)
-        if self.local.solo:
-            self.whole_run["solo together"] = ensembles(self.federation, self.local.solo)
+        if solo := self.transport.local.solo:
+            self.whole_run["solo together"] = ensembles(self.federation, solo)
 
-    def _other_truth(self, before: Any, outcome: Any, included: Sequence[Offer], encoding: Any) -> None:
+    def _other_truth(self, evaluator: Evaluator, plain: PlainRound) -> None:
         """The round's exact Shapley values in the renormalised game."""
-        assert self.truth is not None
-        updates = [offer.contribution(encoding) / outcome.total_weight for offer in included]
-        weights = [1.0 if offer.weight is None else float(offer.weight) for offer in included]
-        tables, _ = self.truth._evaluator(outcome).tables(
-            before, updates, weights, game="renormalised", clients=outcome.included
+        outcome = plain.outcome
+        updates = [plain.contribution(name) / outcome.total_weight for name in outcome.included]
+        tables, _ = evaluator.tables(
+            plain.m0, updates, plain.weights, game="renormalised", clients=outcome.included
         )
         for utility, table in tables.items():
             self.other_truth.setdefault(utility, []).append(shapley(table).values.tolist())
 
+    def _told(self, stage: Any, done: int, total: int) -> None:
+        number = len(self.recorder.rounds) + 1
+        self.watch(Progress(stage, number, self.config.training.rounds, done, total))
 
-def evaluator(federation: Federation) -> Evaluator:
-    """Of all coalitions of a round on the fixed test pool, close to float32."""
-    shown = federation.pool.slice(1)
+
+def evaluator(federation: Federation, shown: Slice) -> Evaluator:
+    """Of all coalitions of a round on a test slice, close to float32."""
     given = federation.network, shown.x, shown.y, federation.utilities
     limit = None
     if SHARE and federation.device.type == "cuda":  # it sees what is free, not what is its own
@@ -197,47 +181,22 @@ def evaluator(federation: Federation) -> Evaluator:
 class ShapleyWeights:
     """Weights from the exact Shapley value of the current round under plain averaging. Analysis only."""
 
-    def __init__(self) -> None:
-        self.evaluator: Evaluator | None = None
+    def __init__(self, federation: Federation) -> None:
+        self.federation = federation
 
-    def __call__(
-        self, federation: Federation, _number: int, start: Any, trained: Mapping[str, Any], _score: str
-    ) -> dict[str, float]:
-        """As ``reweighting.from_this_round``."""
-        self.evaluator = self.evaluator or evaluator(federation)
+    @functools.cached_property
+    def evaluator(self) -> Evaluator:
+        """On the fixed test pool."""
+        return evaluator(self.federation, self.federation.pool.slice(1))
+
+    def __call__(self, _number: int, start: Model, trained: Mapping[str, Model]) -> dict[str, float]:
+        """As ``analysis.from_this_round``."""
         updates = [(model - start) / np.float32(len(trained)) for model in trained.values()]
         tables, _ = self.evaluator.tables(start, updates, [1.0] * len(updates), clients=tuple(trained))
-        return weights_of(shapley(tables[federation.utilities[0].name]).values, tuple(trained))
+        return weights_of(shapley(tables[self.federation.utilities[0].name]).values, tuple(trained))
 
 
-@contextlib.contextmanager
-def analysed(given: Mapping[str, Any]) -> Iterator[None]:
-    """What a cell's ``experiment`` section asks of the engine beyond its settings, for as long as it runs.
-
-    ``weights = "MR-SV"``: current-round weights from exact Shapley values. ``sampled = n``: the Shapley value
-    of a round from n coalitions. ``loop``: coalitions are retrained one after another, which suits large
-    networks. ``again = k``: the same data in the same hands, but the k-th other first model and batch order.
-    """
-    before = embedded.from_this_round, truth.MOST_EXACT, truth.BUDGET, truth.retrain_tables
-    places = [(module, module.seed_for) for module in (setup, local, truth)]
-    if given.get("weights") == "MR-SV":
-        embedded.from_this_round = ShapleyWeights()
-    if "sampled" in given:
-        truth.MOST_EXACT, truth.BUDGET = 0, given["sampled"]
-    if given.get("loop"):
-        truth.retrain_tables = functools.partial(retrain_tables, stacked=False)
-    if "again" in given:
-        for module, _ in places:
-            module.seed_for = functools.partial(_other_seed, given["again"])  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        embedded.from_this_round, truth.MOST_EXACT, truth.BUDGET, truth.retrain_tables = before
-        for module, seed_for in places:
-            module.seed_for = seed_for  # type: ignore[attr-defined]
-
-
-def _other_seed(again: int, settings: config.Config, *what: str | int) -> int:
+def other_seed(again: int, config: Config, *what: str | int) -> int:
     """As ``setup.seed_for``, with other training and another first model, but the same data."""
     other = ("again", again) if what[0] in ("train", "model") else ()
-    return seed_from(settings.run.seed, *other, *what)
+    return seed_from(config.run.seed, *other, *what)

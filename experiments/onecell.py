@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from cells import Cell, Result, datasets
 from compact import load as load_compact
-from engine import BothGames, analysed
+from engine import BothGames
 
 from fedmerit import __version__, config, data
 from fedmerit.identity import number
@@ -107,9 +107,9 @@ def run_cell(
         special = settings.pop("experiment", {})
         made = config.from_dict(settings)
         made, _ = resolve(made, read(made))
-        with Folder(folder / "run", made) as opened, analysed(special):
+        with Folder(folder / "run", made) as opened:
             loop = loop or special.get("loop", False)
-            engine = BothGames(made, opened, watch, loop=loop, games=special.get("games", "both"))
+            engine = BothGames(made, opened, watch, loop=loop, special=special)
             document = engine.run()
             looked = [dict(record.body) for record in opened.ledger.records("analysis")]
             total = time.perf_counter() - began

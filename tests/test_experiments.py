@@ -1,6 +1,7 @@
 """The paper's experiments: every kind runs at toy size, and what is written follows from the raw results."""
 
 import ast
+import functools
 import itertools
 import json
 import math
@@ -9,6 +10,7 @@ import random
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +20,9 @@ from hypothesis import strategies as st
 from numpy._core import _multiarray_umath as kernels
 
 from fedmerit import Reports, config, fp, normalise
-from fedmerit.simulation import analysis as truth
-from fedmerit.simulation import run as embedded
-from fedmerit.simulation.setup import prepare
+from fedmerit.simulation.run import Rehearsal
+from fedmerit.simulation.setup import prepare, seed_for
+from fedmerit.storage.run_folder import Folder
 
 ROOT = Path(__file__).resolve().parent.parent
 HERE = ROOT / "experiments"
@@ -302,6 +304,22 @@ def test_quick_evaluation_is_the_federations_own(small):
         np.testing.assert_allclose(quick[name], values, rtol=1e-5, atol=1e-6)
 
 
+def test_an_evaluation_that_is_handed_over_serves_reports_and_weights(small, tmp_path):
+    from engine import QuickEvaluation
+
+    made = replace(small, training=replace(small.training, rounds=1, weights="current-scores"))
+    own, handed = prepare(made), prepare(made)
+    other = replace(handed, training=handed.training)  # counts for itself
+    with Folder(tmp_path / "own", made) as folder:
+        plain = Rehearsal(made, folder, federation=own).run()
+    with Folder(tmp_path / "handed", made) as folder:
+        quick = Rehearsal(made, folder, federation=handed, evaluate=QuickEvaluation(other)).run()
+    assert handed.evaluations == 0
+    assert other.evaluations == own.evaluations
+    for one, two in zip(plain["rounds"], quick["rounds"], strict=True):
+        np.testing.assert_allclose(one["reports"]["alone"], two["reports"]["alone"], rtol=1e-4)
+
+
 def test_weights_of_the_current_round_are_its_normalised_shapley_value(small):
     from engine import ShapleyWeights
 
@@ -318,7 +336,7 @@ def test_weights_of_the_current_round_are_its_normalised_shapley_value(small):
             value[name], before = value[name] + (after - before) / 6, after
     expected = np.clip(normalise(list(value.values())), 0.1, 3)
     trained = {name: first + step for name, step in steps.items()}
-    weights = ShapleyWeights()(federation, 1, first, trained, "")
+    weights = ShapleyWeights(federation)(1, first, trained)
     np.testing.assert_allclose([weights[name] for name in names], expected, rtol=1e-3)
 
 
@@ -366,14 +384,11 @@ def test_the_path_without_a_member_leaves_its_updates_of_all_rounds_out():
 
 
 def test_trained_again_the_data_stays_in_the_same_hands(small):
-    from engine import analysed
+    from engine import other_seed
 
-    from fedmerit.simulation import setup
-
-    plain = prepare(small)
-    with analysed({"again": 1}):
-        other = setup.prepare(small)
-        assert setup.seed_for(small, "train", 1, "client-0") != setup.seed_from(0, "train", 1, "client-0")
+    plain, other = prepare(small), prepare(small, seeds=functools.partial(other_seed, 1))
+    assert other.seed("train", 1, "client-0") != plain.seed("train", 1, "client-0")
+    assert other.seed("noise", 1, "client-0") == plain.seed("noise", 1, "client-0")
     for one, two in zip(plain.clients, other.clients, strict=True):
         np.testing.assert_array_equal(one.x, two.x)
         np.testing.assert_array_equal(one.y, two.y)
@@ -407,14 +422,49 @@ def test_what_one_member_learns_alone():
     assert 0 < losses[0] < 20
 
 
-def test_what_a_cell_asks_of_the_engine_ends_with_it():
-    from engine import ShapleyWeights, analysed
+def one_round_of(settings, *truth):
+    scoring, training = replace(settings.scoring, truth=truth), replace(settings.training, rounds=1)
+    return replace(settings, scoring=scoring, training=training)
 
-    before = embedded.from_this_round, truth.MOST_EXACT, truth.BUDGET
-    with analysed({"weights": "MR-SV", "sampled": 7}):
-        assert isinstance(embedded.from_this_round, ShapleyWeights)
-        assert (truth.MOST_EXACT, truth.BUDGET) == (0, 7)
-    assert (embedded.from_this_round, truth.MOST_EXACT, truth.BUDGET) == before
+
+def test_what_a_cell_asks_reaches_its_rehearsal(small, tmp_path):
+    from engine import BothGames, ShapleyWeights
+
+    made = one_round_of(small, "mr-shapley")
+    with Folder(tmp_path / "plain", made) as folder:
+        plain = BothGames(made, folder, lambda _: None)
+        plain.run()
+    special = {"weights": "MR-SV", "sampled": 12, "loop": True, "again": 1, "games": "additive"}
+    with Folder(tmp_path / "special", made) as folder:
+        asked = BothGames(made, folder, lambda _: None, loop=True, special=special)
+        asked.run()
+        methods = [record.body["method"] for record in folder.ledger.records("analysis")]
+    assert isinstance(asked.current_weights, ShapleyWeights)
+    assert methods == ["sampled"]
+    assert asked.truth.stacked is asked.transport.local.stacked is False
+    assert asked.federation.seed("model") != plain.federation.seed("model") == seed_for(made, "model")
+    assert len(plain.renormalised) == 1
+    assert len(plain.whole_run) == 2
+    assert asked.renormalised == []
+    assert not isinstance(plain.current_weights, ShapleyWeights)
+
+
+def test_a_contribution_is_worked_out_once_for_all_analyses(small, tmp_path):
+    from engine import BothGames
+
+    made = one_round_of(small, "mr-shapley", "shapley")
+    seen = []
+
+    class Watched(BothGames):
+        def summed(self, plain):
+            seen.extend(plain.contribution(name) for name in plain.outcome.included)
+            super().summed(plain)
+            seen.extend(plain.contribution(name) for name in plain.outcome.included)
+
+    with Folder(tmp_path / "run", made) as folder:
+        Watched(made, folder, lambda _: None).run()
+    assert len(seen) == 6
+    assert all(seen[i] is seen[i + 3] for i in range(3))
 
 
 def test_a_line_that_was_cut_short_costs_no_other_run(tmp_path):

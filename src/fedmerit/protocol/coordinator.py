@@ -223,8 +223,9 @@ class Coordinator:
             m0_hash,
             head,
         )
-        found.included = outcome.included
-        self._reports(found, outcome, self._there(server))
+        found.included, there = outcome.included, self._there(server)
+        del server  # its sums are as large as three models
+        self._reports(found, outcome, there)
         self.recorder.close(found, model, outcome, self._measured(m0, outcome))
         if not self.rehearsal:
             log.info(

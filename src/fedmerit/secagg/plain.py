@@ -23,6 +23,9 @@ from fedmerit.secagg.state import Released, update_digest
 __all__ = ["PlainClient", "PlainServer"]
 
 
+DECLINED = bytes([len(STAGES)])
+
+
 class PlainClient:
     """One member of one attempt; `secagg.Client` without secrets."""
 
@@ -66,12 +69,12 @@ class PlainClient:
         except ProtocolError as error:
             self.stage = "stopped"
             raise placed(error, "masked", self.name) from None
-        return self._say("masked", task.digest + np.ascontiguousarray(words, "<u4").tobytes())
+        return self._say("masked", task.digest, np.ascontiguousarray(words, "<u4").data)
 
     def decline(self) -> bytes:
         """Leave this attempt. The server learns only that."""
         self.stage = "stopped"
-        return pack("decline", b"")
+        return DECLINED
 
     def readable(self, broadcast: bytes) -> None:
         """Accept any bytes: nothing in them is used."""
@@ -80,10 +83,10 @@ class PlainClient:
         """Nothing, since nothing was masked."""
         return ""
 
-    def _say(self, stage: str, payload: bytes = b"") -> bytes:
+    def _say(self, stage: str, *payload: bytes | memoryview) -> bytes:
         stages = self.setting.stages
         self.stage = (*stages, "done")[stages.index(stage) + 1]
-        return pack(stage, payload)
+        return b"".join([bytes([STAGES.index(stage)]), *payload])  # an update is copied once
 
 
 class PlainServer:
@@ -126,14 +129,11 @@ class PlainServer:
     def receive(self, data: bytes, sender: str | None = None) -> str:
         """Take a member's message and return whose it is: who the transport says it is."""
         assert sender is not None
-        try:
-            stage, payload = msgpack.unpackb(data)
-        except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
-            raise MessageError(f"not a message: {type(error).__name__}", stage=self.stage) from None
-        stages = self.setting.stages
-        before = self.heads[stages[stages.index(self.stage) - 1]] if self.stage != stages[0] else stages
-        if (self.stage != stages[0] and sender not in before) or sender in self.declined:
-            raise BindingError("left before", stage=self.stage, member=sender)
+        if not data or data[0] > len(STAGES):
+            raise MessageError("not a message", stage=self.stage, member=sender)
+        stage, payload = (*STAGES, "decline")[data[0]], memoryview(data)[1:]
+        if sender not in self.waiting:
+            raise BindingError("was heard already, or left before", stage=self.stage, member=sender)
         if stage == "decline":
             self.declined.append(sender)
             return sender
@@ -141,9 +141,9 @@ class PlainServer:
             raise BindingError(f"{self.stage} is due", stage=self.stage, member=sender)
         if stage == "masked":
             assert self._task is not None
-            if payload[:32] != self._task.digest:
+            if payload[:32] != self._task.digest or len(payload) != 32 + 4 * self._task.encoding.words:
                 raise BindingError("made for another encoding or weights", stage=stage, member=sender)
-            np.add(self._sum, np.frombuffer(payload, "<u4", offset=32), out=self._sum)
+            np.add(self._sum, np.frombuffer(payload[32:], "<u4"), out=self._sum)
         self.heads[stage][sender] = True
         return sender
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from fedmerit.errors import ConfigError, StoreError
 from fedmerit.identity import exact
 from fedmerit.protocol.measure import cosine, mean
-from fedmerit.protocol.messages import Model, Outcome
+from fedmerit.protocol.messages import Evaluate, Model, Outcome
 from fedmerit.protocol.pool import Slice
 from fedmerit.protocol.terms import weights_of
 from fedmerit.scoring.ground_truth import sampled_shapley, shapley
@@ -38,9 +38,23 @@ from fedmerit.storage.run_folder import write
 
 
 def from_this_round(
-    federation: Federation, number: int, start: Model, trained: Mapping[str, Model], score: str
+    federation: Federation,
+    number: int,
+    start: Model,
+    trained: Mapping[str, Model],
+    score: str,
+    evaluate: Evaluate | None = None,
 ) -> dict[str, float]:
-    """Weights from this round's own scores under plain averaging. Analysis only."""
+    """Weights from this round's own scores under plain averaging. Analysis only.
+
+    Args:
+        federation: test pool and utilities.
+        number: of the round.
+        start: the model that all started from.
+        trained: everybody's local model.
+        score: that becomes weights.
+        evaluate: in the place of the federation's own evaluation.
+    """
     finite = {name: model for name, model in trained.items() if bool(np.isfinite(model).all())}
     weights = dict.fromkeys(trained, 1.0)
     if len(finite) < 2:
@@ -51,7 +65,7 @@ def from_this_round(
     grand = (start + change).astype(np.float32)
 
     def value(model: Model) -> float:
-        return mean(federation.evaluate(model, shown)[utility])
+        return mean((evaluate or federation.evaluate)(model, shown)[utility])
 
     reports = Reports(
         empty=value(start),

@@ -112,10 +112,11 @@ class Rehearsal:
         self.truth = truth
         if truth is None and self.config.scoring.truth:
             self.truth = Truth(federation, folder.path / "tables", self._coalitions)
+        self.evaluate = evaluate or federation.evaluate
         self.current_weights = current_weights or self._from_this_round
         identities = self._identities(make=not started)
         self.recorder = self._recorder(identities, started=started)
-        evaluations = Evaluations(evaluate or federation.evaluate)
+        evaluations = Evaluations(self.evaluate)
         self.transport = LocalTransport(
             federation,
             identities,
@@ -260,7 +261,8 @@ class Rehearsal:
         return {"scores": past, "current-scores": current}.get(training.weights)
 
     def _from_this_round(self, number: int, m0: Model, trained: Mapping[str, Model]) -> Mapping[str, float]:
-        return from_this_round(self.federation, number, m0, trained, self.config.training.weight_score)
+        score = self.config.training.weight_score
+        return from_this_round(self.federation, number, m0, trained, score, self.evaluate)
 
     # ---------------------------------------------------------------------------------------- who watches
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -79,7 +80,7 @@ class PlainRound:
     _contribution: Callable[[str], npt.NDArray[np.float64]]
 
     def contribution(self, name: str) -> npt.NDArray[np.float64]:
-        """w_i d_i after rounding to integers; worked out at each call, since it is as large as two models."""
+        """w_i d_i after rounding to integers, as large as two models: kept only where many analyses ask."""
         return self._contribution(name)
 
     def update(self, name: str) -> Model:
@@ -274,7 +275,12 @@ class LocalTransport:
         """What the analyses say of a round with a sum."""
         parts = {name: self.members[name].contribution for name in outcome.included}
         weights = tuple(float(self._weight(name)) for name in outcome.included)
-        plain = PlainRound(self.m0, outcome, weights, lambda name: parts[name](self.run, outcome.round)[0])
+
+        def contribution(name: str) -> npt.NDArray[np.float64]:
+            return parts[name](self.run, outcome.round)[0]
+
+        kept = cache(contribution) if len(self.analyses) > 1 else contribution
+        plain = PlainRound(self.m0, outcome, weights, kept)
         said: dict[str, Any] = {}
         for analysis in self.analyses:
             said |= analysis.summed(plain) or {}
