@@ -54,7 +54,7 @@ def outcome(given, masked):
     for k, name in enumerate(names):
         released = Released()
         if given["again"][k]:  # it brought this very update to a sum before
-            earlier = Setting("earlier", 1, 0, names, ROSTER, DIGEST)
+            earlier = Setting("earlier", 1, 0, tuple(NAMES), ROSTER, DIGEST)
             released.add(earlier, digest_of(brought(given, k)))
         clients[name] = (
             Client(setting, name, KEYS[k], released=released)
