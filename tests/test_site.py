@@ -193,7 +193,7 @@ def test_every_score_has_a_row_or_a_page_and_every_page_its_parts():
 def test_the_protocol_page_names_all_stages_and_exchanges_in_order():
     page = (DOCS / "protocol.md").read_text()
     first = re.findall(r"^\| (\w+) \|", page.partition("## Integers")[0], flags=re.MULTILINE)
-    then = re.findall(r"^\| (\w+) \|", page.partition("## Between machines")[2], flags=re.MULTILINE)
+    then = re.findall(r"^\| (\w+) \|", page.partition("## The exchanges")[2], flags=re.MULTILINE)
     assert first == ["stage", *STAGES]
     assert then == ["exchange", *EXCHANGES]
 
