@@ -1,7 +1,7 @@
-"""Convert formulas to MathML when the site is built. Browsers draw MathML themselves, so no page needs a script.
+"""Convert formulas to MathML when the site is built; browsers draw MathML, so no page needs a script.
 
-``$x$`` is a formula in a line; a paragraph ``$$ ... $$`` is a displayed one. A formula that cannot be drawn is an
-error.
+``$x$`` is a formula in a line; a paragraph ``$$ ... $$`` is a displayed one. A formula that cannot be drawn
+is an error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Show a script as a page: its comments at the left margin become prose, the lines between them become code blocks.
+"""Show a script as a page: comments at the left margin become prose, the lines between them become code.
 
 The script replaces a line ``<!-- script: PATH -->``. PATH is relative to the root of the repository.
 """
