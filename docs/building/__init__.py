@@ -1,1 +1,1 @@
-"""What builds the documentation beside zensical: formulas as MathML, docstrings as Markdown."""
+"""Extensions that build the documentation with zensical: formulas as MathML, docstrings as Markdown."""

@@ -1,4 +1,4 @@
-"""Docstrings as Markdown: the source writes formulas, roles and examples as reStructuredText does."""
+"""Convert docstrings to Markdown: the source writes formulas, roles and examples in reStructuredText."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ ROLE = re.compile(r":(?:func|class|meth|mod|data):`~?([\w.]+)`")
 
 
 class Docstrings(griffe.Extension):
-    """Turns what reStructuredText has and Markdown has not into Markdown."""
+    """Convert reStructuredText markup in docstrings to Markdown."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
-        """Every module, class, function and attribute that has a docstring."""
+        """Convert the docstring of a module, class, function or attribute, if it has one."""
         if obj.docstring is not None:
             obj.docstring.value = markdown(obj.docstring.value)
 
 
 def markdown(text: str) -> str:
-    """One docstring."""
+    """Return one docstring as Markdown."""
     text = MATH.sub(_displayed, text + "\n")
     text = re.sub(r":math:`([^`]+)`", r"$\1$", text)
     text = ROLE.sub(lambda found: f"`{found[1].removeprefix('fedmerit.')}`", text)

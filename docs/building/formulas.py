@@ -1,6 +1,7 @@
-"""Formulas as MathML, made when the site is built: browsers draw it themselves, so no page needs a script.
+"""Convert formulas to MathML when the site is built; browsers draw MathML, so no page needs a script.
 
-``$x$`` stands in a line; a paragraph of ``$$ ... $$`` is displayed. What cannot be drawn is an error.
+``$x$`` is a formula in a line; a paragraph ``$$ ... $$`` is a displayed one. A formula that cannot be drawn
+is an error.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ DISPLAYED = re.compile(r"\$\$\s*(.+?)\s*\$\$", flags=re.DOTALL)
 
 
 class Inline(InlineProcessor):
-    """``$x$`` in a line."""
+    """A formula ``$x$`` in a line."""
 
     def handleMatch(self, m: re.Match[str], data: str) -> tuple[str, int, int]:
-        """The formula, kept aside as finished HTML."""
+        """Store the formula as finished HTML."""
         return self.md.htmlStash.store(mathml(m[1], display="inline")), m.start(0), m.end(0)
 
 
@@ -33,11 +34,11 @@ class Displayed(BlockProcessor):
     """A paragraph that is one formula."""
 
     def test(self, parent: Element, block: str) -> bool:
-        """Whether this paragraph is one."""
+        """Return whether this paragraph is one formula."""
         return DISPLAYED.fullmatch(block.strip()) is not None
 
     def run(self, parent: Element, blocks: list[str]) -> None:
-        """The formula, kept aside as finished HTML."""
+        """Store the formula as finished HTML."""
         found = DISPLAYED.fullmatch(blocks.pop(0).strip())
         assert found is not None
         drawn = f'<div class="formula">{mathml(found[1], display="block")}</div>'
@@ -47,7 +48,7 @@ class Displayed(BlockProcessor):
 
 
 def mathml(latex: str, *, display: str) -> str:
-    """A formula in LaTeX, as MathML."""
+    """Return a LaTeX formula as MathML."""
     drawn = convert(" ".join(latex.split()), display=display)
     if "\\" in drawn:  # a command that the converter does not know comes out as it went in
         raise ValueError(f"not LaTeX that can be drawn: {latex}")
@@ -55,14 +56,14 @@ def mathml(latex: str, *, display: str) -> str:
 
 
 class Formulas(Extension):
-    """The extension."""
+    """The Markdown extension."""
 
     def extendMarkdown(self, md: Markdown) -> None:
-        """Before emphasis and escapes look at what is inside a formula."""
+        """Register the processors before those of emphasis and escapes, which would change a formula."""
         md.inlinePatterns.register(Inline(INLINE, md), "formula", 185)
         md.parser.blockprocessors.register(Displayed(md.parser), "formulas", 95)
 
 
 def makeExtension(**kwargs: object) -> Formulas:
-    """What Markdown looks for."""
+    """Return the extension; Markdown looks for this name."""
     return Formulas(**kwargs)

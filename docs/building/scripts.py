@@ -1,6 +1,6 @@
-"""A script as a page: its comments at the left margin are the prose, what stands between them is the code.
+"""Show a script as a page: comments at the left margin become prose, the lines between them become code.
 
-A line ``<!-- script: PATH -->`` is replaced by the script, PATH counted from the root of the repository.
+The script replaces a line ``<!-- script: PATH -->``. PATH is relative to the root of the repository.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ LINE = re.compile(r"<!-- script: (\S+) -->")
 
 
 class Scripts(Preprocessor):
-    """Puts scripts where they are asked for."""
+    """Insert scripts where a page asks for them."""
 
     def run(self, lines: list[str]) -> list[str]:
-        """The page with its scripts in place."""
+        """Return the page with its scripts inserted."""
         found: list[str] = []
         for line in lines:
             asked = LINE.fullmatch(line.strip())
@@ -34,7 +34,7 @@ class Scripts(Preprocessor):
 
 
 def as_page(script: str) -> list[str]:
-    """Lines of Markdown."""
+    """Return a script as lines of Markdown."""
     start = ast.parse(script).body[0].end_lineno or 0  # its docstring is for those who open the file
     page: list[str] = []
     for prose, part in groupby(script.splitlines()[start:], lambda line: line.startswith("#")):
@@ -47,13 +47,13 @@ def as_page(script: str) -> list[str]:
 
 
 class ScriptsExtension(Extension):
-    """The extension."""
+    """The Markdown extension."""
 
     def extendMarkdown(self, md: Markdown) -> None:
-        """Before anything looks for code."""
+        """Register the preprocessor before anything looks for code."""
         md.preprocessors.register(Scripts(md), "scripts", 60)
 
 
 def makeExtension(**kwargs: object) -> ScriptsExtension:
-    """What Markdown looks for."""
+    """Return the extension; Markdown looks for this name."""
     return ScriptsExtension(**kwargs)
