@@ -94,7 +94,7 @@ class SecureGrid(Grid):
             time.sleep(POLL)
             self._welcome()
         self._waits = self._waits + 1 if self.rounds and len(self.nodes) < self._least() else 0
-        if self._waits > IN_A_ROW:  # a strategy that needs more of them asks for ever
+        if self._waits >= IN_A_ROW:  # a strategy that needs more of them asks for ever
             there = f"{len(self.nodes)} members are there, {self._least()} are needed"
             raise self._given_up(f"{there}, and {self.join:g} s were waited {IN_A_ROW} times")
         self._looked = time.monotonic()
