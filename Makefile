@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo demo-flower test lint docs bench paper-smoke clean
+.PHONY: demo demo-flower test test-long lint docs bench paper-smoke clean
 
 demo: $(READY)
 	@$(BIN)/fedmerit demo
@@ -16,7 +16,11 @@ demo-flower: $(READY)
 # The page is looked at in a browser: Debian's, installed where that is possible; else those tests say why they skip.
 test: $(READY) lint
 	@command -v chromium >/dev/null || apt-get install -y -q chromium >/dev/null 2>&1 || true
-	$(BIN)/pytest -q -n 2 --dist worksteal -m "not alone"
+	$(BIN)/pytest -q -n 2 --dist worksteal -m "not alone and not long"
+
+# What is slow by nature: kills, toy experiments, every field of every record, real deployments.
+test-long: $(READY)
+	$(BIN)/pytest -q -n 2 --dist worksteal -m "long and not alone"
 	$(BIN)/pytest -q -m alone
 
 lint: $(READY)

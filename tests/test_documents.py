@@ -237,7 +237,7 @@ def test_every_file_the_documents_name_exists():
             assert (document.parent / name).exists(), f"{document.name} links {name}"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_training_on_the_test_set_pays_if_the_pool_is_fixed_and_not_if_slices_stay_fresh(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     import train_on_test

@@ -180,7 +180,7 @@ def listed():
     return {field for row in rows for field in re.findall(r"`([a-z_0-9.*]+)`", row)}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_field_is_compared_or_listed(files, tmp_path):
     passed, tried = {}, set()
     for name, kinds in RUNS.items():

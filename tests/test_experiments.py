@@ -46,7 +46,7 @@ def call(script, *arguments, **environment):
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_experiment_runs_at_toy_size_and_ends_in_tables_and_figures(tmp_path):
     said = call("run.py", "--toy", "--out", tmp_path / "run", "--budget-minutes", 4)
     assert "nothing is left" in said
@@ -90,7 +90,7 @@ def test_a_dataset_that_is_not_there_costs_no_other_run(tmp_path):
     assert not (tmp_path / "out" / "cells.jsonl").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_committed_follows_from_the_raw_results():
     """As an old processor computes it: numpy and its BLAS have other kernels there, which add otherwise."""
     found = [name for name in kernels.__cpu_dispatch__ if kernels.__cpu_features__.get(name)]
@@ -118,7 +118,7 @@ def moved(found, draw):
     return found * (1 + draw()) if isinstance(found, float) else found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_character_hangs_on_the_last_bits_of_a_number(raw, seed, tmp_path, monkeypatch):
     import cells

@@ -32,6 +32,7 @@ def test_every_tutorial_is_run_here():
     ]
 
 
+@pytest.mark.long
 def test_score_existing(tmp_path):
     said = follow("score_existing.py", tmp_path)
     rounds = fm.read(tmp_path / "reports.csv")

@@ -209,6 +209,7 @@ def test_files_are_not_written_beside_a_process_that_holds_the_folder(older):
     assert read_scores(folder) == before
 
 
+@pytest.mark.long
 # -------------------------------------------------------------------------------- beside a running process
 
 

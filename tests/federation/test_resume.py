@@ -52,7 +52,7 @@ def whole(tmp_path_factory):
     return (folder / "scores.json").read_bytes(), (folder / "scores.csv").read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(280)
 def test_killed_at_ten_random_moments_it_ends_with_the_same_bytes(tmp_path, whole):
     folder = tmp_path / "run"

@@ -1,6 +1,7 @@
 """Where one party played all members the ledger says so; else it says no more than that keys differ."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 from federation_in import NAMES, NODES
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from fedmerit.cli import app
 from fedmerit.errors import LedgerError, ProtocolError
+from fedmerit.flower.client import place_of
 from fedmerit.flower.server import Contributions, engine_of
 from fedmerit.identity import read_roster
 from fedmerit.ledger.chain import Ledger
@@ -31,9 +33,14 @@ def test_flowers_own_grids_are_told_apart():
     assert engine_of(HttpGrid.__new__(HttpGrid)) == "flower"
 
 
+def rehearsed(context):
+    """A place that says what it is: a member signs no rehearsal else."""
+    return replace(place_of(context), rehearsal=True)
+
+
 @pytest.fixture
 def simulated(home):
-    grid = members(home)
+    grid = members(home, place=rehearsed)
     grid.__class__ = Simulated
     start(contributions(home), grid, 2)
     return home
@@ -92,7 +99,7 @@ def test_ledgers_from_before_are_read_with_the_careful_words(home, monkeypatch):
 
 
 def test_a_simulation_that_too_few_joined_leaves_a_folder_that_can_be_used_again(home):
-    grid = members(home)
+    grid = members(home, place=rehearsed)
     grid.__class__ = Simulated
     grid.dead = {100, 101}
     with pytest.raises(ProtocolError, match="2 of 4 members joined"):

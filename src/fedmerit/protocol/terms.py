@@ -181,7 +181,11 @@ def refuse_rehearsal(terms: Mapping[str, Any], config: Config, engines: Sequence
     would then be said to prove nothing.
     """
     if (engine := terms.get("engine", FLOWER)) not in engines:
-        raise RefusedError(f"asked for a run with engine {engine!r:.40}, which this is not", stage="join")
+        raise RefusedError(
+            f"asked for a run with engine {engine!r:.40}, which this is not (in a simulation, the `place` of "
+            "secure says rehearsal=True)",
+            stage="join",
+        )
     if config.analysis or not config.secure_aggregation.enabled:
         raise RefusedError("asked for a run that looks at plain updates", stage="join")
     if config.training.weights not in ("uniform", "secret", "roster"):
