@@ -32,7 +32,6 @@ def test_every_tutorial_is_run_here():
     ]
 
 
-@pytest.mark.long
 def test_score_existing(tmp_path):
     said = follow("score_existing.py", tmp_path)
     rounds = fm.read(tmp_path / "reports.csv")
@@ -50,6 +49,7 @@ def test_score_existing(tmp_path):
     assert ", ".join(f"{name} {amount:,}" for name, amount in paid.items()) in said
 
 
+@pytest.mark.long
 def test_rehearse_consortium(tmp_path):
     ours = tmp_path / "ours"
     said = follow("rehearse_consortium.py", ours)
