@@ -3,7 +3,7 @@
 import pytest
 
 from fedmerit.config import Corruption
-from fedmerit.sentences import planted
+from fedmerit.notes import planted
 
 A, B, C = "Ash {0}", "Bonn, Radiology", "Cork"
 HIDDEN = {A: "Member C", B: "Member A", C: "Member B"}
