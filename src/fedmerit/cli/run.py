@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import typer
 
 from fedmerit.cli.base import Set_, advised, app, err, fail, out
-from fedmerit.config import Config, asked_for, of_folder
+from fedmerit.config import SCHEMA, Config, asked_for, of_folder, written
 from fedmerit.errors import ConfigError
 from fedmerit.scoring.files import LEDGER
 
@@ -282,16 +282,15 @@ def commented_config() -> str:
         "# fedmerit: settings of a run. Every key has this default; delete what you do not change.",
         "# fedmerit run THIS.toml --out runs/first",
         "",
+        f"schema = {SCHEMA}",
     ]
-    kind: Any = Config
-    for line in default.to_toml().splitlines():
-        if line.startswith("["):
-            kind = type(getattr(default, line.strip("[]")))
-            lines += [f"# {(kind.__doc__ or '').strip()}", line]
-            continue
-        above, beside = _explained(kind, line.partition(" = ")[0])
-        lines += [f"# {above}"] if above else []
-        lines.append(f"{line}  # {beside}" if beside else line)
+    for section, values in default.as_dict().items():
+        kind = type(getattr(default, section))
+        lines += ["", f"# {(kind.__doc__ or '').strip()}", f"[{section}]"]
+        for key, value in values.items():
+            above, beside = _explained(kind, key)
+            lines += [f"# {above}"] if above else []
+            lines.append(f"{key} = {written(value)}" + (f"  # {beside}" if beside else ""))
     return "\n".join(lines) + "\n"
 
 

@@ -41,9 +41,13 @@ _GAPS = ("gap", "jump")
 
 
 def notes(facts: Facts) -> list[str]:
-    """What to know beside the ranking; the status of FP and EE, which rank nobody, is told in part 4."""
+    """What to know beside the ranking; the status of FP and EE, which rank nobody, is told in part 4.
+
+    Under pseudonyms no text without a code is shown: nobody knows whether it names somebody.
+    """
     known = _GAPS if gaps_known(facts) else ()  # then the page opens with them
-    return [note(one) for one in facts.summary.notes if code_of(one) not in (*NORMALISED, *known)]
+    told = [one for one in facts.summary.notes if code_of(one) not in (*NORMALISED, *known)]
+    return [note(one) for one in told if code_of(one) or not facts.source.pseudonyms]
 
 
 def note(text: str) -> str:
