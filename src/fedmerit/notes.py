@@ -11,6 +11,7 @@ import string
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -235,7 +236,7 @@ class Note(str):
     def _from(cls, code: str, values: Mapping[str, Any], words: str, shown: Mapping[str, Any]) -> Note:
         number = values.get("round")
         where = "" if number is None else f"round {number}: "
-        return _restored(_WRITER.vformat(words, (), {"where": where, **shown}), code, values)
+        return _restored(_written(words, {"where": where, **shown}), code, values)
 
     def __reduce__(self) -> tuple[Callable[..., Note], tuple[str, str, Mapping[str, Any]]]:
         return _restored, (str(self), self.code, self.values)
@@ -316,8 +317,8 @@ def _by_name(key: str) -> Callable[[Any], str]:
     return name
 
 
-class _Writer(string.Formatter):
-    """Formats values; lists are joined here, and only here, as the words ask for it.
+def _written(words: str, values: Mapping[str, Any]) -> str:
+    """Words with their values; lists are joined here, and only here, as the words ask for it.
 
     ====================  ==========================================================================
     ``{x}``               A, B, C
@@ -332,17 +333,33 @@ class _Writer(string.Formatter):
     ``{x:quoted}``        a name as it may stand in a list (see `quoted`)
     ====================  ==========================================================================
     """
+    parts = []
+    for literal, key, spec, conversion in _parsed(words):
+        parts.append(literal)
+        if key is not None:
+            value = values[key]
+            parts.append(_shown(_CONVERTED[conversion](value) if conversion else value, spec or ""))
+    return "".join(parts)
 
-    def format_field(self, value: Any, format_spec: str) -> str:
-        if "|" in format_spec:
-            one, _, more = format_spec.partition("|")
-            return one if (value if isinstance(value, int) else len(value)) == 1 else more
-        if format_spec == "quoted":
-            return quoted(value)
-        if not isinstance(value, tuple):
-            return format(value, format_spec)
-        how, _, most = format_spec.rpartition(" ")
-        return _JOINED[how or format_spec](value, int(most) if how else len(value))
+
+@cache
+def _parsed(words: str) -> tuple[tuple[str, str | None, str | None, str | None], ...]:
+    return tuple(string.Formatter().parse(words))
+
+
+_CONVERTED = {"r": repr, "a": ascii}
+
+
+def _shown(value: Any, spec: str) -> str:
+    if "|" in spec:
+        one, _, more = spec.partition("|")
+        return one if (value if isinstance(value, int) else len(value)) == 1 else more
+    if spec == "quoted":
+        return quoted(value)
+    if not isinstance(value, tuple):
+        return format(value, spec)
+    how, _, most = spec.rpartition(" ")
+    return _JOINED[how or spec](value, int(most) if how else len(value))
 
 
 def _left(items: Sequence[Any], most: int, words: str) -> str:
@@ -363,7 +380,6 @@ _JOINED: dict[str, Callable[[Sequence[Any], int], str]] = {
     "spaced": lambda items, most: _by(" ", items, most),
     "numbered": lambda items, most: numbered(items),
 }
-_WRITER = _Writer()
 
 # -------------------------------------------------------------------------------------------- names, short
 
