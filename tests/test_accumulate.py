@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmerit.errors import InputError, ReportError, UndefinedScore
+from fedmerit.notes import code_of
 from fedmerit.scoring.accumulate import accumulate
 from fedmerit.scoring.rewards import shares
 from fedmerit.scoring.scores import alpha
@@ -282,6 +283,9 @@ def test_who_was_in_the_sum_and_never_reported_is_noted_under_every_rule():
     assert "Eve" not in total.clients
     for rule in ("fair", "equal"):
         assert said in shares(total, rule).notes
+    same = replace(total, notes=("somebody's own words", *total.notes))
+    assert [code_of(note) for note in shares(same, "equal").notes] == ["never-reported"]
+    assert total.notes[0].values == {"client": "Eve"}
 
 
 def test_rounds_that_do_not_join_up_are_noted_with_their_numbers():

@@ -72,7 +72,7 @@ def stops(transport):
     return found
 
 
-NOT_PROTOCOL = ("scoring", "simulation/", "data/", "errors", "config", "identity", "report", "sentences")
+NOT_PROTOCOL = ("scoring", "simulation/", "data/", "errors", "config", "identity", "report", "notes")
 """Formulas, networks, settings, names: what a round uses, and would use in any protocol."""
 
 

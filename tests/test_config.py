@@ -22,6 +22,7 @@ from fedmerit.config import (
     Config,
     Partition,
     Training,
+    asked_for,
     check_schedule,
     difference,
     from_dict,
@@ -405,8 +406,10 @@ def test_counts_stay_counts_and_fractions_fractions():
     ids=str,
 )  # fmt: skip
 def test_bad_values_are_named_with_their_path_and_what_is_allowed(raw, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         from_dict(raw)
+    named = re.match(r"(\w+\.\w+)[:.]", str(caught.value))  # a section alone, or the schema, is no setting
+    assert caught.value.setting == (named[1] if named else "")
 
 
 @pytest.mark.parametrize(
@@ -522,6 +525,7 @@ def test_overrides_that_cannot_be_meant(override, message):
     with pytest.raises(ConfigError, match=message) as caught:
         from_dict({}, [override])
     assert len(str(caught.value)) < 400
+    assert (caught.value.setting in asked_for([override])) == (message != "trainin: unknown section")
 
 
 def test_the_last_override_wins_and_the_given_mapping_is_left_alone():

@@ -304,3 +304,17 @@ def test_every_error_and_the_sampled_value_are_in_the_reference():
         "scoring.ground_truth.Sampled",
     ]:
         assert f"::: fedmerit.{name}\n" in reference
+
+
+def test_an_error_about_reports_knows_round_client_and_the_problem_without_them():
+    given = {"empty": 0.1, "grand": 0.5, "alone": [0.2, 0.3], "without": [0.4, 0.4], "clients": ["A", "B"]}
+    with pytest.raises(errors.ValueRefused) as caught:
+        Reports(**{**given, "alone": [0.2, math.inf]}, round=3)
+    error = caught.value
+    assert (error.round, error.client) == (3, "B")
+    assert str(error) == f"round 3: {error.problem}"
+    assert error.problem.startswith("alone of client 'B' must be a finite number")
+    with pytest.raises(ReportError) as caught:
+        Reports(**given, silent=["A"], round=None)
+    assert (caught.value.round, str(caught.value)) == (None, caught.value.problem)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)

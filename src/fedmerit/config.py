@@ -214,7 +214,7 @@ class Config:
     def __post_init__(self) -> None:
         for section, key, value, hint in self._settings():
             if not fits(value, hint):
-                raise ConfigError(f"{section}.{key}: expected {words(hint)}, got {value!r:.100}")
+                raise ConfigError.at(f"{section}.{key}", f"expected {words(hint)}, got {value!r:.100}")
         check(self)
 
     @property
@@ -268,10 +268,14 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     try:
         return from_dict(_parsed(text), overrides)
     except ConfigError as error:
-        asked = [override.partition("=")[0].strip() for override in overrides]
-        if any(_is_about(str(error), setting) for setting in asked):
+        if error.setting in asked_for(overrides):
             raise  # --set is at fault, not the file
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"{path}: {error}", setting=error.setting) from error
+
+
+def asked_for(overrides: Sequence[str]) -> list[str]:
+    """Return the setting that each ``section.key=value`` is about; one that names none stands for itself."""
+    return [override.partition("=")[0].strip() or override for override in overrides]
 
 
 def of_folder(path: str | Path) -> Config:
@@ -281,7 +285,7 @@ def of_folder(path: str | Path) -> Config:
     try:
         return recorded(text)
     except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from error
+        raise ConfigError(f"{file}: {error}", setting=error.setting) from error
 
 
 def recorded(text: str) -> Config:
@@ -360,11 +364,6 @@ def _defaults(schema: int) -> Mapping[str, Mapping[str, Any]]:
     return {section: part for section, part in found.items() if section != "schema"}
 
 
-def _is_about(message: str, setting: str) -> bool:
-    """Whether a message of ours is about that setting, an entry of it, or the override itself."""
-    return message.startswith((f"{setting}:", f"{setting}.", "expected section.key=value"))
-
-
 def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
     """Settings from nested mappings; an entry ``schema`` says of which version they are, else of this one."""
     tree: dict[str, Any] = {
@@ -394,7 +393,7 @@ def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
         for name, part in _defaults(schema).items():
             given = tree.get(name, {})
             if later := [key for key in given if key not in part]:
-                raise ConfigError(f"{name}.{later[0]}: unknown key in settings of schema {schema}")
+                raise ConfigError.at(f"{name}.{later[0]}", f"unknown key in settings of schema {schema}")
             tree[name] = {**part, **given}
     return Config(**{name: _section(name, kinds[name], given) for name, given in tree.items()})
 
@@ -403,9 +402,9 @@ def _section(name: str, kind: type, given: Mapping[str, Any]) -> Any:
     hints = typing.get_type_hints(kind)
     for key, value in given.items():
         if key not in hints:
-            raise ConfigError(f"{name}.{key}: unknown key; expected one of {', '.join(hints)}")
+            raise ConfigError.at(f"{name}.{key}", f"unknown key; expected one of {', '.join(hints)}")
         if not fits(value, hints[key]):
-            raise ConfigError(f"{name}.{key}: expected {words(hints[key])}, got {value!r:.100}")
+            raise ConfigError.at(f"{name}.{key}", f"expected {words(hints[key])}, got {value!r:.100}")
     return kind(**{key: as_kind(value, hints[key]) for key, value in given.items()})
 
 
@@ -424,15 +423,16 @@ def _override(tree: dict[str, Any], override: str) -> None:
     section, dot, key = (part.strip() for part in path.partition("."))
     text = text.strip()
     if not (equals and dot and section and key):
-        raise ConfigError(f"expected section.key=value, such as training.rounds=3, got {override!r}")
+        expected = "expected section.key=value, such as training.rounds=3"
+        raise ConfigError(f"{expected}, got {override!r}", setting=asked_for([override])[0])
     try:
         parsed = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError) as error:
         if text.startswith(('"', "'", "[", "{")):
-            raise ConfigError(f"{section}.{key}: not a TOML value: {text!r:.100}") from error
+            raise ConfigError.at(f"{section}.{key}", f"not a TOML value: {text!r:.100}") from error
         parsed = {"value": text}  # a bare word: --set model.name=mlp
     if set(parsed) != {"value"}:
-        raise ConfigError(f"{section}.{key}: expected one value, got {text!r:.100}")
+        raise ConfigError.at(f"{section}.{key}", f"expected one value, got {text!r:.100}")
     part = tree.setdefault(section, {})
     if isinstance(part, dict):
         part[key] = parsed["value"]
@@ -459,6 +459,12 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "secure_aggregation.least": (0, 1024, "0 (automatic) or a number of members"),
     "run.seed": (0, 2**63 - 1, "0 or more"),
 }
+OF_MEMBERS = (
+    ("corruption", "label_noise"), ("corruption", "label_flip"), ("corruption", "free_rider"),
+    ("corruption", "duplicate"), ("corruption", "test_set"), ("participation", "away"),
+    ("participation", "lost"), ("training", "roster_weights"),
+)  # fmt: skip
+"""Settings that name members, beside partition.names: lists of them, or tables by member."""
 STAGES = (*SUM_STAGES, "report")
 TRUTHS = ("mr-shapley", "shapley")
 
@@ -475,35 +481,43 @@ def check(config: Config) -> None:
             continue
         if not low <= value <= high:
             most = ", at most 2^31" if high == MOST < value else ""
-            raise ConfigError(f"{path}: expected {allowed}{most}, got {value}")
+            raise ConfigError.at(path, f"expected {allowed}{most}, got {value}")
     _check_partition(config)
     if config.resolved:
         _check_members(config)
     noise = config.corruption.label_noise
     if isinstance(noise, str) and noise != "ramp":
-        raise ConfigError(f'corruption.label_noise: expected a table of rates or "ramp", got {noise!r}')
+        raise ConfigError.at("corruption.label_noise", f'expected a table of rates or "ramp", got {noise!r}')
     for name, rate in () if isinstance(noise, str) else noise.items():
         if not 0 <= rate <= 1:
-            raise ConfigError(f"corruption.label_noise.{name}: expected a rate from 0 to 1, got {rate}")
+            raise ConfigError.at(
+                "corruption.label_noise", f"expected a rate from 0 to 1, got {rate}", entry=name
+            )
     rounds = config.training.rounds
     for name, away in config.participation.away.items():
         if any(not 1 <= number <= rounds for number in away):
-            raise ConfigError(
-                f"participation.away.{name}: expected numbers of rounds, 1 to {rounds}, got {list(away)}"
+            raise ConfigError.at(
+                "participation.away",
+                f"expected numbers of rounds, 1 to {rounds}, got {list(away)}",
+                entry=name,
             )
     for name, when in config.participation.lost.items():
         number, _, stage = when.partition(":")
         if not (number.isascii() and number.isdigit() and int(number[:9]) > 0) or stage not in STAGES:
             form = f'"ROUND:STAGE" with a stage of {", ".join(STAGES)}'
-            raise ConfigError(f"participation.lost.{name}: expected {form}, got {when!r}")
+            raise ConfigError.at("participation.lost", f"expected {form}, got {when!r}", entry=name)
         if int(number[:9]) > rounds:
-            raise ConfigError(f"participation.lost.{name}: expected a round from 1 to {rounds}, got {when!r}")
+            raise ConfigError.at(
+                "participation.lost", f"expected a round from 1 to {rounds}, got {when!r}", entry=name
+            )
     utilities = list(config.scoring.utilities)
     if not utilities or len(set(utilities)) != len(utilities):
-        raise ConfigError(f"scoring.utilities: expected at least one utility, each once, got {utilities}")
+        raise ConfigError.at(
+            "scoring.utilities", f"expected at least one utility, each once, got {utilities}"
+        )
     for name in config.scoring.truth:
         if name not in TRUTHS:
-            raise ConfigError(f"scoring.truth: expected {' or '.join(TRUTHS)}, got {name!r}")
+            raise ConfigError.at("scoring.truth", f"expected {' or '.join(TRUTHS)}, got {name!r}")
     if config.scoring.visibility == "coordinator":
         for path, tells in (
             ("scoring.disclose_samples", config.scoring.disclose_samples),
@@ -511,43 +525,44 @@ def check(config: Config) -> None:
             ("training.weights", config.training.weights in ("scores", "current-scores")),
         ):
             if tells:
-                raise ConfigError(
-                    f'scoring.visibility: "coordinator" cannot hold with {path} as it is: '
-                    "that would tell every member about the others"
+                raise ConfigError.at(
+                    "scoring.visibility",
+                    f'"coordinator" cannot hold with {path} as it is: '
+                    "that would tell every member about the others",
                 )
     if config.training.roster_weights and config.training.weights != "roster":
-        raise ConfigError('training.roster_weights: only with training.weights = "roster"')
+        raise ConfigError.at("training.roster_weights", 'only with training.weights = "roster"')
 
 
 def _check_members(config: Config) -> None:
     """Refuse names that no member may have, and settings that name somebody else."""
     names = config.clients
     if len(set(names)) != len(names) or len(names) != config.partition.clients:
-        raise ConfigError(
-            f"partition.names: expected {config.partition.clients} different names, got {list(names)}"
+        raise ConfigError.at(
+            "partition.names", f"expected {config.partition.clients} different names, got {list(names)}"
         )
     try:
         check_names(names)
     except KeyFileError as error:
-        raise ConfigError(f"partition.names: {error}") from error
-    for section, key in (
-        ("corruption", "label_noise"), ("corruption", "label_flip"), ("corruption", "free_rider"),
-        ("corruption", "duplicate"), ("corruption", "test_set"), ("participation", "away"),
-        ("participation", "lost"), ("training", "roster_weights"),
-    ):  # fmt: skip
+        raise ConfigError.at("partition.names", str(error)) from error
+    for section, key in OF_MEMBERS:
         given = getattr(getattr(config, section), key)
         whose = config.corruption.duplicate.values() if key == "duplicate" else ()
         for name in () if isinstance(given, str) else (*given, *whose):
             if name not in names:
-                raise ConfigError(f"{section}.{key}: unknown member {name!r}; members are {', '.join(names)}")
+                raise ConfigError.at(
+                    f"{section}.{key}", f"unknown member {name!r}; members are {', '.join(names)}"
+                )
     threshold = config.secure_aggregation.threshold
     if threshold and not len(names) / 2 < threshold <= len(names):
         half = f"{len(names) // 2 + 1} to {len(names)}, more than half of the {len(names)} members"
-        raise ConfigError(f"secure_aggregation.threshold: expected {half}, got {threshold}")
+        raise ConfigError.at("secure_aggregation.threshold", f"expected {half}, got {threshold}")
     for name in names if config.training.weights == "roster" else ():
         weight = config.training.roster_weights.get(name)
         if weight is None or weight <= 0:
-            raise ConfigError(f"training.roster_weights.{name}: expected a weight above 0, got {weight}")
+            raise ConfigError.at(
+                "training.roster_weights", f"expected a weight above 0, got {weight}", entry=name
+            )
 
 
 def check_schedule(config: Config) -> None:
@@ -559,18 +574,22 @@ def check_schedule(config: Config) -> None:
     members, t = len(config.clients), config.threshold
     least, fraction = config.secure_aggregation.least, config.participation.fraction
     if t > members:
-        raise ConfigError(f"secure_aggregation.threshold: expected at most the {members} members, got {t}")
+        raise ConfigError.at(
+            "secure_aggregation.threshold", f"expected at most the {members} members, got {t}"
+        )
     if least and not t <= least <= members:
-        raise ConfigError(
-            f"secure_aggregation.least: expected {t} to {members}, since {t} of the {members} members must "
-            f"stay to the end of a round, got {least}"
+        raise ConfigError.at(
+            "secure_aggregation.least",
+            f"expected {t} to {members}, since {t} of the {members} members must "
+            f"stay to the end of a round, got {least}",
         )
     if usual_schedule(config) < t:
         smallest = next(k / 1000 for k in range(1001) if round(k / 1000 * members) >= t)
-        raise ConfigError(
-            f"participation.fraction: expected at least {smallest:g}, since {t} "
+        raise ConfigError.at(
+            "participation.fraction",
+            f"expected at least {smallest:g}, since {t} "
             f"of the {members} members must stay to the end of a round, got {fraction:g}, which schedules "
-            f"{usual_schedule(config)}"
+            f"{usual_schedule(config)}",
         )
 
 
@@ -582,20 +601,22 @@ def usual_schedule(config: Config) -> int:
 def _check_partition(config: Config) -> None:
     part = config.partition
     if part.merge and part.scheme != "group":
-        raise ConfigError(f'partition.merge: only with partition.scheme = "group", got {part.scheme!r}')
+        raise ConfigError.at("partition.merge", f'only with partition.scheme = "group", got {part.scheme!r}')
     owner: dict[str, str] = {}
     for name, groups in part.merge.items():
         if not groups:
-            raise ConfigError(f"partition.merge.{name}: expected at least one group, got none")
+            raise ConfigError.at("partition.merge", "expected at least one group, got none", entry=name)
         for group in groups:
             if group in owner:
-                raise ConfigError(f"partition.merge: group {group!r} is in {owner[group]!r} and in {name!r}")
+                raise ConfigError.at(
+                    "partition.merge", f"group {group!r} is in {owner[group]!r} and in {name!r}"
+                )
             owner[group] = name
     if part.sizes and part.scheme != "sizes":
-        raise ConfigError(f'partition.sizes: only with partition.scheme = "sizes", got {part.scheme!r}')
+        raise ConfigError.at("partition.sizes", f'only with partition.scheme = "sizes", got {part.scheme!r}')
     if part.scheme == "sizes" and len(part.sizes) != part.clients:
         got = len(part.sizes)
-        raise ConfigError(f"partition.sizes: expected {part.clients} sizes, one per client, got {got}")
+        raise ConfigError.at("partition.sizes", f"expected {part.clients} sizes, one per client, got {got}")
 
 
 # -------------------------------------------------------------------------------------------------- values

@@ -32,25 +32,39 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class FedmeritError(Exception):
     """Base of everything fedmerit raises on purpose."""
 
 
 class InputError(FedmeritError, ValueError):
-    """What the caller gave cannot be used."""
+    """What the caller gave cannot be used. ``setting`` is the path of the setting at fault, if one is."""
+
+    def __init__(self, message: str, *, setting: str = "") -> None:
+        super().__init__(message)
+        self.setting = setting
+
+    @classmethod
+    def at(cls, setting: str, problem: str, *, entry: str = "") -> Self:
+        """The error of a setting, or of one entry of it: says the path, then the problem."""
+        return cls(f"{setting}{'.' if entry else ''}{entry}: {problem}", setting=setting)
 
 
 class ReportError(InputError):
-    """A report, table or score vector is malformed."""
+    """A report, table or score vector is malformed.
+
+    ``round`` and ``client`` say whose it is, when known; ``problem`` is the message without the round.
+    """
+
+    def __init__(self, problem: str, client: str | None = None, *, round: int | None = None) -> None:
+        super().__init__(problem if round is None else f"round {round}: {problem}")
+        self.problem, self.client, self.round = problem, client, round
 
 
 class ValueRefused(ReportError):
     """A number that cannot be used. ``client`` says whose it is; None where it is one for the whole round."""
-
-    def __init__(self, message: str, client: str | None) -> None:
-        super().__init__(message)
-        self.client = client
 
 
 class FileFormatError(InputError):
@@ -58,7 +72,7 @@ class FileFormatError(InputError):
 
 
 class ConfigError(InputError):
-    """A setting is unknown or out of range."""
+    """A setting is unknown or out of range. ``setting`` is its path."""
 
 
 class DataError(InputError):
@@ -74,7 +88,13 @@ class UndefinedScore(FedmeritError):
 
 
 class UndefinedShares(FedmeritError):
-    """These scores must not be turned into money as they are."""
+    """These scores must not be turned into money as they are. ``note`` says why, with a code."""
+
+    @property
+    def note(self) -> str:
+        """The message; a :class:`~fedmerit.notes.Note` where the library made it."""
+        note: str = self.args[0]
+        return note
 
 
 class DoubtfulShares(UndefinedShares):
@@ -114,7 +134,13 @@ class ShareError(ProtocolError):
 
 
 class RefusedError(ProtocolError):
-    """A request that would reveal an update was refused."""
+    """A request that would reveal an update was refused. ``logged``: the member's own log says why."""
+
+    def __init__(
+        self, message: str, *, stage: str | None = None, member: str | None = None, logged: bool = False
+    ) -> None:
+        super().__init__(message, stage=stage, member=member)
+        self.logged = logged
 
 
 class BoundError(ProtocolError):
@@ -141,7 +167,14 @@ class KeyFileError(FedmeritError):
 
 
 class LedgerError(FedmeritError):
-    """A ledger record is missing, altered, reordered or not signed by its author."""
+    """A ledger record is missing, altered, reordered or not signed by its author.
+
+    ``record`` is its number; None where no record can be named.
+    """
+
+    def __init__(self, message: str, *, record: int | None = None) -> None:
+        super().__init__(message)
+        self.record = record
 
 
 class CopyDiffers(LedgerError):

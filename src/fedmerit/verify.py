@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,18 +23,17 @@ from fedmerit.ledger.records import (
     check_stated,
     first_body,
     moves,
-    numbered,
     reader_of,
     reading,
     rounds_of,
     run_and_config,
     unreported,
 )
+from fedmerit.notes import Note, planted
 from fedmerit.protocol.messages import Round
 from fedmerit.protocol.terms import EMBEDDED, REHEARSALS
 from fedmerit.scoring.doubts import check_payable, doubts
 from fedmerit.scoring.files import LEDGER
-from fedmerit.sentences import planted
 from fedmerit.storage.run_folder import (
     Folder,
     about_scores,
@@ -51,7 +50,7 @@ from fedmerit.storage.run_folder import (
 # ---------------------------------------------------------------------------------------------- whose keys
 
 
-def about_keys(run: Mapping[str, Any], config: Config, roster: Roster | None, name: str) -> Iterator[str]:
+def about_keys(run: Mapping[str, Any], config: Config, roster: Roster | None, name: str) -> Iterator[Note]:
     """Compare a run's keys with a roster, or say that nobody has; the lines that tell.
 
     Args:
@@ -66,10 +65,12 @@ def about_keys(run: Mapping[str, Any], config: Config, roster: Roster | None, na
     rehearsal = REHEARSALS.get(run["engine"])
     if roster is not None:
         _check(run, config, roster, name)
-        but = f"; but {rehearsal} held them all, so they do not show who spoke" if rehearsal else ""
-        yield f"keys: those of {name}, roster hash {roster.hash.hex()}{but}"
+        if rehearsal:
+            yield Note("keys-held", roster=name, hash=roster.hash.hex(), holder=rehearsal)
+        else:
+            yield Note("keys", roster=name, hash=roster.hash.hex())
     elif run["keys"] and not rehearsal:
-        yield f"keys: as the ledger states them; {_how_to_compare(run, config)}"
+        yield _how_to_compare(run, config)
 
 
 def _check(run: Mapping[str, Any], config: Config, roster: Roster, name: str) -> None:
@@ -99,7 +100,7 @@ def _check(run: Mapping[str, Any], config: Config, roster: Roster, name: str) ->
         )
 
 
-def _how_to_compare(run: Mapping[str, Any], config: Config) -> str:
+def _how_to_compare(run: Mapping[str, Any], config: Config) -> Note:
     """What shows whose keys they are; the hash only where it is that of these very keys."""
     stated, training = run.get("terms", {}).get("roster"), config.training
     weights = training.roster_weights if training.weights == "roster" else {}
@@ -109,15 +110,10 @@ def _how_to_compare(run: Mapping[str, Any], config: Config) -> str:
     except KeyFileError as error:
         raise LedgerError(f"its keys are no roster: {error}") from error
     if stated == computed:
-        return f"compare with --roster FILE, or the hash of your roster with {computed}"
+        return Note("keys-hashed", hash=computed)
     if weights:
         raise LedgerError("its members agreed to another roster than its keys and public weights make")
-    if stated is None:
-        return "compare with --roster FILE"
-    return (
-        "compare with --roster FILE (they give no roster hash to compare: the one in its terms is of public "
-        "weights that are not in the ledger, or of other keys)"
-    )
+    return Note("keys-stated" if stated is None else "keys-weighted")
 
 
 # ---------------------------------------------------------------------------------------- score files anew
@@ -185,7 +181,7 @@ def verify_folder(
     heads: str | Path | None = None,
     member: str | None = None,
     roster: Roster | str | Path | None = None,
-) -> Iterator[str]:
+) -> Iterator[Note]:
     """Check a run folder; yields what was found, line by line.
 
     That is: chain and signatures; that records fit together; the scores and payouts stated in the ledger; and
@@ -209,7 +205,7 @@ def verify_folder(
     path = Path(path)
     ledger, before = path / LEDGER, ""
     for attempt in range(1, ATTEMPTS + 1):
-        lines: list[str] = []
+        lines: list[Note] = []
         read = head_of(ledger)
         try:
             files, book = read_scores(path), snapshot(ledger)  # in this order: see `snapshot`
@@ -223,7 +219,7 @@ def verify_folder(
                 yield from lines
                 if isinstance(error, CopyDiffers):
                     yield from checked.about_money()
-                    yield f"head: {book.head}"
+                    yield Note("head", head=book.head)
                 raise
             if attempt == ATTEMPTS:
                 raise LedgerError(
@@ -236,7 +232,7 @@ def verify_folder(
                 yield from lines
                 yield from about_scores(path, files, late, checked.config, running=not same)
                 yield from checked.about_money()
-                yield f"head: {book.head}"
+                yield Note("head", head=book.head)
                 return
         before = read
         time.sleep(PAUSE)
@@ -249,7 +245,7 @@ def verify_copy(
     heads: str | Path | None = None,
     member: str | None = None,
     roster: Roster | str | Path | None = None,
-) -> Iterator[str]:
+) -> Iterator[Note]:
     """Check a copy of a ledger (JSON lines), as :func:`verify_folder` checks the ledger of a folder.
 
     A copy for one member withholds what others reported. Then chain, signatures and order are checked of all
@@ -259,13 +255,13 @@ def verify_copy(
     checked = _Checked(copy, member, roster)
     yield from checked.lines(head, heads)
     if checked.reader is None:
-        yield "scores: follow from the reports in the ledger"
+        yield Note("scores")
     else:
         withheld = sum(bool(record.withheld) for record in checked.records)
-        yield f"withheld: {withheld} records about others, of which only the hashes are here"
-        yield f"scores: those of {checked.reader} follow from its own reports; nobody else's were computed"
+        yield Note("withheld", records=withheld)
+        yield Note("scores-own", client=checked.reader)
     yield from checked.about_money()
-    yield f"head: {copy.head}"
+    yield Note("head", head=copy.head)
 
 
 class _Checked:
@@ -308,27 +304,24 @@ class _Checked:
         check_stated(self.records, rounds, self.config.scoring, self.reader)
         return rounds
 
-    def lines(self, head: str | None, heads: str | Path | None) -> Iterator[str]:
+    def lines(self, head: str | None, heads: str | Path | None) -> Iterator[Note]:
         """Chain, signatures, heads, rounds."""
-        yield f"ledger: {len(self.records)} records, chain {'and signatures ' if self.signed else ''}in order"
+        yield Note("chain-signed" if self.signed else "chain", records=len(self.records))
         members = self.config.clients
         if not self.signed:
-            yield "unsigned: the run had secure aggregation off, so anyone could have written it"
+            yield Note("unsigned")
         elif holder := REHEARSALS.get(self.run["engine"]):
-            yield f"rehearsal: {holder} held all keys, so signatures prove order, not who spoke"
+            yield Note("rehearsal", holder=holder)
         else:
             joined = {record.author for record in self.records if record.kind == "join"}
-            yield (
-                f"members: {len(joined)} of {len(members)} joined, each with its own key; "
-                "this cannot show whose machines they were"
-            )
+            yield Note("members", joined=len(joined), members=len(members))
         if faults := planted(self.config.corruption):
             yield faults
         yield from self.keys
         if self.signed:
             yield from told(self.heads, members, len(self.records))
         if head is not None:
-            yield f"head {head.lower()[:16]}...: on the chain: {check_head(head, self.places)}"
+            yield Note("on-chain", head=head.lower()[:16], place=check_head(head, self.places).words)
         if heads is not None:
             if self.run["engine"] == EMBEDDED:
                 raise LedgerError(
@@ -338,56 +331,68 @@ class _Checked:
             yield from check_kept(Path(heads), self.places, self.records)
         if self.member is not None and self.signed:
             own = self.heads.get(self.member)
-            yield f"{self.member}: last signed the head of {own}" if own else f"{self.member}: signed no head"
-        yield f"rounds: {len(self.rounds)} of {self.config.training.rounds}, {self._unscored()}"
+            if own is None:
+                yield Note("signed-none", client=self.member)
+            else:
+                yield Note("signed", client=self.member, place=own.words)
+        yield self._about_rounds()
         if moves(self.run):
-            yield "models: the server's optimiser moves the model between rounds, so no M0 can be followed"
+            yield Note("moves")
         for one in self.rounds:
-            for name, words in one.differences().items():
-                yield f"round {one.number}: {name} {words}"
+            for name, how in one.differences().items():
+                yield Note("differs", round=one.number, client=name, how=how)
         if self.run["analysis"]:
-            yield "analysis: plain updates were looked at"
+            yield Note("analysis")
 
-    def _unscored(self) -> str:
-        without = unreported(self.rounds)
-        said = f"{len(aborted(self.rounds))} aborted"
-        return said + (f", {len(without)} summed without any report ({numbered(without)})" if without else "")
+    def _about_rounds(self) -> Note:
+        closed, planned = len(self.rounds), self.config.training.rounds
+        gone, without = len(aborted(self.rounds)), unreported(self.rounds)
+        if not without:
+            return Note("rounds", closed=closed, planned=planned, aborted=gone)
+        return Note(
+            "rounds-unreported",
+            closed=closed,
+            planned=planned,
+            aborted=gone,
+            unreported=len(without),
+            rounds=without,
+        )
 
-    def about_money(self) -> Iterator[str]:
+    def about_money(self) -> Iterator[Note]:
         """Payout decisions, computed anew."""
-        planned = self.config.training.rounds
         for one in self.decisions:
-            after = f", after round {one.rounds} of {planned}" if one.rounds < planned else ""
-            instead = f", in place of decision {one.replaces}" if one.replaces else ""
             mine = ""
             if self.member is not None:
-                mine = f"; {one.paid.by_client.get(self.member, 0):,.2f} for {self.member}"
-            yield (
-                f"payouts: decision {one.number} (record {one.record}){instead}{after}: "
-                f"{one.paid.budget:,.2f} by the rule {one.terms.rule} follows from the scores, "
-                f"to the cent{mine}"
+                amount = one.paid.by_client.get(self.member, Decimal(0))
+                mine = Note("payouts-mine", amount=amount, client=self.member)
+            yield Note(
+                "payouts",
+                decision=one.number,
+                record=one.record,
+                instead=Note("payouts-instead", decision=one.replaces) if one.replaces else "",
+                after=self._after(one.rounds),
+                budget=one.paid.budget,
+                rule=one.terms.rule,
+                mine=mine,
             )
-            despite = (
-                ", as its record says" if one.terms.despite_doubts else ", which its record does not say"
-            )
+            despite = "despite" if one.terms.despite_doubts else "despite-unsaid"
             for doubt in one.overruled:
-                yield f"doubts: decision {one.number} was made despite this{despite}: {doubt}"
+                yield Note(despite, decision=one.number, doubt=str(doubt))
         made = {record.body["decision"]: record.body for record in self.records if record.kind == "decision"}
         for part in self.own:
-            until = made[part.number]["rounds"]
-            after = f", after round {until} of {planned}" if until < planned else ""
-            what = "share and cents follow" if part.recomputed else "cents follow from the stated share"
-            rest = (
-                "from its scores and the totals"
-                if part.recomputed
-                else "the share needs more than the totals"
-            )
-            yield (
-                f"payouts: decision {part.number}{after}: {money(part.cents)} for {self.reader}: {what}"
-                f"{' ' if part.recomputed else '; '}{rest}; nobody else's were computed"
+            yield Note(
+                "payout" if part.recomputed else "payout-stated",
+                decision=part.number,
+                after=self._after(made[part.number]["rounds"]),
+                money=money(part.cents),
+                client=self.reader,
             )
             if made[part.number].get("despite_doubts"):
-                yield f"doubts: decision {part.number} was to be made despite any doubts, as its record says"
+                yield Note("despite-any", decision=part.number)
+
+    def _after(self, rounds: int) -> str:
+        planned = self.config.training.rounds
+        return Note("payouts-after", round=rounds, planned=planned) if rounds < planned else ""
 
 
 def _both(one: Callable[[], A], other: Callable[[], B]) -> tuple[A, B]:
@@ -398,27 +403,22 @@ def _both(one: Callable[[], A], other: Callable[[], B]) -> tuple[A, B]:
         try:
             other()
         except LedgerError as also:
-            raise min(error, also, key=_record_in) from None
+            raise min(error, also, key=lambda one: one.record or 0) from None
         raise
     return first, other()
-
-
-def _record_in(error: LedgerError) -> int:
-    found = re.match(r"record (\d+)", str(error))
-    return int(found[1]) if found else 0
 
 
 def keys_of(record: Record) -> Mapping[str, bytes]:
     """Public keys by author, from a ledger's first record."""
     if record.kind != "run" or record.author != SERVER:
-        raise LedgerError(
-            f"record {record.seq} ({record.kind} by {record.author}): expected the run's first record"
-        )
+        raise LedgerError(f"{record.name}: expected the run's first record", record=record.seq)
     keys = record.body.get("keys")
     try:
         return {} if keys is None else {name: bytes.fromhex(key) for name, key in keys.items()}
     except (AttributeError, TypeError, ValueError) as error:
-        raise LedgerError(f"record {record.seq} (run): its keys cannot be read: {error}") from error
+        raise LedgerError(
+            f"record {record.seq} (run): its keys cannot be read: {error}", record=record.seq
+        ) from error
 
 
 # ------------------------------------------------------------------------------------------------- payment

@@ -327,7 +327,7 @@ def test_a_saved_partition_comes_back(tmp_path: Path, name: str):
             {"scheme": "dirichlet", "mu": 1e308},
             "partition.mu: expected a positive number, at most 1e+100, got 1e+308",
         ),
-        ({"scheme": "group"}, NO_GROUPS),
+        ({"scheme": "group"}, f"partition.scheme: {NO_GROUPS}"),
         (
             {"scheme": "group", "groups": np.zeros(9)},
             "expected 10 group values, one per sample, got shape (9,)",

@@ -60,9 +60,8 @@ def check(path, data):
 
 
 def first_wrong(error, number):
-    """Whether a message names this record, by its line where it cannot be read as one."""
-    text = str(error)
-    return text.startswith((f"record {number} ", f"record {number}:")) or f": line {number}: " in text
+    """Whether an error is about this record, or names its line where it cannot be read as one."""
+    return error.record == number or (error.record is None and f": line {number}: " in str(error))
 
 
 # -------------------------------------------------------------------------------------------- byte by byte

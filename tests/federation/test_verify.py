@@ -112,6 +112,8 @@ def test_a_run_as_it_was(folder):
         "scores: follow from the reports in the ledger",
         f"head: {head.fetchone()[0].hex()}",
     ]
+    assert [line.code for line in lines] == ["chain-signed", "rehearsal", "heads", "rounds", "scores", "head"]
+    assert lines[0].values == {"records": len(records_of(folder))}
 
 
 def test_verifying_changes_nothing(folder):
@@ -294,8 +296,11 @@ def nicer(body):
 
 def test_a_report_changed_behind_its_authors_back(folder):
     seq = change_one(folder, "report", nicer, which=2)
-    with pytest.raises(LedgerError, match=rf"^record {seq} \(report by client-2\): not signed by client-2"):
+    with pytest.raises(
+        LedgerError, match=rf"^record {seq} \(report by client-2\): not signed by client-2"
+    ) as caught:
         verify(folder)
+    assert caught.value.record == seq
 
 
 def test_an_unsigned_report_that_is_changed_no_longer_fits_the_stated_scores(plain):

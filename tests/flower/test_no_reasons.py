@@ -65,6 +65,8 @@ def test_a_machine_out_of_order_says_so_at_home_only(home, caplog, break_it, rea
     assert set(replies) == {f"RefusedError: {REFUSED}"}
     assert f"{LIAR}: unmask failed: RefusedError: {REFUSED}" in notes
     assert any(reason in record.getMessage() for record in caplog.records if "refuses" in record.msg)
+    if break_it is no_terms:  # the member has said it, once
+        assert not any("refuses a message" in record.msg for record in caplog.records)
 
 
 def test_an_invitation_is_refused_with_a_reason(home):
@@ -106,6 +108,7 @@ def test_the_users_own_functions_fail_at_home(home, caplog, kind, how):
     with pytest.raises(RefusedError) as caught:
         failing_app(kind, how)(message, Context(7, 3, {}, RecordDict(), {}))
     assert str(caught.value) == REFUSED
+    assert caught.value.logged
     assert caught.value.__suppress_context__
     assert how is forgets_to_answer or SECRET in caplog.text
 

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample import write_scores
 
+from fedmerit.notes import WIDTH, labels
 from fedmerit.report.page import charts
 from fedmerit.report.page.html import facts_of, figures
 from fedmerit.scoring.files import as_csv, document
 from fedmerit.scoring.types import Reports
-from fedmerit.sentences import WIDTH, labels
 
 CLINICS = ("Universitätsklinikum Bonn", "Universitätsklinikum Köln", "Universitätsklinikum Ulm", "West")
 

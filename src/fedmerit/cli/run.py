@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import typer
 
 from fedmerit.cli.base import Set_, advised, app, err, fail, out
-from fedmerit.config import Config, of_folder
+from fedmerit.config import SCHEMA, Config, asked_for, of_folder, written
 from fedmerit.errors import ConfigError
 from fedmerit.scoring.files import LEDGER
 
@@ -199,10 +199,10 @@ def track(
 
 
 def _run(config: Config, folder: Path, *, resume: bool, track: Sequence[str] = ()) -> None:
+    from fedmerit.notes import planted
     from fedmerit.report.exports import tracked, tracker
     from fedmerit.report.page.source import timed
     from fedmerit.report.terminal import print_summary, print_truth, printable, summarise, watching
-    from fedmerit.sentences import planted
     from fedmerit.storage.run_folder import recorded
 
     trackers = [tracker(where) for where in track]
@@ -228,18 +228,15 @@ def _run(config: Config, folder: Path, *, resume: bool, track: Sequence[str] = (
 @contextmanager
 def _settings_of(file: Path, overrides: Sequence[str]) -> Iterator[None]:
     """What the engine finds wrong with a setting names the file that it is from, unless --set gave it."""
-    from dataclasses import fields
-
     from fedmerit.errors import ConfigError, DataError
 
-    sections = tuple(f"{section.name}." for section in fields(Config))
-    asked = tuple(override.partition("=")[0].strip() for override in overrides)
+    asked = asked_for(overrides)
     try:
         yield
     except (ConfigError, DataError) as error:
-        if not str(error).startswith(sections) or str(error).startswith(asked):
+        if not error.setting or error.setting in asked:
             raise
-        raise type(error)(f"{file}: {error}") from error
+        raise type(error)(f"{file}: {error}", setting=error.setting) from error
 
 
 @contextmanager
@@ -285,16 +282,15 @@ def commented_config() -> str:
         "# fedmerit: settings of a run. Every key has this default; delete what you do not change.",
         "# fedmerit run THIS.toml --out runs/first",
         "",
+        f"schema = {SCHEMA}",
     ]
-    kind: Any = Config
-    for line in default.to_toml().splitlines():
-        if line.startswith("["):
-            kind = type(getattr(default, line.strip("[]")))
-            lines += [f"# {(kind.__doc__ or '').strip()}", line]
-            continue
-        above, beside = _explained(kind, line.partition(" = ")[0])
-        lines += [f"# {above}"] if above else []
-        lines.append(f"{line}  # {beside}" if beside else line)
+    for section, values in default.as_dict().items():
+        kind = type(getattr(default, section))
+        lines += ["", f"# {(kind.__doc__ or '').strip()}", f"[{section}]"]
+        for key, value in values.items():
+            above, beside = _explained(kind, key)
+            lines += [f"# {above}"] if above else []
+            lines.append(f"{key} = {written(value)}" + (f"  # {beside}" if beside else ""))
     return "\n".join(lines) + "\n"
 
 

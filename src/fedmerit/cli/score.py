@@ -258,9 +258,9 @@ def _option_names(doubted: Sequence[Doubt]) -> Iterator[None]:
     try:
         yield
     except DoubtfulShares as error:
-        raise DoubtfulShares(advice(str(error)), error.codes) from error
+        raise DoubtfulShares(advice(error.note), error.codes) from error
     except UndefinedShares as error:
-        told = advice(str(error), "--on-undefined")
+        told = advice(error.note, "--on-undefined")
         if doubted:
             told = f"nothing is paid: {told}. {' '.join(map(str, doubted))}"
         raise UndefinedShares(told) from error
@@ -298,8 +298,8 @@ def _game(file: Path, run: Recorded | None) -> str | None:
 def _tell_planted(file: Path, run: Recorded | None, screen: Console) -> None:
     """Which faults the settings of a run planted, if any."""
     from fedmerit.config import Corruption, of_folder
+    from fedmerit.notes import planted
     from fedmerit.report.terminal import printable
-    from fedmerit.sentences import planted
 
     corruption = Corruption()
     if run is not None:

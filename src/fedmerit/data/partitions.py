@@ -38,8 +38,9 @@ import numpy.typing as npt
 from fedmerit.data.dataset import Groups, arrays
 from fedmerit.errors import DataError, KeyFileError
 from fedmerit.identity import check_names
+from fedmerit.notes import first_names
 from fedmerit.protocol.pool import Images, Labels
-from fedmerit.scoring.validate import LARGEST, first_names
+from fedmerit.scoring.validate import LARGEST
 
 Indices = npt.NDArray[np.int64]
 """Sample numbers of one client, ascending."""
@@ -49,10 +50,7 @@ SCHEMES = ("iid", "dirichlet", "group", "sizes", "file")
 DRAWS = 100
 """Dirichlet draws tried before the last one is repaired."""
 
-NO_GROUPS = (
-    "partition.scheme: 'group' needs groups, and this dataset has none: an .npz file has them in the array "
-    "group_train"
-)
+NO_GROUPS = "'group' needs groups, and this dataset has none: an .npz file has them in the array group_train"
 
 LISTED = 40
 """Most names that a message lists."""
@@ -94,12 +92,13 @@ def split(
     """
     n = len(labels)
     if scheme not in SCHEMES:
-        raise DataError(f"partition.scheme: expected one of {', '.join(SCHEMES)}, got {scheme!r}")
+        raise DataError.at("partition.scheme", f"expected one of {', '.join(SCHEMES)}, got {scheme!r}")
     if minimum < 1:
-        raise DataError(f"partition.minimum: expected at least 1 sample per client, got {minimum}")
+        raise DataError.at("partition.minimum", f"expected at least 1 sample per client, got {minimum}")
     needed = {"sizes": sizes, "group": groups, "file": file}
     if scheme in needed and needed[scheme] is None:
-        raise DataError(NO_GROUPS if scheme == "group" else f"partition.scheme: {scheme!r} needs {scheme}")
+        needs = NO_GROUPS if scheme == "group" else f"{scheme!r} needs {scheme}"
+        raise DataError.at("partition.scheme", needs)
     if groups is not None and scheme == "group" and groups.shape != (n,):
         raise DataError(f"expected {n} group values, one per sample, got shape {groups.shape}")
     if scheme in ("group", "file"):
@@ -108,15 +107,15 @@ def split(
     if clients is None:
         clients = len(names or sizes or ())
         if not clients:
-            raise DataError(f"partition.clients: scheme {scheme!r} needs the number of clients")
+            raise DataError.at("partition.clients", f"scheme {scheme!r} needs the number of clients")
     if names and len(names) != clients:
-        raise DataError(f"partition.names: expected {clients} names, got {_listed(names)}")
+        raise DataError.at("partition.names", f"expected {clients} names, got {_listed(names)}")
     if clients < 1:
-        raise DataError(f"partition.clients: expected at least 1 client, got {clients}")
+        raise DataError.at("partition.clients", f"expected at least 1 client, got {clients}")
     if clients * minimum > n:
-        raise DataError(
-            f"partition.minimum: {clients} clients with at least {minimum} each need {clients * minimum} "
-            f"samples, got {n}"
+        raise DataError.at(
+            "partition.minimum",
+            f"{clients} clients with at least {minimum} each need {clients * minimum} samples, got {n}",
         )
 
     if scheme == "iid":
@@ -136,7 +135,7 @@ def split(
     for i, part in enumerate(parts):
         if len(part) < minimum:
             short = f"{names[i] if names else f'client {i}'} would hold {len(part)} samples"
-            raise DataError(f"partition.minimum: {short}, expected at least {minimum}")
+            raise DataError.at("partition.minimum", f"{short}, expected at least {minimum}")
     return [np.sort(part).astype(np.int64) for part in parts]
 
 
@@ -165,16 +164,17 @@ def members(
     notes = []
     if scheme == "group":
         if groups is None:
-            raise DataError(NO_GROUPS)
+            raise DataError.at("partition.scheme", NO_GROUPS)
         held, what = (
             by_group(groups, merge),
             "groups of the data" + (" after partition.merge" if merge else ""),
         )
         there = tuple(held)
         if unknown := [name for name in names if name not in held]:
-            raise DataError(
-                f"partition.names: {_listed(map(repr, unknown))} not among the {what}; "
-                f"asked for: {_listed(names)}; {what}: {_listed(there)}"
+            raise DataError.at(
+                "partition.names",
+                f"{_listed(map(repr, unknown))} not among the {what}; "
+                f"asked for: {_listed(names)}; {what}: {_listed(there)}",
             )
         if names and (left := [name for name in there if name not in names]):
             each = _listed(f"{name} ({len(held[name])})" for name in left)
@@ -183,26 +183,27 @@ def members(
                 f"{sum(len(held[name]) for name in left)} of {len(groups)} training samples: {each}"
             )
         if clients and not names and clients != len(there):
-            raise DataError(
-                f"partition.clients: expected {len(there)}, as many as there are {what} ({_listed(there)}), "
+            raise DataError.at(
+                "partition.clients",
+                f"expected {len(there)}, as many as there are {what} ({_listed(there)}), "
                 f"got {clients}: leave it out, choose groups in partition.names, or put groups together in "
-                "partition.merge"
+                "partition.merge",
             )
     else:
         if not file:
-            raise DataError(
-                "partition.file: missing: partition.scheme 'file' needs a saved partition (.json or .npz)"
+            raise DataError.at(
+                "partition.file", "missing: partition.scheme 'file' needs a saved partition (.json or .npz)"
             )
         path = Path(file)
         count, there = len(restore(path)), saved_names(path)
         if there and names and set(names) != set(there):
-            raise DataError(
-                f"partition.names: expected the names in {path}; asked for: {_listed(names)}; "
-                f"in the file: {_listed(there)}"
+            raise DataError.at(
+                "partition.names",
+                f"expected the names in {path}; asked for: {_listed(names)}; in the file: {_listed(there)}",
             )
         asked = clients or len(names) or count
         if asked != count:
-            raise DataError(f"partition.file: {path}: holds {count} clients, expected {asked}")
+            raise DataError.at("partition.file", f"{path}: holds {count} clients, expected {asked}")
         if not there:
             there = tuple(f"client-{i}" for i in range(count))
             given = (
@@ -213,7 +214,7 @@ def members(
             )
     chosen = tuple(names) or there
     if len(set(chosen)) != len(chosen):
-        raise DataError(f"partition.names: expected different names, got {_listed(chosen)}")
+        raise DataError.at("partition.names", f"expected different names, got {_listed(chosen)}")
     return chosen, tuple(notes)
 
 
@@ -232,23 +233,27 @@ def by_group(groups: Groups, merge: Mapping[str, Sequence[str]] | None = None) -
     owner = {group: name for name, listed in (merge or {}).items() for group in listed}
     there = set(found)
     if unknown := [group for group in owner if group not in there]:
-        raise DataError(
-            f"partition.merge: {_listed(map(repr, unknown))} not among the groups of the data; "
-            f"asked for: {_listed(owner)}; groups of the data: {_listed(sorted(found, key=natural))}"
+        raise DataError.at(
+            "partition.merge",
+            f"{_listed(map(repr, unknown))} not among the groups of the data; "
+            f"asked for: {_listed(owner)}; groups of the data: {_listed(sorted(found, key=natural))}",
         )
     for name in merge or ():
         if name in there and owner.get(name) != name:
-            raise DataError(
-                f"partition.merge.{name}: the data has a group of that name, which is not one of those that "
-                f"are merged into it: {_listed((merge or {})[name])}"
+            raise DataError.at(
+                "partition.merge",
+                "the data has a group of that name, which is not one of those that "
+                f"are merged into it: {_listed((merge or {})[name])}",
+                entry=name,
             )
     named = [owner.get(group, group) for group in found]
     try:
         check_names(named)
     except KeyFileError as error:
-        raise DataError(
-            f"partition.scheme: a group of the data is a member, and its value the name: {error}; "
-            "partition.merge can make groups one or name them anew"
+        raise DataError.at(
+            "partition.scheme",
+            f"a group of the data is a member, and its value the name: {error}; "
+            "partition.merge can make groups one or name them anew",
         ) from error
     ordered = {name: i for i, name in enumerate(sorted(set(named), key=natural))}
     member = np.array([ordered[name] for name in named], dtype=np.int64)[place]
@@ -269,14 +274,14 @@ def natural(name: str) -> tuple[Any, ...]:
 
 
 def _listed(names: Iterable[str]) -> str:
-    return first_names(names, LISTED)
+    return first_names(list(names), LISTED)
 
 
 def _dirichlet(
     labels: Labels, clients: int, mu: float, minimum: int, rng: np.random.Generator
 ) -> list[Indices]:
     if not 0 < mu <= LARGEST:  # draws from larger ones overflow
-        raise DataError(f"partition.mu: expected a positive number, at most {LARGEST:g}, got {mu}")
+        raise DataError.at("partition.mu", f"expected a positive number, at most {LARGEST:g}, got {mu}")
     values, counts = np.unique(labels, return_counts=True)
     for _ in range(DRAWS):
         proportions = rng.dirichlet(np.full(clients, float(mu)), size=len(values))
@@ -302,19 +307,19 @@ def _dirichlet(
 
 def _sizes(n: int, clients: int, sizes: list[float], rng: np.random.Generator) -> list[Indices]:
     if len(sizes) != clients:
-        raise DataError(f"partition.sizes: expected {clients} sizes, one per client, got {len(sizes)}")
+        raise DataError.at("partition.sizes", f"expected {clients} sizes, one per client, got {len(sizes)}")
     for i, size in enumerate(sizes):
         if not size > 0:
-            raise DataError(f"partition.sizes: size of client {i} must be positive, got {size}")
+            raise DataError.at("partition.sizes", f"size of client {i} must be positive, got {size}")
     if all(isinstance(size, int | np.integer) for size in sizes):
         if sum(sizes) > n:
-            raise DataError(f"partition.sizes: they add up to {sum(sizes)} samples, the data has {n}")
+            raise DataError.at("partition.sizes", f"they add up to {sum(sizes)} samples, the data has {n}")
         ends = np.cumsum(sizes)
     else:
         if not sum(sizes) <= 1 + 1e-9:
-            raise DataError(
-                "partition.sizes: sizes that are not all integers are fractions with a sum of at most 1, "
-                f"got {sum(sizes)}"
+            raise DataError.at(
+                "partition.sizes",
+                f"sizes that are not all integers are fractions with a sum of at most 1, got {sum(sizes)}",
             )
         ends = np.minimum(np.rint(np.cumsum(sizes) * n), n).astype(np.int64)
     return np.split(rng.permutation(n), ends)[:-1]
@@ -432,7 +437,8 @@ def label_noise(y: Labels, rate: float, classes: int, rng: np.random.Generator) 
     >>> label_noise(np.array([1, 1, 1]), 0.0, 10, np.random.default_rng(0))
     array([1, 1, 1])
     """
-    _check_rate(rate, "label noise:")
+    if not _is_rate(rate):
+        raise DataError(f"label noise: {RATE}, got {rate!r}")
     hit = rng.random(len(y)) < rate
     return np.where(hit, rng.integers(classes, size=len(y)), y)
 
@@ -453,7 +459,7 @@ def ramp(clients: int) -> list[float]:
     [0.0, 0.25, 0.5, 0.75, 1.0]
     """
     if clients < 2:
-        raise DataError(f"corruption.label_noise: a ramp needs at least 2 clients, got {clients}")
+        raise DataError.at("corruption.label_noise", f"a ramp needs at least 2 clients, got {clients}")
     return [i / (clients - 1) for i in range(clients)]
 
 
@@ -506,7 +512,9 @@ def apply(
     _check_riders(riders)
     _check_copies(copies, names)
     if cheats and pool is None:
-        raise DataError(f"corruption.test_set: client {cheats[0]!r} needs the test pool, but none was given")
+        raise DataError.at(
+            "corruption.test_set", f"client {cheats[0]!r} needs the test pool, but none was given"
+        )
 
     made: dict[str, ClientData] = {}
     for name, part, own in zip(names, parts, rng.spawn(len(names)), strict=True):
@@ -536,28 +544,35 @@ def _noise_rates(
     """Rates by name, without those of 0."""
     if isinstance(given, str):
         if given != "ramp":
-            raise DataError(f'corruption.label_noise: expected "ramp" or a rate by client, got {given!r}')
+            raise DataError.at(
+                "corruption.label_noise", f'expected "ramp" or a rate by client, got {given!r}'
+            )
         given = dict(zip(names, ramp(len(names)), strict=True))
     rates = _mapped(given, "label_noise")
     for name, rate in rates.items():
-        _check_rate(rate, f"corruption.label_noise.{name}:")
+        if not _is_rate(rate):
+            raise DataError.at("corruption.label_noise", f"{RATE}, got {rate!r}", entry=name)
     return {name: rate for name, rate in rates.items() if rate or name not in names}
 
 
-def _check_rate(rate: float, what: str) -> None:
-    if isinstance(rate, bool) or not isinstance(rate, int | float | np.number) or not 0 <= rate <= 1:
-        raise DataError(f"{what} expected a rate in [0, 1], got {rate!r}")
+RATE = "expected a rate in [0, 1]"
+
+
+def _is_rate(rate: float) -> bool:
+    return not isinstance(rate, bool) and isinstance(rate, int | float | np.number) and bool(0 <= rate <= 1)
 
 
 def _named(names: Iterable[str], setting: str) -> list[str]:
     if isinstance(names, str):
-        raise DataError(f"corruption.{setting}: expected a list of client names, got the string {names!r}")
+        raise DataError.at(
+            f"corruption.{setting}", f"expected a list of client names, got the string {names!r}"
+        )
     return list(names)
 
 
 def _mapped(given: Mapping[str, T] | None, setting: str) -> dict[str, T]:
     if given is not None and not isinstance(given, Mapping):
-        raise DataError(f"corruption.{setting}: expected a value by client name, got {given!r}")
+        raise DataError.at(f"corruption.{setting}", f"expected a value by client name, got {given!r}")
     return dict(given or {})
 
 
@@ -568,9 +583,9 @@ def _check_names(names: Sequence[str], settings: Mapping[str, Iterable[str]]) ->
         where = f"corruption.{setting}"
         for name in listed:
             if name not in names:
-                raise DataError(f"{where}: no client {name!r}, expected one of {', '.join(names)}")
+                raise DataError.at(where, f"no client {name!r}, expected one of {', '.join(names)}")
             if name in used:
-                raise DataError(f"{where}: client {name!r} is in {used[name]} too: one corruption each")
+                raise DataError.at(where, f"client {name!r} is in {used[name]} too: one corruption each")
             used[name] = setting
 
 
@@ -578,15 +593,17 @@ def _check_riders(riders: Mapping[str, str]) -> None:
     allowed = get_args(Behaviour)[1:]
     for name, kind in riders.items():
         if kind not in allowed:
-            raise DataError(f"corruption.free_rider.{name}: expected {', '.join(allowed)}, got {kind!r}")
+            raise DataError.at(
+                "corruption.free_rider", f"expected {', '.join(allowed)}, got {kind!r}", entry=name
+            )
 
 
 def _check_copies(copies: Mapping[str, str], names: Sequence[str]) -> None:
     for name, other in copies.items():
         if other not in names:
-            raise DataError(
-                f"corruption.duplicate.{name}: no client {other!r}, expected one of {', '.join(names)}"
+            raise DataError.at(
+                "corruption.duplicate", f"no client {other!r}, expected one of {', '.join(names)}", entry=name
             )
         if other in copies:
             why = "itself" if other == name else f"{other!r}, which is a duplicate too"
-            raise DataError(f"corruption.duplicate: client {name!r} cannot copy {why}")
+            raise DataError.at("corruption.duplicate", f"client {name!r} cannot copy {why}")

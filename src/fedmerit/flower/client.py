@@ -159,13 +159,13 @@ class Secured(ClientApp):
                     raise
                 log.warning("does not join: %s", error)
                 raise RefusedError(
-                    "cannot use its key or files; its own log says which", stage="join"
+                    "cannot use its key or files; its own log says which", stage="join", logged=True
                 ) from None
             if not isinstance(error, FedmeritError):
                 log.exception("refuses a message: this member's own code failed")
-            elif not str(error).endswith(REFUSED):  # else the member has said it
+            elif not (isinstance(error, RefusedError) and error.logged):  # else the member has said it
                 log.warning("refuses a message: %s", error)
-            raise RefusedError(REFUSED) from None
+            raise RefusedError(REFUSED, logged=True) from None
 
     def _answer(self, data: Parcel, message: Message, context: Context, kind: str) -> Message:
         del message.content[BYTES]

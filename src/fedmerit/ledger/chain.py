@@ -244,10 +244,10 @@ def parsed_record(
     """A line of the table, if every cell has its type and the body its canonical form."""
     where = f"record {seq} ({kind!s:.40})"
     if not isinstance(author, str) or not isinstance(kind, str):
-        raise LedgerError(f"{where}: author and kind must be text")
+        raise LedgerError(f"{where}: author and kind must be text", record=seq)
     for name, cell in (("body", body), ("digest", digest), ("signature", signature), ("seal", seal)):
         if not isinstance(cell, bytes):
-            raise LedgerError(f"{where}: the {name} must be bytes, got {type(cell).__name__}")
+            raise LedgerError(f"{where}: the {name} must be bytes, got {type(cell).__name__}", record=seq)
     try:
         parsed = json.loads(body)
         if canonical(parsed) != body:
@@ -255,7 +255,7 @@ def parsed_record(
         if not isinstance(parsed, dict):
             raise ValueError(f"expected an object, got {type(parsed).__name__}")
     except (ValueError, RecursionError, LedgerError) as error:
-        raise LedgerError(f"{where}: the body cannot be read: {error}") from error
+        raise LedgerError(f"{where}: the body cannot be read: {error}", record=seq) from error
     return Record(seq, author, kind, parsed, digest, signature, seal)
 
 
@@ -284,19 +284,23 @@ def verify_chain(ledger: Records, keys: Callable[[Record], Mapping[str, bytes]])
     previous, known, check = START, None, _Signatures({})
     for expected, record in enumerate(ledger.records(), start=1):
         if record.seq != expected:
-            raise LedgerError(f"record {expected} is missing: the next one is number {record.seq}")
+            raise LedgerError(
+                f"record {expected} is missing: the next one is number {record.seq}", record=expected
+            )
         said = record.content
         digest = link(previous, record.seq, said, record.signature)
         if digest != record.digest:
-            raise LedgerError(f"{record.name}: altered, or the records before it are")
+            raise LedgerError(f"{record.name}: altered, or the records before it are", record=expected)
         if known is None:
             known = keys(record)
             check = _Signatures(known)
         if known:
-            check(record.author, record.signature, said, record.name)
-            check(SERVER, record.seal, digest, f"{record.name}: seal")
+            check(record.author, record.signature, said, record.name, expected)
+            check(SERVER, record.seal, digest, f"{record.name}: seal", expected)
         elif record.signature or record.seal:
-            raise LedgerError(f"{record.name}: signed, in a ledger whose first record names no keys")
+            raise LedgerError(
+                f"{record.name}: signed, in a ledger whose first record names no keys", record=expected
+            )
         previous = digest
     if known is None:
         raise LedgerError(f"{ledger.path}: the ledger is empty")
@@ -310,21 +314,23 @@ class _Signatures:
         self._raw = keys
         self._keys: dict[str, Any] = {}
 
-    def __call__(self, author: str, signature: bytes, message: bytes, where: str) -> None:
+    def __call__(self, author: str, signature: bytes, message: bytes, where: str, record: int) -> None:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
         if author not in self._raw:
-            raise LedgerError(f"{where}: {author!r} is not on the roster")
+            raise LedgerError(f"{where}: {author!r} is not on the roster", record=record)
         if author not in self._keys:
             try:
                 self._keys[author] = Ed25519PublicKey.from_public_bytes(self._raw[author])
             except ValueError as error:
-                raise LedgerError(f"{where}: the roster's key of {author!r} is not an Ed25519 key") from error
+                raise LedgerError(
+                    f"{where}: the roster's key of {author!r} is not an Ed25519 key", record=record
+                ) from error
         try:
             self._keys[author].verify(signature, message)
         except InvalidSignature as error:
-            raise LedgerError(f"{where}: not signed by {author}") from error
+            raise LedgerError(f"{where}: not signed by {author}", record=record) from error
 
 
 # -------------------------------------------------------------------------------------------------- copies

@@ -220,7 +220,7 @@ def found_in(ledger: Records) -> Iterator[StatedDecision]:
     for record in ledger.records():
         if record.kind == "payout":
             if last is None or record.author != SERVER:
-                raise LedgerError(f"{record.name}: follows no decision")
+                raise LedgerError(f"{record.name}: follows no decision", record=record.seq)
             last.payouts.append(record)
             continue
         if last is not None:

@@ -27,14 +27,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedmerit.errors import LedgerError
 from fedmerit.identity import SERVER, canonical
 from fedmerit.ledger.chain import Record
 from fedmerit.ledger.records import moves, reading
+from fedmerit.notes import Note
 
-OPEN = "does not end"
+Ended = Literal["summed", "aborted", "open"]
+"""How a round ended, if it did."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,15 @@ class HeadPlace:
     record: int
     rounds: int  # closed by then
 
+    @property
+    def words(self) -> Note:
+        """For lines and messages."""
+        if not self.rounds:
+            return Note("place-before", record=self.record)
+        return Note("place", record=self.record, rounds=self.rounds)
+
     def __str__(self) -> str:
-        after = f"after round {self.rounds}" if self.rounds else "before round 1"
-        return f"record {self.record}, {after}"
+        return str(self.words)
 
 
 def places_of(records: Sequence[Record]) -> dict[str, HeadPlace]:
@@ -70,7 +78,7 @@ def check_head(head: str, places: Mapping[str, HeadPlace]) -> HeadPlace:
     return places[head.lower()]
 
 
-def check_kept(path: Path, places: Mapping[str, HeadPlace], records: Sequence[Record]) -> Iterator[str]:
+def check_kept(path: Path, places: Mapping[str, HeadPlace], records: Sequence[Record]) -> Iterator[Note]:
     """Check a member's own file of what it was shown, did and said; a line for each kind of thing in it."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
@@ -88,7 +96,7 @@ def check_kept(path: Path, places: Mapping[str, HeadPlace], records: Sequence[Re
                     if not did.is_open(int(number)):
                         _check_told(int(number), outcome, outcomes)
                     if report not in held:
-                        gone.append(number)
+                        gone.append(int(number))
                 case [number, "trained", m0_hash] if number.isdecimal():
                     did.train(int(number), m0_hash)
                 case [number, "masked", sent] if number.isdecimal() and " " in sent:
@@ -108,15 +116,12 @@ def check_kept(path: Path, places: Mapping[str, HeadPlace], records: Sequence[Re
     if not heads and not did.trained:
         raise LedgerError(f"{path}: holds no head")
     if heads:
-        yield f"kept: all {heads} heads in {path} are on the chain"
+        yield Note("kept-heads", heads=heads, path=str(path))
     yield from did.lines()
     if reports:
-        yield f"kept: {reports - len(gone)} of {reports} reports are in the ledger, about what was told"
+        yield Note("kept-reports", there=reports - len(gone), reports=reports)
     if gone:
-        yield (
-            f"kept: the report of round {', '.join(gone)} is not in the ledger: it was lost on the way, "
-            "or the server was stopped before it wrote it down, or left it out"
-        )
+        yield Note("kept-lost", rounds=gone)
 
 
 @dataclass
@@ -125,7 +130,7 @@ class _Written:
 
     m0: str | None  # None where it does not say: in an open round, if the server moves the model
     included: tuple[str, ...] = ()
-    state: str = OPEN  # how it ended without a sum, if so
+    ended: Ended = "open"
 
 
 def _written(records: Sequence[Record]) -> dict[int, _Written]:
@@ -142,7 +147,7 @@ def _written(records: Sequence[Record]) -> dict[int, _Written]:
             found[body["round"]].m0 = body["m0"]
         elif record.kind == "round":
             one, last = found[body["round"]], body["m"]
-            one.included, one.state = tuple(body["included"]), "is aborted" if body["aborted"] else ""
+            one.included, one.ended = tuple(body["included"]), "aborted" if body["aborted"] else "summed"
             one.m0 = last if body["aborted"] else one.m0
     return found
 
@@ -172,7 +177,7 @@ class _Did:
         except (ValueError, TypeError, RecursionError):
             raise LedgerError(f"expected the names of members as JSON, got {names!r:.80}") from None
         one = self._round(number)
-        if not one.state and included != one.included:
+        if one.ended == "summed" and included != one.included:
             raise LedgerError(
                 f"this member released shares for the sum of {', '.join(included)} in round {number}, but "
                 f"the ledger says that the sum is of {', '.join(one.included)}"
@@ -181,7 +186,7 @@ class _Did:
 
     def is_open(self, number: int) -> bool:
         """Whether the ledger has the beginning of a round, and not its end."""
-        return number in self.ledger and self.ledger[number].state == OPEN
+        return number in self.ledger and self.ledger[number].ended == "open"
 
     def _round(self, number: int) -> _Written:
         if number not in self.ledger:
@@ -191,18 +196,15 @@ class _Did:
             )
         return self.ledger[number]
 
-    def lines(self) -> Iterator[str]:
+    def lines(self) -> Iterator[Note]:
         """What fits, and what a server could have made use of."""
         if self.trained:
-            yield f"kept: trained in {len(self.trained)} rounds, from the models that the ledger states"
+            yield Note("kept-trained", rounds=len(self.trained))
         for number, included in self.released.items():
-            if state := self.ledger[number].state:
-                yield (
-                    f"kept: shares were released in round {number} for the sum of {', '.join(included)}, "
-                    f"but in the ledger that round {state}: the server may know a sum that it told nobody. "
-                    "This also happens where too few answered at the end, or the server was stopped"
-                )
-        summed = {n: (one.m0, one.included) for n, one in self.ledger.items() if not one.state}
+            if (ended := self.ledger[number].ended) != "summed":
+                code = "kept-open" if ended == "open" else "kept-aborted"
+                yield Note(code, round=number, clients=included)
+        summed = {n: (one.m0, one.included) for n, one in self.ledger.items() if one.ended == "summed"}
         summed |= {n: (self.trained.get(n), included) for n, included in self.released.items()}
         by_model: dict[str | None, list[int]] = defaultdict(list)
         for number, (m0, _) in sorted(summed.items()):
@@ -210,11 +212,8 @@ class _Did:
         for numbers in by_model.values():
             ours = any(number in self.released for number in numbers)
             if ours and len({frozenset(summed[number][1]) for number in numbers}) > 1:
-                sums = "; ".join(f"round {number}: {', '.join(summed[number][1])}" for number in numbers)
-                yield (
-                    f"kept: rounds {', '.join(map(str, numbers))} started from the same M0, and not all of "
-                    f"them have the same members in the sum ({sums}): who knows these sums can subtract them"
-                )
+                sums = [Note("kept-sum", round=number, clients=summed[number][1]) for number in numbers]
+                yield Note("kept-same", rounds=numbers, sums=sums)
 
 
 def _check_shown(number: int, head: str, places: Mapping[str, HeadPlace]) -> None:
@@ -301,11 +300,11 @@ def _check_join(body: Mapping[str, Any], run: Mapping[str, Any], pool: Mapping[s
             raise LedgerError(f"its author agreed to another {what} than the run's")
 
 
-def told(signed: Mapping[str, HeadPlace], members: Sequence[str], length: int) -> Iterator[str]:
+def told(signed: Mapping[str, HeadPlace], members: Sequence[str], length: int) -> Iterator[Note]:
     """How far members' signatures reach, in a line."""
     if not signed:
-        yield "heads: no member has signed one yet; what is here rests on the server alone"
+        yield Note("heads-none")
         return
     furthest = max(signed.values(), key=lambda place: place.record)
     count = sum(place == furthest for place in signed.values())
-    yield f"heads: {count} of {len(members)} members signed that of {furthest}, of {length} records"
+    yield Note("heads", signed=count, members=len(members), place=furthest.words, records=length)

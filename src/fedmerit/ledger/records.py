@@ -24,6 +24,7 @@ from fedmerit.config import Config, Scoring, recorded, recorded_hash
 from fedmerit.errors import ConfigError, FedmeritError, LedgerError
 from fedmerit.identity import SERVER, content, exact, new_salt, number
 from fedmerit.ledger.chain import Ledger, Record, Records
+from fedmerit.notes import Note
 from fedmerit.protocol.messages import Model, Outcome, Report, Round, included_hash, model_hash
 from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.files import as_csv, as_json, document, round_object
@@ -143,13 +144,13 @@ def _closed(one: Round, body: Mapping[str, Any], outcome: Mapping[str, str] | No
 @contextmanager
 def reading(record: Record) -> Iterator[None]:
     """Whatever is wrong with a record's body is an error that names the record."""
-    where = f"record {record.seq} ({record.kind} by {record.author})"
     try:
         yield
     except FedmeritError as error:
-        raise LedgerError(f"{where}: {error}") from error
+        raise LedgerError(f"{record.name}: {error}", record=record.seq) from error
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise LedgerError(f"{where}: not a record of its kind: {error!r:.80}") from error
+        problem = f"{record.name}: not a record of its kind: {error!r:.80}"
+        raise LedgerError(problem, record=record.seq) from error
 
 
 def first_body(ledger: Records, kind: str) -> Mapping[str, Any]:
@@ -323,40 +324,21 @@ def unreported(rounds: Sequence[Round]) -> tuple[int, ...]:
     return tuple(one.number for one in rounds if not (one.aborted or one.reports or one.withheld))
 
 
-def numbered(numbers: Sequence[int], most: int = 30) -> str:
-    """Rounds as one reads them out.
-
-    >>> numbered([3]), numbered([1, 2, 5]), numbered([1, 2, 5, 6], most=2)
-    ('round 3', 'rounds 1, 2 and 5', 'rounds 1, 2 and 2 more')
-    """
-    told = [str(number) for number in numbers[:most]]
-    last = f"{len(numbers) - most} more" if len(numbers) > most else told.pop()
-    return f"round{'' if len(numbers) == 1 else 's'} " + (f"{', '.join(told)} and {last}" if told else last)
-
-
-def about(rounds: Sequence[Round]) -> Iterator[str]:
+def about(rounds: Sequence[Round]) -> Iterator[Note]:
     """What to know beside scores that are summed over these rounds."""
     yield from in_words(aborted(rounds), unreported(rounds))
 
 
-def in_words(aborted_: Sequence[int], unreported_: Sequence[int]) -> Iterator[str]:
+def in_words(aborted_: Sequence[int], unreported_: Sequence[int]) -> Iterator[Note]:
     """Which rounds have no score, and what that means.
 
     >>> print(*in_words([4], []))
     round 4 was aborted: the model stayed as it was
     """
     if aborted_:
-        yield f"{numbered(aborted_)} {_were(aborted_)} aborted: the model stayed as it was"
+        yield Note("aborted", rounds=tuple(aborted_))
     if unreported_:
-        them = "it" if len(unreported_) == 1 else "them"
-        yield (
-            f"{numbered(unreported_)} {_were(unreported_)} summed, but nobody reported on {them}: what "
-            "changed in the model then is in nobody's score and in no gain"
-        )
-
-
-def _were(numbers: Sequence[int]) -> str:
-    return "was" if len(numbers) == 1 else "were"
+        yield Note("unreported", rounds=tuple(unreported_))
 
 
 def run_and_config(ledger: Records, *, signed: bool) -> tuple[Mapping[str, Any], Config]:
@@ -496,9 +478,9 @@ def reader_of(records: Sequence[Record], members: Sequence[str], given: str | No
         (given,) = open_
     for record in withheld:
         if record.kind not in ("report", *PRIVATE):
-            raise LedgerError(f"{record.name}: withheld, though every member may see it")
+            raise LedgerError(f"{record.name}: withheld, though every member may see it", record=record.seq)
         if record.kind == "report" and record.author == given:
-            raise LedgerError(f"{record.name}: withheld from its own author")
+            raise LedgerError(f"{record.name}: withheld from its own author", record=record.seq)
     return given
 
 

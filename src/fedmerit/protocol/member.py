@@ -278,7 +278,7 @@ class Participant:
                 if self.rehearsal:
                     raise
                 log.warning("%s refuses in round %d: %s", self.name, ask.round, error)
-                raise RefusedError(REFUSED, stage=ask.exchange, member=self.name) from None
+                raise RefusedError(REFUSED, stage=ask.exchange, member=self.name, logged=True) from None
 
     def _signed(self, signed_by: Callable[[bytes], bool], server: bytes) -> bool:
         return server == b"" if self.identity is None else signed_by(server)
@@ -309,13 +309,15 @@ class Participant:
             state.released()
         except StoreError as error:
             log.warning("%s does not join: %s", self.name, error)
-            raise RefusedError("lost what it keeps; its own log says which file", stage="join") from None
+            raise RefusedError(
+                "lost what it keeps; its own log says which file", stage="join", logged=True
+            ) from None
         if (left := state.get("left")) is not None:
             log.warning("%s refuses to join again, it has left the run: %s", self.name, left)
-            raise RefusedError(REFUSED)
+            raise RefusedError(REFUSED, logged=True)
         if state.get("seen") is not None:
             log.warning("%s refuses to join again, it %s", self.name, AFTER_LAST)
-            raise RefusedError(REFUSED)
+            raise RefusedError(REFUSED, logged=True)
         body = join_body(ask.run, address, terms, pool, server, run_config=self.run_config)
         signature = self._sign("join", body)
         kept = state.get("terms")
@@ -324,7 +326,9 @@ class Participant:
                 state.open()
             except StoreError as error:
                 log.warning("%s does not join: %s", self.name, error)
-                raise RefusedError("cannot keep another run; its own log says why", stage="join") from None
+                raise RefusedError(
+                    "cannot keep another run; its own log says why", stage="join", logged=True
+                ) from None
             state.put("terms", [terms, pool, server])
         elif not same(body, join_body(ask.run, address, *kept, run_config=self.run_config)):
             raise RefusedError("asked to agree to something else than before", stage="join", member=self.name)

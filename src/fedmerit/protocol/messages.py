@@ -23,6 +23,7 @@ import numpy.typing as npt
 from fedmerit.config import Config
 from fedmerit.errors import BindingError, FedmeritError, LedgerError, MessageError
 from fedmerit.identity import Signer, canonical, exact, new_salt, number, verifies
+from fedmerit.notes import Note
 from fedmerit.protocol.pool import Slice
 from fedmerit.scoring.types import Reports
 from fedmerit.secagg.messages import list_limit, refuse_many
@@ -303,12 +304,12 @@ class Round:
             **{key: column(key) for key in _COLUMNS},  # type: ignore[arg-type]
         )
 
-    def differences(self, tolerance: float = TOLERANCE) -> dict[str, str]:
+    def differences(self, tolerance: float = TOLERANCE) -> dict[str, Note]:
         """Members whose own v(M0) or v(M) is not the one the round was scored with -> which, in words.
 
         ``tolerance`` is of 1, or of the value that the round is scored with where that is larger.
         """
-        found: dict[str, str] = {}
+        found: dict[str, Note] = {}
         for name, report in self.reports.items():
             for utility, used in self.body["utilities"].items():
                 own = report.measured[utility]
@@ -317,8 +318,8 @@ class Round:
                     ("v(M)", own.grand, number(used["grand"])),
                 ):
                     if mine is not None and not abs(mine - its) <= tolerance * max(1.0, abs(its)):
-                        words = f"signed {what} = {mine:g} of {utility}, the round is scored with {its:g}"
-                        found.setdefault(name, words)
+                        how = Note("differs-how", what=what, own=mine, utility=utility, used=its)
+                        found.setdefault(name, how)
         return found
 
 

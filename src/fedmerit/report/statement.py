@@ -17,7 +17,8 @@ import numpy as np
 from fedmerit.config import Config
 from fedmerit.errors import UndefinedShares
 from fedmerit.ledger.decisions import Decision, cents, money
-from fedmerit.ledger.records import aborted, numbered, unreported
+from fedmerit.ledger.records import aborted, unreported
+from fedmerit.notes import numbered, planted
 from fedmerit.protocol.messages import Round
 from fedmerit.report.page.text import SCORES, about, listed, noun, spoken
 from fedmerit.report.terminal import (
@@ -32,7 +33,6 @@ from fedmerit.report.terminal import (
 from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.rewards import payouts, shares
 from fedmerit.scoring.uncertainty import compare_pairs
-from fedmerit.sentences import planted
 from fedmerit.storage.run_folder import write
 
 # --------------------------------------------------------------------------------------------------- facts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,14 +20,14 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmerit.errors import UndefinedShares
-from fedmerit.scoring.accumulate import NO_SCORE, Missing, accumulate, number_of
+from fedmerit.notes import Note, made_worse
+from fedmerit.scoring.accumulate import Missing, accumulate, number_of
 from fedmerit.scoring.agreement import agreement
 from fedmerit.scoring.doubts import Doubt, doubts
 from fedmerit.scoring.files import scores_of
 from fedmerit.scoring.rewards import Payouts, Shares, shares
 from fedmerit.scoring.types import Reports, Scores, rounding
 from fedmerit.scoring.uncertainty import holm, indistinguishable, intervals, rank_intervals
-from fedmerit.sentences import made_worse
 
 if TYPE_CHECKING:
     from fedmerit.simulation.plan import Plan
@@ -108,7 +107,7 @@ def summarise(
         notes += divided.notes
     except UndefinedShares as error:
         divided = None
-        notes.append(f"no shares: {error}")
+        notes.append(Note("no-shares", why=error.note))
     spans, ranks = None, None
     signs = [0] * total.n
     groups: tuple[tuple[str, ...], ...] = ()
@@ -203,18 +202,18 @@ def digits_for(largest: float) -> int:
     return min(15, 2 - power) if power < -2 else 4 if power < 3 else max(0, 6 - power)
 
 
-def absences(rounds: Sequence[Reports], clients: Sequence[str]) -> Iterator[str]:
+def absences(rounds: Sequence[Reports], clients: Sequence[str]) -> Iterator[Note]:
     """Who was summed without a report, and when; who is on the roster and in no round at all."""
-    missed: dict[str, list[str]] = {}
+    missed: dict[str, list[int]] = {}
     for place, reports in enumerate(rounds, start=1):
         for name in reports.silent:
-            missed.setdefault(name, []).append(str(number_of(reports, place)))
+            missed.setdefault(name, []).append(number_of(reports, place))
     for name, when in missed.items():
-        yield f"client {name!r} was summed but sent no report: round {', '.join(when)}"
+        yield Note("silent", client=name, rounds=when)
     seen = {name for reports in rounds for name in (*reports.clients, *reports.silent)}
     for name in clients:
         if name not in seen:
-            yield f"client {name!r} is on the list of clients but never reported: {NO_SCORE}"
+            yield Note("only-listed", client=name)
 
 
 def unscored(rounds: Sequence[Reports], clients: Sequence[str] = ()) -> tuple[str, ...]:
@@ -443,15 +442,26 @@ def _minutes(value: float) -> str:
     return f"{value:.1f} min" if value >= 1 else f"{value * 60:.1f} s"
 
 
-def advice(text: str, option: str = "fedmerit rewards --on-undefined") -> str:
+COMMAND = {
+    "undefined": "{reason}; {option} equal or zero would say what to do then",
+    "undefined-decided": "{reason}; {option} {decided} decided",
+    "doubted": (
+        "nothing is paid: {doubts:spaced} --despite-doubts pays all the same; the ledger of a run then "
+        "says so"
+    ),
+}
+"""What notes say on the command line: the library names arguments, a command its options."""
+OPTION = "fedmerit rewards --on-undefined"
+
+
+def advice(text: str, option: str = OPTION) -> str:
     """A message of the library that names the option in place of the argument.
 
-    >>> advice("nothing; on_undefined='equal' or 'zero' would say what to do then")
-    'nothing; fedmerit rewards --on-undefined equal or zero would say what to do then'
+    >>> fenced = Note("all-fenced", score="LOO")
+    >>> print(advice(Note("undefined-decided", reason=fenced, decided="zero"), "--on-undefined"))
+    the fence leaves no positive LOO: the others' scores are all too low; --on-undefined zero decided
     """
-    text = text.replace("on_undefined='equal' or 'zero' would", f"{option} equal or zero would")
-    text = text.replace("despite_doubts=True", "--despite-doubts")
-    return re.sub(r"on_undefined='(\w+)' decided", rf"{option} \1 decided", text)
+    return text.worded(COMMAND, option=option) if isinstance(text, Note) else text
 
 
 # ------------------------------------------------------------------------------------------------ progress

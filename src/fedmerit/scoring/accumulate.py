@@ -16,14 +16,13 @@ from typing import Literal
 import numpy as np
 
 from fedmerit.errors import InputError, ReportError, UndefinedScore
+from fedmerit.notes import Note
 from fedmerit.scoring.scores import SCORES, ioi, solo
 from fedmerit.scoring.types import Reports, Scores, Vector
-from fedmerit.scoring.validate import spelled, two_spellings
+from fedmerit.scoring.validate import look_alike, two_spellings
 
 Missing = Literal["zero", "own-mean"]
 
-NO_SCORE = "it has no score and is paid nothing under any rule"
-"""How a note ends that is about somebody without a single report."""
 SUMMABLE = ("ALPHA", "LOO", "IOI", "COS", "MERIT")
 _ERRORS = {"ALPHA": "se_alpha", "LOO": "se_loo", "IOI": "se_ioi"}
 
@@ -83,13 +82,11 @@ def accumulate(
     index = {name: i for i, name in enumerate(clients)}
     per_round = ioi if score == "MERIT" else SCORES[score].function
     terms: list[list[float]] = [[] for _ in clients]
-    notes = list(_apart(counted))
+    notes: list[str] = list(_apart(counted))
     if alike := two_spellings(clients):
-        one, other = spelled(*alike)
-        notes.append(
-            f"clients {one} and {other} differ only in case, blanks or how letters are composed: "
-            "they count as two"
-        )
+        one, other = alike
+        code = "composed-alike" if look_alike(one, other) else "spelled-alike"
+        notes.append(Note(code, client=one, other=other))
     for reports in counted:
         scores = per_round(reports)
         notes += scores.notes
@@ -106,13 +103,11 @@ def accumulate(
         total = total + _last_solo(counted, clients)
     for name, seen in zip(clients, reported, strict=True):
         if seen < len(counted):
-            counts = "as zero" if missing == "zero" else "at its own mean"
-            notes.append(
-                f"client {name!r} reported {seen:.0f} of {len(counted)} rounds; the rest counts {counts}"
-            )
+            code = "partly-zero" if missing == "zero" else "partly-own-mean"
+            notes.append(Note(code, client=name, seen=int(seen), rounds=len(counted)))
     for name in dict.fromkeys(name for reports in counted for name in reports.silent):
         if name not in index:
-            notes.append(f"client {name!r} was in the sum but never reported: {NO_SCORE}")
+            notes.append(Note("never-reported", client=name))
     return Scores(
         score=score,
         clients=clients,
@@ -145,8 +140,9 @@ def _counted(rounds: Sequence[Reports], warmup: int) -> Sequence[Reports]:
     for place, reports in enumerate(rounds[warmup:], start=warmup + 1):
         if not reports.n:
             raise ReportError(
-                f"round {number_of(reports, place)}: expected at least 1 report, but all "
-                f"{len(reports.silent)} clients are silent; leave the round out, it counts for nobody"
+                f"expected at least 1 report, but all {len(reports.silent)} clients are silent; leave the "
+                "round out, it counts for nobody",
+                round=number_of(reports, place),
             )
     return rounds[warmup:]
 
@@ -167,7 +163,7 @@ def join_up(earlier: Reports, later: Reports, place: int) -> bool:
     return number_of(later, place + 1) <= number_of(earlier, place) + 1
 
 
-def _apart(rounds: Sequence[Reports]) -> Iterator[str]:
+def _apart(rounds: Sequence[Reports]) -> Iterator[Note]:
     """Rounds that do not join up: what changed between them is in nobody's score."""
     gone, jumps = [], []
     for place, (earlier, later) in enumerate(pairwise(rounds), start=1):
@@ -175,18 +171,14 @@ def _apart(rounds: Sequence[Reports]) -> Iterator[str]:
             continue
         one, next_ = number_of(earlier, place), number_of(later, place + 1)
         if _on_one_slice(earlier, later):
-            ends, begins = f"{earlier.grand:.6g}", f"{later.empty:.6g}"
-            jumps.append(f"round {one} ends at {ends} and round {next_} begins at {begins}")
+            ends, begins = earlier.grand, later.empty
+            jumps.append(Note("jump-between", earlier=one, later=next_, ends=ends, begins=begins))
         if next_ > one + 1:
-            gone.append(f"{one} and {next_}")
+            gone.append(Note("gap-between", earlier=one, later=next_))
     if gone:
-        yield f"there are no reports between rounds {_first(gone)}: what changed then is in nobody's score"
+        yield Note("gap", gaps=gone)
     if jumps:
-        yield f"on the same test samples, {_first(jumps)}: what changed in between is in nobody's score"
-
-
-def _first(items: Sequence[str], most: int = 3) -> str:
-    return "; ".join(items[:most]) + (f"; and {len(items) - most} more" if len(items) > most else "")
+        yield Note("jump", jumps=jumps)
 
 
 def _last_solo(rounds: Sequence[Reports], clients: Sequence[str]) -> Vector:
@@ -238,8 +230,7 @@ def _standard_errors(
         found.append(unknown + math.sqrt(square))
     if bounded:
         unsaid = any(reports.slice is None for reports in rounds)
-        which = "that do not name their slice" if unsaid else "on the same test samples"
-        notes.append(f"standard errors of rounds {which} were added up: an upper bound")
+        notes.append(Note("bound-unnamed" if unsaid else "bound-shared"))
     return np.array(found)
 
 

@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Literal
 
 from fedmerit.errors import DoubtfulShares
+from fedmerit.notes import Note
 from fedmerit.scoring.accumulate import accumulate
 from fedmerit.scoring.scores import alpha, noise
 from fedmerit.scoring.types import Reports
@@ -214,11 +215,8 @@ def check_payable(found: Sequence[Doubt], rule: str, *, despite: bool) -> None:
     """Raise DoubtfulShares if a doubt is gross, unless told to go on; "equal" pays by no score."""
     gross = [one for one in found if one.gross]
     if gross and rule != "equal" and not despite:
-        raise DoubtfulShares(
-            f"nothing is paid: {' '.join(map(str, gross))} "
-            "despite_doubts=True pays all the same; the ledger of a run then says so",
-            tuple(one.code for one in gross),
-        )
+        note = Note("doubted", doubts=tuple(map(str, gross)))
+        raise DoubtfulShares(note, tuple(one.code for one in gross))
 
 
 def lower_is_better(utility: str | None) -> bool:

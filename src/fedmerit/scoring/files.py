@@ -24,7 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedmerit.errors import FileFormatError, InputError, UndefinedScore, ValueRefused
+from fedmerit.errors import FileFormatError, InputError, ReportError, UndefinedScore, ValueRefused
 from fedmerit.scoring.accumulate import SUMMABLE, Missing, accumulate
 from fedmerit.scoring.scores import SCORES
 from fedmerit.scoring.types import Reports, Scores, Vector
@@ -438,7 +438,9 @@ def _reports(path: Path, found: FileRound, utility: str | None) -> Reports:
         return Reports(**given)
     except InputError as error:
         where = found.where_of(error.client) if isinstance(error, ValueRefused) else found.where
-        problem = str(error) if found.lines else str(error).removeprefix(f"round {given['round']}: ")
+        problem = str(error)
+        if isinstance(error, ReportError) and not found.lines:  # then ``where`` has said the round
+            problem = error.problem
         raise FileFormatError(f"{path}: {where}: {problem}") from error
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.errors import InputError, NeedsTable, ReportError
+from fedmerit.notes import Note
 from fedmerit.scoring.types import Reports, Scores, Table, Vector
 from fedmerit.scoring.uncertainty import Matrix, student_quantile
 from fedmerit.scoring.validate import A_NUMBER, LARGEST, floats, labels_of, level_of, names_of, number, whole
@@ -88,7 +89,7 @@ def semivalue(table: Table, weights: Sequence[float] | Vector) -> Scores:
         size = int(wrong[0])
         raise InputError(f"semivalue: weights[{size}] must be from 0 to {LARGEST:g}, got {given[size]}")
     total = math.fsum(math.comb(n - 1, size) * float(given[size]) for size in range(n))
-    note = f"the weights of all coalitions sum to {total:.6g}, not 1: this is a multiple of a semivalue"
+    note = Note("multiple", total=total)
     return _scores("SEMIVALUE", table, given, notes=() if abs(total - 1) <= 1e-9 else (note,))
 
 
@@ -319,7 +320,7 @@ def sampled_shapley(
         elif budget is not None and pairs > 1 and (len(cache) + 2 * (n - 1) > budget or pairs >= budget):
             stopped = "budget"
     enough = pairs >= LEAST_PAIRS
-    note = f"no standard error from {pairs} pairs of orders, {LEAST_PAIRS} are needed"
+    note = Note("few-orders", pairs=pairs, least=LEAST_PAIRS)
     scores = Scores(
         score="SV", clients=names, values=mean, raw=mean.copy(), gain=gain,
         stderr=stderr if enough else None, notes=() if enough else (note,),

@@ -17,10 +17,10 @@ from typing import Literal, get_args
 import numpy as np
 
 from fedmerit.errors import InputError, UndefinedShares
-from fedmerit.scoring.accumulate import NO_SCORE
+from fedmerit.notes import Note, code_of
 from fedmerit.scoring.scores import median_of_others, sum_of_others
 from fedmerit.scoring.types import Scores, Vector, rounding, settle
-from fedmerit.scoring.validate import first_names, is_number, number
+from fedmerit.scoring.validate import is_number, number
 
 # --------------------------------------------------------------------------------------------------- cents
 
@@ -288,18 +288,16 @@ def shares(
     floor, cap = _check(scores, rule, floor, cap, negative, on_undefined)
     below = [scores.clients[i] for i in np.flatnonzero(scores.raw < -rounding(scores.raw))]
     if below and negative == "refuse" and rule != "equal":
-        raise UndefinedShares(
-            f"negative {scores.score} of {first_names(below, 5)}, and negative='refuse' was asked"
-        )
+        raise UndefinedShares(Note("negative-refused", score=scores.score, clients=below))
     notes = _notes(scores, rule, below)
     reason = _why_undefined(scores, rule)
     if reason is None:
         vector = _by_rule(scores, rule, floor, cap)
     elif on_undefined == "refuse":
-        raise UndefinedShares(f"{reason}; on_undefined='equal' or 'zero' would say what to do then")
+        raise UndefinedShares(Note("undefined", reason=reason))
     else:
         vector = np.full(scores.n, 1 / scores.n if on_undefined == "equal" else floor)
-        notes.append(f"{reason}; on_undefined={on_undefined!r} decided")
+        notes.append(Note("undefined-decided", reason=reason, decided=on_undefined))
     left = 1.0 - math.fsum(vector)
     return Shares(
         by_client=dict(zip(scores.clients, vector.tolist(), strict=True)),
@@ -410,42 +408,41 @@ def _between(weights: Vector, floor: float, cap: float) -> Vector:
     return np.asarray(np.clip(t * w, floor, cap), dtype=np.float64)
 
 
-def _why_undefined(scores: Scores, rule: Rule) -> str | None:
+def _why_undefined(scores: Scores, rule: Rule) -> Note | None:
     """Why these scores must not be turned into money by this rule; None if they may."""
     if rule == "equal":
         return None
     if scores.status != "ok":
-        return f"{scores.score} has status {scores.status!r}, not 'ok'"
+        return Note("status", score=scores.score, status=scores.status)
     if rule == "impartial":
-        said = f"the gain is {scores.gain:.6g}, and 'impartial' divides by it"
-        return None if scores.gain > _NOTHING else said
+        return None if scores.gain > _NOTHING else Note("no-gain-to-divide", gain=scores.gain)
     above = scores.raw > 0
     positive = math.fsum(scores.raw[above])
     noise = 0.0 if scores.stderr is None else 2 * math.fsum(scores.stderr[above])
     if positive <= max(_NOTHING, noise):
-        return f"the positive part of {scores.score} is {positive:.6g}, no more than " + (
-            f"two standard errors ({noise:.6g})" if noise > _NOTHING else "rounding leaves (1e-12)"
-        )
+        if noise > _NOTHING:
+            return Note("within-errors", score=scores.score, positive=positive, noise=noise)
+        return Note("nothing-positive", score=scores.score, positive=positive)
     if rule == "fenced" and _weights(scores, rule).max() <= _NOTHING:
-        return f"the fence leaves no positive {scores.score}: the others' scores are all too low"
+        return Note("all-fenced", score=scores.score)
     return None
 
 
 def _notes(scores: Scores, rule: Rule, below: list[str]) -> list[str]:
     if rule == "equal":  # then only who has no score at all matters
-        return [note for note in scores.notes if note.endswith(NO_SCORE)]
+        return [note for note in scores.notes if code_of(note) == "never-reported"]
     notes = list(scores.notes)
     if below:
-        where = " in the shares of the others" if rule == "impartial" else ""
-        notes.append(f"negative {scores.score} counts as zero{where}: {first_names(below, 5)}")
+        code = "negative-for-others" if rule == "impartial" else "negative"
+        notes.append(Note(code, score=scores.score, clients=below))
     if scores.gain <= _NOTHING:
-        notes.append(f"the utility did not rise (gain {scores.gain:.6g}): there is no gain to attribute")
+        notes.append(Note("no-gain", gain=scores.gain))
     if scores.score == "EE":
-        notes.append("raw EE is close to an equal split by construction, whatever the contributions")
+        notes.append(Note("raw-ee"))
     if rule == "fenced":
         held = np.flatnonzero(scores.raw > np.maximum(fence(scores), 0.0))
         if held.size:
-            notes.append(f"held back by the fence: {first_names((scores.clients[i] for i in held), 5)}")
+            notes.append(Note("fenced", clients=[scores.clients[i] for i in held]))
     return notes
 
 

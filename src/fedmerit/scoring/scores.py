@@ -22,11 +22,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
 
 from fedmerit.errors import InputError, NeedsTable, ReportError, UndefinedScore
+from fedmerit.notes import Note
 from fedmerit.scoring.types import Reports, Scores, Status, Table, Vector
 
 # ------------------------------------------------------------------------------------------ everybody else
@@ -82,6 +84,11 @@ def trimmed_mean_of_others(said: Vector) -> Vector:
 
 Pot = Literal["grand", "gain"]
 
+NORMALISED = frozenset({
+    "fallback", "split-equally", "opposite-signs", "empty-pot", "empty-up-to-rounding"
+})  # fmt: skip
+"""Codes of notes about the status of FP and EE."""
+
 Candidate = tuple[str, Vector, Vector]
 """What a raw vector is called, the vector, and what rounding may have done to each of its entries."""
 
@@ -108,10 +115,11 @@ def share_out(
     if pot not in ("grand", "gain"):
         raise InputError(f"pot must be 'grand' (v(M)) or 'gain' (v(M) - v(M0)), got {pot!r}")
     amount = reports.grand if pot == "grand" else reports.gain
+    about = partial(Note, score=score, round=reports.round)
     ranked_by: Vector | None = None
     status: Status = "ok"
     zero: list[str] = []  # candidates that add up to nothing
-    note = ""
+    note: Note | None = None
     equal = np.full(reports.n, amount / reports.n)
     values = equal
     for name, raw, lost in candidates:
@@ -122,19 +130,19 @@ def share_out(
             continue
         values = raw / total * amount
         if zero:
-            status, note = "fallback", f"{_zero_sums(zero)}; computed from {name} alone"
+            status, note = "fallback", about("fallback", zero=zero, used=name)
         elif (amount < 0) != (total < 0):  # a pot of zero is nothing, below
-            status, note = "reversed", f"pot {amount:.6g} and sum {total:.6g} have opposite signs"
+            status, note = "reversed", about("opposite-signs", pot=amount, sum=total)
         break
     else:
-        status, note = "undefined", f"{_zero_sums(zero)}; split equally"
+        status, note = "undefined", about("split-equally", zero=zero)
     if _is_nothing(amount, reports, pot):
         values, status = equal, "undefined"
-        note = f"nothing to distribute, the pot is 0{' up to rounding' if amount else ''}"
+        note = about("empty-up-to-rounding" if amount else "empty-pot")
     assert ranked_by is not None
     return Scores(
         score=score, clients=reports.clients, values=values, raw=ranked_by, gain=reports.gain, status=status,
-        stderr=stderr, notes=(f"{reports.where}{score}: {note}",) if note else (),
+        stderr=stderr, notes=(note,) if note else (),
     )  # fmt: skip
 
 
@@ -142,11 +150,6 @@ def _is_nothing(amount: float, reports: Reports, pot: Pot) -> bool:
     """Whether the pot is empty; a gain is a difference, so what rounding leaves of one is nothing too."""
     shared = abs(reports.empty) + abs(reports.grand) if pot == "gain" else 0.0
     return bool(abs(amount) <= 2 * np.finfo(np.float64).eps * shared)
-
-
-def _zero_sums(names: list[str]) -> str:
-    said = "sum of" if len(names) == 1 else "sums of"
-    return f"the {said} {', '.join(names)} over clients {'is' if len(names) == 1 else 'are'} zero"
 
 
 # ---------------------------------------------------------------------------------------------- the scores
@@ -303,7 +306,7 @@ def cos(reports: Reports) -> Scores:
         raise UndefinedScore(f"{reports.where}COS needs the clients' cosines (cosine=)")
     null = np.isnan(reports.cosine)
     notes = tuple(
-        f"{reports.where}client {name!r} has no cosine (a zero or unknown update): it counts as 0"
+        Note("no-cosine", client=name, round=reports.round)
         for name, gone in zip(reports.clients, null, strict=True)
         if gone
     )

@@ -91,22 +91,28 @@ class Reports(ReadOnly):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "round", round_of(self.round))
-        where = self.where
-        alone = sequence(self.alone, f"{where}alone")
-        clients = names_of(self.clients, len(alone), where, counted="alone")
-        silent = names_of(self.silent, None, where)
+        try:
+            self._check()
+        except ReportError as error:
+            raise type(error)(error.problem, error.client, round=self.round) from error.__cause__
+
+    def _check(self) -> None:
+        """Check every field, and store numbers as read-only float64."""
+        alone = sequence(self.alone, "alone")
+        clients = names_of(self.clients, len(alone), "", counted="alone")
+        silent = names_of(self.silent, None, "")
         both = set(clients) & set(silent)
         if both:
-            raise ReportError(f"{where}client {min(both)!r} is listed as silent but has a report")
+            raise ReportError(f"client {min(both)!r} is listed as silent but has a report")
         if len(clients) + len(silent) < 2:
-            raise ReportError(f"{where}expected at least 2 clients, got {len(clients)}")
+            raise ReportError(f"expected at least 2 clients, got {len(clients)}")
 
         if self.utility is not None and not isinstance(self.utility, str):
-            raise ReportError(f"{where}utility must be a name, got {self.utility!r:.100}")
+            raise ReportError(f"utility must be a name, got {self.utility!r:.100}")
         if self.slice is not None and not isinstance(self.slice, str):
-            raise ReportError(f"{where}slice must be text, got {self.slice!r:.100}")
+            raise ReportError(f"slice must be text, got {self.slice!r:.100}")
         unit = self.utility if self.utility in UNIT_UTILITIES else None
-        put = Setter(self, clients, where)
+        put = Setter(self, clients, "")
         put.scalar("empty", unit=unit)
         put.scalar("grand", unit=unit)
         put.vector("alone", unit=unit)
@@ -117,7 +123,7 @@ class Reports(ReadOnly):
         put.vector("cosine", optional=True, nullable=True, minimum=-1.0 - 1e-6, maximum=1.0 + 1e-6)
         put.vector("solo", optional=True, unit=unit)
         if self.solo is not None and self.solo_empty is None:
-            raise ReportError(f"{where}solo needs solo_empty, the utility of the first model on this slice")
+            raise ReportError("solo needs solo_empty, the utility of the first model on this slice")
         if self.solo_empty is not None:
             put.scalar("solo_empty", unit=unit)
         object.__setattr__(self, "clients", clients)

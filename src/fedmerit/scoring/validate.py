@@ -178,21 +178,14 @@ def two_spellings(names: Iterable[str]) -> tuple[str, str] | None:
     return None
 
 
+def look_alike(one: str, other: str) -> bool:
+    """Whether two different names look the same, so that a message must spell them letter by letter."""
+    return unicodedata.normalize("NFC", one) == unicodedata.normalize("NFC", other)
+
+
 def spelled(one: str, other: str) -> tuple[str, str]:
     """Two names as a message shows them: letter by letter where they would look the same."""
-    if unicodedata.normalize("NFC", one) == unicodedata.normalize("NFC", other):
-        return ascii(one), ascii(other)
-    return repr(one), repr(other)
-
-
-def first_names(names: Iterable[str], most: int) -> str:
-    """Names for a message; of very many the first ones, and how many more there are.
-
-    >>> first_names(["A", "B"], 2), first_names(["A", "B", "C"], 2)
-    ('A, B', 'A, B and 1 more')
-    """
-    names = list(names)
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return (ascii(one), ascii(other)) if look_alike(one, other) else (repr(one), repr(other))
 
 
 def names_of(clients: Iterable[str], n: int | None, where: str, *, counted: str = "") -> tuple[str, ...]:

@@ -116,13 +116,14 @@ class Truth:
         config, n = self.federation.config, len(self.federation.names)
         if "shapley" in config.scoring.truth:
             if n > MOST_EXACT:
-                raise ConfigError(
-                    f'scoring.truth: "shapley" trains 2^N models; at most {MOST_EXACT} members, got {n}'
+                raise ConfigError.at(
+                    "scoring.truth", f'"shapley" trains 2^N models; at most {MOST_EXACT} members, got {n}'
                 )
             if config.training.weights not in ("uniform", "roster"):
-                raise ConfigError(
-                    'scoring.truth: "shapley" retrains with fixed weights: expected training.weights = '
-                    f'"uniform" or "roster", got "{config.training.weights}"'
+                raise ConfigError.at(
+                    "scoring.truth",
+                    '"shapley" retrains with fixed weights: expected training.weights = '
+                    f'"uniform" or "roster", got "{config.training.weights}"',
                 )
         self.folder.mkdir(exist_ok=True)
 

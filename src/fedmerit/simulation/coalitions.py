@@ -97,7 +97,8 @@ def coefficients(
     """
     w = np.asarray(weights, dtype=np.float64)
     if game not in GAMES:
-        raise ConfigError(f"scoring.game must be 'additive' or 'renormalised', got {game!r}")
+        expected = "scoring.game must be 'additive' or 'renormalised'"
+        raise ConfigError(f"{expected}, got {game!r}", setting="scoring.game")
     if w.ndim != 1 or not np.isfinite(w).all() or (w <= 0).any():
         raise InputError(f"weights must be positive numbers, one per client, got {w.tolist()}")
     bits = np.asarray(masks, dtype=np.int64)[:, None] >> np.arange(len(w)) & 1

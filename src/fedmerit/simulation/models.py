@@ -52,13 +52,17 @@ def build(name: str, input_shape: Shape, classes: int, norm: str = "group", seed
     if classes < 2:
         raise ConfigError(f"a model needs at least 2 classes, got {classes}")
     if norm not in ("group", "batch"):
-        raise ConfigError(f"model.norm must be 'group' or 'batch', got {norm!r}")
+        raise ConfigError(f"model.norm must be 'group' or 'batch', got {norm!r}", setting="model.norm")
     with seeded(seed):
         model = _make(name, input_shape, classes, norm)
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"model.name {name!r} must return a torch.nn.Module, got {type(model).__name__}")
+        got = type(model).__name__
+        raise ConfigError(
+            f"model.name {name!r} must return a torch.nn.Module, got {got}", setting="model.name"
+        )
     if any(value.is_complex() for value in model.state_dict().values()):
-        raise ConfigError(f"model.name {name!r}: complex parameters cannot be summed securely")
+        problem = "complex parameters cannot be summed securely"
+        raise ConfigError(f"model.name {name!r}: {problem}", setting="model.name")
     return model.float()
 
 
@@ -82,8 +86,11 @@ def _make(name: str, input_shape: Shape, classes: int, norm: str) -> Any:
         except Exception as error:  # somebody else's code may raise anything
             called = f"factory({input_shape}, {classes})"
             problem = f"{type(error).__name__}: {error}"
-            raise ConfigError(f"model.name: {name!r} failed, called as {called}: {problem}") from error
-    raise ConfigError(f"model.name must be one of {', '.join(MODELS)} or 'module:factory', got {name!r}")
+            raise ConfigError.at("model.name", f"{name!r} failed, called as {called}: {problem}") from error
+    known = ", ".join(MODELS)
+    raise ConfigError(
+        f"model.name must be one of {known} or 'module:factory', got {name!r}", setting="model.name"
+    )
 
 
 @contextlib.contextmanager
@@ -106,11 +113,11 @@ def load_object(name: str, setting: str) -> Callable[..., Any]:
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{setting}: cannot load {name!r}: {error}") from error
+        raise ConfigError.at(setting, f"cannot load {name!r}: {error}") from error
     finally:
         sys.path.remove(here)
     if not callable(found):
-        raise ConfigError(f"{setting}: {name!r} is not callable")
+        raise ConfigError.at(setting, f"{name!r} is not callable")
     return found  # type: ignore[no-any-return]
 
 

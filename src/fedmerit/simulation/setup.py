@@ -19,13 +19,12 @@ from fedmerit.data.dataset import Dataset
 from fedmerit.data.partitions import ClientData
 from fedmerit.errors import ConfigError
 from fedmerit.identity import canonical, seed_from
-from fedmerit.ledger.records import numbered
+from fedmerit.notes import numbered, planted
 from fedmerit.protocol.messages import Model, PerSample
 from fedmerit.protocol.pool import Images, Labels, Pool, Slice
 from fedmerit.protocol.terms import least_scheduled
 from fedmerit.scoring.doubts import lower_is_better
 from fedmerit.secagg.setting import LEAST_IN_SUM, what_to_know
-from fedmerit.sentences import planted
 from fedmerit.simulation.models import as_tensor, build, left_out, load_vector, to_vector
 from fedmerit.simulation.training import TrainingSettings
 from fedmerit.simulation.utilities import Utility, evaluate, resolve_all
@@ -285,11 +284,11 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"run.device: expected auto, cpu or cuda, got {name!r}") from error
+        raise ConfigError.at("run.device", f"expected auto, cpu or cuda, got {name!r}") from error
     if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"run.device: expected auto, cpu or cuda, got {name!r}")
+        raise ConfigError.at("run.device", f"expected auto, cpu or cuda, got {name!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("run.device: cuda was asked for, but torch sees no GPU here")
+        raise ConfigError.at("run.device", "cuda was asked for, but torch sees no GPU here")
     return device
 
 

@@ -210,11 +210,16 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         for name in ("local_epochs", "batch_size"):
             if (value := getattr(self, name)) < 1:
-                raise ConfigError(f"training.{name} must be at least 1, got {value}")
+                raise ConfigError(
+                    f"training.{name} must be at least 1, got {value}", setting=f"training.{name}"
+                )
         if not 0 < self.lr < float("inf"):
-            raise ConfigError(f"training.lr must be a positive number, got {self.lr}")
+            raise ConfigError(f"training.lr must be a positive number, got {self.lr}", setting="training.lr")
         if not 0 <= self.weight_decay < float("inf"):
-            raise ConfigError(f"training.weight_decay must be at least 0, got {self.weight_decay}")
+            raise ConfigError(
+                f"training.weight_decay must be at least 0, got {self.weight_decay}",
+                setting="training.weight_decay",
+            )
 
 
 @dataclass(frozen=True)

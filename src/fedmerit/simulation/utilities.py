@@ -97,12 +97,14 @@ def resolve(name: str | Utility) -> Utility:
         return UTILITIES[name]
     if ":" not in name:
         known = ", ".join(UTILITIES)
-        raise ConfigError(f"scoring.utilities: expected {known} or 'module:function', got {name!r}")
+        raise ConfigError.at("scoring.utilities", f"expected {known} or 'module:function', got {name!r}")
     function = load_object(name, "scoring.utilities")
     try:
         source = inspect.getsource(function)
     except (OSError, TypeError) as error:
-        raise ConfigError(f"scoring.utilities: {name!r} has no source, so nobody could check it") from error
+        raise ConfigError.at(
+            "scoring.utilities", f"{name!r} has no source, so nobody could check it"
+        ) from error
     return Utility(name, source, unit=bool(getattr(function, "unit", True)), function=function)
 
 
@@ -110,7 +112,7 @@ def resolve_all(names: Sequence[str | Utility]) -> tuple[Utility, ...]:
     """The utilities of these names, at least one and none twice."""
     found = tuple(resolve(name) for name in names)
     if not found or len({utility.name for utility in found}) < len(found):
-        raise ConfigError(f"scoring.utilities: expected different names, got {[u.name for u in found]}")
+        raise ConfigError.at("scoring.utilities", f"expected different names, got {[u.name for u in found]}")
     return found
 
 

@@ -51,12 +51,12 @@ from fedmerit.ledger.records import (
     about,
     compare,
     config_of,
-    numbered,
     rounds_of,
     score_files,
     scores_document,
     unreported,
 )
+from fedmerit.notes import Note, numbered
 from fedmerit.protocol.messages import Round
 from fedmerit.scoring.files import LEDGER, Content
 from fedmerit.scoring.types import Reports
@@ -420,26 +420,25 @@ def _copy(path: Path, name: str, config: Config) -> Iterator[None]:
 
 def about_scores(
     path: Path, found: ScoreFiles, late: Mapping[str, int], config: Config, *, running: bool = False
-) -> Iterator[str]:
+) -> Iterator[Note]:
     """What `check_scores` found, in words; ``running``: a process keeps writing in the folder."""
     there = [name for name, data in found.items() if data is not None]
     if there:
-        yield "scores: follow from the reports in the ledger"
+        yield Note("scores")
     else:
-        yield "scores: not written yet" if late else "scores: none yet"
+        yield Note("scores-unwritten" if late else "scores-none")
     if not late:
         return
-    older = {
-        name: f"is {count} round{'' if count == 1 else 's'} older than the ledger"
+    files = [
+        Note("file-older", file=name, rounds=count) if name in there else Note("file-gone", file=name)
         for name, count in late.items()
-    }
-    said = ", ".join(f"{name} {told if name in there else 'is not there'}" for name, told in older.items())
-    how = f"`fedmerit page {path}` or `fedmerit rewards` writes what is missing, from the ledger"
+    ]
+    how = Note("files-by-command", path=str(path))
     if running:
-        how = "a process is running in this folder, and writes them after the ledger"
+        how = Note("files-by-process")
     elif config.scoring.truth:
-        how = "`fedmerit run --resume` writes what is missing, with the ground truth"
-    yield f"files: {said}: {how}"
+        how = Note("files-by-resume")
+    yield Note("files", files=files, how=how)
 
 
 def write_scores(path: Path, rounds: Sequence[Round], config: Config) -> None:
@@ -520,7 +519,7 @@ class Recorded:
     content: Content
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[Note, ...]:
         """About rounds that are in no score."""
         return tuple(about(self.rounds))
 

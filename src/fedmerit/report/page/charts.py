@@ -11,12 +11,12 @@ from typing import Any
 
 import altair as alt
 
+from fedmerit.notes import labels
 from fedmerit.report.page.facts import Facts
 from fedmerit.report.page.text import spoken
 from fedmerit.report.terminal import bare_text
 from fedmerit.scoring.accumulate import number_of
 from fedmerit.scoring.types import UNIT_UTILITIES
-from fedmerit.sentences import labels
 
 # ------------------------------------------------------------------------------------------------- drawing
 

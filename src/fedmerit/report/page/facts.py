@@ -10,6 +10,7 @@ from typing import get_args
 
 from fedmerit.errors import InputError, UndefinedScore, UndefinedShares
 from fedmerit.ledger.decisions import Decision, Terms
+from fedmerit.notes import Note, quoted
 from fedmerit.report.page.source import Source
 from fedmerit.report.terminal import Summary, digits_for, signed, summarise, unscored
 from fedmerit.scoring.accumulate import accumulate, number_of
@@ -20,7 +21,6 @@ from fedmerit.scoring.rewards import Rule, Shares, shares
 from fedmerit.scoring.scores import alpha, influence
 from fedmerit.scoring.types import Reports, Scores
 from fedmerit.scoring.uncertainty import compare_pairs
-from fedmerit.sentences import quoted
 
 # -------------------------------------------------------------------------------------------- the decision
 
@@ -123,11 +123,22 @@ def payable(source: Source) -> Scores:
 
 
 def _rule(source: Source, total: Scores, shown: Scores, rule: Rule) -> RuleFacts:
-    """One rule, from the scores with the real names and with those that the page shows."""
+    """One rule, from the scores with the real names and with those that the page shows.
+
+    What is said comes from the latter alone: whatever a message names, it names nobody by its real name.
+    """
+    said: tuple[str, ...] = ()
+    problem = ""
+    try:
+        said = _divided(source, shown, rule).notes
+    except UndefinedShares as error:
+        problem = error.note
+    except InputError as error:
+        problem = str(error)
     try:
         divided = _divided(source, total, rule)
-    except (UndefinedShares, InputError) as error:
-        return RuleFacts(rule, str(error), {}, 1, {}, ())
+    except (UndefinedShares, InputError):
+        return RuleFacts(rule, problem or Note("no-division"), {}, 1, {}, ())
     ratios = {source.names[name]: share.as_integer_ratio() for name, share in divided.items()}
     one = math.lcm(*(bottom for _, bottom in ratios.values()))
     return RuleFacts(
@@ -136,7 +147,7 @@ def _rule(source: Source, total: Scores, shown: Scores, rule: Rule) -> RuleFacts
         parts={name: top * (one // bottom) for name, (top, bottom) in ratios.items()},
         one=one,
         shares={source.names[name]: share for name, share in divided.items()},
-        notes=tuple(note for note in _divided(source, shown, rule).notes if note not in shown.notes),
+        notes=tuple(note for note in said if note not in shown.notes),
     )
 
 

@@ -182,7 +182,7 @@ def render(facts: Facts) -> str:
         budget=_budget(facts),
         paid=_paid(facts),
         about=_rules(facts)[facts.rules[0].name]["about"],
-        checks=[line for line in facts.source.checks if not line.startswith("head:")],  # has its own line
+        checks=[line for line in facts.source.checks if line.code != "head"],  # has its own line
         small=[one.client for one in facts.courses[: charts.MOST_SMALL]],
         most_rows=charts.MOST_ROWS,
         most_bars=charts.MOST_BARS,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import string
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from fedmerit.config import Corruption, of_folder
-from fedmerit.errors import CopyDiffers, FedmeritError, FileFormatError, StoreError
+from fedmerit.config import OF_MEMBERS, Corruption, of_folder
+from fedmerit.errors import CopyDiffers, FedmeritError, FileFormatError, LedgerError, StoreError
 from fedmerit.ledger.decisions import Decision, decisions_of
 from fedmerit.ledger.records import first_body, unreported
+from fedmerit.notes import SOMEBODY, Note, planted
 from fedmerit.protocol.messages import Round
 from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.files import LEDGER, VECTORS, read_content, scores_in
 from fedmerit.scoring.types import Reports
-from fedmerit.sentences import planted
 from fedmerit.storage.run_folder import recorded, scored_in, write
 from fedmerit.verify import verify_folder
 
@@ -95,6 +94,10 @@ def _parameters(path: Path) -> int:
 # -------------------------------------------------------------------------------------------------- source
 
 
+ABORTED = "aborted"
+"""Why a round has no sum, where that is not known or not told."""
+
+
 @dataclass(frozen=True)
 class Book:
     """What the ledger of a run says."""
@@ -121,16 +124,13 @@ class Source:
     settings: Mapping[str, Mapping[str, Any]] | None = None
     corruption: Corruption = field(default_factory=Corruption)  # with the real names
     book: Book | None = None
-    checks: tuple[str, ...] = ()  # what verifying the folder found
+    checks: tuple[Note, ...] = ()  # what verifying the folder found
     broken: str = ""  # why the folder does not verify
+    broken_record: int | None = None  # the record that is wrong, where one can be named
     changed: tuple[str, str] | None = None  # a score file that differs from the sound ledger, and how
     costs: Costs = field(default_factory=Costs)
     names: Mapping[str, str] = field(default_factory=dict)  # real -> shown
-
-    @property
-    def pseudonyms(self) -> bool:
-        """Whether the names shown are not the real ones."""
-        return any(real != shown for real, shown in self.names.items())
+    pseudonyms: bool = False  # whether the names shown are not the real ones
 
     @property
     def planted(self) -> str:
@@ -169,7 +169,7 @@ def _of_file(file: Path) -> Source:
         rounds=tuple(content.rounds),
         clients=clients,
         companions=companions,
-        aborted=dict.fromkeys(aborted_, "aborted"),
+        aborted=dict.fromkeys(aborted_, ABORTED),
         unreported=unreported_,
         truth=_truth(raw),
         names={name: name for name in clients},
@@ -178,7 +178,7 @@ def _of_file(file: Path) -> Source:
 
 def _of_run(folder: Path) -> Source:
     """From the ledger, which is the record; from the score files where it cannot be followed."""
-    lines: list[str] = []
+    lines: list[Note] = []
     changed, corruption = None, Corruption()
     try:
         found = recorded(folder)
@@ -197,7 +197,9 @@ def _of_run(folder: Path) -> Source:
         if not (folder / "scores.json").is_file():
             raise
         file_alone = _of_file(folder / "scores.json")
-        return replace(file_alone, checks=tuple(lines), broken=str(error), corruption=corruption)
+        record = error.record if isinstance(error, LedgerError) else None
+        told = replace(file_alone, checks=tuple(lines), broken=str(error), broken_record=record)
+        return replace(told, corruption=corruption)
     file = folder / "scores.json"
     readable = file.is_file() and (changed is None or changed[0] != file.name)
     raw = _document(file) if readable else {}
@@ -221,7 +223,10 @@ def pseudonymised(source: Source) -> Source:
     """The same with names that say nothing: Member A, B, ..., in the order of the ranking.
 
     Everything that follows the order of the roster is put in the order of the new names, and settings that
-    are paths are withheld: either would tell who is who.
+    are paths are withheld: either would tell who is who. Notes get the new names before they are text. Text
+    that has no code, such as the message of an error or why a round was aborted, may hold a name in any form:
+    cut off, escaped, in other letters. So none of it is shown, whether or not a name is found in it: to show
+    it only where none is found would tell something too.
     """
     ranking = accumulate(source.rounds, missing=source.missing).ranking()
     everybody = dict.fromkeys((*ranking, *source.clients))
@@ -238,7 +243,7 @@ def pseudonymised(source: Source) -> Source:
         lists = ("scheduled", "included", "declined", "silent")
         changed = {key: tuple(sorted(names[name] for name in getattr(one, key))) for key in lists}
         reports = {names[name]: report for name, report in one.reports.items()}
-        return replace(one, **changed, reports=reports, aborted=_without_names(one.aborted, names))  # type: ignore[arg-type]
+        return replace(one, **changed, reports=reports, aborted=one.aborted and ABORTED)  # type: ignore[arg-type]
 
     order = np.argsort([names[name] for name in source.clients])
     return replace(
@@ -248,7 +253,7 @@ def pseudonymised(source: Source) -> Source:
         companions={
             key: tuple(_renamed(one, names) for one in rounds) for key, rounds in source.companions.items()
         },
-        aborted={number: _without_names(why, names) for number, why in source.aborted.items()},
+        aborted=dict.fromkeys(source.aborted, ABORTED),
         truth={
             utility: {key: [values[i] for i in order] for key, values in each.items()}
             for utility, each in source.truth.items()
@@ -257,10 +262,11 @@ def pseudonymised(source: Source) -> Source:
         book=None
         if source.book is None
         else replace(source.book, rounds=tuple(plain(one) for one in source.book.rounds)),
-        checks=tuple(_without_names(line, names) for line in source.checks),
-        broken=_without_names(source.broken, names),
-        changed=source.changed and (source.changed[0], _without_names(source.changed[1], names)),
+        checks=tuple(line.renamed(names) for line in source.checks),
+        broken=source.broken and _untold(source.broken_record),
+        changed=source.changed and (source.changed[0], Note("untold-copy")),
         names=names,
+        pseudonyms=True,
     )
 
 
@@ -276,20 +282,20 @@ def _renamed(reports: Reports, names: Mapping[str, str]) -> Reports:
     )
 
 
+def _untold(record: int | None) -> Note:
+    return Note("untold") if record is None else Note("untold-record", record=record)
+
+
 def _renamed_settings(
     settings: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
-    def shown(value: Any) -> Any:
-        if isinstance(value, dict):
-            return dict(sorted((names.get(key, key), shown(item)) for key, item in value.items()))
-        if isinstance(value, list):
-            items = [shown(item) for item in value]
-            return sorted(items) if any(item in names for item in value if isinstance(item, str)) else items
-        return names.get(value, value) if isinstance(value, str) else value
+    """Settings with the names replaced where they hold names, and only there.
 
-    changed = {
-        section: {key: shown(value) for key, value in part.items()} for section, part in settings.items()
-    }
+    Elsewhere a value that is spelled like a name is none: to replace it would give that name away.
+    """
+    changed = {section: dict(part) for section, part in settings.items()}
+    for section, key in (("partition", "names"), *OF_MEMBERS):
+        changed[section][key] = _renamed_setting(changed[section][key], key == "duplicate", names)
     for section, key in (
         ("data", "path"),
         ("data", "options"),
@@ -302,10 +308,17 @@ def _renamed_settings(
     return changed
 
 
-def _without_names(text: str, names: Mapping[str, str]) -> str:
-    """A message with the names in it replaced, in one pass, where they stand as words."""
-    longest_first = sorted(map(re.escape, names), key=len, reverse=True)
-    return re.sub(rf"(?<!\w)(?:{'|'.join(longest_first)})(?!\w)", lambda found: names[found[0]], text)
+def _renamed_setting(value: Any, both: bool, names: Mapping[str, str]) -> Any:
+    """A list of members, or a table by member (``both``: of members too), in the order of the new names."""
+    if isinstance(value, list):
+        return sorted(names.get(name, SOMEBODY) for name in value)
+    if isinstance(value, dict):
+        items = ((names.get(name, SOMEBODY), item) for name, item in value.items())
+        return {
+            name: names.get(item, SOMEBODY) if both else item
+            for name, item in sorted(items, key=lambda pair: pair[0])
+        }
+    return value
 
 
 def _document(file: Path) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 import string
 from collections.abc import Sequence
 from decimal import Decimal
@@ -11,46 +10,58 @@ from itertools import pairwise
 
 from fedmerit.ledger.decisions import Terms
 from fedmerit.ledger.records import in_words
+from fedmerit.notes import APART, NO_SCORE, Note, code_of, made_worse
+from fedmerit.notes import listed as listed
 from fedmerit.report.page.facts import Decided, Facts
-from fedmerit.report.terminal import Standing, advice, signed, total_text
-from fedmerit.scoring.accumulate import NO_SCORE, join_up, number_of
-from fedmerit.scoring.files import scores_of
+from fedmerit.report.terminal import COMMAND, OPTION, Standing, signed, total_text
+from fedmerit.scoring.accumulate import join_up, number_of
 from fedmerit.scoring.rewards import null_share
-from fedmerit.sentences import listed as listed
-from fedmerit.sentences import made_worse
+from fedmerit.scoring.scores import NORMALISED
 
 # --------------------------------------------------------------------------------------------------- notes
 
-_GAPS = ("there are no reports between rounds ", "on the same test samples, round ")
-"""How notes begin that tell of rounds that do not join up."""
+PAGE = {
+    **COMMAND,
+    "no-cosine": "{where}member {client!r} has no cosine (a zero or unknown update): it counts as 0",
+    "spelled-alike": "members {client!r} and {other!r} " + APART,
+    "composed-alike": "members {client!a} and {other!a} " + APART,
+    "partly-zero": "member {client!r} reported {seen} of {rounds} rounds; the rest counts as zero",
+    "partly-own-mean": (
+        "member {client!r} reported {seen} of {rounds} rounds; the rest counts at its own mean"
+    ),
+    "never-reported": "member {client!r} was in the sum but never reported: " + NO_SCORE,
+    "only-listed": "member {client!r} is on the list of members but never reported: " + NO_SCORE,
+    "silent": "member {client!r} was summed but sent no report: round {rounds}",
+    "nothing-positive": "nobody's {score} is above zero, so there is nothing to divide by",
+}
+"""What notes say on the page, where the words of the library are not those of its readers."""
+_CALLED = {"score": {"ALPHA": "contribution"}}
+_GAPS = ("gap", "jump")
+"""Codes of notes about rounds that do not join up."""
 
 
 def notes(facts: Facts) -> list[str]:
-    """What to know beside the ranking; the status of FP and EE, which rank nobody, is told in part 4."""
-    last = scores_of(facts.summary.last)
-    elsewhere = {text for key in ("FP", "EE") if (one := last.get(key)) is not None for text in one.notes}
-    known = gaps_known(facts)  # then the page opens with them
-    return [
-        note(text)
-        for text in facts.summary.notes
-        if text not in elsewhere and not (known and text.startswith(_GAPS))
-    ]
+    """What to know beside the ranking; the status of FP and EE, which rank nobody, is told in part 4.
+
+    Under pseudonyms no text without a code is shown: nobody knows whether it names somebody.
+    """
+    known = _GAPS if gaps_known(facts) else ()  # then the page opens with them
+    told = [one for one in facts.summary.notes if code_of(one) not in (*NORMALISED, *known)]
+    return [note(one) for one in told if code_of(one) or not facts.source.pseudonyms]
 
 
 def note(text: str) -> str:
-    """A note of the library in the words of the page.
+    """A note of the library in the words of the page; text without a code as it is.
 
-    >>> note("no shares: the positive part of ALPHA is 0, no more than rounding leaves (1e-12); and more")
-    "nobody's contribution is above zero, so there is nothing to divide by"
-    >>> note("client 'North' reported 1 of 2 rounds")
-    "member 'North' reported 1 of 2 rounds"
+    >>> print(note(Note("no-shares", why=Note("nothing-positive", score="ALPHA", positive=0.0))))
+    nobody's contribution is above zero, so there is nothing to divide by
+    >>> print(note(Note("partly-zero", client="North", seen=1, rounds=2)))
+    member 'North' reported 1 of 2 rounds; the rest counts as zero
     """
-    text = advice(text.replace("ALPHA", "contribution"))
-    none = re.match(r"(?:no shares: )?the positive part of (\w+) is \S+, no more than rounding leaves", text)
-    if none:
-        return f"nobody's {none[1]} is above zero, so there is nothing to divide by"
-    text = text.replace("is on the list of clients but", "is on the list of members but")
-    return re.sub(r"^client(s?) (?=['\"])", r"member\1 ", text)
+    if not isinstance(text, Note):
+        return text
+    told = text.part("nothing-positive") or text  # of nothing, no option makes more
+    return told.worded(PAGE, _CALLED, option=OPTION)
 
 
 def gaps_known(facts: Facts) -> bool:
