@@ -1,6 +1,7 @@
 """Settings for all tests: one thread, also in processes that tests start, so that equal runs are equal."""
 
 import os
+import shutil
 import sys
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -35,3 +36,15 @@ def fedmerit(capsys, monkeypatch):
         return ended.value.code or 0, out, err
 
     return call
+
+
+@pytest.fixture
+def folder(runs, tmp_path):
+    """A copy of the run of a module's ``runs`` in which everybody sees all."""
+    return shutil.copytree(runs / "open", tmp_path / "run")
+
+
+@pytest.fixture
+def closed(runs, tmp_path):
+    """A copy of the one in which the coordinator alone does."""
+    return shutil.copytree(runs / "closed", tmp_path / "closed")

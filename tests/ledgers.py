@@ -1,8 +1,13 @@
-"""What tests do to the file of a ledger."""
+"""What tests do to the file of a ledger, and what a run between members of one process needs to begin."""
 
+import secrets
 import sqlite3
 
+import numpy as np
+
+from fedmerit.config import recorded_hash
 from fedmerit.identity import load_key
+from fedmerit.protocol.pool import Pool
 
 
 def cut(path, last):
@@ -24,3 +29,29 @@ class Keys:
 
     def sign(self, author, message):
         return self.keys[author].sign(message)
+
+
+def pool_of(x, y, slices=1):
+    """A committed test pool of these samples, in this order."""
+    return Pool(
+        indices=np.arange(len(y)),
+        x=x,
+        y=y,
+        slices=slices,
+        balanced=False,
+        classes=0,
+        utility_hash="0" * 64,
+        key=secrets.token_bytes(32),
+    )
+
+
+def terms_of(text, roster, *, optimiser=False):
+    """What a server that averages proposes."""
+    return {
+        "config": text,
+        "config_hash": recorded_hash(text),
+        "roster": roster.hash.hex(),
+        "strategy": "FedAvg",
+        "optimiser": optimiser,
+        "evaluates": "server",
+    }

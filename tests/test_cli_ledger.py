@@ -28,16 +28,6 @@ def runs(tmp_path_factory):
     return home
 
 
-@pytest.fixture
-def folder(runs, tmp_path):
-    return shutil.copytree(runs / "open", tmp_path / "run")
-
-
-@pytest.fixture
-def closed(runs, tmp_path):
-    return shutil.copytree(runs / "closed", tmp_path / "closed")
-
-
 def length(folder):
     with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
         return len(ledger), ledger.head

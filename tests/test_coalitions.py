@@ -13,10 +13,10 @@ from torch import nn
 
 from fedmerit.errors import ConfigError, DataError, InputError, ReportError
 from fedmerit.simulation.coalitions import Evaluation, Evaluator, coalition_tables, coefficients
-from fedmerit.simulation.models import ResNet, build, flatten, load_vector, prepare, to_vector
+from fedmerit.simulation.models import build, flatten, load_vector, prepare, to_vector
 from fedmerit.simulation.strategies import EvaluationSet, Packing, Single, Stacked, Strategy, choose, sample
 from fedmerit.simulation.utilities import UTILITIES, evaluate, resolve_all
-from networks import Branching
+from networks import Branching, network
 
 DEVICE = os.environ.get("FEDMERIT_TEST_DEVICE", "cpu")
 ALL = list(UTILITIES)
@@ -44,14 +44,7 @@ class Attention(nn.Module):
 def model_named(name):
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        made = {
-            "mlp": lambda: build("mlp", (6, 6, 1), 3),
-            "cnn": lambda: build("cnn", (6, 6, 1), 3),
-            "cnn-pool": lambda: build("cnn-pool", (6, 6, 1), 3),
-            "resnet-group": lambda: ResNet((1, 1, 1, 1), 2, 3, width=4),
-            "resnet-batch": lambda: ResNet((1, 1, 1, 1), 2, 3, width=4, norm="batch"),
-            "attention": Attention,
-        }[name]()
+        made = network(name, 2) or Attention()
         if name == "resnet-batch":  # running statistics worth carrying
             made.train()(torch.randn(8, 2, 20, 20))
     return made.to(DEVICE)

@@ -11,6 +11,7 @@ from torch import nn
 
 from fedmerit.errors import ConfigError, DataError, InputError
 from fedmerit.simulation import models
+from networks import module_of
 
 USER = """
 from torch import nn
@@ -34,10 +35,7 @@ constant = 3
 
 @pytest.fixture
 def user_module(tmp_path, monkeypatch):
-    (tmp_path / "my_models.py").write_text(USER)
-    monkeypatch.chdir(tmp_path)
-    yield "my_models"
-    sys.modules.pop("my_models", None)
+    yield from module_of("my_models", USER, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("name", models.MODELS)

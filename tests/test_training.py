@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedmerit.errors import ConfigError, DataError, InputError
-from fedmerit.simulation.models import ResNet, build, load_vector, prepare, to_vector
+from fedmerit.simulation.models import build, load_vector, prepare, to_vector
 from fedmerit.simulation.training import TrainingSettings, batches, probe, train, train_many, train_shared
-from networks import Branching
+from networks import Branching, network
 
 DEVICE = os.environ.get("FEDMERIT_TEST_DEVICE", "cpu")
 SETTINGS = TrainingSettings(local_epochs=2, batch_size=4)
@@ -64,17 +64,8 @@ def data(sizes, side=6, seed=0):
 def model_named(name):
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        return {
-            "mlp": lambda: build("mlp", (6, 6, 1), 3),
-            "cnn": lambda: build("cnn", (6, 6, 1), 3),
-            "cnn-pool": lambda: build("cnn-pool", (6, 6, 1), 3),
-            "resnet-group": lambda: ResNet((1, 1, 1, 1), 1, 3, width=4),
-            "resnet-batch": lambda: ResNet((1, 1, 1, 1), 1, 3, width=4, norm="batch"),
-            "attention": Attention,
-            "branching": Branching,
-            "mixing": Mixing,
-            "counting": Counting,
-        }[name]().to(DEVICE)
+        own = {"attention": Attention, "branching": Branching, "mixing": Mixing, "counting": Counting}
+        return (network(name, 1) or own[name]()).to(DEVICE)
 
 
 def mlp():

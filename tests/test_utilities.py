@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from torch import nn
 from fedmerit.errors import ConfigError, DataError, ReportError
 from fedmerit.simulation import utilities
 from fedmerit.simulation.models import build
+from networks import module_of
 
 USER = """
 import torch
@@ -53,10 +53,7 @@ def logits_as_images(rows):
 
 @pytest.fixture
 def user_module(tmp_path, monkeypatch):
-    (tmp_path / "my_utilities.py").write_text(USER)
-    monkeypatch.chdir(tmp_path)
-    yield "my_utilities"
-    sys.modules.pop("my_utilities", None)
+    yield from module_of("my_utilities", USER, tmp_path, monkeypatch)
 
 
 # logits log(1, 2, 1) give p = (1/4, 1/2, 1/4); log(6, 1, 1) give p = (3/4, 1/8, 1/8)

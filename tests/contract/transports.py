@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from scenarios import STAGES, Scenario, name_of
 
-from fedmerit.config import Config, as_toml, from_dict, recorded_hash
+from fedmerit.config import Config, as_toml, from_dict
 from fedmerit.errors import ProtocolError, RunAborted
 from fedmerit.identity import Member, Roster, load_key, new_key, write_roster
 from fedmerit.ledger.chain import Ledger, Record
@@ -28,9 +28,9 @@ from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.measure import Evaluations
 from fedmerit.protocol.member import Participant
 from fedmerit.protocol.messages import Ask, Parcel, Round, Trained, Work, pack, unpack
-from fedmerit.protocol.pool import Pool
 from fedmerit.storage.member_state import MemberFiles
 from fedmerit.storage.run_folder import Folder
+from ledgers import pool_of, terms_of
 
 FLOWER = Path(__file__).parent.parent / "flower"
 
@@ -140,14 +140,7 @@ class Linear:
         text, config = as_toml(settings), from_dict(settings)
         slices = scenario.rounds if scenario.reveal == "per-round" else 1
         x, y = samples("test", 20 * slices)
-        pool = Pool(
-            indices=np.arange(len(y)), x=x, y=y, slices=slices, balanced=False, classes=0,
-            utility_hash="0" * 64, key=secrets.token_bytes(32),
-        )  # fmt: skip
-        terms = {
-            "config": text, "config_hash": recorded_hash(text), "roster": roster.hash.hex(),
-            "strategy": "FedAvg", "optimiser": False, "evaluates": "server",
-        }  # fmt: skip
+        pool, terms = pool_of(x, y, slices), terms_of(text, roster)
         ran, m0 = Ran(home / "run"), np.zeros(SIZE, np.float32)
         with Folder(ran.folder, config, text=text) as folder:
             (folder.path / "keys").mkdir()

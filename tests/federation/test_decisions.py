@@ -1,7 +1,6 @@
 """Payouts on record: recomputed to the cent, replaced in the open, and private where the run says so."""
 
 import json
-import shutil
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
@@ -42,16 +41,6 @@ def runs(tmp_path_factory):
     run(OPEN, home / "open")
     run(CLOSED, home / "closed")
     return home
-
-
-@pytest.fixture
-def folder(runs, tmp_path):
-    return shutil.copytree(runs / "open", tmp_path / "run")
-
-
-@pytest.fixture
-def closed(runs, tmp_path):
-    return shutil.copytree(runs / "closed", tmp_path / "run")
 
 
 def lines(path, **options):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedmerit.config import as_toml, from_dict, recorded_hash
+from fedmerit.config import as_toml, from_dict
 from fedmerit.errors import LedgerError, RoundAborted
 from fedmerit.identity import Member, Roster, load_key, new_key
 from fedmerit.ledger.recorder import LedgerRecorder
@@ -19,11 +19,11 @@ from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.measure import Evaluations
 from fedmerit.protocol.member import Participant
 from fedmerit.protocol.messages import Ask, Outcome, Round, Trained, Work, model_hash
-from fedmerit.protocol.pool import Pool
 from fedmerit.secagg.server import Server
 from fedmerit.storage.member_state import MemberFiles
 from fedmerit.storage.run_folder import Folder, snapshot
 from fedmerit.verify import verify_folder
+from ledgers import pool_of, terms_of
 
 ALL = ["A", "B", "C", "D"]
 M0 = np.linspace(-1, 1, 30, dtype=np.float32)
@@ -85,14 +85,8 @@ class Federation:
             "scoring": {"utilities": ["value"]},
         }
         text, config = as_toml(settings), from_dict(settings)
-        pool = Pool(
-            indices=np.arange(20), x=np.zeros((20, 1)), y=np.zeros(20), slices=1, balanced=False, classes=0,
-            utility_hash="0" * 64, key=secrets.token_bytes(32),
-        )  # fmt: skip
-        terms = {
-            "config": text, "config_hash": recorded_hash(text), "roster": roster.hash.hex(),
-            "strategy": "FedAvg", "optimiser": optimiser, "evaluates": "server",
-        }  # fmt: skip
+        pool = pool_of(np.zeros((20, 1)), np.zeros(20))
+        terms = terms_of(text, roster, optimiser=optimiser)
         key, run = Ed25519PrivateKey.generate(), secrets.token_hex(16)
         self.transport, self.run, self.open = Transport(folder, roster), run, ExitStack()
 

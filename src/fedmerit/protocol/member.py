@@ -14,8 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -305,13 +305,8 @@ class Participant:
             refuse_rehearsal(terms, config, self.engines)
         check_roster(terms, config, self.roster, self.name)
         self.accept(config)
-        try:
+        with self._joining("lost what it keeps; its own log says which file"):
             state.released()
-        except StoreError as error:
-            log.warning("%s does not join: %s", self.name, error)
-            raise RefusedError(
-                "lost what it keeps; its own log says which file", stage="join", logged=True
-            ) from None
         if (left := state.get("left")) is not None:
             log.warning("%s refuses to join again, it has left the run: %s", self.name, left)
             raise RefusedError(REFUSED, logged=True)
@@ -322,17 +317,21 @@ class Participant:
         signature = self._sign("join", body)
         kept = state.get("terms")
         if kept is None:
-            try:
+            with self._joining("cannot keep another run; its own log says why"):
                 state.open()
-            except StoreError as error:
-                log.warning("%s does not join: %s", self.name, error)
-                raise RefusedError(
-                    "cannot keep another run; its own log says why", stage="join", logged=True
-                ) from None
             state.put("terms", [terms, pool, server])
         elif not same(body, join_body(ask.run, address, *kept, run_config=self.run_config)):
             raise RefusedError("asked to agree to something else than before", stage="join", member=self.name)
         return pack([self.name, signature, self.run_config])
+
+    @contextmanager
+    def _joining(self, refusal: str) -> Iterator[None]:
+        """Refuse to join in these words if this member's files are not in order; its log says why."""
+        try:
+            yield
+        except StoreError as error:
+            log.warning("%s does not join: %s", self.name, error)
+            raise RefusedError(refusal, stage="join", logged=True) from None
 
     def _keys_for(
         self, number: int, state: MemberState, agreed: Agreed, members: Sequence[Any], run: str
