@@ -13,7 +13,7 @@ from sample import HOSTILE, NAMES, rounds, write_scores
 from fedmerit.config import from_dict
 from fedmerit.notes import Note, planted
 from fedmerit.report.page.facts import gather
-from fedmerit.report.page.html import facts_of, page, render
+from fedmerit.report.page.html import HIDDEN, facts_of, page, refreshed, render
 from fedmerit.report.page.source import Source, pseudonymised
 from fedmerit.scoring.types import Reports
 from fedmerit.scoring.validate import two_spellings
@@ -139,3 +139,16 @@ def test_of_a_run_that_does_not_verify(run_folder, tmp_path, how):
     source = facts_of(folder, pseudonyms=True).source
     assert (source.broken_record or 0) > 1 if how == "tampered" else source.changed[0] == "scores.csv"
     assert (f"Record {source.broken_record} is wrong" in text) == (how == "tampered")
+
+
+@pytest.mark.parametrize("mark", HIDDEN)
+def test_a_page_that_is_written_anew_goes_on_to_hide_names(run_folder, tmp_path, mark):
+    """Also one of an earlier version, which has the sentence alone, and one whose sentence is another."""
+    folder = shutil.copytree(run_folder, tmp_path / "run")
+    text = page(folder, pseudonyms=True)
+    (other,) = set(HIDDEN) - {mark}
+    assert (text.count(mark), text.count(other)) == (1, 1)
+    (folder / "page.html").write_text(text.replace(other, "<p>"), encoding="utf-8")
+    assert refreshed(folder) == f"{folder / 'page.html'} shows it"
+    assert (folder / "page.html").read_text(encoding="utf-8") == text
+    assert not any(one in page(folder) for one in HIDDEN)

@@ -57,8 +57,9 @@ if __name__ == "__main__":
 NAME = "page.html"
 OURS = "<p>Made by fedmerit "
 """Every page has it."""
-HIDDEN = '<p class="quiet">Members are shown under pseudonyms'
-"""A page without names has it; no name can hold it, because names are escaped."""
+HIDDEN = ('<html lang="en" data-names="hidden">', '<p class="quiet">Members are shown under pseudonyms')
+"""A page without names has the first; one that an earlier version made has the second alone. No name can hold
+either, because names are escaped."""
 
 
 def page_of_run(folder: Path) -> str:
@@ -96,7 +97,8 @@ def refreshed(folder: Path) -> str:
         return f"{path} is from before this: pip install 'fedmerit[page]', then fedmerit page {folder}"
 
     try:
-        write(path, page(folder, pseudonyms=HIDDEN in there).encode())
+        hidden = any(mark in there for mark in HIDDEN)
+        write(path, page(folder, pseudonyms=hidden).encode())
     except (FedmeritError, OSError) as error:
         return f"{path} is from before this, and could not be written anew: {error}"
     return f"{path} shows it"
