@@ -1,4 +1,4 @@
-"""fedmerit: who contributed what in a federation, without anyone seeing anyone's model update.
+"""fedmerit: who contributed what in a federation, while nobody sees another member's model update.
 
 >>> import fedmerit as fm
 >>> r = fm.Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1], clients=["A", "B", "C"])
@@ -8,7 +8,7 @@
 
 from fedmerit.config import VERSION as _VERSION
 from fedmerit.errors import FedmeritError
-from fedmerit.report import exports as _exports  # noqa: F401 - how scores are shown
+from fedmerit.report import exports as _exports  # noqa: F401 - registers how scores are shown
 from fedmerit.scoring.accumulate import accumulate
 from fedmerit.scoring.agreement import agreement, normalise
 from fedmerit.scoring.files import read
