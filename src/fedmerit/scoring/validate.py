@@ -92,7 +92,7 @@ def in_order_of(clients: Sequence[str], values: Any, what: str) -> Any:
 
 
 def in_order_of_both(clients: Sequence[str], values: Any, what: str) -> Any:
-    """Return a frame of pandas with its rows and columns in the order of the clients; others as given."""
+    """Return a pandas frame with rows and columns in the order of the clients; other values as given."""
     index, columns = getattr(values, "index", None), getattr(values, "columns", None)
     if not hasattr(values, "__array__") or index is None or columns is None:
         return values
@@ -147,7 +147,7 @@ LARGEST = 1e100
 """Largest absolute value of an input; no utility comes near it."""
 A_NUMBER = f"a finite number, at most {LARGEST:g}"
 LARGEST_SCORE = 1e150
-"""Largest absolute value of a score: enough for any valid input, and sums and squares cannot overflow."""
+"""Largest absolute value of a score: scores may exceed inputs, but their sums and squares cannot overflow."""
 
 
 _WRITTEN = re.compile(
@@ -248,7 +248,7 @@ def level_of(given: Any) -> float:
 
 
 class Setter:
-    """Helper that checks the fields of a frozen dataclass and stores them as read-only float64."""
+    """A checker for the fields of a frozen dataclass, which stores them as read-only float64."""
 
     def __init__(self, target: Any, clients: Sequence[str], where: str, largest: float = LARGEST) -> None:
         self.target, self.clients, self.where, self.largest = target, clients, where, largest
