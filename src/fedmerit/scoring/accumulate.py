@@ -158,7 +158,7 @@ def join_up(earlier: Reports, later: Reports, place: int) -> bool:
     """Return whether nothing changed between two rounds; ``place`` is the position of the earlier one.
 
     On the same test samples, the later round must begin with the utility that the earlier one ended with.
-    On other samples, their numbers must be consecutive.
+    Otherwise, their numbers must be consecutive.
     """
     if _on_one_slice(earlier, later):
         largest = max(abs(later.empty), abs(earlier.grand))
