@@ -1,4 +1,4 @@
-"""fedmerit: who contributed what in a federation, while nobody sees another member's model update.
+"""fedmerit: who contributed what in a federation, without anyone seeing anyone's model update.
 
 >>> import fedmerit as fm
 >>> r = fm.Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1], clients=["A", "B", "C"])
