@@ -375,9 +375,7 @@ def _weights(scores: Scores, rule: Rule) -> Vector:
         weights = np.minimum(weights, fence(scores))
     ordered = np.sort(weights)
     grid, first = np.unique(settle(ordered), return_index=True)
-    return ordered[first][
-        np.searchsorted(grid, settle(weights))
-    ]  # equal up to rounding means equal to the cent
+    return ordered[first][np.searchsorted(grid, settle(weights))]  # equal up to rounding: equal to the cent
 
 
 def _between(weights: Vector, floor: float, cap: float) -> Vector:
