@@ -158,9 +158,7 @@ def largest_groups(better: npt.NDArray[np.bool_], ranking: Sequence[int]) -> lis
         for part in sorted({group & together[who] for group in groups}, key=int.bit_count, reverse=True):
             if not any(part | larger == larger for larger in joined):
                 joined.append(part)
-        groups = {
-            group for group in groups if group & ~together[who]
-        }  # the other groups are part of a new one
+        groups = {group for group in groups if group & ~together[who]}  # the others are part of a new one
         groups |= {part | 1 << who for part in joined or [0]}
         if len(groups) > max(n, MOST_GROUPS):
             raise ReportError(
