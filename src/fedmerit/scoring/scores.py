@@ -235,7 +235,7 @@ def ee(reports: Reports, *, pot: Pot = "grand", combine: Combine = "mean") -> Sc
         reports: of one round.
         pot: see :func:`fp`.
         combine: how the others' reports are combined: their mean (as in the paper), their median, or their
-            mean without the lowest and the highest (``"trimmed"``). The median takes at most three values.
+            mean without the lowest and the highest (``"trimmed"``). The median gives at most three values.
 
     >>> ee(Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1])).values
     array([0.75, 1.  , 1.25])
