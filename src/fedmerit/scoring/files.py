@@ -120,7 +120,7 @@ def _round_of(path: Path, number: int, lines: list[tuple[int, dict[str, str]]]) 
     given: dict[str, Any] = {"round": number}
     for name in sorted(
         PER_ROUND, key=lambda one: one != "utility"
-    ):  # first: with two utilities, all else differs too
+    ):  # first, as it explains other differences
         if name not in first:
             continue
         if first[name] == "" and name in REQUIRED:
