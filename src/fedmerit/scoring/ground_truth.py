@@ -123,9 +123,7 @@ def beta_shapley(table: Table, alpha: float, beta: float) -> Scores:
     weights = []
     for size in range(n):
         above = [b + m for m in range(size)] + [a + m for m in range(n - 1 - size)]
-        weights.append(
-            math.prod(top / (a + b + m) for m, top in enumerate(above))
-        )  # factor by factor, so that nothing overflows
+        weights.append(math.prod(top / (a + b + m) for m, top in enumerate(above)))  # cannot overflow
     return _scores("BETA-SV", table, weights)
 
 
