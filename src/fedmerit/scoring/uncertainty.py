@@ -314,7 +314,7 @@ def rank_intervals(
 
     Args:
         scores: with ``stderr``, unless ``pairs`` are given.
-        pairs: from :func:`compare_pairs`; by default, the ranks that its defaults give, in O(N log N).
+        pairs: from :func:`compare_pairs`; by default, its defaults at ``level`` are used, in O(N log N).
         level: in (0, 1); ignored if ``pairs`` are given, which have their own.
 
     >>> s = Scores(score="ALPHA", clients=("A", "B", "C"), values=[1, 3, 3.1], raw=[1, 3, 3.1], gain=7,
