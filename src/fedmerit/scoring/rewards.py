@@ -48,7 +48,7 @@ class Payouts(Mapping[str, Decimal]):
 
 
 def payouts(shares: Mapping[str, float | Fraction | Decimal], budget: str | int | Decimal) -> Payouts:
-    r"""Divide a budget by shares, in whole cents that add up to it exactly.
+    r"""Divide a budget by shares into whole cents that, with ``unpaid``, add up to it exactly.
 
     Each client gets its share of the budget rounded down, and the cents left over go to the largest
     remainders. Remainders that are equal up to a millionth of a cent are ordered by name, so that neither
