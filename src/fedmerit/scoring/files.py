@@ -118,9 +118,7 @@ def _advice(columns: Sequence[str], known: Collection[str]) -> str:
 def _round_of(path: Path, number: int, lines: list[tuple[int, dict[str, str]]]) -> FileRound:
     first_line, first = lines[0]
     given: dict[str, Any] = {"round": number}
-    for name in sorted(
-        PER_ROUND, key=lambda one: one != "utility"
-    ):  # first, as it explains other differences
+    for name in sorted(PER_ROUND, key=lambda one: one != "utility"):  # it comes first: it explains the rest
         if name not in first:
             continue
         if first[name] == "" and name in REQUIRED:
