@@ -3,30 +3,30 @@
 ::
 
     FedmeritError
-    ├── InputError              what the caller gave cannot be used (also a ValueError)
+    ├── InputError              the caller's input cannot be used (also a ValueError)
     │   ├── ReportError         a report, table or score vector: non-finite, missing, wrong length
-    │   │   └── ValueRefused    one number of it: says whose
+    │   │   └── ValueRefused    one number of it; names the client
     │   ├── FileFormatError     a file of reports: names file and line
     │   ├── ConfigError         a setting: names its path and the allowed values
     │   └── DataError           a dataset, partition or corruption
-    ├── NeedsTable              a value that needs every coalition, which secure aggregation never yields
-    ├── UndefinedScore          the score does not exist for these reports (and no guess is made)
+    ├── NeedsTable              the value needs every coalition, which secure aggregation never yields
+    ├── UndefinedScore          the score does not exist for these reports, and fedmerit does not guess
     ├── UndefinedShares         these scores must not be turned into money
     │   └── DoubtfulShares      the reports behind them contradict themselves
     ├── ProtocolError           secure aggregation or a round: names stage and member
     │   ├── MessageError        bytes that are not a message of this protocol
     │   ├── SignatureError      not signed by the member it names
     │   ├── BindingError        a message or model of another run, round, attempt, stage, roster, config or M0
-    │   ├── ShareError          a secret share that is missing, unreadable or a lie
-    │   ├── RefusedError        a request that would reveal an update; the member stops
+    │   ├── ShareError          a secret share that is missing, unreadable or false
+    │   ├── RefusedError        a request that would reveal an update; the member refuses it and stops
     │   ├── BoundError          an update beyond the public bound, or not finite
-    │   ├── RoundAborted        too few members left: nothing revealed, model unchanged
-    │   └── RunAborted          a run whose rounds were aborted: none closed, or too many in a row were not
+    │   ├── RoundAborted        too few members are left: nothing revealed, model unchanged
+    │   └── RunAborted          a run was given up: no round closed, or too many in a row were aborted
     ├── KeyFileError            a private key or roster file: missing, malformed, or readable by others
     ├── LedgerError             a record that is missing, altered, reordered or not signed by its author
-    │   └── CopyDiffers         a score file that says something else than the sound ledger beside it
+    │   └── CopyDiffers         a score file that differs from the ledger beside it, which is sound
     ├── StoreError              a run folder: locked, damaged, or of another config
-    ├── LoopbackError           a federation of processes on this machine did not come up, or did not end
+    ├── LoopbackError           a federation of processes on this machine did not start, continue or end
     └── MissingExtra            an optional dependency is not installed
 """
 
@@ -40,7 +40,7 @@ class FedmeritError(Exception):
 
 
 class InputError(FedmeritError, ValueError):
-    """What the caller gave cannot be used. ``setting`` is the path of the setting at fault, if one is."""
+    """The caller's input cannot be used. ``setting`` is the path of the setting at fault, if any."""
 
     def __init__(self, message: str, *, setting: str = "") -> None:
         super().__init__(message)
@@ -48,14 +48,14 @@ class InputError(FedmeritError, ValueError):
 
     @classmethod
     def at(cls, setting: str, problem: str, *, entry: str = "") -> Self:
-        """The error of a setting, or of one entry of it: says the path, then the problem."""
+        """Return the error for a setting, or for one of its entries: the path, then the problem."""
         return cls(f"{setting}{'.' if entry else ''}{entry}: {problem}", setting=setting)
 
 
 class ReportError(InputError):
     """A report, table or score vector is malformed.
 
-    ``round`` and ``client`` say whose it is, when known; ``problem`` is the message without the round.
+    ``round`` and ``client`` say where it belongs, if known; ``problem`` is the message without the round.
     """
 
     def __init__(self, problem: str, client: str | None = None, *, round: int | None = None) -> None:
@@ -64,7 +64,7 @@ class ReportError(InputError):
 
 
 class ValueRefused(ReportError):
-    """A number that cannot be used. ``client`` says whose it is; None where it is one for the whole round."""
+    """A number cannot be used. ``client`` says whose it is; None if it belongs to the whole round."""
 
 
 class FileFormatError(InputError):
@@ -92,13 +92,13 @@ class UndefinedShares(FedmeritError):
 
     @property
     def note(self) -> str:
-        """The message; a :class:`~fedmerit.notes.Note` where the library made it."""
+        """The message; a :class:`~fedmerit.notes.Note` if the library made it."""
         note: str = self.args[0]
         return note
 
 
 class DoubtfulShares(UndefinedShares):
-    """The reports behind these scores contradict themselves. ``codes`` say how: see `doubts`."""
+    """The reports behind these scores contradict themselves. ``codes`` say how; see `doubts`."""
 
     def __init__(self, message: str, codes: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -106,7 +106,7 @@ class DoubtfulShares(UndefinedShares):
 
 
 class ProtocolError(FedmeritError):
-    """Secure aggregation or a round went wrong. ``stage`` and ``member`` say where, when known."""
+    """Secure aggregation or a round went wrong. ``stage`` and ``member`` say where, if known."""
 
     def __init__(self, message: str, *, stage: str | None = None, member: str | None = None) -> None:
         self.stage = stage
@@ -130,7 +130,7 @@ class BindingError(ProtocolError):
 
 
 class ShareError(ProtocolError):
-    """A secret share is missing, unreadable or a lie."""
+    """A secret share is missing, unreadable or false."""
 
 
 class RefusedError(ProtocolError):
@@ -152,9 +152,9 @@ class RoundAborted(ProtocolError):
 
 
 class RunAborted(ProtocolError):
-    """A run was given up, because none of its rounds closed or too many in a row were aborted.
+    """A run was given up because none of its rounds closed or too many in a row were aborted.
 
-    ``closed`` and ``aborted`` are the numbers of those rounds.
+    ``closed`` and ``aborted`` are the numbers of the rounds that closed and of those that were aborted.
     """
 
     def __init__(self, message: str, *, closed: tuple[int, ...] = (), aborted: tuple[int, ...] = ()) -> None:
@@ -169,7 +169,7 @@ class KeyFileError(FedmeritError):
 class LedgerError(FedmeritError):
     """A ledger record is missing, altered, reordered or not signed by its author.
 
-    ``record`` is its number; None where no record can be named.
+    ``record`` is its number; None if no record can be named.
     """
 
     def __init__(self, message: str, *, record: int | None = None) -> None:
@@ -178,7 +178,7 @@ class LedgerError(FedmeritError):
 
 
 class CopyDiffers(LedgerError):
-    """The ledger is sound, but a score file beside it says something else. ``file`` is its name."""
+    """The ledger is sound, but a score file beside it differs. ``file`` is the name of that file."""
 
     def __init__(self, message: str, file: str) -> None:
         super().__init__(message)
@@ -190,7 +190,7 @@ class StoreError(FedmeritError):
 
 
 class LoopbackError(FedmeritError):
-    """A federation of processes on this machine did not come up, go on or end."""
+    """A federation of processes on this machine did not start, continue or end."""
 
 
 class MissingExtra(FedmeritError, ImportError):

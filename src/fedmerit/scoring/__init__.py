@@ -1,13 +1,13 @@
-"""The arithmetic: reports -> scores -> sums over rounds -> how sure -> shares -> cents. numpy alone.
+"""The arithmetic: reports -> scores -> sums over rounds -> uncertainty -> shares -> cents. Needs only numpy.
 
-What is where::
+Its modules::
 
-    types, validate   Reports, Table, Scores, and what may come in
-    scores            every formula that survives secure aggregation
-    accumulate        over rounds, where members come and go
+    types, validate   Reports, Table, Scores, and the checks of what goes into them
+    scores            every formula that works under secure aggregation
+    accumulate        scores summed over rounds, while members come and go
     ground_truth      values that need every coalition, which secure aggregation hides
     agreement         how close two vectors are
-    uncertainty       intervals, pairs that can be told apart, ranks
+    uncertainty       intervals, significant differences between pairs, ranks
     doubts            whether reports can be believed
     rewards           scores -> shares -> cents
     files             reports in CSV and JSON

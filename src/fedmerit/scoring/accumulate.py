@@ -1,8 +1,8 @@
 """Scores summed over rounds, while members come and go.
 
-A single round can at best tell what its own exact Shapley value tells; the sum over rounds tells more. Most
-of the gain falls in the first rounds, so what an absent member gets for a missed round is a choice that
-somebody must make and everybody should see.
+One round can show at best what its own exact Shapley value shows; the sum over rounds shows more. Most of
+the gain falls in the first rounds, so somebody must choose what an absent member gets for a missed round, and
+everybody should see that choice.
 """
 
 from __future__ import annotations
@@ -30,22 +30,24 @@ _ERRORS = {"ALPHA": "se_alpha", "LOO": "se_loo", "IOI": "se_ioi"}
 def accumulate(
     rounds: Iterable[Reports], *, score: str = "ALPHA", missing: Missing = "zero", warmup: int = 0
 ) -> Scores:
-    r"""A score summed over rounds.
+    r"""Return a score summed over rounds.
 
     .. math:: \mathrm{total}(i) = \sum_{t : i \text{ reported}} s_t(i), \qquad
         \text{own-mean: } \ \times R / R_i
 
-    with R rounds counted and R_i of them reported by client i. ``MERIT`` is the last SOLO plus IOI summed.
+    with R counted rounds, R_i of them reported by client i. ``MERIT`` is the last SOLO plus the sum of IOI.
 
-    Standard errors (ALPHA, LOO, IOI; only if every counted report carries one): rounds on different test
-    slices are independent, so squares add up. A slice that is not named may be any of them: what its rounds
-    carry is added as it is. Rounds on the same slice share their samples: there the
-    client's own ``se_alpha_total`` is used where it covers just these rounds, and otherwise the sum of the
-    rounds' standard errors, which is an upper bound and noted as such. It covers them if the last carries
-    it, if numbers run from 1 without a gap (or there are none; an aborted round, over which the utility stays
-    the same, makes none), and if the client was never silent before: what it measured in a round that is not
-    here, or without being heard, is in its total all the same. Who is in neither ``clients`` nor ``silent``
-    was not in that round's sum, and measured nothing.
+    ALPHA, LOO and IOI have standard errors if every counted report carries one. Rounds on different test
+    slices are independent, so their squares add up. Rounds without a named slice may share samples with any
+    other round, so their standard errors are added without squaring. Rounds on the same slice share their
+    samples: there the client's own ``se_alpha_total`` is used for ALPHA if it covers exactly these rounds.
+    Otherwise the standard errors of the rounds are added up, which is an upper bound; a note says so.
+
+    A total covers exactly these rounds if all of them are on one slice, if the client's last report carries
+    it, if the round numbers run from 1 without a gap (or no round has a number), and if the client was never
+    silent before. It also includes what the client measured in rounds that are missing here or in which its
+    report did not arrive. An aborted round makes no gap, because the utility stays the same over it. A client
+    in neither ``clients`` nor ``silent`` was not in that round's sum and measured nothing.
 
     Args:
         rounds: reports in the order of the rounds.
@@ -55,12 +57,12 @@ def accumulate(
         warmup: rounds at the start that are not counted.
 
     Returns:
-        Scores of every client that ever reported in a counted round; ``coverage`` is R_i / R. Notes name
-        who was in a sum and never reported, two names that may be one, and rounds that do not join up.
+        Scores of every client that reported in a counted round; ``coverage`` is R_i / R. Notes name clients
+        that were summed but never reported, two names that may be one, and rounds that do not join up.
 
     Raises:
-        ReportError: also for a counted round that nobody reported in, naming it; leave it out, as a ledger
-            does: it counts for nobody.
+        ReportError: among others, if nobody reported in a counted round. The message names the round; leave
+            it out, as a ledger does, because it counts for nobody.
 
     >>> first = Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1], clients=["A", "B", "C"])
     >>> second = Reports(empty=3, grand=5, alone=[4, 4], without=[4, 4], clients=["A", "B"])
@@ -148,14 +150,15 @@ def _counted(rounds: Sequence[Reports], warmup: int) -> Sequence[Reports]:
 
 
 def number_of(reports: Reports, place: int) -> int:
-    """The number of a round; its place among the others, from 1, where it has none."""
+    """Return the number of a round, or ``place``, its position from 1, if it has none."""
     return place if reports.round is None else reports.round
 
 
 def join_up(earlier: Reports, later: Reports, place: int) -> bool:
-    """Whether nothing changed between two rounds, of which the earlier stands at this place.
+    """Return whether nothing changed between two rounds; ``place`` is the position of the earlier one.
 
-    On the same test samples the later one begins where the earlier ended; on others it is the next.
+    On the same test samples, the later round must begin with the utility that the earlier one ended with.
+    Otherwise, their numbers must be consecutive.
     """
     if _on_one_slice(earlier, later):
         largest = max(abs(later.empty), abs(earlier.grand))
@@ -164,7 +167,7 @@ def join_up(earlier: Reports, later: Reports, place: int) -> bool:
 
 
 def _apart(rounds: Sequence[Reports]) -> Iterator[Note]:
-    """Rounds that do not join up: what changed between them is in nobody's score."""
+    """Yield notes on rounds that do not join up: what changed between them is in nobody's score."""
     gone, jumps = [], []
     for place, (earlier, later) in enumerate(pairwise(rounds), start=1):
         if join_up(earlier, later, place):
@@ -195,15 +198,15 @@ def _last_solo(rounds: Sequence[Reports], clients: Sequence[str]) -> Vector:
 def _standard_errors(
     rounds: Sequence[Reports], clients: Sequence[str], score: str, *, whole: bool, notes: list[str]
 ) -> Vector | None:
-    """Of the sum over rounds, or None where a report carries none."""
+    """Return the standard errors of the sum over rounds, or None if a report carries none."""
     field = _ERRORS.get(score)
     if field is None or any(getattr(reports, field) is None for reports in rounds):
         return None
-    # per client and slice: standard errors of its rounds there, and the last running total it gave
+    # per client and slice: the standard errors of its rounds, and the last running total it reported
     parts: list[dict[str | None, list[float]]] = [defaultdict(list) for _ in clients]
     totals: list[dict[str | None, float]] = [{} for _ in clients]
     index = {name: i for i, name in enumerate(clients)}
-    doubted = set() if whole else set(clients)  # whose running totals may cover other rounds than these
+    doubted = set() if whole else set(clients)  # clients whose running totals may cover other rounds
     for place, reports in enumerate(rounds):
         if place and not _follows(rounds[place - 1], reports):
             doubted.update(clients)
@@ -211,7 +214,7 @@ def _standard_errors(
         for k, name in enumerate(reports.clients):
             mine, here = index[name], reports.slice
             parts[mine][here].append(float(getattr(reports, field)[k]))
-            totals[mine].pop(here, None)  # it does not cover this round
+            totals[mine].pop(here, None)  # the earlier total does not cover this round
             if score == "ALPHA" and name not in doubted and reports.se_alpha_total is not None:
                 totals[mine][here] = float(reports.se_alpha_total[k])
     bounded = False
@@ -235,10 +238,10 @@ def _standard_errors(
 
 
 def _follows(earlier: Reports, later: Reports) -> bool:
-    """Whether nothing can have been measured between two rounds.
+    """Return whether nothing can have been measured between two rounds.
 
-    Their numbers follow each other, or the rounds between were aborted: the model that one ends with is to
-    the last bit as good on the same samples as the one that the next begins with.
+    Either their numbers are consecutive, or the rounds between them were aborted: the later round begins
+    with the utility that the earlier one ended with, on the same samples and to the last bit.
     """
     if earlier.round is None or later.round is None:
         return earlier.round is later.round

@@ -1,4 +1,4 @@
-"""How close two score vectors are: normalised L2, Spearman, Kendall, Pearson, and how surprising that is."""
+"""How close two score vectors are: normalised L2, Spearman, Kendall, Pearson, and permutation p-values."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fedmerit.scoring.types import Scores, Vector, settle
 from fedmerit.scoring.validate import floats, labels_of, whole
 
 EXACT_CLIENTS = 7
-"""Up to this many clients all N! permutations are looked at."""
+"""Up to this many clients, the p-values use all N! permutations."""
 
 MAX_P_CLIENTS = 30
-"""Above this many clients no permutation p-values are computed."""
+"""Above this many clients, no p-values are computed."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Distance and correlations of two score vectors; None where undefined, never 0.
+    """Distance and correlations of two score vectors; an undefined one is None, never 0.
 
     ``p_spearman``, ``p_kendall`` and ``p_pearson`` are two-sided permutation p-values: how often a random
     assignment of the scores to the clients agrees, or disagrees, at least as much. With 4 clients even a
@@ -42,15 +42,15 @@ class Agreement:
 
 
 def normalise(values: Scores | npt.ArrayLike) -> Vector:
-    r"""The paper's normalisation for comparing scores: minus the minimum, divided by the mean.
+    r"""Return the values normalised as in the paper: subtract the minimum, then divide by the mean.
 
     .. math:: n(x)_i = \frac{x_i - \min x}{\frac1N \sum_j (x_j - \min x)}
 
-    It does not change when x is scaled by a positive factor or shifted. All ones if all values are equal
-    (up to rounding), where the formula is 0/0.
+    The result does not change when x is shifted or scaled by a positive factor. If all values are equal up
+    to rounding, the formula is 0/0 and the result is all ones.
 
     Args:
-        values: shape (N,), or ``Scores``, whose ``values`` are taken.
+        values: shape (N,), or ``Scores``, whose ``values`` are used.
 
     >>> normalise([1, 2, 6])
     array([0. , 0.5, 2.5])
@@ -72,25 +72,25 @@ def agreement(
     resamples: int = 9999,
     seed: int = 0,
 ) -> Agreement:
-    r"""How close ``scores`` are to ``truth``.
+    r"""Measure how close ``scores`` are to ``truth``.
 
     .. math:: L_2 = \| n(\text{scores}) - n(\text{truth}) \|_2
 
     with n as in :func:`normalise`. (The code published with the paper prints the square of this distance.)
-    Spearman is the correlation of average ranks, Kendall is tau-b, and both see values that differ by
-    rounding alone as ties. A coefficient is None where one of the vectors is constant.
+    Spearman is the correlation of average ranks, Kendall is tau-b, and both treat values that differ only
+    by rounding as ties. A coefficient is None if one of the vectors is constant.
 
-    Clients are matched by name where both sides name them, ``Scores`` or a pandas Series whose labels do not
-    just count, and by position otherwise. Of ``Scores`` the published ``values`` are compared, as in the
-    paper; a score whose status is "reversed" therefore disagrees with its own raw vector. Pass
-    ``scores.raw`` to compare that.
+    Clients are matched by name if both sides name them, and by position otherwise. ``Scores`` name them, and
+    so does a pandas Series unless its labels are 0, 1, ... For ``Scores``, the published ``values`` are
+    compared, as in the paper; a score whose status is "reversed" therefore disagrees with its own raw
+    vector. Pass ``scores.raw`` to compare the raw vector.
 
     Args:
         scores: shape (N,), or ``Scores``.
         truth: shape (N,), or ``Scores``.
-        resamples: random permutations for the p-values above 7 clients (below, all are looked at);
-            0 for no p-values. None are computed above 30 clients.
-        seed: of those permutations.
+        resamples: number of random permutations for the p-values of more than 7 clients (up to 7, all
+            permutations are used); 0 for no p-values. Above 30 clients there are none.
+        seed: seed of those permutations.
 
     >>> a = agreement([1, 2, 3, 4], [1, 2, 4, 3])
     >>> round(a.spearman, 3), round(a.kendall, 3), round(a.p_kendall, 3)
@@ -114,10 +114,11 @@ def agreement(
 def _p_values(
     x: Vector, y: Vector, x_ranks: Vector, y_ranks: Vector, *, resamples: int, seed: int
 ) -> tuple[float, float, float]:
-    """Share of permutations of y whose |coefficient| reaches the observed one: Spearman, Kendall, Pearson.
+    """Return the share of permutations of y whose |coefficient| reaches the observed one.
 
-    Under permutation the denominators stay the same, so comparing the numerators is enough. All permutations
-    include the observed one; random ones do not, so it is added (p is never 0).
+    The three shares are for Spearman, Kendall and Pearson. A permutation leaves the denominators the same, so
+    it is enough to compare numerators. The set of all permutations includes the observed one; a random sample
+    need not, so the observed one is added and p is never 0.
     """
     n = x.size
     left, right = np.triu_indices(n, 1)
@@ -129,7 +130,7 @@ def _p_values(
         lambda p: y[p] @ x,
     )
     identity = np.arange(n)[None, :]
-    bars = [abs(float(f(identity)[0])) - 1e-10 for f in numerators]  # less what rounding may hide
+    bars = [abs(float(f(identity)[0])) - 1e-10 for f in numerators]  # minus a margin for rounding
     counts, total = np.zeros(3), 0
     for chunk in _permutations(n, resamples, seed):
         total += len(chunk)
@@ -156,33 +157,33 @@ def _all_permutations(n: int) -> npt.NDArray[np.int64]:
 
 def _pearson(x: Vector, y: Vector) -> float:
     r = float(_standardised(x) @ _standardised(y))
-    return r if abs(r) < 1 - 1e-14 else math.copysign(1.0, r)  # perfect up to rounding is perfect
+    return r if abs(r) < 1 - 1e-14 else math.copysign(1.0, r)  # snap to exactly 1 or -1 within rounding
 
 
 def _standardised(x: Vector) -> Vector:
-    """Centred, of length 1."""
+    """Return x centred and scaled to length 1."""
     scaled = _scaled(x)
     centred = scaled - scaled.mean()
     return np.asarray(centred / np.linalg.norm(centred), dtype=np.float64)
 
 
 def _scaled(x: Vector) -> Vector:
-    """Divided by a power of two, which rounds nothing, so that huge values do not overflow."""
+    """Return x divided by a power of two: huge values do not overflow, and nothing is rounded."""
     _, exponent = math.frexp(float(np.max(np.abs(x))))
     return np.ldexp(x, -exponent)
 
 
 def _average_ranks(x: Vector) -> Vector:
-    """Ranks from 1 (smallest); equals share the average of their places."""
+    """Return ranks from 1 (smallest); equal values share the average of their ranks."""
     _, inverse, counts = np.unique(settle(x), return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return np.asarray((last - (counts - 1) / 2)[inverse], dtype=np.float64)
 
 
 def _kendall(x: Vector, y: Vector) -> float:
-    """Kendall's tau-b: concordant minus discordant pairs over the geometric mean of the untied pairs."""
+    """Return Kendall's tau-b: concordant minus discordant pairs, over the geometric mean of untied pairs."""
     concordance = untied_x = untied_y = 0
-    for i in range(x.size - 1):  # a row at a time: memory stays O(N)
+    for i in range(x.size - 1):  # one row at a time, so that memory stays O(N)
         dx, dy = np.sign(x[i + 1 :] - x[i]), np.sign(y[i + 1 :] - y[i])
         concordance += int(dx @ dy)
         untied_x += int(np.count_nonzero(dx))
@@ -191,7 +192,7 @@ def _kendall(x: Vector, y: Vector) -> float:
 
 
 def _is_constant(x: Vector) -> bool:
-    """Whether all values are equal, or differ by rounding alone."""
+    """Return whether all values are equal up to rounding."""
     return not settle(x).any()
 
 
@@ -216,7 +217,7 @@ def _matched(scores: Scores | npt.ArrayLike, truth: Scores | npt.ArrayLike) -> t
 
 
 def _names(values: Scores | npt.ArrayLike, what: str) -> tuple[Hashable, ...] | None:
-    """Whose the values are, where that is known."""
+    """Return the names of the clients that the values belong to, or None if unknown."""
     names = values.clients if isinstance(values, Scores) else labels_of(values)
     if names is not None and len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)

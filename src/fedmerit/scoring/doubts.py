@@ -1,8 +1,8 @@
-"""Whether reports can be believed: one rule for terminal, page, statements and decisions.
+"""Whether reports can be believed: one rule for the terminal, the page, the statements and decisions.
 
 alpha equals the Shapley value up to third order in the updates, so the contributions of a round add up to
-about its gain. Where they do not, or where the measure fell, somebody must look before anybody is paid.
-Texts name no member: statements and pages under pseudonyms repeat them.
+about its gain. If they do not, or if the measure fell, somebody must look before anybody is paid. The texts
+name no member, because statements and pages under pseudonyms repeat them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from fedmerit.scoring.scores import alpha, noise
 from fedmerit.scoring.types import Reports
 
 TOLERANCE = 0.2
-"""How far the sum of alpha may lie from the gain, as a part of it, before anybody is warned."""
+"""How far the sum of alpha may lie from the gain, as a fraction of the gain, without a warning."""
 LEAST, MOST = 0.5, 2.0
-"""Between these multiples of the gain money may be paid from reports that do not add up."""
+"""Money may be paid from reports that do not add up if their sum lies between these multiples of the gain."""
 ERRORS = 2.0
-"""Standard errors that may be chance."""
+"""How many standard errors are put down to chance."""
 BETTER = 0.5
-"""Swapped columns are suspected where swapping them back leaves at most this part of the misfit."""
+"""Swapped columns are suspected if swapping them back leaves less than this fraction of the misfit."""
 
 Code = Literal["swapped", "strays", "lower-is-better", "fell", "lower-rose", "renormalised", "unchecked"]
 
@@ -42,22 +42,22 @@ _TURNED = frozenset({
     "improvement", "skill", "free", "correction", "savings", "saved", "avoided", "prevented",
 })  # fmt: skip
 _RISING = frozenset({"expected-accuracy", "accuracy", "balanced-accuracy", "neg-loss", "dice"})
-"""Of these more is better by their name. "brier" is no such name: that of most books falls."""
+"""Utilities whose name says that more is better. "brier" does not: in most books, less is better."""
 
 
 @dataclass(frozen=True)
 class Doubt:
-    """One reason to look before paying."""
+    """A reason to look at the reports before paying."""
 
     code: Code
-    title: str  # a sentence without its point, numbers included
-    text: str  # what it may come from, what to do
+    title: str  # a sentence without its full stop, with numbers
+    text: str  # likely causes and what to do
     short: str  # the reason in a few words, without numbers
-    gross: bool = False  # whether nothing may be paid unless somebody says: despite it
+    gross: bool = False  # whether payment needs somebody to say "despite it"
 
     @property
     def withholds(self) -> bool:
-        """Whether nobody is to be praised or accused by these numbers before somebody has looked."""
+        """Whether somebody must look before these numbers are used to praise or accuse anybody."""
         return self.gross or self.code == "lower-rose"
 
     def __str__(self) -> str:
@@ -66,24 +66,24 @@ class Doubt:
 
 @dataclass(frozen=True)
 class Balance:
-    """What contributions add up to, against the gain, in the rounds that everybody in the sum reported on.
+    """The sum of the contributions against the gain, in the rounds on which every summed member reported.
 
-    If ``partial``: of whoever reported, in all rounds.
+    If ``partial``, it covers all rounds, and in each the members who reported.
     """
 
     gain: float
     said: float
-    swapped: float  # what they would add up to with alone and without swapped
-    error: float | None  # what chance explains: two standard errors of everybody, added up; None if unknown
+    swapped: float  # the sum if alone and without were swapped
+    error: float | None  # what chance explains: two standard errors per member, added up; None if unknown
     rounding: float
-    fits_swapped: bool  # far better, round by round
+    fits_swapped: bool  # swapped, the rounds fit far better, one by one
     partial: bool = False
 
     @property
     def strays(self) -> bool:
         """Whether the sum is further from the gain than chance and ``TOLERANCE`` explain.
 
-        A partial one may be any part of the gain: it strays above ``MOST`` times the gain only.
+        A partial sum may be any part of the gain, so it strays only above ``MOST`` times the gain.
         """
         if self.partial:
             return self._above > self._chance
@@ -91,10 +91,10 @@ class Balance:
 
     @property
     def gross(self) -> bool:
-        """Whether it is, beyond chance, below LEAST or above MOST times the gain, or as if swapped.
+        """Whether the sum is below LEAST or above MOST times the gain, beyond chance, or looks swapped.
 
-        A partial one is gross only as if swapped: in honest runs a silent saboteur left the others with four
-        times the gain.
+        A partial sum is gross only if it looks swapped: in honest runs, a silent saboteur left the others
+        with four times the gain.
         """
         below = min(LEAST * self.gain, MOST * self.gain) - self.said
         outside = not self.partial and max(below, self._above) > self._chance
@@ -110,18 +110,18 @@ class Balance:
 
 
 def balance(rounds: Sequence[Reports], *, partial: bool = False) -> Balance | None:
-    r"""The sum of alpha against the gain; None where no round has a report from everybody in its sum.
+    r"""Compare the sum of alpha with the gain; None if no round has a report from every summed member.
 
     .. math:: \sum_t \sum_i \alpha_t(i) \quad \text{against} \quad \sum_t v(M_t) - v(M_{0,t})
 
-    Members share test samples, so their errors may point the same way: standard errors are added up over
-    members, which bounds the error of the sum. Swapping alone and without turns each alpha into the gain less
-    alpha; with two members in a sum that keeps the distance from the gain, so there it cannot be seen.
+    Members share test samples, so their errors may point the same way. Standard errors are therefore added up
+    over members, which bounds the error of the sum. Swapping alone and without turns each alpha into the gain
+    minus alpha. With two members this keeps the distance from the gain, so the swap cannot be seen.
 
     Args:
-        rounds: of one utility.
-        partial: take all rounds, and in each the members that reported. What silent ones added is unknown, so
-            where there are some any sum from nothing to the gain fits.
+        rounds: reports of one utility.
+        partial: use all rounds, and in each the members who reported. What silent members added is unknown,
+            so in a round that has some, any sum from 0 to the gain fits.
 
     >>> balance([Reports(empty=0, grand=3, alone=[3, 2, 1], without=[0, 1, 2])])  # doctest: +ELLIPSIS
     Balance(gain=3.0, said=6.0, swapped=3.0, error=None, rounding=..., fits_swapped=True, partial=False)
@@ -148,14 +148,14 @@ def balance(rounds: Sequence[Reports], *, partial: bool = False) -> Balance | No
 
 
 def _off(one: Reports, said: float) -> float:
-    """How far a sum lies from the gain; with silent members, from anything between nothing and the gain."""
+    """Return how far a sum lies from the gain; with silent members, from the range from 0 to the gain."""
     if not one.silent:
         return abs(said - one.gain)
     return max(min(0.0, one.gain) - said, said - max(0.0, one.gain), 0.0)
 
 
 def _chance(rounds: Sequence[Reports]) -> float | None:
-    """Two standard errors of everybody, added up; None where a report carries none."""
+    """Return two standard errors per member, added up; None if a report carries none."""
     errors = accumulate(rounds).stderr
     return None if errors is None else ERRORS * math.fsum(errors.tolist())
 
@@ -165,13 +165,13 @@ def _rounding(rounds: Sequence[Reports]) -> float:
 
 
 def doubts(rounds: Sequence[Reports], *, game: str | None = None) -> tuple[Doubt, ...]:
-    """Every reason to look before these reports are paid from, the gross ones first.
+    """Return every reason to look before anybody is paid from these reports, the gross ones first.
 
-    The rule looks at alpha, whatever score is paid by: what spoils alpha spoils the others too.
+    The rule looks at alpha, whichever score decides the payment: what spoils alpha spoils the others too.
 
     Args:
-        rounds: of one utility; at least one.
-        game: of the run, where known; only the additive game's contributions add up to the gain.
+        rounds: at least one, all of one utility.
+        game: game of the run, if known; only in the additive game do contributions add up to the gain.
 
     >>> doubts([Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1])])
     ()
@@ -208,11 +208,11 @@ def doubts(rounds: Sequence[Reports], *, game: str | None = None) -> tuple[Doubt
 
 
 _FIRST = {"swapped": 0, "lower-is-better": 1, "fell": 1}
-"""What is told before others that are as grave: it explains them."""
+"""Order among equally grave doubts: those that explain others come first."""
 
 
 def check_payable(found: Sequence[Doubt], rule: str, *, despite: bool) -> None:
-    """Raise DoubtfulShares if a doubt is gross, unless told to go on; "equal" pays by no score."""
+    """Raise DoubtfulShares if a doubt is gross, unless ``despite``; not for "equal", which uses no score."""
     gross = [one for one in found if one.gross]
     if gross and rule != "equal" and not despite:
         note = Note("doubted", doubts=tuple(map(str, gross)))
@@ -220,7 +220,7 @@ def check_payable(found: Sequence[Doubt], rule: str, *, despite: bool) -> None:
 
 
 def lower_is_better(utility: str | None) -> bool:
-    """Whether a utility's name is that of a measure of which less is better, and says of no negation.
+    """Return whether the name is that of a measure where less is better, and does not say it is negated.
 
     >>> [lower_is_better(name) for name in ("val_rmse", "test-loss", "neg-loss", "-rmse", "1 - error")]
     [True, True, False, False, False]
@@ -236,10 +236,10 @@ def lower_is_better(utility: str | None) -> bool:
 
 
 def _about_measure(rounds: Sequence[Reports], *, engine: bool) -> list[Doubt]:
-    """What the change of the utility says; ``engine``: whether a run of this engine measured it.
+    """Return the doubts that the change of the utility raises; ``engine``: a fedmerit run measured it.
 
-    Nobody reports the error of the gain. The contributions add up to about the gain, so what bounds the error
-    of their sum stands for it; for silent members, the errors of the others.
+    Nobody reports the error of the gain. The contributions add up to about the gain, so the bound on the
+    error of their sum is used in its place, scaled up for silent members.
     """
     gain = math.fsum(one.gain for one in rounds)
     rounding = _rounding(rounds)
@@ -275,10 +275,10 @@ def _about_measure(rounds: Sequence[Reports], *, engine: bool) -> list[Doubt]:
 
 
 def _joins(rounds: Sequence[Reports]) -> str:
-    """Which pair of columns the course of the rounds accuses; nothing where it says nothing.
+    """Return which pair of columns must be swapped, judging by how rounds join up; "" if that does not tell.
 
-    A round begins where the one before ended. Where it does not, but would if empty and grand were exchanged,
-    they are.
+    A round begins with the utility that the one before ended with. If the rounds join up only with empty and
+    grand exchanged, these two are swapped; if they join up only as given, alone and without are.
     """
 
     def join_up(given: Sequence[Reports]) -> bool:
@@ -326,7 +326,7 @@ def _about_sum(summed: Balance, rounds: Sequence[Reports]) -> Doubt:
 
 
 def _which(summed: Balance, rounds: Sequence[Reports]) -> str:
-    """Which columns are swapped: exchanging empty and grand changes the sums as alone and without does."""
+    """Say which columns are swapped; the sums alone do not tell, as both swaps change them alike."""
     found = _joins(rounds) or ("" if summed.gain < 0 else "alone and without")
     if found == "empty and grand":
         return (

@@ -1,15 +1,15 @@
-"""Reports from files: JSON, or a tidy CSV with one line per round and client.
+"""Reports read from and written to files: JSON, or a tidy CSV with one line per round and client.
 
 CSV columns: round, client, empty, grand, alone, without; optional: se_loo, se_ioi, se_alpha, se_alpha_total,
 samples, cosine, solo, solo_empty, slice, utility, silent. ``empty``, ``grand``, ``solo_empty``, ``slice`` and
-``utility`` are the same on all lines of a round. An empty cell of an optional column means: not given. A
-line with ``silent`` = yes names a client that was summed but sent no report.
-Columns named after scores (LOO, FP, ...) are what fedmerit itself writes beside them; they are computed anew.
+``utility`` are the same on all lines of a round. An empty cell of an optional column means that the value is
+not given. A line with ``silent`` = yes names a client that was summed but sent no report. Columns named after
+scores (LOO, FP, ...) are written by fedmerit itself; when it reads them back, they are recomputed.
 
 JSON: one round, a list of rounds, or an object with ``rounds`` (such as a run's ``scores.json``). A round is
 an object with the fields of :class:`~fedmerit.Reports`; a vector is a list, or an object by client name. A
-round without a number takes its place in the list. Where an object with ``rounds`` has ``clients``, they are
-all there are; where it has ``companions`` (documents by utility), the one of the utility asked for is read.
+round without a number gets its position in the list. If an object with ``rounds`` has ``clients``, it lists
+all of them. If it has ``companions`` (documents by utility), the one for the requested utility is read.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ PER_ROUND = ("empty", "grand", "solo_empty", "slice", "utility")
 TEXT = ("slice", "utility")
 VECTORS = ("alone", "without", *PER_CLIENT)
 LEDGER = "ledger.sqlite"
-"""In a run folder."""
+"""Name of the ledger in a run folder."""
 
 
 @dataclass(frozen=True)
 class FileRound:
-    """One round of a file: the arguments of ``Reports``, and where they stand."""
+    """One round of a file: the arguments of ``Reports``, and where in the file they are."""
 
     given: dict[str, Any]
-    where: str  # of the round as a whole
-    lines: Mapping[str, int] = field(default_factory=dict)  # of each client, where there are lines
+    where: str  # place of the whole round in the file
+    lines: Mapping[str, int] = field(default_factory=dict)  # line of each client, in CSV
 
     def where_of(self, client: str | None) -> str:
-        """Where the value of a client stands (None: a value of the whole round)."""
+        """Return where a client's value is in the file; None stands for a value of the whole round."""
         if not self.lines:
             return self.where
         first = min(self.lines.values())
@@ -58,7 +58,7 @@ class FileRound:
 
 
 def fail(path: Path, where: str, problem: str) -> NoReturn:
-    """Refuse a file."""
+    """Raise FileFormatError with the place and the problem."""
     raise FileFormatError(f"{path}: {where}: {problem}") from None
 
 
@@ -66,7 +66,7 @@ def fail(path: Path, where: str, problem: str) -> NoReturn:
 
 
 def rounds_of_csv(path: Path, text: str) -> list[FileRound]:
-    """The rounds of a tidy CSV file, in order."""
+    """Return the rounds of a tidy CSV file, in order."""
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         table = [(rows.line_num, row) for row in rows if any(cell.strip() for cell in row)]
@@ -105,7 +105,7 @@ def _check_columns(path: Path, line: int, columns: Sequence[str]) -> None:
 
 
 def _advice(columns: Sequence[str], known: Collection[str]) -> str:
-    """What to do about a header that nearly is one."""
+    """Return advice on a header that is almost right, or an empty text."""
     for mark, called in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
         if len(columns) == 1 and mark in columns[0]:
             return f": cells are separated by {called}; write them with commas, and numbers with a point"
@@ -118,7 +118,7 @@ def _advice(columns: Sequence[str], known: Collection[str]) -> str:
 def _round_of(path: Path, number: int, lines: list[tuple[int, dict[str, str]]]) -> FileRound:
     first_line, first = lines[0]
     given: dict[str, Any] = {"round": number}
-    for name in sorted(PER_ROUND, key=lambda one: one != "utility"):  # of two utilities all else differs too
+    for name in sorted(PER_ROUND, key=lambda one: one != "utility"):  # it comes first: it explains the rest
         if name not in first:
             continue
         if first[name] == "" and name in REQUIRED:
@@ -193,14 +193,14 @@ _LARGEST = 10**300
 
 
 def rounds_of_json(path: Path, text: str, utility: str | None) -> tuple[list[FileRound], tuple[str, ...]]:
-    """The rounds of a JSON file as they stand there, and the clients it lists (none: it does not say)."""
+    """Return the rounds of a JSON file in its order, and the clients it lists (empty if it lists none)."""
     try:
         document = json.loads(text, object_pairs_hook=_each_once)
     except json.JSONDecodeError as error:
         fail(path, f"line {error.lineno}", f"not JSON: {error.msg}")
     except RecursionError:
         raise FileFormatError(f"{path}: not reports: nested too deeply") from None
-    except ValueError as error:  # a key twice, or a number of thousands of digits
+    except ValueError as error:  # a repeated key, or a number with thousands of digits
         raise FileFormatError(f"{path}: not reports: {error}") from None
     shared: dict[str, Any] = {}
     clients: tuple[str, ...] = ()
@@ -223,7 +223,7 @@ def rounds_of_json(path: Path, text: str, utility: str | None) -> tuple[list[Fil
 
 
 def _of_utility(path: Path, document: dict[str, Any], utility: str | None) -> dict[str, Any]:
-    """The part of a run's document that is about the utility asked for."""
+    """Return the part of a run's document that is about the requested utility."""
     companions = document.get("companions")
     if utility is None or companions is None or document.get("utility") == utility:
         return document
@@ -264,8 +264,8 @@ def _round_object(path: Path, place: int, one: Any, shared: Mapping[str, Any]) -
     if not isinstance(one, dict):
         fail(path, where, f"expected an object, got {type(one).__name__}")
     given = dict(one)
-    if "reports" in given:  # the shape of a run's scores.json
-        if given["reports"] is None:  # an aborted round: recorded there, nothing to score
+    if "reports" in given:  # as in a run's scores.json
+        if given["reports"] is None:  # an aborted round is recorded but has nothing to score
             return None
         if not isinstance(given["reports"], dict):
             fail(path, where, f"reports: expected an object, got {type(given['reports']).__name__}")
@@ -295,7 +295,7 @@ def _round_object(path: Path, place: int, one: Any, shared: Mapping[str, Any]) -
 
 
 def _round_number(path: Path, where: str, place: int, given: dict[str, Any]) -> str:
-    """Checks the number of a round; returns what messages call that round."""
+    """Check the number of a round and return what messages call that round."""
     number = given["round"]
     whole = isinstance(number, int | float) and not isinstance(number, bool) and number == number // 1
     if not whole or number < 0:
@@ -305,7 +305,7 @@ def _round_number(path: Path, where: str, place: int, given: dict[str, Any]) -> 
 
 
 def _check_kinds(path: Path, where: str, given: dict[str, Any]) -> None:
-    """Every field has the type it should have, and none is converted silently."""
+    """Raise FileFormatError if a field has the wrong type; nothing is converted silently."""
     for name in ("empty", "grand", "solo_empty"):
         if given.get(name) is not None:
             _check_number(path, where, name, given[name])
@@ -351,19 +351,19 @@ def _by_name(
 
 @dataclass(frozen=True)
 class Content:
-    """What a file of reports says."""
+    """The content of a file of reports."""
 
     rounds: list[Reports]
-    clients: tuple[str, ...] = ()  # all there are, where the file lists them
+    clients: tuple[str, ...] = ()  # all clients, if the file lists them
 
 
 def read(path: str | Path, *, utility: str | None = None) -> list[Reports]:
-    """Reports of all rounds in a file, in order of the rounds.
+    """Return the reports of all rounds in a file, in order of the rounds.
 
     Args:
         path: a ``.csv`` or ``.json`` file.
-        utility: name of the utility where the file does not say, or which one where it has several; a known
-            name is held to its range.
+        utility: name of the utility if the file does not say, or which one to read if it has several. The
+            values of a utility known to lie in [0, 1] must do so.
     """
     return read_content(path, utility=utility).rounds
 
@@ -376,7 +376,7 @@ def scores_in(folder: Path) -> Path:
 
 
 def read_content(path: str | Path, *, utility: str | None = None) -> Content:
-    """Reports of all rounds in a file, as `read`, and the clients that the file lists."""
+    """Return the reports of all rounds in a file, as `read` does, and the clients that the file lists."""
     path = Path(path)
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -412,7 +412,7 @@ def _check_order(path: Path, rounds: Sequence[Reports]) -> None:
 
 
 def _check_spellings(path: Path, rounds: Sequence[Reports], clients: Sequence[str]) -> None:
-    """Two spellings of one name would be two members, each with a part of the rounds."""
+    """Raise FileFormatError if a name is spelled in two ways, which would split one member into two."""
     where: dict[str, list[str]] = {name: [] for name in clients}
     for reports in rounds:
         for name in (*reports.clients, *reports.silent):
@@ -439,7 +439,7 @@ def _reports(path: Path, found: FileRound, utility: str | None) -> Reports:
     except InputError as error:
         where = found.where_of(error.client) if isinstance(error, ValueRefused) else found.where
         problem = str(error)
-        if isinstance(error, ReportError) and not found.lines:  # then ``where`` has said the round
+        if isinstance(error, ReportError) and not found.lines:  # ``where`` already names the round
             problem = error.problem
         raise FileFormatError(f"{path}: {where}: {problem}") from error
 
@@ -450,11 +450,11 @@ def _reports(path: Path, found: FileRound, utility: str | None) -> Reports:
 def document(
     rounds: Sequence[Reports], *, clients: Sequence[str] | None = None, missing: Missing = "zero"
 ) -> dict[str, Any]:
-    """Everything that follows from the reports of one utility, ready for JSON.
+    """Return everything that follows from the reports of one utility, ready for JSON.
 
     Args:
         rounds: reports in order; at least one.
-        clients: the whole roster (everybody in some round unless given); those that never reported get
+        clients: the whole roster; by default, everybody who was in a round. Clients that never reported get
             null in ``cumulative``.
         missing: see :func:`fedmerit.scoring.accumulate`.
     """
@@ -476,20 +476,20 @@ def document(
 
 
 def totals_of(rounds: Sequence[Reports], *, missing: Missing = "zero") -> dict[str, Scores]:
-    """Every score that can be summed over these rounds, summed."""
+    """Return the sums over these rounds of every score that can be summed, by name."""
     if not rounds:
         return {}
     totals = {}
     for name in SUMMABLE:
         try:
             totals[name] = accumulate(rounds, score=name, missing=missing)
-        except UndefinedScore:  # cosines or solo utilities were not given
+        except UndefinedScore:  # no cosines or solo utilities were given
             continue
     return totals
 
 
 def round_object(reports: Reports) -> dict[str, Any]:
-    """One round: who took part, what was reported, every score that exists, and its status."""
+    """Return one round for JSON: its clients, their reports, every score that exists, and status."""
     scores = scores_of(reports)
     given = {name: _numbers(getattr(reports, name)) for name in PER_CLIENT}
     told = {"solo_empty": reports.solo_empty, "slice": reports.slice}
@@ -510,7 +510,10 @@ def round_object(reports: Reports) -> dict[str, Any]:
 
 
 def scores_of(reports: Reports) -> dict[str, Scores | None]:
-    """Every score of one round; None where a silent client makes it undefined, absent where not asked for."""
+    """Return every score of one round; a silent client makes some undefined, which are None.
+
+    SOLO and COS are left out if their inputs were not reported.
+    """
     found: dict[str, Scores | None] = {}
     for name, entry in SCORES.items():
         if (name == "SOLO" and reports.solo is None) or (name == "COS" and reports.cosine is None):
@@ -523,12 +526,12 @@ def scores_of(reports: Reports) -> dict[str, Scores | None]:
 
 
 def as_json(content: Mapping[str, Any]) -> str:
-    """Canonical text of a document."""
+    """Return the canonical text of a document."""
     return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def as_csv(content: Mapping[str, Any]) -> str:
-    """The same facts, tidy: one line per round and client; ``fedmerit score`` reads it back."""
+    """Return a document as tidy CSV, one line per round and client; ``fedmerit score`` can read it."""
     rounds = content["rounds"]
     per_client = [name for name in PER_CLIENT if any(name in one["reports"] for one in rounds)]
     per_round = [name for name in ("solo_empty", "slice") if any(name in one["reports"] for one in rounds)]
@@ -564,6 +567,6 @@ def _numbers(values: Vector | None) -> list[float | None] | None:
 
 
 def _spread(values: Vector | None, scores: Scores, names: Sequence[str]) -> list[float | None]:
-    """Values in the order of ``names``, null for who is not scored."""
+    """Return the values in the order of ``names``, with None for clients that have no score."""
     known = {} if values is None else dict(zip(scores.clients, values.tolist(), strict=True))
     return [known.get(name) for name in names]

@@ -1,8 +1,8 @@
 """The ground truth: values that need the utility of all 2^N coalitions.
 
-Secure aggregation never yields such a ``Table``, so these functions refuse ``Reports``. They are what the
-scores of ``scores.py`` are measured against. Each is a semivalue, a weighted sum of what client i adds to the
-coalitions S without i, where the weight depends on the size of S alone:
+Secure aggregation never yields such a ``Table``, so these functions refuse ``Reports``. Their values are the
+standard for the scores in ``scores.py``. Each is a semivalue: a weighted sum of what client i adds to the
+coalitions S without i, where the weight depends only on the size of S:
 
 .. math:: \\phi_i = \\sum_{S \\not\\ni i} w_{|S|} \\, [v(S \\cup \\{i\\}) - v(S)]
 """
@@ -27,13 +27,13 @@ from fedmerit.scoring.validate import A_NUMBER, LARGEST, floats, labels_of, leve
 
 
 def shapley(table: Table) -> Scores:
-    r"""Shapley value: what a client adds, averaged over all orders in which the clients can arrive (eq. 1).
+    r"""Return the Shapley value: what a client adds, averaged over all orders of arrival (eq. 1).
 
     .. math:: SV(i) = \frac1N \sum_{S \subseteq [N] \setminus \{i\}}
               \binom{N-1}{|S|}^{-1} [v(S \cup \{i\}) - v(S)]
 
-    Eq. 1 of the paper is printed without the inverse of the binomial; as printed it would not add up to the
-    gain. This function has the inverse, so the values sum to v(everyone) - v(nobody).
+    The paper prints eq. 1 without the inverse of the binomial, and then the values do not add up to the gain.
+    This function uses the inverse, so they sum to v(everyone) - v(nobody).
 
     Args:
         table: the 2^N utilities.
@@ -46,11 +46,11 @@ def shapley(table: Table) -> Scores:
 
 
 def banzhaf(table: Table) -> Scores:
-    r"""Banzhaf value: what a client adds to a coalition of the others drawn at random, all equally likely.
+    r"""Return the Banzhaf value: what a client adds to a random coalition of the others, all equally likely.
 
     .. math:: B(i) = 2^{-(N-1)} \sum_{S \subseteq [N] \setminus \{i\}} [v(S \cup \{i\}) - v(S)]
 
-    It does not sum to the gain in general.
+    In general, the values do not sum to the gain.
 
     Args:
         table: the 2^N utilities.
@@ -63,11 +63,11 @@ def banzhaf(table: Table) -> Scores:
 
 
 def semivalue(table: Table, weights: Sequence[float] | Vector) -> Scores:
-    r"""Any semivalue: ``weights[k]`` is the weight of EACH coalition of size k that client i joins.
+    r"""Return any semivalue: ``weights[k]`` is the weight of EACH coalition of size k that client i joins.
 
     .. math:: \phi_i = \sum_{S \subseteq [N] \setminus \{i\}} w_{|S|} \, [v(S \cup \{i\}) - v(S)]
 
-    where :math:`\sum_k \binom{N-1}{k} w_k = 1` for a semivalue proper; other non-negative weights are used
+    where :math:`\sum_k \binom{N-1}{k} w_k = 1` for a proper semivalue; other non-negative weights are used
     as given, with a note. Weight 1 on size N-1 is LOO, on size 0 IOI, and 1/2 on both is alpha (eq. 3).
 
     Args:
@@ -94,7 +94,7 @@ def semivalue(table: Table, weights: Sequence[float] | Vector) -> Scores:
 
 
 def beta_shapley(table: Table, alpha: float, beta: float) -> Scores:
-    r"""Beta Shapley value of Kwon & Zou (2022): weights from a Beta distribution.
+    r"""Return the Beta Shapley value of Kwon & Zou (2022), with weights from a Beta distribution.
 
     .. math:: w_k = \frac{B(\beta + k,\; \alpha + N - 1 - k)}{B(\alpha, \beta)}
               = \frac{\prod_{m<k} (\beta + m) \prod_{m<N-1-k} (\alpha + m)}
@@ -123,17 +123,17 @@ def beta_shapley(table: Table, alpha: float, beta: float) -> Scores:
     weights = []
     for size in range(n):
         above = [b + m for m in range(size)] + [a + m for m in range(n - 1 - size)]
-        weights.append(math.prod(top / (a + b + m) for m, top in enumerate(above)))  # neither overflows
+        weights.append(math.prod(top / (a + b + m) for m, top in enumerate(above)))  # cannot overflow
     return _scores("BETA-SV", table, weights)
 
 
 def multi_round(tables: Iterable[Table]) -> Scores:
-    r"""Multi-round Shapley value (MR-SV, Song et al. 2019, Algorithm 2): averaged over the rounds.
+    r"""Return the Shapley value averaged over rounds (MR-SV, Song et al. 2019, Algorithm 2).
 
     .. math:: MR\text{-}SV(i) = \frac1R \sum_{t=1}^{R} SV_t(i)
 
     Args:
-        tables: one per round, of the same clients; their order may differ, the first table's is returned.
+        tables: one per round, with the same clients in any order; the result has the order of the first.
 
     >>> multi_round([Table([0, 1, 2, 5], ["A", "B"]), Table([0, 2, 0, 2], ["A", "B"])]).as_dict()
     {'A': 2.0, 'B': 1.5}
@@ -165,11 +165,11 @@ def _scores(
 
 
 def _weighted_marginals(table: Table, weights: Vector) -> Vector:
-    """Sum over S without i of weights[|S|] * (v(S + i) - v(S)), for every client i.
+    """Return the sum over S without i of weights[|S|] * (v(S + i) - v(S)), for every client i.
 
-    Seen as an array of shape (2^(N-1-i), 2, 2^i) the table has bit i on the middle axis. The coalitions
-    without i, bit i dropped, are then simply 0, 1, ..., 2^(N-1) - 1, the same for every i, and so are their
-    weights. A client that adds nothing gets exactly 0.
+    As an array of shape (2^(N-1-i), 2, 2^i), the table has bit i on the middle axis. With bit i dropped, the
+    coalitions without i are 0, 1, ..., 2^(N-1) - 1, so every i has the same weights in the same order. A
+    client that adds nothing gets exactly 0.
     """
     n = table.n
     each = weights[_sizes(n - 1)]
@@ -178,12 +178,12 @@ def _weighted_marginals(table: Table, weights: Vector) -> Vector:
         split = table.values.reshape(-1, 2, 1 << i)
         marginal = np.subtract(split[:, 1, :], split[:, 0, :]).reshape(-1)
         marginal *= each
-        out[i] = marginal.sum()  # pairwise summation: the error grows with log of the number of terms
+        out[i] = marginal.sum()  # pairwise summation: the error grows with the log of the number of terms
     return out
 
 
 def _sizes(bits: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Number of members of each of the 2^bits coalitions."""
+    """Return the size of each of the 2^bits coalitions."""
     sizes = np.zeros(1 << bits, dtype=np.uint8)
     for bit in range(bits):
         half = 1 << bit
@@ -206,20 +206,20 @@ def _table(table: object, function: str) -> Table:
 # ---------------------------------------------------------------------------------------- a sample of them
 
 LEAST_PAIRS = 10
-"""Pairs of orders below which no standard error is given: 95 % intervals from 2 pairs cover 85 to 90 % in
-smooth games (93 % from 10 on), and far less in games where a client rarely matters."""
+"""With fewer pairs of orders, no standard error is given: 95 % intervals from 2 pairs cover 85 to 90 % in
+smooth games (93 % from 10 pairs on), and far less in games where a client rarely matters."""
 MIN_PAIRS = 20
-"""Pairs of orders before a standard error is trusted enough to stop at a tolerance."""
+"""With fewer pairs of orders, sampling does not stop at a tolerance: the standard error is too uncertain."""
 
 
 @dataclass(frozen=True)
 class Sampled:
     """A sampled Shapley value.
 
-    ``scores.stderr`` is the sampling error; None, with a note, below ``LEAST_PAIRS`` pairs. ``bias`` bounds
-    what truncation may have cut from a client (0 if none was asked for). ``evaluations`` counts coalitions,
-    each once. ``stopped``: at the "tolerance", at the "budget", or "exact" once every coalition is known,
-    with a sampling error of 0.
+    ``scores.stderr`` is the sampling error; below ``LEAST_PAIRS`` pairs it is None and a note says so.
+    ``bias`` bounds the error that truncation may have caused for a client (0 without truncation).
+    ``evaluations`` counts the coalitions evaluated, each once. ``stopped`` is "tolerance", "budget", or
+    "exact" if every coalition is known and the sampling error is 0.
     """
 
     scores: Scores
@@ -229,7 +229,7 @@ class Sampled:
     stopped: str
 
     def interval(self, *, level: float = 0.95) -> Matrix:
-        """Student's interval of each client, widened by ``bias``: lower and upper ends, shape (N, 2)."""
+        """Return Student's interval per client, widened by ``bias``: lower and upper end, shape (N, 2)."""
         if self.scores.stderr is None:
             raise InputError(
                 f"an interval needs at least {LEAST_PAIRS} pairs of orders, got {self.orders // 2}: "
@@ -253,28 +253,28 @@ def sampled_shapley(
     truncation: float = 0.0,
     seed: int = 0,
 ) -> Sampled:
-    r"""Shapley value from random orders of arrival and their reverses.
+    r"""Estimate the Shapley value from random orders of arrival and their reverses.
 
     .. math:: \hat\phi_i = \frac1{2K} \sum_{k=1}^{K} [v(P_i^{\pi_k} \cup \{i\}) - v(P_i^{\pi_k})]
               + [v(P_i^{\bar\pi_k} \cup \{i\}) - v(P_i^{\bar\pi_k})]
 
     where :math:`P_i^\pi` are the clients before i in the order :math:`\pi`, and :math:`\bar\pi` is its
     reverse. The K pairs are independent, so their spread gives the standard error,
-    :math:`s_i = \mathrm{sd}_i / \sqrt K`, from K = 10 on. The values add up to the gain
+    :math:`s_i = \mathrm{sd}_i / \sqrt K`, given from K = 10 on. The values add up to the gain
     v(everyone) - v(nobody).
 
     Truncation (GTG-Shapley, Liu et al. 2022): once a prefix is within ``truncation`` of v(everyone), the rest
-    of the order is taken to add nothing. That saves evaluations and costs at most 2 ``truncation`` a client
-    if v moves no further away again, which ``bias`` says; the values then add up to the gain only about.
+    of the order is assumed to add nothing. That saves evaluations. The error per client is at most ``bias``,
+    2 ``truncation``, if v does not move further away again; the values then add up to the gain only roughly.
 
     Args:
-        value: utility of a coalition, given as a bitmask; asked at most once for each.
-        clients: their number, or names.
+        value: returns the utility of a coalition, given as a bitmask; called at most once for each.
+        clients: number of clients, or their names.
         tolerance: stop when every client's standard error is at most this.
-        budget: stop before more than this many coalitions would have been evaluated; if it covers all of
-            them and no tolerance is given, all are.
-        truncation: 0 for none.
-        seed: of the orders, 0 or more.
+        budget: stop before evaluating more than this many coalitions. If it covers all coalitions and no
+            tolerance is given, all of them are evaluated.
+        truncation: see above; 0 for none.
+        seed: seed of the random orders, 0 or more.
 
     >>> game = lambda mask: float(mask.bit_count() ** 2)      # symmetric: everyone is worth N
     >>> sampled_shapley(game, 4, budget=14).scores.values
@@ -329,7 +329,7 @@ def sampled_shapley(
 
 
 def _exact(values: list[float], names: tuple[str, ...], orders: int) -> Sampled:
-    """The value itself, when every coalition is known."""
+    """Return the exact value, given every coalition."""
     found = shapley(Table(np.array(values), names))
     return Sampled(replace(found, stderr=np.zeros(len(names))), len(values), orders, 0.0, "exact")
 
@@ -337,7 +337,7 @@ def _exact(values: list[float], names: tuple[str, ...], orders: int) -> Sampled:
 def _arrivals(
     v: Callable[[int], float], order: npt.NDArray[np.int64], full: int, truncation: float
 ) -> Vector:
-    """What each client adds on arrival; nothing once the rest of the way is within ``truncation``."""
+    """Return what each client adds on arrival: 0 once v is within ``truncation`` of v(everyone)."""
     out = np.zeros(len(order))
     mask, before = 0, v(0)
     for i in order.tolist():

@@ -1,7 +1,7 @@
 """From scores to shares to money: who gets which part of a budget, to the cent, and why.
 
-Shares follow ``Scores.raw``, never a normalised vector, and nothing about them is silent: what could not be
-decided raises ``UndefinedShares``, what was decided on the way stands in ``Shares.notes``.
+Shares follow ``Scores.raw``, never a normalised vector, and no decision is silent: scores that allow no
+shares raise ``UndefinedShares``, and decisions made on the way are in ``Shares.notes``.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from fedmerit.scoring.validate import is_number, number
 
 # --------------------------------------------------------------------------------------------------- cents
 
-_WHOLE = 10**9  # shares that sum to 1 within one part in this are paid out in full
-_DUST = 10**6  # all rounding errors together: at most one part in this of a cent
-_LARGEST_BUDGET = 10**24  # in cents still fewer digits than Decimal's default precision: sums stay exact
+_WHOLE = 10**9  # shares are paid out in full if they sum to 1 within one part in this
+_DUST = 10**6  # all rounding errors together are at most one part in this of a cent
+_LARGEST_BUDGET = 10**24  # its cents fit into Decimal's default precision, so sums stay exact
 
 
 @dataclass(frozen=True, eq=False)
 class Payouts(Mapping[str, Decimal]):
-    """Name -> amount in cents' precision. The amounts and ``unpaid`` add up to ``budget`` exactly."""
+    """Amounts by name, exact to the cent. The amounts and ``unpaid`` add up to ``budget`` exactly."""
 
     by_client: Mapping[str, Decimal]
     budget: Decimal
@@ -48,17 +48,17 @@ class Payouts(Mapping[str, Decimal]):
 
 
 def payouts(shares: Mapping[str, float | Fraction | Decimal], budget: str | int | Decimal) -> Payouts:
-    r"""A budget divided by shares, in whole cents that add up to it exactly.
+    r"""Divide a budget by shares into whole cents that, with ``unpaid``, add up to it exactly.
 
     Each client gets its share of the budget rounded down, and the cents left over go to the largest
-    remainders; equal ones, up to a millionth of a cent, by name, so that neither rounding nor the order of
-    clients decides. Where shares sum to less than 1, and under the rule "impartial", every amount is rounded
-    down and the rest is ``unpaid``: nobody's cent depends on another's remainder.
+    remainders. Remainders that are equal up to a millionth of a cent are ordered by name, so that neither
+    rounding nor the order of clients decides. If the shares sum to less than 1, or the rule is "impartial",
+    every amount is rounded down and the rest is ``unpaid``: no amount depends on another client's remainder.
 
     Args:
         shares: name -> share, from :func:`~fedmerit.shares` or any mapping that sums to at most 1.
-        budget: an amount with at most 2 decimals: an int, a Decimal, or text of digits such as "10000.00"; a
-            float has no exact cents.
+        budget: an amount with at most 2 decimals: an int, a Decimal, or text such as "10000.00". A float is
+            refused, because it has no exact cents.
 
     >>> paid = payouts({"A": 1 / 3, "B": 1 / 3, "C": 1 / 3}, budget="100.00")
     >>> {name: str(amount) for name, amount in paid.items()}
@@ -75,30 +75,31 @@ def payouts(shares: Mapping[str, float | Fraction | Decimal], budget: str | int 
 
 @dataclass(frozen=True)
 class Division:
-    """How a budget is divided, apart from who gets what: with it, a share alone gives its exact cents.
+    """The rule that divides a budget: with it, a client's share alone gives that client's exact cents.
 
-    Cents that are left over go to remainders from ``high`` on, and from ``low`` on to names up to ``last``.
-    Both are as coarse as they can be: an exact remainder of somebody would tell its share.
+    The cents left over go to remainders of at least ``high``, and to remainders of at least ``low`` whose
+    names are not after ``last``. Both bounds are as coarse as possible, because the exact remainder of a
+    client would reveal its share.
     """
 
     cents: int  # the budget
     n: int
-    total: int  # of all shares, in units of 1 / one
+    total: int  # sum of all shares, in units of 1 / one
     one: int
-    down: bool  # every amount is rounded down
+    down: bool  # whether every amount is rounded down
     low: Fraction = Fraction(1)
     high: Fraction = Fraction(1)
     last: str = ""
 
     def cents_of(self, name: str, share: float | Fraction | Decimal) -> int:
-        """What somebody with this share is paid."""
+        """Return what a client with this name and share is paid, in cents."""
         top, bottom = _ratio(name, share)
         if self.one % bottom:
             raise InputError(f"share of {name!r} is none of those that were divided: {share!r}")
         part = top * (self.one // bottom)
         if self.down:
             unit = max(self.total, self.one)
-            dust = unit // (_DUST * self.n)  # a share of 0.25 less a rounding error is 0.25
+            dust = unit // (_DUST * self.n)  # 0.25 minus a rounding error counts as 0.25
             return (self.cents * part + dust) // unit
         amount, rest = divmod(self.cents * part, self.total)
         more = rest >= self.high * self.total or (rest >= self.low * self.total and name <= self.last)
@@ -106,7 +107,7 @@ class Division:
 
 
 def division(shares: Mapping[str, float | Fraction | Decimal], budget: str | int | Decimal) -> Division:
-    """How :func:`payouts` divides a budget by these shares."""
+    """Return how :func:`payouts` divides a budget by these shares."""
     cents = _cents(budget)
     parts, one = _integers(shares)
     total = sum(parts.values())
@@ -119,7 +120,7 @@ def division(shares: Mapping[str, float | Fraction | Decimal], budget: str | int
     rest_of = {name: cents * part % total for name, part in parts.items()}
     rests = sorted(rest_of.values(), reverse=True)
     dust = total // (_DUST * len(rests))
-    first = end = left  # remainders first ... end - 1 are equal up to dust, each to the next
+    first = end = left  # remainders first ... end - 1 each equal the next up to dust
     while first and rests[first - 1] - rests[first] <= dust:
         first -= 1
     if first == left:
@@ -134,7 +135,7 @@ def division(shares: Mapping[str, float | Fraction | Decimal], budget: str | int
 
 
 def _cut_between(low: int, high: int, total: int) -> Fraction:
-    """The number of fewest binary digits above low / total and up to high / total."""
+    """Return the number with the fewest binary digits above low / total and at most high / total."""
     digits = 0
     while (high << digits) // total * total <= low << digits:
         digits += 1
@@ -142,12 +143,12 @@ def _cut_between(low: int, high: int, total: int) -> Fraction:
 
 
 def rounds_down(total: int, one: int, rule: str | None) -> bool:
-    """Whether nobody gets a cent that is left over: shares leave a part unpaid, or the rule is impartial."""
+    """Return whether leftover cents stay unpaid: shares sum to less than 1, or the rule is "impartial"."""
     return one - total > one // _WHOLE or rule == "impartial"
 
 
 def _integers(shares: Mapping[str, float | Fraction | Decimal]) -> tuple[dict[str, int], int]:
-    """Shares as integers over a common denominator, and that denominator; nothing is rounded."""
+    """Return the shares as integers over a common denominator, and that denominator; nothing is rounded."""
     if not isinstance(shares, Mapping) or not shares:
         raise InputError(f"payouts takes a mapping of name to share, got {shares!r}"[:300])
     ratios = {}
@@ -162,7 +163,7 @@ def _integers(shares: Mapping[str, float | Fraction | Decimal]) -> tuple[dict[st
 
 
 def _ratio(name: str, share: float | Fraction | Decimal) -> tuple[int, int]:
-    """Exactly this share, as numerator and denominator."""
+    """Return exactly this share, as numerator and denominator."""
     try:
         if not is_number(share):
             raise TypeError
@@ -193,7 +194,7 @@ def _cents(budget: str | int | Decimal) -> int:
 
 
 def spelled(budget: str) -> str:
-    """Return a budget as it is recorded.
+    """Return a budget in the form in which it is recorded.
 
     >>> spelled("0750.5")
     '750.50'
@@ -212,17 +213,17 @@ Negative = Literal["zero", "refuse"]
 OnUndefined = Literal["refuse", "equal", "zero"]
 
 SELF_REPORTED = frozenset({"ALPHA", "LOO", "IOI"})
-"""Scores of which entry i is what client i itself reported, in units of the gain, and nothing else depends on
-that report. FP is not one: its raw entries are alpha, but any client can turn its status for all."""
+"""Scores whose entry i is client i's own report, in units of the gain, and where nothing else depends on that
+report. FP is not one: its raw entries are alpha, but any client can change its status for everybody."""
 
-_NOTHING = 1e-12  # of utility: what rounding may leave
+_NOTHING = 1e-12  # utility that may be left by rounding alone
 
 
 @dataclass(frozen=True, eq=False)
 class Shares(Mapping[str, float]):
-    """Name -> share. Sums to 1, less ``unpaid``.
+    """Shares by name. They sum to 1 minus ``unpaid``.
 
-    ``status`` is "ok", or "undefined" where the scores allowed no shares and ``on_undefined`` decided.
+    ``status`` is "ok", or "undefined" if the scores allowed no shares and ``on_undefined`` decided.
     """
 
     by_client: Mapping[str, float]
@@ -250,7 +251,7 @@ def shares(
     negative: Negative = "zero",
     on_undefined: OnUndefined = "refuse",
 ) -> Shares:
-    r"""What part of a reward each client gets.
+    r"""Return the share of a reward that each client gets.
 
     .. math:: \text{fair: } \frac{w_i}{\sum_j w_j}, \quad w_i = \max(x_i, 0), \qquad
               \text{fenced: } w_i = \min(\max(x_i, 0), h_i), \qquad
@@ -258,26 +259,28 @@ def shares(
               \sum_{j \ne i} \mathrm{clip}(x_j / D, 0, 1)\Big)
 
     where x is ``scores.raw``, D is ``scores.gain``, and :math:`h_i` is :func:`fence`. "fair" and "fenced" sum
-    to 1; "fenced" limits what an exaggerated report earns. Under "impartial" a client's own report does not
-    touch its own share at all; the price is that it pays nearly equal shares and leaves a part unpaid, that D
-    must be above 1e-12, and that x must be ALPHA, LOO or IOI. "equal" ignores the scores. N counts who has a
-    score: a client that never reported gets nothing under any rule, "equal" included.
+    to 1; "fenced" limits what an exaggerated report earns. Under "impartial", a client's own report does not
+    affect its own share at all. In return, the shares are nearly equal, a part stays unpaid, D must be above
+    1e-12, and x must be ALPHA, LOO or IOI. "equal" ignores the scores. N is the number of clients that have a
+    score: a client that never reported gets nothing under any rule, not even under "equal".
 
-    All but "equal" need scores with status "ok", and "fair" and "fenced" need something to divide: a positive
-    part above 1e-12 and above two standard errors. The standard errors of those with a positive score are
-    added up for that, because clients share their test samples and errors may point the same way.
+    All rules but "equal" need scores with status "ok". "fair" and "fenced" also need something to divide: the
+    positive scores must sum to more than 1e-12 and more than two standard errors. The standard errors of the
+    clients with a positive score are added up, because clients share their test samples and errors may point
+    the same way.
 
     Args:
         scores: usually ``alpha`` summed over rounds (``accumulate``).
         rule: "fair", "fenced", "impartial" or "equal".
-        floor: smallest share of anybody, 0 to 1/N.
-        cap: largest share of anybody, 1/N to 1. What floor and cap take and leave is spread over the others
-            in proportion; under "impartial" it changes ``unpaid`` instead, so that the rule stays impartial.
-        negative: what a negative score means: "zero", no share beyond the floor (under "impartial": it counts
-            as zero in the others' shares; noted), or "refuse". Not together with "impartial": anybody could
-            then report a negative score to stop all payment, its own included.
-        on_undefined: where there is nothing to divide: "refuse" raises, "equal" gives 1/N to each, "zero"
-            gives the floor to each.
+        floor: smallest share a client may get, 0 to 1/N.
+        cap: largest share a client may get, 1/N to 1. The difference that floor and cap make is spread over
+            the other clients in proportion. Under "impartial" it changes ``unpaid`` instead, so that the rule
+            stays impartial.
+        negative: what to do about a negative score. "zero" gives no share beyond the floor (under
+            "impartial", the score counts as zero in the others' shares) and adds a note. "refuse" raises; it
+            cannot be used with "impartial", where anybody could stop all payment by a negative report.
+        on_undefined: what to do if the scores allow no shares: "refuse" raises, "equal" gives 1/N to each,
+            "zero" gives the floor to each.
 
     >>> s = Scores(score="ALPHA", clients=("A", "B", "C"), values=[-1, 1, 3], raw=[-1, 1, 3], gain=4)
     >>> dict(shares(s))
@@ -309,17 +312,17 @@ def shares(
 
 
 def fence(scores: Scores) -> Vector:
-    r"""The largest score each client is paid for, from the scores of all others; infinite for no fence.
+    r"""Return the largest score that each client is paid for, from the others' scores; infinite if no fence.
 
     .. math:: h_i = \max\big(0,\;
               \mathrm{med}_{-i} + 3 \max(1.4826\, \mathrm{MAD}_{-i},\, \mathrm{SE}_{-i})\big)
 
-    Median, median absolute deviation and median standard error of the OTHERS. Where neither of the last two
-    is positive (above 1e-12, so that rounding does not count) there is no fence: it would pay the only
-    contributor nothing.
+    These are the median, the median absolute deviation and the median standard error of the OTHERS. If
+    neither of the last two is positive (above 1e-12, to allow for rounding), there is no fence, because it
+    would pay the only contributor nothing.
 
     Args:
-        scores: N clients; own entries do not enter own fences.
+        scores: of N clients; a client's own entry does not enter its own fence.
 
     >>> raw = [1, 2, 3, 4, 50]
     >>> fence(Scores(score="ALPHA", clients=tuple("ABCDE"), values=raw, raw=raw, gain=60)).round(2)
@@ -329,7 +332,7 @@ def fence(scores: Scores) -> Vector:
         return np.full(scores.n, np.inf)
     centre = median_of_others(scores.raw)
     spread = np.zeros(scores.n)
-    for middle in np.unique(centre):  # at most three different ones
+    for middle in np.unique(centre):  # at most three distinct values
         who = centre == middle
         spread[who] = 1.4826 * median_of_others(np.abs(scores.raw - middle))[who]
     if scores.stderr is not None:
@@ -338,14 +341,14 @@ def fence(scores: Scores) -> Vector:
 
 
 def null_share(scores: Scores) -> float | None:
-    r"""What a client that contributed nothing can expect under "fair", from noise alone; None if unknown.
+    r"""Return the share that noise alone gives a client without contribution under "fair"; None if unknown.
 
     .. math:: \frac{\mathrm{E} \max(s Z, 0)}{\sum_j \max(x_j, 0)} = \frac{s}{\sqrt{2 \pi} \sum_j \max(x_j, 0)}
 
-    with s the median standard error: max(x, 0) keeps the good luck of a null client and drops the bad.
+    with s the median standard error: max(x, 0) keeps such a client's good luck and drops its bad luck.
 
     Args:
-        scores: with ``stderr``; without, the answer is None.
+        scores: with ``stderr``; without it, the result is None.
 
     >>> s = Scores(score="ALPHA", clients=("A", "B"), values=[1, 3], raw=[1, 3], gain=4, stderr=[.1, .1])
     >>> round(null_share(s), 4)
@@ -360,7 +363,7 @@ def null_share(scores: Scores) -> float | None:
 def _by_rule(scores: Scores, rule: Rule, floor: float, cap: float) -> Vector:
     if rule == "equal":
         return np.full(scores.n, 1 / scores.n)
-    if rule == "impartial":  # each at most 1/N, so a floor of at most 1/N cannot overspend
+    if rule == "impartial":  # each share is at most 1/N, and so is the floor: no overspending
         part = np.clip(scores.raw, 0.0, scores.gain) / scores.gain
         return np.clip((1 - sum_of_others(part) / (scores.n - 1)) / scores.n, floor, cap)
     return _between(_weights(scores, rule), floor, cap)
@@ -376,20 +379,20 @@ def _weights(scores: Scores, rule: Rule) -> Vector:
 
 
 def _between(weights: Vector, floor: float, cap: float) -> Vector:
-    """Shares clip(t * weights, floor, cap) with the t for which they sum to 1.
+    """Return the shares clip(t * weights, floor, cap), with the t for which they sum to 1.
 
-    The sum rises with t, in straight pieces between the points where a client leaves the floor or meets the
-    cap: find the piece by bisection, then t on it from the clients strictly between.
+    The sum rises with t and is linear between the points where a client leaves the floor or meets the cap.
+    Find the linear piece by bisection, then t on it from the clients strictly between floor and cap.
     """
     w = weights / weights.max()
     positive = w[w > 0]
-    rest = (w.size - positive.size) * floor  # who has no weight stays on the floor
+    rest = (w.size - positive.size) * floor  # clients without weight stay on the floor
     if rest + positive.size * cap < 1 - 1e-12:
         raise InputError(
             f"cap={cap:g} leaves a part that nobody may take: only {positive.size} of {w.size} clients have "
             "a positive weight; raise the cap or the floor"
         )
-    with np.errstate(over="ignore"):  # a weight so small that no finite t takes it to the cap
+    with np.errstate(over="ignore"):  # a weight may be too small for a finite t to take it to the cap
         leave, meet = floor / positive, cap / positive
     corners = np.unique(np.concatenate([leave, meet]))
     low, high = 0, corners.size - 1
@@ -403,13 +406,13 @@ def _between(weights: Vector, floor: float, cap: float) -> Vector:
     free = (leave <= t) & (t < meet)
     if free.any():
         held = math.fsum(np.where(t >= meet, cap, floor)[~free])
-        sum_ = math.fsum(positive[free])  # exact sums: the order of clients leaves no trace
-        t = max(t, (1 - rest - held) / sum_)  # nobody comes back from the cap, however little is left
+        sum_ = math.fsum(positive[free])  # exact sums do not depend on the order of clients
+        t = max(t, (1 - rest - held) / sum_)  # rounding must not take t below the corner
     return np.asarray(np.clip(t * w, floor, cap), dtype=np.float64)
 
 
 def _why_undefined(scores: Scores, rule: Rule) -> Note | None:
-    """Why these scores must not be turned into money by this rule; None if they may."""
+    """Return why this rule must not turn these scores into money; None if it may."""
     if rule == "equal":
         return None
     if scores.status != "ok":
@@ -429,7 +432,7 @@ def _why_undefined(scores: Scores, rule: Rule) -> Note | None:
 
 
 def _notes(scores: Scores, rule: Rule, below: list[str]) -> list[str]:
-    if rule == "equal":  # then only who has no score at all matters
+    if rule == "equal":  # the only note that matters then: clients without a score
         return [note for note in scores.notes if code_of(note) == "never-reported"]
     notes = list(scores.notes)
     if below:
@@ -449,7 +452,7 @@ def _notes(scores: Scores, rule: Rule, below: list[str]) -> list[str]:
 def _check(
     scores: Scores, rule: Rule, floor: float, cap: float, negative: Negative, on_undefined: OnUndefined
 ) -> tuple[float, float]:
-    """Floor and cap in float64, whatever precision they came in."""
+    """Check all arguments; return floor and cap as float64."""
     if not isinstance(scores, Scores):
         raise InputError(f"shares takes Scores, got {type(scores).__name__}")
     for name, given, allowed in (

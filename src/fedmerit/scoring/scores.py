@@ -1,17 +1,17 @@
-r"""The formulas that survive secure aggregation: what two reported numbers per client say.
+r"""The scores that work under secure aggregation, computed from two reported numbers per client.
 
 Equation numbers are those of "Beyond Leave-One-Out: Private and Robust Contribution Evaluation in Federated
-Learning" (the paper). Four slips there are corrected here or where they belong: eq. 1 needs the *inverse*
-binomial (:func:`fedmerit.shapley`); the sum in the denominator of EE runs over j; the proof of Theorem 1
-has a minus where alpha has a plus; and "linear, efficient and compatible with secure aggregation" is not
-impossible, as :func:`surplus` is all three.
+Learning" (the paper). fedmerit corrects four slips there: eq. 1 needs the *inverse* binomial
+(:func:`fedmerit.shapley`); the sum in the denominator of EE runs over j; the proof of Theorem 1 has a minus
+where alpha has a plus; and a score can be linear, efficient and compatible with secure aggregation, as
+:func:`surplus` is all three.
 
 Every score takes :class:`~fedmerit.Reports` and returns :class:`~fedmerit.Scores`. ``raw`` is the vector
 before normalisation; rankings follow it. ``status`` says what the normalisation did to the order:
 
 ==========  ==============================================================================================
 ok          ``values`` orders the clients as ``raw`` does
-reversed    pot and denominator have opposite signs: ``values`` orders them the wrong way round
+reversed    pot and denominator have opposite signs: ``values`` orders the clients the wrong way round
 fallback    the denominator is zero; the paper's replacement was used (Remark 1)
 undefined   every denominator is zero, or there is nothing to distribute: equal split
 ==========  ==============================================================================================
@@ -35,16 +35,16 @@ from fedmerit.scoring.types import Reports, Scores, Status, Table, Vector
 
 
 def sum_of_others(values: Vector) -> Vector:
-    """Sum over j != i, in twice the working precision: right up to the last bit; equals stay equal.
+    """Return the sums over j != i, in twice the working precision: right to the last bit; equals stay equal.
 
     >>> sum_of_others(np.array([1e17, 1.0, 2.0]))[0]
     np.float64(3.0)
     """
     high = math.fsum(values)
-    low = math.fsum([*values.tolist(), -high])  # what rounding took from the total
+    low = math.fsum([*values.tolist(), -high])  # what the total lost to rounding
     left = high - values
     step = left - high
-    lost = (high - (left - step)) - (values + step)  # what rounding took from each difference (TwoSum)
+    lost = (high - (left - step)) - (values + step)  # what each difference lost to rounding (TwoSum)
     return left + (lost + low)
 
 
@@ -53,7 +53,7 @@ def mean_of_others(said: Vector) -> Vector:
 
 
 def median_of_others(said: Vector) -> Vector:
-    """Median over j != i from one sort: removing position p shifts what stood behind it."""
+    """Return the medians over j != i from one sort: removing position p shifts what comes after it."""
     order = np.argsort(said, kind="stable")
     ordered = said[order]
     position = np.empty_like(order)
@@ -65,10 +65,10 @@ def median_of_others(said: Vector) -> Vector:
 
 
 def trimmed_mean_of_others(said: Vector) -> Vector:
-    """Mean over j != i without the lowest and the highest of them, neither of which enters any sum.
+    """Return the means over j != i without the lowest and the highest; these two enter no sum.
 
-    In order x_1 <= ... <= x_N the lowest and the highest of all are kept for nobody. Of the N - 2 between
-    them each client loses one more: its own, or the one beside it where its own is at an end.
+    In the order x_1 <= ... <= x_N, nobody's mean uses x_1 or x_N. For each client, one more of the N - 2
+    values between them is dropped: its own or, if its own is x_1 or x_N, the neighbouring one.
 
     >>> trimmed_mean_of_others(np.array([1.0, 2.0, 3.0, 4.0, 1e20]))
     array([3.5, 3.5, 3. , 2.5, 2.5])
@@ -87,14 +87,14 @@ Pot = Literal["grand", "gain"]
 NORMALISED = frozenset({
     "fallback", "split-equally", "opposite-signs", "empty-pot", "empty-up-to-rounding"
 })  # fmt: skip
-"""Codes of notes about the status of FP and EE."""
+"""Codes of the notes about the status of FP and EE."""
 
 Candidate = tuple[str, Vector, Vector]
-"""What a raw vector is called, the vector, and what rounding may have done to each of its entries."""
+"""The name of a raw vector, the vector, and a bound on the rounding error of each entry."""
 
 
 def noise(reports: Reports) -> Vector:
-    r"""What rounding alone can leave of a client's four utilities where they cancel on paper.
+    r"""Return what rounding alone can leave per client where its four utilities cancel on paper.
 
     .. math:: 2 \epsilon \, (|v(M_0)| + |v(M)| + |v(M_0 + U_i)| + |v(M - U_i)|), \qquad \epsilon = 2^{-52}
     """
@@ -109,8 +109,8 @@ def share_out(
 
     .. math:: \frac{x_i}{\sum_j x_j} \cdot \mathrm{pot}
 
-    Zero means: within 1e-12 of the sum of absolute values, or no more than rounding leaves. ``raw`` is the
-    first candidate in any case.
+    A sum counts as zero if it is at most 1e-12 times the sum of absolute values, or at most what rounding can
+    leave. ``raw`` is always the first candidate.
     """
     if pot not in ("grand", "gain"):
         raise InputError(f"pot must be 'grand' (v(M)) or 'gain' (v(M) - v(M0)), got {pot!r}")
@@ -118,7 +118,7 @@ def share_out(
     about = partial(Note, score=score, round=reports.round)
     ranked_by: Vector | None = None
     status: Status = "ok"
-    zero: list[str] = []  # candidates that add up to nothing
+    zero: list[str] = []  # candidates whose sum is zero
     note: Note | None = None
     equal = np.full(reports.n, amount / reports.n)
     values = equal
@@ -131,7 +131,7 @@ def share_out(
         values = raw / total * amount
         if zero:
             status, note = "fallback", about("fallback", zero=zero, used=name)
-        elif (amount < 0) != (total < 0):  # a pot of zero is nothing, below
+        elif (amount < 0) != (total < 0):  # a pot of zero is handled below
             status, note = "reversed", about("opposite-signs", pot=amount, sum=total)
         break
     else:
@@ -147,7 +147,7 @@ def share_out(
 
 
 def _is_nothing(amount: float, reports: Reports, pot: Pot) -> bool:
-    """Whether the pot is empty; a gain is a difference, so what rounding leaves of one is nothing too."""
+    """Return whether the pot is zero; a gain is a difference, so a rounding error counts as zero too."""
     shared = abs(reports.empty) + abs(reports.grand) if pot == "gain" else 0.0
     return bool(abs(amount) <= 2 * np.finfo(np.float64).eps * shared)
 
@@ -158,7 +158,7 @@ Combine = Literal["mean", "median", "trimmed"]
 
 
 def loo(reports: Reports) -> Scores:
-    r"""Leave-One-Out (Definition 2): what the aggregate loses without client i.
+    r"""Return Leave-One-Out (Definition 2): what the aggregate loses without client i.
 
     .. math:: \mathrm{LOO}(i) = v(M) - v(M - U_i)
 
@@ -170,7 +170,7 @@ def loo(reports: Reports) -> Scores:
 
 
 def ioi(reports: Reports) -> Scores:
-    r"""Include-One-In: what client i alone adds to the starting model (second term of eq. 3).
+    r"""Return Include-One-In: what client i alone adds to the starting model (second term of eq. 3).
 
     .. math:: \mathrm{IOI}(i) = v(M_0 + U_i) - v(M_0)
 
@@ -182,12 +182,12 @@ def ioi(reports: Reports) -> Scores:
 
 
 def alpha(reports: Reports) -> Scores:
-    r"""The mean of LOO and IOI (eq. 3): raw, signed, never reversed. What fedmerit ranks and pays by.
+    r"""Return the mean of LOO and IOI (eq. 3): raw, signed, never reversed. fedmerit ranks and pays by it.
 
     .. math:: \alpha(i) = \frac{[v(M) - v(M - U_i)] + [v(M_0 + U_i) - v(M_0)]}{2}
 
-    It equals the Shapley value exactly for games with interactions of at most two clients, hence up to
-    third order in the updates for a smooth utility.
+    It equals the Shapley value exactly in games where at most two clients interact at a time, and hence up
+    to third order in the updates for a smooth utility.
 
     >>> alpha(Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1])).values
     array([0., 1., 2.])
@@ -197,11 +197,11 @@ def alpha(reports: Reports) -> Scores:
 
 
 def fp(reports: Reports, *, pot: Pot = "grand") -> Scores:
-    r"""Fair-Private (Definition 3, eq. 2): alpha, rescaled to add up to the pot.
+    r"""Return Fair-Private (Definition 3, eq. 2): alpha, rescaled to add up to the pot.
 
     .. math:: \mathrm{FP}(i) = \frac{\alpha(i)}{\sum_{j=1}^N \alpha(j)} \cdot v(M)
 
-    Where the denominator is zero, LOO takes the place of alpha, then IOI (the paper's Remark 1).
+    If the denominator is zero, LOO takes the place of alpha, then IOI (the paper's Remark 1).
 
     Args:
         reports: of one round.
@@ -221,7 +221,7 @@ def fp(reports: Reports, *, pot: Pot = "grand") -> Scores:
 
 
 def ee(reports: Reports, *, pot: Pot = "grand", combine: Combine = "mean") -> Scores:
-    r"""Everybody-Else: what client i is worth according to everyone except i (Definition 4, eqs. 4 and 5).
+    r"""Return Everybody-Else: what client i is worth according to all others (Definition 4, eqs. 4 and 5).
 
     .. math::
         \beta(i) = \sum_{j \ne i} \frac{v(M) - v(M_0 + U_j)}{(N-1)^2}, \quad
@@ -229,13 +229,13 @@ def ee(reports: Reports, *, pot: Pot = "grand", combine: Combine = "mean") -> Sc
         \mathrm{EE}(i) = \frac{[\beta(i) + \gamma(i)]/2}{\sum_j [\beta(j) + \gamma(j)]/2} \cdot v(M)
 
     ``raw`` is (beta + gamma)/2. Client i's own report does not enter ``raw[i]``; it does enter i's rank and,
-    through the denominator, i's share. Where the denominator is zero, gamma alone is used, then beta.
+    through the denominator, i's share. If the denominator is zero, gamma alone is used, then beta alone.
 
     Args:
         reports: of one round.
         pot: see :func:`fp`.
-        combine: how the others' words are combined: their mean (the paper), their median, or their mean
-            without the lowest and the highest (``"trimmed"``). A median can tell at most three groups apart.
+        combine: how the others' reports are combined: their mean (as in the paper), their median, or their
+            mean without the lowest and the highest (``"trimmed"``). The median gives at most three values.
 
     >>> ee(Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1])).values
     array([0.75, 1.  , 1.25])
@@ -248,8 +248,8 @@ def ee(reports: Reports, *, pot: Pot = "grand", combine: Combine = "mean") -> Sc
     others = _OTHERS[combine]
     beta = reports.grand - reports.alone
     gamma = reports.without - reports.empty
-    coalition = 2 * (reports.n - 1)  # a mean over N-1 others, of a coalition of N-1
-    lost = others(noise(reports)) / coalition  # a lie that is not counted costs no precision
+    coalition = 2 * (reports.n - 1)  # a mean over N-1 others, each about a coalition of N-1
+    lost = others(noise(reports)) / coalition  # a false report that is not counted costs no precision
     candidates = tuple(
         (name, others(said) / coalition, lost)
         for name, said in (("beta + gamma", beta + gamma), ("gamma", 2 * gamma), ("beta", 2 * beta))
@@ -258,12 +258,13 @@ def ee(reports: Reports, *, pot: Pot = "grand", combine: Combine = "mean") -> Sc
 
 
 def surplus(reports: Reports) -> Scores:
-    r"""alpha with the rest of the gain shared equally: linear, adds up to the gain, needs no more than alpha.
+    r"""Return alpha plus an equal share of the rest of the gain.
 
     .. math:: \mathrm{SUR}(i) = \alpha(i) + \frac{v(M) - v(M_0) - \sum_j \alpha(j)}{N}
 
-    It is the mean of the CIS and ENSC values of game theory. It fails the null player, so it serves
-    bookkeeping, not payment.
+    It is linear, adds up to the gain, and needs the same two numbers per client as alpha, but from everyone
+    in the sum. It is the mean of the CIS and ENSC values of game theory. A null player does not get 0, so it
+    serves bookkeeping, not payment.
 
     >>> surplus(Reports(empty=0, grand=6, alone=[0, 1, 2], without=[6, 5, 4])).values
     array([1., 2., 3.])
@@ -275,12 +276,12 @@ def surplus(reports: Reports) -> Scores:
 
 
 def solo(reports: Reports) -> Scores:
-    r"""SOLO: what the model that client i trained alone is worth, above the first model.
+    r"""Return SOLO: how much better than the first model the model is that client i trained alone.
 
     .. math:: \mathrm{SOLO}(i) = v(M^{\{i\}}) - v(M^{\emptyset})
 
-    the singleton coalitions of the retraining game. One scalar leaves the client, and nothing that leaves
-    it allows anyone to check that scalar.
+    These are the singleton coalitions of the retraining game. Only one scalar leaves the client, and nobody
+    else can check it.
 
     >>> solo(Reports(empty=0, grand=2, alone=[0, 1], without=[1, 0], solo=[.5, .75], solo_empty=.25)).values
     array([0.25, 0.5 ])
@@ -294,9 +295,9 @@ def solo(reports: Reports) -> Scores:
 
 
 def cos(reports: Reports) -> Scores:
-    """COS: cosine of a client's update and the aggregate's, self-reported.
+    """Return COS: the cosine of a client's update and the aggregate's, reported by the client itself.
 
-    None or NaN, what a zero update gives, counts as 0, with a note.
+    None or NaN, as for a zero update, counts as 0, with a note.
 
     >>> cos(Reports(empty=0, grand=2, alone=[0, 1], without=[1, 0], cosine=[0.5, None])).values
     array([0.5, 0. ])
@@ -314,12 +315,12 @@ def cos(reports: Reports) -> Scores:
 
 
 def influence(reports: Reports) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    r"""Who moves whose EE (the paper's table of relative influence): shape (N, N).
+    r"""Return whose reports move whose EE (the paper's table of relative influence), shape (N, N).
 
     .. math:: \mathrm{influence}[i, j] = \frac{r_i}{T - r_j} \ (i \ne j), \qquad
         r_i = [v(M) - v(M_0 + U_i)] + [v(M - U_i) - v(M_0)], \quad T = \sum_k r_k
 
-    The weight of reporter i in the score of client j. Columns sum to 1, the diagonal is 0.
+    Entry [i, j] is the weight of reporter i in the score of client j. Columns sum to 1; the diagonal is 0.
 
     >>> influence(Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1])).round(3)
     array([[0.   , 0.75 , 0.6  ],
@@ -340,7 +341,7 @@ def influence(reports: Reports) -> np.ndarray[tuple[int, int], np.dtype[np.float
 
 @dataclass(frozen=True)
 class Score:
-    """A line of the catalogue: what a score is called, where it is defined, what it needs."""
+    """An entry of the catalogue: a score's function and name, where it is defined, and what it needs."""
 
     function: Callable[[Reports], Scores]
     title: str

@@ -1,8 +1,9 @@
 """The values that flow between the steps: reports of a round, a table of coalitions, scores.
 
-``Reports`` is the waist of the hourglass. Everything before it is federation, everything after it is
-arithmetic. It holds exactly what secure aggregation leaves: two numbers everybody knows and two that only
-the client itself can compute. A ``Table`` holds all 2^N coalitions, which secure aggregation never yields.
+``Reports`` stands between the two halves of fedmerit: everything before it is federation, everything after it
+is arithmetic. It holds exactly what secure aggregation leaves: two numbers that everybody knows, and two per
+client that only the client itself can compute. A ``Table`` holds all 2^N coalitions, which secure aggregation
+never yields.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Vector = npt.NDArray[np.float64]
 Status = Literal["ok", "fallback", "reversed", "undefined"]
 
 UNIT_UTILITIES = frozenset({"expected-accuracy", "accuracy", "balanced-accuracy", "brier", "dice"})
-"""Utilities that promise values in [0, 1]."""
+"""Utilities whose values lie in [0, 1]; other values are refused."""
 
 MAX_TABLE_CLIENTS = 26
 
@@ -44,26 +45,26 @@ MAX_TABLE_CLIENTS = 26
 class Reports(ReadOnly):
     """What is known after one round: v(M0), v(M), and per client v(M0 + U_i) and v(M - U_i).
 
-    One number per client is a list, an array, or a pandas Series: with labels 0, 1, ... in the order of
-    ``clients``, with the clients' names as labels in any order.
+    One number per client is a list, an array, or a pandas Series. The labels of a Series are 0, 1, ..., in
+    the order of ``clients``, or the clients' names, in any order.
 
     Args:
         empty: v(M0), the utility before the round.
         grand: v(M), the utility of the aggregate.
         alone: shape (N,), v(M0 + U_i).
         without: shape (N,), v(M - U_i).
-        clients: names; ``client-0``, ``client-1``, ... unless given.
+        clients: names; by default ``client-0``, ``client-1``, ...
         silent: clients that were summed but sent no valid report. They are not in ``clients``.
-        se_loo: paired standard error of LOO_i, from the client.
+        se_loo: paired standard error of LOO_i, as the client reports it.
         se_ioi: paired standard error of IOI_i.
         se_alpha: paired standard error of alpha_i.
         se_alpha_total: standard error of alpha_i summed over all rounds so far, on the same test samples.
         slice: id of the test samples; equal ids mean equal samples.
-        samples: training samples of each client, where disclosed.
-        cosine: cosine of U_i and M - M0; None or NaN where there is none, as for a zero update.
+        samples: number of training samples of each client, if disclosed.
+        cosine: cosine of U_i and M - M0; None or NaN if there is none, as for a zero update.
         solo: utility of the model that client i trained alone from the first model.
         solo_empty: utility of that first model on this slice.
-        utility: name; those in ``UNIT_UTILITIES`` promise [0, 1] and are held to it.
+        utility: name of the utility; values of those in ``UNIT_UTILITIES`` must lie in [0, 1].
         round: round number, 0 or more.
 
     >>> r = Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1], clients=["A", "B", "C"])
@@ -97,7 +98,7 @@ class Reports(ReadOnly):
             raise type(error)(error.problem, error.client, round=self.round) from error.__cause__
 
     def _check(self) -> None:
-        """Check every field, and store numbers as read-only float64."""
+        """Check every field and store numbers as read-only float64."""
         alone = sequence(self.alone, "alone")
         clients = names_of(self.clients, len(alone), "", counted="alone")
         silent = names_of(self.silent, None, "")
@@ -136,17 +137,17 @@ class Reports(ReadOnly):
 
     @property
     def gain(self) -> float:
-        """v(M) - v(M0), what the round has to distribute."""
+        """v(M) - v(M0), which the round has to distribute."""
         return self.grand - self.empty
 
     @property
     def where(self) -> str:
-        """Prefix for messages: the round, if known."""
+        """Prefix for messages that names the round, if known."""
         return "" if self.round is None else f"round {self.round}: "
 
     @classmethod
     def from_table(cls, table: Table, **extra: Any) -> Reports:
-        """The 2N + 2 coalitions of ``table`` that secure aggregation would leave."""
+        """Return reports with the 2N + 2 coalitions of ``table`` that secure aggregation would leave."""
         if not isinstance(table, Table):
             raise NeedsTable(f"from_table takes a Table of 2^N utilities, got {type(table).__name__}")
         bits = 1 << np.arange(table.n)
@@ -163,7 +164,7 @@ class Reports(ReadOnly):
 
 @dataclass(frozen=True, eq=False)
 class Table(ReadOnly):
-    """The utility of every coalition. Index = bitmask: bit i is set iff client i is in the coalition.
+    """The utility of every coalition. The index is a bitmask: bit i is set iff client i is in the coalition.
 
     >>> Table([0, 1, 2, 3], ["A", "B"]).n
     2
@@ -208,8 +209,8 @@ class Scores(ReadOnly):
     """One number per client, the unnormalised numbers behind it, and whether it can be trusted.
 
     ``values`` follows the definition to the letter, normalisation included. ``raw`` is the vector before
-    normalisation; rankings and shares use it, because a normalisation can turn the order over. ``stderr``
-    is the standard error of ``raw`` (sampling error of the test set in this run; not of training).
+    normalisation; rankings and shares use it, because a normalisation can reverse the order. ``stderr`` is
+    the standard error of ``raw``: the sampling error of the test set in this run, not that of training.
     """
 
     score: str
@@ -241,25 +242,25 @@ class Scores(ReadOnly):
         return len(self.clients)
 
     def ranking(self) -> tuple[str, ...]:
-        """Names, best first, by the raw vector; equals stand in the order of ``clients``."""
+        """Return the names, best first, by the raw vector; ties are in the order of ``clients``."""
         return tuple(self.clients[i] for i in np.argsort(-settle(self.raw), kind="stable"))
 
     def ranks(self) -> npt.NDArray[np.int64]:
-        """Rank of each client by the raw vector, 1 = best; equals share the better rank."""
+        """Return the rank of each client by the raw vector, 1 = best; ties share the better rank."""
         settled = settle(self.raw)
         ordered = np.sort(-settled)
         return np.searchsorted(ordered, -settled, side="left") + 1
 
     def as_dict(self) -> dict[str, float]:
-        """``values`` by name."""
+        """Return ``values`` by name."""
         return dict(zip(self.clients, self.values.tolist(), strict=True))
 
     def to_pandas(self) -> Any:
-        """A frame with one row per client: see :func:`fedmerit.report.exports.columns`."""
+        """Return a frame with one row per client; see :func:`fedmerit.report.exports.columns`."""
         return SHOWN["frame"](self)
 
     def to_csv(self) -> str:
-        """The same as tidy CSV."""
+        """Return the same as tidy CSV."""
         text: str = SHOWN["csv"](self)
         return text
 
@@ -269,18 +270,18 @@ class Scores(ReadOnly):
 
 
 SHOWN: dict[str, Callable[[Scores], Any]] = {}
-"""How scores are shown as frame, csv and html. `report.exports` adds them: they need intervals, and intervals
-need what is here."""
+"""Functions that show scores as frame, csv and html. `report.exports` registers them: they need intervals,
+which need this module, so it cannot import them."""
 
 
 def rounding(values: Vector) -> Vector:
-    r"""What rounding may have done to each value, generously; two tie where that can explain the difference.
+    r"""Return a generous bound on the rounding error of each value; values tie if it explains the difference.
 
     .. math:: \rho_i = 10^{-10} \max(|x_i|, \min(1, \max_j |x_j|))
 
-    Scores are differences of utilities, which are of the order of 1 and good to 10^-16: also a score near
-    zero carries that. No other client's score counts for more than 1 here, so that a huge one, say a lie,
-    ties nobody else.
+    Scores are differences of utilities, which are about 1 in size and accurate to about 10^-16, so even a
+    score near zero has an error of that size. Another client's score counts for at most 1 here, so that a
+    huge one, say a false report, does not tie everybody else.
 
     >>> rounding(np.array([0.5, 0.0, -2.0, 1e13])).tolist()
     [1e-10, 1e-10, 2e-10, 1000.0]
@@ -290,9 +291,9 @@ def rounding(values: Vector) -> Vector:
 
 
 def settle(values: Vector) -> Vector:
-    """Places in ascending order, 0, 1, ...: neighbours share one where rounding can part them.
+    """Return places in ascending order, 0, 1, ...; neighbours that only rounding may separate share a place.
 
-    Scores that are equal on paper can differ by rounding; they must not be ranked by that.
+    Scores that are equal on paper can differ by rounding, which must not decide their rank.
 
     >>> a = np.array([0.3 - 0.2, 0.2 - 0.1, 0.5]); bool(a[0] == a[1]), settle(a).tolist()
     (False, [0.0, 0.0, 1.0])
@@ -301,7 +302,7 @@ def settle(values: Vector) -> Vector:
         return values
     order = np.argsort(values, kind="stable")
     noise = rounding(values)[order]
-    with np.errstate(over="ignore"):  # further apart than the largest float is apart
+    with np.errstate(over="ignore"):  # differences may exceed the largest float
         apart = np.diff(values[order]) > noise[1:] + noise[:-1]
     places = np.empty(values.size)
     places[order] = np.concatenate([[0], np.cumsum(apart)])

@@ -1,7 +1,7 @@
-"""How sure the scores are: intervals, pairs that can be told apart, ranks, and the test samples it takes.
+"""How certain the scores are: intervals, significant differences, ranks, and the test samples they need.
 
 Everything here is about the sampling error of the test set in this run, ``Scores.stderr`` of ``Scores.raw``.
-Training again with another seed moves scores too; no standard error of one run covers that.
+Training again with another seed changes the scores too; the standard errors of one run do not cover that.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ Matrix = npt.NDArray[np.float64]
 
 
 def upper_quantile(tail: float) -> float:
-    """z with P(Z > z) = tail, for a standard normal Z; exact also where 1 - tail would round to 1."""
+    """Return z with P(Z > z) = tail for a standard normal Z; exact even if 1 - tail would round to 1."""
     return -NormalDist().inv_cdf(tail)
 
 
 def student_quantile(tail: float, freedom: int) -> float:
-    r"""t with P(T > t) = tail, for Student's T with so many degrees of freedom.
+    r"""Return t with P(T > t) = tail, for Student's T with ``freedom`` degrees of freedom.
 
-    With :math:`t = \sqrt\nu \tan\theta`, and an empty sum where there is nothing to add (Abramowitz & Stegun
+    With :math:`t = \sqrt\nu \tan\theta`, and sums that are empty for small :math:`\nu` (Abramowitz & Stegun
     1964, 26.7.3 and 26.7.4):
 
     .. math:: P(|T| \le t) = \frac2\pi \Big(\theta + \sin\theta \sum_{k=0}^{(\nu-3)/2}
@@ -73,10 +73,11 @@ def student_quantile(tail: float, freedom: int) -> float:
 
 
 def holm(rejected: Callable[[float], int], total: int, level: float) -> float:
-    """Critical value of Holm's method (1979) for so many one-sided hypotheses, whatever their correlation.
+    """Return the critical value of Holm's method (1979) for M = ``total`` one-sided hypotheses.
 
-    Holm compares the (k+1)-th smallest p-value with a/(M - k): from k = 0, take as k the number of those
-    rejected so far, until nobody joins. "i is not better than j" are M = N(N-1) hypotheses.
+    It is valid whatever their correlation. Holm compares the (k+1)-th smallest p-value with a/(M - k). Start
+    with k = 0 and set k to the number rejected so far, until no more are rejected. For N clients, the
+    hypotheses "i is not better than j" are M = N(N-1).
     """
     k = 0
     while True:
@@ -88,7 +89,7 @@ def holm(rejected: Callable[[float], int], total: int, level: float) -> float:
 
 
 def max_t(covariance: Matrix, stderr: Matrix, level: float, draws: int, seed: int) -> float:
-    """Quantile of the largest |e_i - e_j| / s_ij, where e is Gaussian with the given covariance."""
+    """Return a quantile of the largest |e_i - e_j| / s_ij, where e is Gaussian with the given covariance."""
     draws, seed = whole(draws, "draws", 100), whole(seed, "seed")
     if not stderr.any():
         return upper_quantile((1 - level) / 2)
@@ -97,7 +98,7 @@ def max_t(covariance: Matrix, stderr: Matrix, level: float, draws: int, seed: in
     inverse = np.divide(1.0, stderr, out=np.zeros_like(stderr), where=stderr > 0)
     generator = np.random.default_rng(seed)
     largest = np.empty(draws)
-    rows = max(1, (1 << 22) // root.size)  # at a time: 32 MB
+    rows = max(1, (1 << 22) // root.size)  # rows at a time, 32 MB
     for start in range(0, draws, rows):
         part = largest[start : start + rows]
         e = generator.standard_normal((part.size, len(root))) @ root.T
@@ -106,7 +107,10 @@ def max_t(covariance: Matrix, stderr: Matrix, level: float, draws: int, seed: in
 
 
 def checked_covariance(covariance: Any, clients: Sequence[str]) -> Matrix:
-    """As an (N, N) array in the order of the clients, if it is a covariance matrix; a frame by its labels."""
+    """Return a covariance matrix as an (N, N) array in the order of the clients, or raise ReportError.
+
+    A pandas frame is put into that order by its labels.
+    """
     n = len(clients)
     matrix = floats(in_order_of_both(clients, covariance, "covariance"), "covariance")
     if matrix.shape != (n, n):
@@ -124,19 +128,21 @@ def checked_covariance(covariance: Any, clients: Sequence[str]) -> Matrix:
 # -------------------------------------------------------------------------------------------------- groups
 
 MOST_GROUPS = 4000
-"""Nobody reads more, and with other errors than the default there can be 2^(N/2)."""
+"""The most groups that are listed: nobody reads more, and with non-default errors there can be 2^(N/2)."""
 
 
 def largest_groups(better: npt.NDArray[np.bool_], ranking: Sequence[int]) -> list[tuple[int, ...]]:
-    """All groups that no client could join, best first; each in the order of the ranking.
+    """Return the largest groups of statistically indistinguishable clients, best group first.
 
-    In graph terms the maximal cliques of "not apart". Clients join one after the other, those with the best
-    possible ranks first. Who joins takes along, of every group so far, those it is not apart from. If being
-    apart means that two intervals do not overlap, then these are one group in themselves, the others are
-    parts of it, and N clients have at most N groups (an interval graph). Other errors can give more.
+    No other client could join any of these groups: they are the maximal cliques of the graph whose edges are
+    the pairs that are not apart. Each group is in the order of the ranking. Clients are added one by one,
+    those with the best possible ranks first. For each existing group, a new client forms a group with the
+    members that it is not apart from; groups contained in others are dropped. If being apart means that two
+    intervals do not overlap, one of the new groups contains all the others, so N clients form at most N
+    groups (an interval graph). Other errors can give more groups.
 
     Args:
-        better: shape (N, N), entry [i, j] says that i is better than j.
+        better: shape (N, N); entry [i, j] says that i is significantly better than j.
         ranking: positions 0 ... N-1, best first.
 
     >>> apart = np.zeros((3, 3), bool); apart[0, 1] = True       # 0 and 1 are apart, 2 is from neither
@@ -164,7 +170,7 @@ def largest_groups(better: npt.NDArray[np.bool_], ranking: Sequence[int]) -> lis
 
 
 def _bits(row: npt.NDArray[np.bool_]) -> int:
-    """Bit k is set iff entry k is true."""
+    """Return an integer whose bit k is set iff entry k is true."""
     return int.from_bytes(np.packbits(row, bitorder="little").tobytes(), "little")
 
 
@@ -175,7 +181,7 @@ Errors = Literal["conservative", "independent"]
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Every pair of clients: shape (N, N) each, entry [i, j] is about client i minus client j.
+    """Comparisons of all pairs of clients: shape (N, N) each; entry [i, j] is about client i minus client j.
 
     ``better[i, j]`` says that i is significantly better than j, at ``critical`` standard errors.
     """
@@ -188,14 +194,14 @@ class Pairs:
 
 
 def intervals(scores: Scores, *, level: float = 0.95) -> Matrix:
-    r"""The z-interval of each raw score, shape (N, 2): raw minus and plus z standard errors.
+    r"""Return the z-interval of each raw score, shape (N, 2): raw minus and plus z standard errors.
 
     .. math:: \mathrm{raw}_i \pm z_{(1 + \mathrm{level})/2} \, s_i
 
-    Each interval covers with probability ``level`` on its own, not all of them at once, and as well as the
-    normal distribution fits a mean over the test samples. Where a utility is 0 or 1 a sample and few change,
-    that is badly; standard errors measured by fedmerit allow for it, see
-    :func:`fedmerit.protocol.measure.standard_error`. Those of your own should too.
+    Each interval on its own covers with probability ``level``, but not all of them at once. This holds as far
+    as the normal distribution fits a mean over the test samples. The fit is poor if the utility is 0 or 1 per
+    sample and few samples change. Standard errors measured by fedmerit allow for that, see
+    :func:`fedmerit.protocol.measure.standard_error`; your own should too.
 
     Args:
         scores: with ``stderr``.
@@ -214,19 +220,19 @@ def intervals(scores: Scores, *, level: float = 0.95) -> Matrix:
 def pair_errors(
     scores: Scores, *, errors: Errors = "conservative", covariance: npt.ArrayLike | None = None
 ) -> Matrix:
-    r"""Standard error of raw_i - raw_j for every pair, shape (N, N).
+    r"""Return the standard error of raw_i - raw_j for every pair, shape (N, N).
 
     .. math:: s_{ij} = s_i + s_j, \qquad \sqrt{s_i^2 + s_j^2} \qquad \text{or} \qquad
               \sqrt{c_{ii} + c_{jj} - 2 c_{ij}}
 
-    The first, "conservative", holds whatever the correlation (clients share their test samples); the second,
-    "independent", if it is not negative; the third is exact, if the covariance is known.
+    The first, "conservative", is valid for any correlation (clients share their test samples). The second,
+    "independent", is valid if the correlation is not negative. The third is exact, given the covariance.
 
     Args:
         scores: with ``stderr``, unless ``covariance`` is given.
         errors: "conservative" or "independent".
-        covariance: shape (N, N), of the raw scores; takes the place of ``stderr``. A pandas frame with
-            the clients' names as labels may have them in any order.
+        covariance: covariance of the raw scores, shape (N, N); takes the place of ``stderr``. A pandas frame
+            labelled with the clients' names may have them in any order.
 
     >>> s = Scores(score="ALPHA", clients=("A", "B"), values=[1, 3], raw=[1, 3], gain=4, stderr=[3, 4])
     >>> pair_errors(s)[0, 1], pair_errors(s, errors="independent")[0, 1]
@@ -236,7 +242,7 @@ def pair_errors(
         known = checked_covariance(covariance, scores.clients)
         both = np.add.outer(np.diag(known), np.diag(known))
         square = both - 2 * known
-        out = np.sqrt(np.where(square > 1e-12 * both, square, 0.0))  # below is rounding
+        out = np.sqrt(np.where(square > 1e-12 * both, square, 0.0))  # anything smaller is rounding
     else:
         s = _stderr(scores)
         if errors not in ("conservative", "independent"):
@@ -257,20 +263,20 @@ def compare_pairs(
     draws: int = 20_000,
     seed: int = 0,
 ) -> Pairs:
-    """Which clients are significantly better than which.
+    """Test for every pair of clients whether one is significantly better than the other.
 
-    With ``simultaneous`` the probability that any of the claims is wrong is at most 1 - level: Holm's method
-    over the N(N-1) ordered pairs, or, where a covariance is given, the distribution of the largest
-    standardised difference (max-T, by Gaussian simulation). Without it each pair is a test of its own.
+    With ``simultaneous``, the probability that any of the claims is wrong is at most 1 - level. This uses
+    Holm's method over the N(N-1) ordered pairs or, if a covariance is given, the distribution of the largest
+    standardised difference (max-T, by Gaussian simulation). Otherwise each pair is tested on its own.
 
     Args:
         scores: with ``stderr``, unless ``covariance`` is given.
         level: in (0, 1).
         errors: see :func:`pair_errors`.
         covariance: see :func:`pair_errors`.
-        simultaneous: False for single tests.
-        draws: simulated vectors for max-T.
-        seed: of the simulation.
+        simultaneous: False to test each pair on its own.
+        draws: number of simulated vectors for max-T.
+        seed: seed of the simulation.
 
     >>> s = Scores(score="ALPHA", clients=("A", "B", "C"), values=[1, 3, 3.1], raw=[1, 3, 3.1], gain=7,
     ...            stderr=[.1, .1, .1])
@@ -300,16 +306,16 @@ def compare_pairs(
 def rank_intervals(
     scores: Scores, pairs: Pairs | None = None, *, level: float = 0.95
 ) -> npt.NDArray[np.int64]:
-    r"""Ranks each client may have, best and worst, shape (N, 2); all right at once with the given level.
+    r"""Return the best and worst rank each client may have, shape (N, 2); ``level`` holds for all at once.
 
     .. math:: [\, 1 + \#\{j \text{ better than } i\},\; N - \#\{j \text{ worse than } i\} \,]
 
-    where better and worse are those of :func:`compare_pairs` (Mogstad, Romano, Shaikh & Wilhelm 2024).
+    where better and worse are as in :func:`compare_pairs` (Mogstad, Romano, Shaikh & Wilhelm 2024).
 
     Args:
         scores: with ``stderr``, unless ``pairs`` are given.
-        pairs: from :func:`compare_pairs`; unless given, its defaults are used, in O(N log N).
-        level: in (0, 1); with ``pairs``, theirs counts.
+        pairs: from :func:`compare_pairs`; by default, its defaults at ``level`` are used, in O(N log N).
+        level: in (0, 1); ignored if ``pairs`` are given, which have their own.
 
     >>> s = Scores(score="ALPHA", clients=("A", "B", "C"), values=[1, 3, 3.1], raw=[1, 3, 3.1], gain=7,
     ...            stderr=[.1, .1, .1])
@@ -327,16 +333,17 @@ def rank_intervals(
 
 
 def indistinguishable(scores: Scores, pairs: Pairs | None = None) -> tuple[tuple[str, ...], ...]:
-    """Groups whose members cannot be told apart, best first: all that nobody else could join.
+    """Return the largest groups of statistically indistinguishable clients, best first.
 
-    Two clients are in a group together just if they cannot be told apart, so everyone is in at least one.
-    Groups may overlap, because "cannot be told apart" does not carry over (A from B, B from C, and yet A from
-    C can be), and skip a client, because a large standard error reaches past a small one. The first group is
-    those who may be the best: their rank interval begins at 1.
+    No other client could join any of the groups. Two clients are in a group together exactly if they cannot
+    be told apart, so every client is in at least one group. Groups may overlap: even if A cannot be told from
+    B, nor B from C, A may be told from C. A group may skip a client in the ranking, because a large standard
+    error reaches past a small one. The first group are the clients that may be the best: their rank intervals
+    begin at 1.
 
     Args:
         scores: with ``stderr``, unless ``pairs`` are given.
-        pairs: from :func:`compare_pairs`, with its defaults unless given.
+        pairs: from :func:`compare_pairs`; by default, with its defaults.
 
     >>> s = Scores(score="ALPHA", clients=("A", "B", "C"), values=[1, 3, 2], raw=[1, 3, 2], gain=6,
     ...            stderr=[.5, .01, .01])
@@ -352,19 +359,19 @@ def indistinguishable(scores: Scores, pairs: Pairs | None = None) -> tuple[tuple
 def samples_needed(
     gap: float, sd: float, *, level: float = 0.95, power: float = 0.8, comparisons: int = 1
 ) -> int:
-    r"""Test samples needed to tell two clients apart.
+    r"""Return the number of test samples needed to tell two clients apart.
 
     .. math:: m = \left\lceil \frac{(z_{1 - a/2} + z_{\mathrm{power}})^2 \, \mathrm{sd}^2}{\mathrm{gap}^2}
               \right\rceil, \qquad a = \frac{1 - \mathrm{level}}{\mathrm{comparisons}}
 
-    For LOO with accuracy, where d is the share of samples on which M and M - U_i disagree and the gap is LOO
-    itself, sd^2 = d - gap^2.
+    For LOO with accuracy, sd^2 = d - gap^2, where the gap is LOO itself and d is the share of samples on
+    which one of M and M - U_i is right and the other wrong.
 
     Args:
-        gap: difference of the two scores that should be found.
+        gap: difference of the two scores that should be detected.
         sd: standard deviation, over test samples, of the difference of the two clients' per-sample terms.
-        level: 1 minus the chance to see a difference where there is none.
-        power: chance to see the gap where it is there.
+        level: 1 minus the probability of finding a difference where there is none.
+        power: probability of finding the gap if it exists.
         comparisons: number of pairs tested at once (Bonferroni).
 
     >>> samples_needed(gap=0.002, sd=(0.02 - 0.002**2) ** 0.5)
@@ -379,11 +386,11 @@ def samples_needed(
 def resolvable_gap(
     samples: float, sd: float, *, level: float = 0.95, power: float = 0.8, comparisons: int = 1
 ) -> float:
-    r"""The smallest difference between two clients that so many test samples can tell apart.
+    r"""Return the smallest difference between two clients that ``samples`` test samples can detect.
 
     .. math:: \mathrm{gap} = (z_{1 - a/2} + z_{\mathrm{power}}) \, \frac{\mathrm{sd}}{\sqrt m}
 
-    The inverse of :func:`samples_needed`; ``samples`` is m, the other arguments are the same.
+    This is the inverse of :func:`samples_needed`; ``samples`` is m, and the other arguments are the same.
 
     >>> round(resolvable_gap(samples=39240, sd=0.1414), 4)
     0.002
@@ -393,7 +400,7 @@ def resolvable_gap(
 
 
 def _reach(level: float, power: float, comparisons: int) -> float:
-    """z_{1 - a/2} + z_power, 2.80 by default; its square is the 7.85 of the rule of thumb."""
+    """Return z_{1 - a/2} + z_power, 2.80 by default; its square is the 7.85 of the rule of thumb."""
     tests = whole(comparisons, "comparisons", 1)
     found = number(power)
     if found is None or not 0.5 <= found < 1:
@@ -402,7 +409,10 @@ def _reach(level: float, power: float, comparisons: int) -> float:
 
 
 def _counts_by_sorting(scores: Scores, level: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """How many are better and worse than each: raw_i - raw_j > c (s_i + s_j) iff two intervals lie apart."""
+    """Return how many clients are better and how many are worse than each.
+
+    raw_i - raw_j > c (s_i + s_j) iff two intervals do not overlap, so sorting their ends is enough.
+    """
     s, raw, noise = _stderr(scores), scores.raw, rounding(scores.raw)
 
     def counts(c: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

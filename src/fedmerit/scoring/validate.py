@@ -1,4 +1,4 @@
-"""What may come in: numbers in an order, as people pass them; fields that are finite, complete and named."""
+"""Checks of what callers pass in: sequences of numbers, client names, settings, and fields of dataclasses."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from fedmerit.errors import InputError, ReportError, ValueRefused
 
 
 def is_number(value: Any) -> bool:
-    """Whether this is one real number, and neither text nor a truth value that would pass for one."""
-    if hasattr(value, "__array__"):  # numpy's own, and tensors without an axis
+    """Return whether this is one real number; text and booleans are not, though float() would take them."""
+    if hasattr(value, "__array__"):  # numpy scalars, and tensors without an axis
         return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf"
     return isinstance(value, Real | Decimal) and not isinstance(value, bool)
 
 
 def number(value: Any) -> float | None:
-    """As float; None for what is not one real number, or larger than any float.
+    """Return the value as float; None if it is not one real number, or is larger than any float.
 
     >>> number(10**400), number("1"), number([1]), number(True), number(np.float32(0.5))
     (None, None, None, None, 0.5)
@@ -38,13 +38,16 @@ def number(value: Any) -> float | None:
 
 
 def sequence(values: Any, what: str) -> npt.NDArray[Any] | Sequence[Any]:
-    """Values in an order, and how many is known: no mapping, set, iterator or text; a number is one value."""
+    """Return the values as an array or sequence; a single number becomes one value.
+
+    Mappings, sets, iterators and text are refused.
+    """
     if np.ma.is_masked(values):
         raise ReportError(f"{what}: expected a number in every place, got an array with masked ones")
     if hasattr(values, "__array__"):
         try:
             return np.atleast_1d(np.asarray(values))
-        except (TypeError, ValueError, RuntimeError) as error:  # such as a tensor that is on a GPU
+        except (TypeError, ValueError, RuntimeError) as error:  # such as a tensor on a GPU
             raise ReportError(f"{what}: expected a sequence of numbers: {error}"[:300]) from error
     if isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray):
         return values
@@ -54,7 +57,7 @@ def sequence(values: Any, what: str) -> npt.NDArray[Any] | Sequence[Any]:
 
 
 def floats(values: Any, what: str) -> npt.NDArray[np.float64]:
-    """As float64, if they are real numbers: no text, truth values, nothings or complex numbers."""
+    """Return the values as float64, if they are real numbers: no text, booleans, None or complex numbers."""
     listed = sequence(values, what)
     if isinstance(listed, np.ndarray) and listed.dtype != object:
         if listed.dtype.kind not in "iuf":
@@ -73,7 +76,7 @@ def floats(values: Any, what: str) -> npt.NDArray[np.float64]:
 
 
 def labels_of(values: Any) -> tuple[Hashable, ...] | None:
-    """Labels of a pandas Series, or of anything like one; None where they only count, 0, 1, ..."""
+    """Return the labels of a pandas Series or the like; None if it has none, or only 0, 1, ..."""
     index = getattr(values, "index", None)
     if not hasattr(values, "__array__") or index is None or callable(index) or np.ndim(values) != 1:
         return None
@@ -81,7 +84,7 @@ def labels_of(values: Any) -> tuple[Hashable, ...] | None:
 
 
 def in_order_of(clients: Sequence[str], values: Any, what: str) -> Any:
-    """Values with labels in the order of the clients, whose names the labels must be; others as they are."""
+    """Return labelled values in the order of the clients, whose names the labels must be; others as given."""
     labels = labels_of(values)
     if labels is None:
         return values
@@ -89,7 +92,7 @@ def in_order_of(clients: Sequence[str], values: Any, what: str) -> Any:
 
 
 def in_order_of_both(clients: Sequence[str], values: Any, what: str) -> Any:
-    """The same for a pandas frame with a row and a column per client: both are put in order."""
+    """Return a pandas frame with rows and columns in the order of the clients; other values as given."""
     index, columns = getattr(values, "index", None), getattr(values, "columns", None)
     if not hasattr(values, "__array__") or index is None or columns is None:
         return values
@@ -105,7 +108,7 @@ def in_order_of_both(clients: Sequence[str], values: Any, what: str) -> Any:
 
 
 def _places(clients: Sequence[str], labels: Sequence[Hashable], what: str) -> list[int]:
-    """Where each client is among the labels, which must be the clients."""
+    """Return the position of each client among the labels, which must be the clients' names."""
     if len(labels) != len(clients) or set(labels) != set(clients):
         raise ReportError(
             f"{what}: expected the clients as labels, {_listed(clients)}, in any order, or 0, 1, ... for "
@@ -120,7 +123,7 @@ def frozen(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 class ReadOnly:
-    """A frozen dataclass whose arrays stay read-only in copies too: numpy's own copies and pickles do not."""
+    """Base of frozen dataclasses whose arrays stay read-only when copied or pickled, unlike numpy's own."""
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         for name, value in state.items():
@@ -139,12 +142,12 @@ def _listed(names: Sequence[Hashable]) -> str:
 # -------------------------------------------------------------------------------------------------- fields
 
 UNIT = (-1e-9, 1.0 + 1e-9)
-"""[0, 1], with room for the rounding of a mean."""
+"""[0, 1], with a margin for the rounding of a mean."""
 LARGEST = 1e100
-"""Size of a number that is put in: no utility is anywhere near."""
+"""Largest absolute value of an input; no utility comes near it."""
 A_NUMBER = f"a finite number, at most {LARGEST:g}"
 LARGEST_SCORE = 1e150
-"""Size of a score: room for what is computed from such numbers, while sums and squares cannot overflow."""
+"""Largest absolute value of a score: scores may exceed inputs, but their sums and squares cannot overflow."""
 
 
 _WRITTEN = re.compile(
@@ -153,7 +156,9 @@ _WRITTEN = re.compile(
 
 
 def written_number(text: str) -> float:
-    """A number as one writes it; ValueError for what else float() reads, such as 0_5 or digits of any script.
+    """Return the number that a text writes in the usual way.
+
+    Raise ValueError for anything else that float() reads, such as 0_5 or the digits of other scripts.
 
     >>> written_number("-.5e3")
     -500.0
@@ -164,7 +169,7 @@ def written_number(text: str) -> float:
 
 
 def two_spellings(names: Iterable[str]) -> tuple[str, str] | None:
-    """The first two different names that differ only in case, blanks, or how their letters are composed.
+    """Return the first two names that differ only in case, blanks, or how their letters are composed.
 
     >>> two_spellings(["Ulm", "Bonn", "BONN "])
     ('Bonn', 'BONN ')
@@ -179,19 +184,20 @@ def two_spellings(names: Iterable[str]) -> tuple[str, str] | None:
 
 
 def look_alike(one: str, other: str) -> bool:
-    """Whether two different names look the same, so that a message must spell them letter by letter."""
+    """Return whether two different names look the same, so that a message must escape their letters."""
     return unicodedata.normalize("NFC", one) == unicodedata.normalize("NFC", other)
 
 
 def spelled(one: str, other: str) -> tuple[str, str]:
-    """Two names as a message shows them: letter by letter where they would look the same."""
+    """Return two names as a message shows them, with escaped letters if they would look the same."""
     return (ascii(one), ascii(other)) if look_alike(one, other) else (repr(one), repr(other))
 
 
 def names_of(clients: Iterable[str], n: int | None, where: str, *, counted: str = "") -> tuple[str, ...]:
-    """Different, non-empty names: n of them (made up where none are given), or any number for n = None.
+    """Return the names of clients, or raise ReportError if they are not n different, non-empty texts.
 
-    They belong to values by their order, so a set will not do; the keys of a dict have one.
+    If none are given, n names are made up; for n = None, any number of names will do. Names are matched to
+    values by their order, so a set is refused; the keys of a dict have an order.
     """
     one = isinstance(clients, str | bytes) or (isinstance(clients, np.ndarray) and clients.ndim != 1)
     if one or not isinstance(clients, Iterable):
@@ -216,7 +222,7 @@ def names_of(clients: Iterable[str], n: int | None, where: str, *, counted: str 
 
 
 def round_of(given: Any) -> int | None:
-    """The number of a round as int, or None."""
+    """Return the number of a round as int, or None if it has none."""
     if given is None:
         return None
     whole = isinstance(given, int | float | np.integer | np.floating) and not isinstance(given, bool)
@@ -226,7 +232,7 @@ def round_of(given: Any) -> int | None:
 
 
 def whole(given: Any, name: str, least: int = 0) -> int:
-    """A setting that counts something, as int."""
+    """Return a setting that counts something as int, or raise InputError."""
     counts = isinstance(given, int | np.integer) and not isinstance(given, bool)
     if not (counts and least <= given <= LARGEST):
         raise InputError(f"{name} must be a whole number of at least {least}, got {given!r:.100}")
@@ -234,7 +240,7 @@ def whole(given: Any, name: str, least: int = 0) -> int:
 
 
 def level_of(given: Any) -> float:
-    """A confidence level as float."""
+    """Return a confidence level as float, or raise InputError."""
     level = number(given)
     if level is None or not 0 < level < 1:
         raise InputError(f"level must lie between 0 and 1, got {given!r:.100}")
@@ -242,7 +248,7 @@ def level_of(given: Any) -> float:
 
 
 class Setter:
-    """Checks the fields of a frozen dataclass and stores them as read-only float64."""
+    """A checker for the fields of a frozen dataclass, which stores them as read-only float64."""
 
     def __init__(self, target: Any, clients: Sequence[str], where: str, largest: float = LARGEST) -> None:
         self.target, self.clients, self.where, self.largest = target, clients, where, largest
