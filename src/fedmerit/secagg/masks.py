@@ -1,4 +1,4 @@
-"""Masks: HKDF makes keys from secrets, AES-256 in counter mode makes streams of words from keys.
+"""Masks and shares of secrets: HKDF makes keys from secrets, AES-256 in counter mode makes words from keys.
 
 The member who comes first in the schedule adds a pairwise mask and the other subtracts it, so it cancels in
 the sum. A self-mask protects a member whom the server believed, or claimed, to be lost: the server can
