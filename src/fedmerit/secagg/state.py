@@ -157,7 +157,7 @@ class Released:
         self._entries |= {begun, this}
 
     def once(self, setting: Setting, stage: str, member: str) -> None:
-        """Raise `RefusedError` if a client that was rolled back since has passed this stage of this attempt.
+        """Raise `RefusedError` if a client, rolled back since, has passed this stage of this attempt before.
 
         A rollback could otherwise lead to two updates under the same masks, or to signatures on two lists.
         """
