@@ -305,7 +305,7 @@ def _explained(kind: type[Any], key: str) -> tuple[str, str]:
     return found.metadata.get("above", ""), "; ".join(word for word in words if word)
 
 
-# Commands on what a run keeps: its ledger (verify, export), identity keys and the roster (keys).
+# Commands on files that are kept: a run's ledger (verify, export), identity keys and the roster (keys).
 
 # ---------------------------------------------------------------------------------------------- the ledger
 
