@@ -150,7 +150,7 @@ class Setting:
         return min(self.on_roster - self.t, 2 * self.t - self.on_roster - 1)
 
     def need(self, stage: str) -> int:
-        """Return how many members a stage needs: the threshold; up to the sum, also at least three."""
+        """Return how many members a stage needs: the threshold, and up to the masked stage at least three."""
         return self.t if stage in ("check", "unmask") else max(self.t, LEAST_IN_SUM)
 
     @property
