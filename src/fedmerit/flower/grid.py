@@ -193,7 +193,7 @@ class SecureGrid(Grid):
         return RunAborted(f"{what} ({reached}); {told}", closed=closed, aborted=aborted)
 
     def _restore(self, message: Message) -> None:
-        """Give the model in a message its first types and integers again, which averaging changes."""
+        """Restore the first model's types and integers in a message, because averaging changes them."""
         models = list(message.content.array_records.items()) if message.has_content() else []
         if len(models) == 1 and set(models[0][1]) == set(self.shape.arrays):
             key, record = models[0]
@@ -297,9 +297,9 @@ class SecureGrid(Grid):
         return data
 
     def _refuses(self, name: str, kind: Exchange, reason: str) -> None:
-        """Take a member out of this round until it joins again: at once if it had answered before.
+        """Take a member out of this round until it joins again; it may at once if it had answered before.
 
-        The reports end a round, so a member who fails to report stays and is asked for keys in the next one.
+        The reports end a round, so a member who fails to report stays and is asked for keys of the next one.
         """
         assert self.coordinator is not None
         self.coordinator.note(f"{name}: {reason}")
