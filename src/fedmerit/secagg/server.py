@@ -249,7 +249,7 @@ def run_in_memory(
         raise RefusedError("there is nothing to sum", stage="setting")
     counts = None if weights is None else _counts(weights, len(arrays))
     if seed is not None and not isinstance(seed, bytes):
-        seed_bytes(seed)  # complains
+        seed_bytes(seed)  # raises if it is no seed
         seed = whole(seed)
     identities = [Ed25519PrivateKey.generate() for _ in arrays]
     names = tuple(f"client-{index}" for index in range(len(arrays)))
