@@ -135,7 +135,7 @@ def demo(
     from fedmerit.verify import verify_folder
 
     settings = from_dict(DEMO, set_ or ())
-    if is_demo(out_):  # the demo starts afresh each time, and touches no other run
+    if is_demo(out_):  # the demo starts afresh each time, and removes only runs of its hospitals
         remove(out_)
     out.print("Six hospitals, secure aggregation on. Harbour's labels are 80 % noise.")
     _run(settings, out_, resume=False)
