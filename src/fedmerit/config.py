@@ -1,12 +1,12 @@
-"""TOML -> validated settings. Every key has a default, unknown keys are errors, messages name the path.
+"""Settings from TOML, validated. Every key has a default, unknown keys are errors, messages name the key.
 
-Settings are plain frozen dataclasses, so that they work where only numpy and torch are installed. What a
-value means is checked where it is used; here it is checked that it can mean something.
+Settings are plain frozen dataclasses, so that they work where only numpy and torch are installed. This module
+checks that a value can mean something; the code that uses a value checks what it means.
 
-Settings that were recorded (in a ledger, in terms, in a run folder) are text that begins with its ``schema``.
-They are read as they were meant: ``schemas/N.toml`` holds all keys of schema N and their defaults then.
-Whoever adds a key, changes a default or forbids what was allowed takes a new number (`SCHEMA`) and adds the
-file; so what an earlier version wrote keeps its meaning and its hash.
+Recorded settings (in a ledger, in terms, in a run folder) are text that begins with its ``schema``. They are
+read as the version that wrote them meant them: ``schemas/N.toml`` holds all keys of schema N with their
+defaults at that time. If you add a key, change a default or forbid what was allowed, take a new number
+(`SCHEMA`) and add its file. What an earlier version wrote then keeps its meaning and its hash.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from fedmerit.secagg.setting import LEAST_IN_SUM, default_threshold
 from fedmerit.secagg.setting import STAGES as SUM_STAGES
 
 VERSION = "0.1.0"
-"""Of this package: in `fedmerit --version`, on every page and in the first record of every ledger."""
+"""The version of this package, in `fedmerit --version`, on every page and in every ledger's first record."""
 
 # ------------------------------------------------------------------------------------------------ settings
 
 SCHEMA = 2
-"""Of the settings in this file. Texts of schema 1 do not name it."""
+"""The schema of the settings in this file. Texts of schema 1 do not name theirs."""
 DEEPEST = 16
-"""Most parts of a key, and most tables and lists inside each other."""
+"""The most parts of a key, and the deepest nesting of tables and lists."""
 MOST_BITS = 128
-_STRINGS = re.compile(  # of TOML, and comments; what is not closed goes on to its end, where a parser stops
+_STRINGS = re.compile(  # of TOML, and comments; an unclosed one goes on to its end, where a parser stops
     r""""{3}(?:[^"\\]|\\.|"(?!""))*+(?:"{3,5}|\\?\Z)|'{3}(?:[^']|'(?!''))*+(?:'{3,5}|\Z)"""
     r"""|"(?:[^"\\\n]|\\.)*+"?|'[^'\n]*+'?|#[^\n]*+""",
     re.DOTALL,
@@ -49,7 +49,7 @@ _LONG_KEY = re.compile(rf"(?:\.[^.\n=,\[\]{{}}]*+){{{DEEPEST}}}")
 
 
 def setting(default: Any, beside: str = "", *, above: str = "") -> Any:
-    """A setting with its default, and the words that `fedmerit init` writes beside and above it."""
+    """Return a field with its default, and the words that `fedmerit init` writes beside and above it."""
     words = {"beside": beside, "above": above}
     return (
         field(default_factory=dict, metadata=words)
@@ -219,32 +219,32 @@ class Config:
 
     @property
     def clients(self) -> tuple[str, ...]:
-        """Names of the members; final where the config is ``resolved``."""
+        """The names of the members; final if the config is ``resolved``."""
         if self.partition.names:
             return tuple(self.partition.names)
         return tuple(f"client-{i}" for i in range(self.partition.clients))
 
     @property
     def resolved(self) -> bool:
-        """Whether the settings say who the members are; else the data or a saved partition names them.
+        """Whether the settings say who the members are; otherwise the data or a saved partition names them.
 
-        `fedmerit.simulation.setup.resolve` fills ``partition.names`` and ``partition.clients`` in, and that
-        config is the one a run records.
+        `fedmerit.simulation.setup.resolve` fills in ``partition.names`` and ``partition.clients``, and a run
+        records the resolved config.
         """
         return bool(self.partition.names) or self.partition.scheme not in ("group", "file")
 
     @property
     def threshold(self) -> int:
-        """t: how many of all members must stay to the end of a round, whoever is scheduled."""
+        """t, the number of members who must stay to the end of a round, whoever is scheduled."""
         return self.secure_aggregation.threshold or default_threshold(len(self.clients))
 
     @property
     def analysis(self) -> bool:
-        """Whether plain updates are looked at, which only an engine in one process can do."""
+        """Whether the run looks at plain updates, which only an engine in one process can do."""
         return bool(self.scoring.truth) or self.training.weights == "current-scores"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, section by section."""
+        """Return the settings as plain values, section by section."""
         plain: dict[str, dict[str, Any]] = {}
         for section, key, value, hint in self._settings():
             plain.setdefault(section, {})[key] = as_kind(value, hint)
@@ -256,14 +256,14 @@ class Config:
         return as_toml(self.as_dict())
 
     def _settings(self) -> Iterator[tuple[str, str, Any, Any]]:
-        """Section, key, value and type of every setting."""
+        """Yield section, key, value and type of every setting."""
         for section, part in vars(self).items():
             for key, hint in typing.get_type_hints(type(part)).items():
                 yield section, key, getattr(part, key), hint
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Settings from a TOML file, with ``section.key=value`` overrides (values as in TOML, or bare words)."""
+    """Read settings from a TOML file, with ``section.key=value`` overrides (TOML values, or bare words)."""
     text = _text_in(path)
     try:
         return from_dict(_parsed(text), overrides)
@@ -274,7 +274,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def asked_for(overrides: Sequence[str]) -> list[str]:
-    """Return the setting that each ``section.key=value`` is about; one that names none stands for itself."""
+    """Return the setting that each ``section.key=value`` names, or the text itself if it names none."""
     return [override.partition("=")[0].strip() or override for override in overrides]
 
 
@@ -289,7 +289,7 @@ def of_folder(path: str | Path) -> Config:
 
 
 def recorded(text: str) -> Config:
-    """Return the settings that were recorded as TOML, as the version that wrote them meant them."""
+    """Return settings that were recorded as TOML, as the version that wrote them meant them."""
     return from_dict({"schema": 1, **_parsed(text)})
 
 
@@ -300,10 +300,10 @@ def schema_of(text: str) -> int:
 
 
 def recorded_hash(text: str) -> str:
-    """Return the SHA-256 that binds masks and records to settings that are recorded as this text, as hex.
+    """Return the SHA-256, as hex, that binds masks and records to settings that are recorded as this text.
 
-    It is that of the text itself. Schema 1 hashed the values of all its keys, also of those that are not in
-    the text.
+    It is the hash of the text itself. For schema 1 it is the hash of the values of all its keys, including
+    those that are not in the text.
     """
     raw = _parsed(text)
     if raw.get("schema", 1) != 1:
@@ -332,7 +332,7 @@ def _text_in(path: str | Path) -> str:
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    """Read TOML of anybody: what a parser would spend hours or all memory on is refused before."""
+    """Parse TOML from anybody; first refuse what would cost a parser hours or all memory."""
     if _LONG_KEY.search(_STRINGS.sub("s", text)):
         raise ConfigError(f"not settings: expected keys of at most {DEEPEST} parts, got a longer one")
     try:
@@ -344,7 +344,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _check_plain(parsed: dict[str, Any]) -> None:
-    """Refuse values so deep or so large that nothing after the parser could handle or print them."""
+    """Refuse values so deep or so large that later code could not handle or print them."""
     level: list[Any] = [parsed]
     for _ in range(DEEPEST):
         inner = (one.values() if isinstance(one, dict) else one for one in level)
@@ -359,13 +359,13 @@ def _check_plain(parsed: dict[str, Any]) -> None:
 
 @cache
 def _defaults(schema: int) -> Mapping[str, Mapping[str, Any]]:
-    """Return every key of an earlier schema, and its default then."""
+    """Return every key of an earlier schema with its default at that time."""
     found = tomllib.loads(Path(__file__).with_name("schemas").joinpath(f"{schema}.toml").read_text("utf-8"))
     return {section: part for section, part in found.items() if section != "schema"}
 
 
 def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
-    """Settings from nested mappings; an entry ``schema`` says of which version they are, else of this one."""
+    """Return settings from nested mappings; an entry ``schema`` names their schema, by default this one."""
     tree: dict[str, Any] = {
         name: dict(part) if isinstance(part, Mapping) else part for name, part in raw.items()
     }
@@ -409,7 +409,7 @@ def _section(name: str, kind: type, given: Mapping[str, Any]) -> Any:
 
 
 def difference(there: Config, here: Config) -> str:
-    """Return the first setting in which two configs differ, in words; nothing where they are the same."""
+    """Return the first setting in which two configs differ, in words; an empty text if they are the same."""
     mine = here.as_dict()
     for section, values in there.as_dict().items():
         for key, value in values.items():
@@ -441,7 +441,7 @@ def _override(tree: dict[str, Any], override: str) -> None:
 # -------------------------------------------------------------------------------------------------- limits
 
 MOST = 2**31
-"""Of whatever is counted in whole numbers."""
+"""The largest value of settings that count something."""
 _RANGES: dict[str, tuple[float, float, str]] = {
     "data.test_size": (0, MOST, "0 or more samples"),
     "partition.clients": (3, 1024, "3 to 1024 members: with two, each learns the other's update"),
@@ -464,15 +464,15 @@ OF_MEMBERS = (
     ("corruption", "duplicate"), ("corruption", "test_set"), ("participation", "away"),
     ("participation", "lost"), ("training", "roster_weights"),
 )  # fmt: skip
-"""Settings that name members, beside partition.names: lists of them, or tables by member."""
+"""Settings besides partition.names that name members: lists of members, or tables by member."""
 STAGES = (*SUM_STAGES, "report")
 TRUTHS = ("mr-shapley", "shapley")
 
 
 def check(config: Config) -> None:
-    """Refuse settings that cannot mean anything; the message names the setting's path.
+    """Raise `ConfigError` for settings that cannot mean anything; the message names the setting's path.
 
-    What depends on who the members are is checked once that is known (`Config.resolved`).
+    Settings that name members are checked only once the members are known (`Config.resolved`).
     """
     for path, (low, high, allowed) in _RANGES.items():
         section, key = path.split(".")
@@ -535,7 +535,7 @@ def check(config: Config) -> None:
 
 
 def _check_members(config: Config) -> None:
-    """Refuse names that no member may have, and settings that name somebody else."""
+    """Refuse names that no member may have, and settings that name anybody but a member."""
     names = config.clients
     if len(set(names)) != len(names) or len(names) != config.partition.clients:
         raise ConfigError.at(
@@ -566,10 +566,10 @@ def _check_members(config: Config) -> None:
 
 
 def check_schedule(config: Config) -> None:
-    """Refuse a run whose rounds could never finish, before it begins; those recorded are read as they are.
+    """Refuse a run whose rounds could never finish, before it begins; recorded settings are not checked.
 
-    The threshold is one of all members: were it one of those scheduled, a server that schedules fewer would
-    need fewer colluders.
+    The threshold refers to all members. If it referred to those scheduled, a server that schedules fewer
+    members would need fewer colluders.
     """
     members, t = len(config.clients), config.threshold
     least, fraction = config.secure_aggregation.least, config.participation.fraction
@@ -594,7 +594,7 @@ def check_schedule(config: Config) -> None:
 
 
 def usual_schedule(config: Config) -> int:
-    """How many members a round schedules where nobody is away."""
+    """Return how many members a round schedules if nobody is away."""
     return max(LEAST_IN_SUM, round(config.participation.fraction * len(config.clients)))
 
 
@@ -625,7 +625,7 @@ _PLURAL = {int: "whole numbers", float: "numbers", str: "texts"}
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value has the type of a setting; nothing that only looks like it (true is no number)."""
+    """Return whether a value has the type of a setting; a whole number is a number, true is not."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return isinstance(value, str) and value in arguments
@@ -645,7 +645,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def as_kind(value: Any, hint: Any) -> Any:
-    """A value that fits, in the one form its type has: 1 becomes 1.0 where a number is meant."""
+    """Return a fitting value in the one form of its type: 1 becomes 1.0 if a float is expected."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is types.UnionType:
         return as_kind(value, next(option for option in arguments if fits(value, option)))
@@ -657,7 +657,7 @@ def as_kind(value: Any, hint: Any) -> Any:
 
 
 def words(hint: Any) -> str:
-    """A type as a person would say it."""
+    """Return a type in words."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return "one of " + ", ".join(arguments)
@@ -672,7 +672,7 @@ def words(hint: Any) -> str:
 
 
 def written(value: Any) -> str:
-    """A plain value as TOML.
+    """Return a plain value as TOML.
 
     >>> print(written({"a b": [1, 2.0, True, "ü\\n"]}))
     {"a b" = [1, 2.0, true, "ü\\n"]}
@@ -683,7 +683,7 @@ def written(value: Any) -> str:
         return "{" + ", ".join(f"{written(str(key))} = {written(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(written(item) for item in value) + "]"
-    if isinstance(value, str):  # as in JSON, but for one character that TOML wants escaped too
+    if isinstance(value, str):  # as in JSON, but TOML also wants this one character escaped
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)
 
@@ -695,7 +695,7 @@ def _is(origin: Any, kind: type) -> bool:
 def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number beyond the largest float
+    except OverflowError:  # an integer beyond the largest float
         return False
 
 

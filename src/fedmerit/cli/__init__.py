@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. No numerics here."""
+"""The command line. It parses, calls and prints; it computes nothing itself."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["app", "main", "run", "score"]
 
 
 def main() -> None:
-    """Entry point: our own errors become one line and exit code 2."""
+    """Run the command line; our own errors become one line and exit code 2."""
     import numpy as np
 
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    with errors_as_messages(), np.errstate(all="ignore"):  # what is not finite is refused where it matters
+    with errors_as_messages(), np.errstate(all="ignore"):  # the code refuses non-finite numbers itself
         app()

@@ -1,4 +1,4 @@
-"""What all commands share: the app, the two consoles, how errors and output leave."""
+"""What all commands share: the app, the two consoles, and how errors and output are printed."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ def errors_as_messages() -> Iterator[None]:
 
 
 def fail(message: str) -> NoReturn:
-    """Leave with a message and exit code 2."""
+    """Stop with a message and exit code 2."""
     raise FedmeritError(message) from None
 
 
 def write(text: str) -> None:
-    """What programs read is UTF-8, whatever the terminal is."""
+    """Write text for programs to standard output, as UTF-8 whatever the terminal uses."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")
     sys.stdout.write(text)
 
 
 def advised(summary: Summary) -> Summary:
-    """A summary whose notes name options of the command line in place of arguments."""
+    """Return a summary whose notes name command-line options instead of arguments."""
     from fedmerit.report.terminal import advice
 
     return replace(summary, notes=tuple(advice(note) for note in summary.notes))

@@ -1,4 +1,4 @@
-"""Commands on a federation in one process: run, demo, init, plan, track; and the page of a run."""
+"""Commands on runs: run, demo, init, plan, track, page; on their ledger: verify, export; and on keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedmerit.scoring.files import LEDGER
 
 
 class Figures(StrEnum):
-    """What figures are written as."""
+    """File formats of figures."""
 
     png = "png"
     pdf = "pdf"
@@ -79,7 +79,7 @@ def page(
 
 
 def _renewed(folder: Path) -> bool:
-    """Whether score files that were older than the ledger were written anew; if not, why is printed."""
+    """Rewrite score files older than the ledger; return whether any were, and print why if it is refused."""
     from fedmerit.errors import StoreError
     from fedmerit.verify import renew
 
@@ -94,7 +94,7 @@ def _renewed(folder: Path) -> bool:
 
 
 def write_page(folder: Path) -> None:
-    """The page of a finished run, or how to get one."""
+    """Write the page of a finished run and print where it is, or how to get one."""
     from fedmerit.report.page.html import page_of_run
 
     out.print(page_of_run(folder))
@@ -135,7 +135,7 @@ def demo(
     from fedmerit.verify import verify_folder
 
     settings = from_dict(DEMO, set_ or ())
-    if is_demo(out_):  # the demo starts anew each time, and touches nobody else's run
+    if is_demo(out_):  # the demo starts afresh each time, and removes only runs of its hospitals
         remove(out_)
     out.print("Six hospitals, secure aggregation on. Harbour's labels are 80 % noise.")
     _run(settings, out_, resume=False)
@@ -227,7 +227,7 @@ def _run(config: Config, folder: Path, *, resume: bool, track: Sequence[str] = (
 
 @contextmanager
 def _settings_of(file: Path, overrides: Sequence[str]) -> Iterator[None]:
-    """What the engine finds wrong with a setting names the file that it is from, unless --set gave it."""
+    """Put the file's name in front of errors about a setting, unless --set gave that setting."""
     from fedmerit.errors import ConfigError, DataError
 
     asked = asked_for(overrides)
@@ -241,7 +241,7 @@ def _settings_of(file: Path, overrides: Sequence[str]) -> Iterator[None]:
 
 @contextmanager
 def _engine() -> Iterator[None]:
-    """Imports of the engine inside say what to install where it is missing."""
+    """Say what to install if an import of the engine inside fails."""
     from fedmerit.errors import MissingExtra
 
     try:
@@ -263,11 +263,11 @@ DEMO: dict[str, Any] = {
     "model": {"name": "mlp"},
     "training": {"rounds": 6, "local_epochs": 3},
 }
-"""Six hospitals; the labels of one are mostly noise."""
+"""Six hospitals, one of which has mostly noise for labels."""
 
 
 def is_demo(folder: Path) -> bool:
-    """Whether a folder holds a run of the demo's hospitals."""
+    """Return whether a folder holds a run of the demo's hospitals."""
     try:
         found = of_folder(folder)
     except ConfigError:
@@ -276,7 +276,7 @@ def is_demo(folder: Path) -> bool:
 
 
 def commented_config() -> str:
-    """Every setting with its default, explained by the words that stand beside it in `fedmerit.config`."""
+    """Return every setting with its default, explained by the words beside it in `fedmerit.config`."""
     default = Config()
     lines = [
         "# fedmerit: settings of a run. Every key has this default; delete what you do not change.",
@@ -295,7 +295,7 @@ def commented_config() -> str:
 
 
 def _explained(kind: type[Any], key: str) -> tuple[str, str]:
-    """The words above and beside a setting; beside it also its choices, where there are any."""
+    """Return the words above and beside a setting; those beside it begin with its choices, if any."""
     found = kind.__dataclass_fields__.get(key)
     if found is None:
         return "", ""
@@ -305,7 +305,7 @@ def _explained(kind: type[Any], key: str) -> tuple[str, str]:
     return found.metadata.get("above", ""), "; ".join(word for word in words if word)
 
 
-# Commands on what is kept: a run's ledger (verify, export), identity keys and the roster (keys).
+# Commands on files that are kept: a run's ledger (verify, export), identity keys and the roster (keys).
 
 # ---------------------------------------------------------------------------------------------- the ledger
 
@@ -389,7 +389,7 @@ def export(
 # ------------------------------------------------------------------------------------- keys and the roster
 
 FEWEST = 3
-"""Members of a federation (see ``partition.clients``)."""
+"""The fewest members of a federation (see ``partition.clients``)."""
 
 keys_app = typer.Typer(help="Identity keys and the roster.", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")

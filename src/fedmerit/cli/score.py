@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
-    """How results are printed."""
+    """Output formats of results."""
 
     table = "table"
     json = "json"
@@ -35,7 +35,7 @@ class Format(StrEnum):
 
 
 class Missing(StrEnum):
-    """What a missed round counts."""
+    """What a missed round counts in the sum."""
 
     zero = "zero"
     own_mean = "own-mean"
@@ -52,7 +52,7 @@ class Summed(StrEnum):
 
 
 class Rule(StrEnum):
-    """How scores become shares."""
+    """Rules by which scores become shares."""
 
     fair = "fair"
     fenced = "fenced"
@@ -61,7 +61,7 @@ class Rule(StrEnum):
 
 
 class OnUndefined(StrEnum):
-    """What happens where scores allow no shares."""
+    """What happens if scores allow no shares."""
 
     refuse = "refuse"
     equal = "equal"
@@ -171,7 +171,7 @@ def rewards(
     warning, said = _unfinished(run, "pays for"), ""
     if warning:
         warning += "; a later decision can replace it"
-    if run and not dry_run:  # first: what is printed stands in the ledger
+    if run and not dry_run:  # record it before printing, so that what is printed is in the ledger
         terms = {
             "floor": floor, "cap": cap, "on_undefined": on_undefined.value, "missing": counts,
             "despite_doubts": despite_doubts,
@@ -195,7 +195,7 @@ def rewards(
 
 
 def _payouts_as(format: Format, paid: Payouts, divided: Shares, unscored: Sequence[str]) -> str:
-    """Payouts for programs; who never reported is listed with nothing."""
+    """Return payouts as text for programs; members who never reported are listed with 0."""
     none = dict.fromkeys(unscored, 0.0)
     divided_all = {**divided, **none}
     amounts = {name: str(paid.by_client.get(name, "0.00")) for name in divided_all}
@@ -218,7 +218,7 @@ def _payouts_as(format: Format, paid: Payouts, divided: Shares, unscored: Sequen
 
 
 def _unfinished(run: Recorded | None, does: str) -> str:
-    """That a run is not over, and what that does to so many rounds; nothing where it is, or is no run."""
+    """Return a warning that the run is not over; an empty text if it is over, or if there is no run."""
     if run is None:
         return ""
     closed, planned = len(run.rounds), run.config.training.rounds
@@ -226,7 +226,7 @@ def _unfinished(run: Recorded | None, does: str) -> str:
 
 
 def _record(folder: Path, budget: str, utility: str | None, **terms: Any) -> str:
-    """The decision into the ledger, a statement to everybody, the page anew; what was done, in words."""
+    """Record a decision, write everybody's statement, refresh the page; return what was done, in words."""
     from fedmerit.config import of_folder
     from fedmerit.ledger.decisions import Terms
     from fedmerit.report.page.html import refreshed
@@ -251,7 +251,7 @@ def _record(folder: Path, budget: str, utility: str | None, **terms: Any) -> str
 
 @contextmanager
 def _option_names(doubted: Sequence[Doubt]) -> Iterator[None]:
-    """Advice of the library in the words of the command line, after what is in doubt anyway."""
+    """Reword the library's errors for the command line; add the doubts to those about undefined shares."""
     from fedmerit.errors import DoubtfulShares, UndefinedShares
     from fedmerit.report.terminal import advice
 
@@ -267,7 +267,7 @@ def _option_names(doubted: Sequence[Doubt]) -> Iterator[None]:
 
 
 def _warn(doubted: Sequence[Doubt]) -> None:
-    """Beside output for programs."""
+    """Print doubts as warnings on standard error, beside output for programs."""
     from fedmerit.report.terminal import printable
 
     for doubt in doubted:
@@ -275,7 +275,7 @@ def _warn(doubted: Sequence[Doubt]) -> None:
 
 
 def read_reports(source: Path, utility: str | None = None) -> tuple[Content, Recorded | None]:
-    """Reports of a file, or of a run as its ledger has them; and of a run, what else the ledger says."""
+    """Return the reports of a file, or of a run's ledger; for a run also what else its ledger says."""
     from fedmerit.scoring.files import read_content, scores_in
 
     if (source / LEDGER).is_file():
@@ -287,7 +287,7 @@ def read_reports(source: Path, utility: str | None = None) -> tuple[Content, Rec
 
 
 def _game(file: Path, run: Recorded | None) -> str | None:
-    """That of the run; None where nothing beside the reports tells."""
+    """Return the game of the run, or None if there is nothing but reports."""
     from fedmerit.config import of_folder
 
     if run is not None:
@@ -296,7 +296,7 @@ def _game(file: Path, run: Recorded | None) -> str | None:
 
 
 def _tell_planted(file: Path, run: Recorded | None, screen: Console) -> None:
-    """Which faults the settings of a run planted, if any."""
+    """Print which faults the settings of a run planted, if any."""
     from fedmerit.config import Corruption, of_folder
     from fedmerit.notes import planted
     from fedmerit.report.terminal import printable
@@ -311,7 +311,7 @@ def _tell_planted(file: Path, run: Recorded | None, screen: Console) -> None:
 
 
 def _missing(file: Path, given: Missing | None) -> Literal["zero", "own-mean"]:
-    """What was asked for, else what the run in this folder has."""
+    """Return what a missed round counts: as asked for, otherwise as in this run folder, otherwise zero."""
     from fedmerit.config import of_folder
 
     if given is None and (file / "config.toml").is_file():

@@ -1,6 +1,7 @@
 """fedmerit inside Flower: `secure` for a ClientApp, `Contributions` around an averaging strategy.
 
-The client's half is loaded apart from the server's: a SuperNode starts a process for every message.
+The client's half and the server's half are loaded separately, because a SuperNode starts a process for every
+message.
 """
 
 from __future__ import annotations

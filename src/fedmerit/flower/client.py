@@ -1,4 +1,4 @@
-"""The member's side: a ClientApp that trains as before, and shows nobody its update.
+"""The member's side: a ClientApp that trains as before, but shows its update to nobody.
 
 ::
 
@@ -7,13 +7,13 @@
     @app.train()                      # the user's own, unchanged
     def train(message, context): ...
 
-Who the member is comes from its own machine, never from the server: the SuperNode's ``--node-config`` names
+The member's own machine decides who the member is, never the server: the SuperNode's ``--node-config`` names
 the private key (``fedmerit-key``) and the roster (``fedmerit-roster``). In a simulation all nodes share one
 folder, ``fedmerit-rehearsal`` in the run config, with ``roster.toml`` and everybody's ``NAME.pem``.
 
-This protects the members of runs whose app it is part of. The app itself comes from whoever starts a run, and
-a SuperNode runs whatever app that is, with the rights of its user and the paths of its node config, unless it
-is told whose signed apps to trust (``flower-supernode --trusted-entities``).
+This protects members only in runs whose app contains it. The app itself comes from whoever starts a run. A
+SuperNode runs any app, with the rights of its user and the paths of its node config, unless it is told whose
+signed apps to trust (``flower-supernode --trusted-entities``).
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ from fedmerit.storage.member_state import MemberFiles
 
 METRICS = "metrics"
 TOLD = "fedmerit.told"
-"""Kept in the node's state for the run: what its log says once."""
+"""The record in the node's state that keeps, for the run, what its log has said once."""
 log = logging.getLogger("fedmerit")
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a member's key and roster lie; in a rehearsal, where whoever starts the run says."""
+    """Where a member's key and roster are; in a rehearsal, whoever starts the run chooses the folder."""
 
     key: Path
     roster: Path
@@ -73,7 +73,7 @@ class Place:
 
 
 def place_of(context: Context) -> Place:
-    """From the node's config; in a simulation, from the rehearsal's folder and the node's number."""
+    """Return the place from the node config; in a simulation, from the rehearsal's folder and node number."""
     node = context.node_config
     if "fedmerit-key" in node or "fedmerit-roster" in node:
         try:
@@ -94,12 +94,12 @@ def place_of(context: Context) -> Place:
 
 
 def member_of(context: Context, place: Callable[[Context], Place] = place_of) -> str:
-    """The member whose node this is, by its key and roster: who it trains as is who it signs as."""
+    """Return the name of this node's member, by its key and roster: it trains as the member it signs as."""
     return _named(place(context))[0]
 
 
 def _named(place: Place) -> tuple[str, Roster]:
-    """Whose key this is, and the roster that says so."""
+    """Return the name of the member whose key this is, and the roster that lists it."""
     own, roster = public_key(load_key(place.key)), read_roster(place.roster)
     for member in roster.members:
         if member.key == own:
@@ -124,7 +124,7 @@ class Secured(ClientApp):
         self.inner, self.value, self.shared = app, value, tuple(metrics)
         self.place, self.weighted_by, self.accept, self.seed = place, weighted_by, accept, seed
 
-    # what is registered with this app is registered with the one inside
+    # functions registered with this app are registered with the one inside
     def train(self, *args: Any, **kwargs: Any) -> Any:
         return self.inner.train(*args, **kwargs)
 
@@ -138,10 +138,10 @@ class Secured(ClientApp):
         return self.inner.lifespan()
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answer a message: fedmerit's own, or one for the user's functions. Plain training is refused.
+        """Answer a message, fedmerit's own or one for the user's functions; refuse plain training.
 
-        Whatever goes wrong is in this member's own log, and looks the same to the server; only an invitation
-        is refused with a reason.
+        This member's own log says what went wrong. To the server all failures look the same; only an
+        invitation is refused with a reason.
         """
         log_inside_flower()
         kind, data = message.metadata.message_type.partition(".")[0], None
@@ -163,7 +163,7 @@ class Secured(ClientApp):
                 ) from None
             if not isinstance(error, FedmeritError):
                 log.exception("refuses a message: this member's own code failed")
-            elif not (isinstance(error, RefusedError) and error.logged):  # else the member has said it
+            elif not (isinstance(error, RefusedError) and error.logged):  # otherwise it is in the log already
                 log.warning("refuses a message: %s", error)
             raise RefusedError(REFUSED, logged=True) from None
 
@@ -181,7 +181,7 @@ class Secured(ClientApp):
         return Message(content, reply_to=message)
 
     def _users(self, message: Message, context: Context, kind: str) -> Message:
-        """The reply of a function of the user's; of an evaluation the listed metrics, with weight 1."""
+        """Return the reply of a user's function; of an evaluation only the listed metrics, with weight 1."""
         reply = self._inner(message, context)
         if reply.has_error():
             raise RefusedError(f"the app answers with an error: {reply.error.reason}", stage=kind)
@@ -192,7 +192,7 @@ class Secured(ClientApp):
         return Message(RecordDict({METRICS: record}), reply_to=message)
 
     def _inner(self, message: Message, context: Context) -> Message:
-        """The user's app; what it writes into the run config ends with the call, since members compare it."""
+        """Call the user's app, then undo its changes to the run config, because members compare it."""
         given = dict(context.run_config)
         try:
             return self.inner(message, context)
@@ -214,7 +214,7 @@ class Secured(ClientApp):
         return evaluator(self.value, Shape.load(shape), utilities)
 
     def _work(self, message: Message, context: Context, run_config: bytes, shown: list[MetricRecord]) -> Work:
-        """The model in a message, and the user's training of it."""
+        """Return the model in a message, and the user's training of it."""
         shape = Shape.of(only_arrays(message.content))
         extra = digest(message, run_config)
 
@@ -227,7 +227,7 @@ class Secured(ClientApp):
         return Work(shape.vector, extra, train, check)
 
     def _train(self, shape: Shape, message: Message, context: Context, shown: list[MetricRecord]) -> Trained:
-        """The user's training, on a message as the strategy made it."""
+        """Run the user's training on a message as the strategy made it."""
         reply = self._inner(message, context)
         if reply.has_error():
             raise RefusedError(f"training failed: {reply.error.reason}", stage="masked")
@@ -242,7 +242,7 @@ class Secured(ClientApp):
         return Trained(m0, after - m0, samples, shape.dump())
 
     def _check(self, shape: Shape, trained: Trained, config: Config) -> None:
-        """Raise what this member's owner can act on, for an update that cannot be masked."""
+        """Raise an error that this member's owner can act on if an update cannot be masked."""
         secure, training = config.secure_aggregation, config.training
         largest = shape.largest(trained.delta)
         if broken := [name for name, change in largest.items() if not math.isfinite(change)]:
@@ -282,7 +282,7 @@ class Secured(ClientApp):
         )
 
     def _shared(self, metrics: MetricRecord, context: Context, of: str) -> dict[str, Any]:
-        """Return the metrics that may leave; the log names, once a run, those that do not."""
+        """Return the metrics that may leave; once per run, the log names those that do not."""
         told = context.state.get(TOLD)
         kept = sorted({*metrics} - {*self.shared, self.weighted_by})
         if kept and (not isinstance(told, ConfigRecord) or of not in told):
@@ -295,7 +295,7 @@ class Secured(ClientApp):
 
 
 def _invites(data: Parcel) -> bool:
-    """Whether this asks to join: whoever is not yet a member may be told why it cannot be one."""
+    """Return whether this asks to join: the server may learn why a node cannot join."""
     try:
         return Ask.unpack(data)[0].exchange == "join"
     except MessageError:
@@ -303,7 +303,7 @@ def _invites(data: Parcel) -> bool:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Names of arrays for a message, the first few.
+    """Return the first few names of arrays, for a message.
 
     >>> _listed(["a", "b", "c", "d", "e"])
     "'a', 'b', 'c' and 2 more arrays"
@@ -330,15 +330,15 @@ def secure(
     """Make a ClientApp part of a federation with secure contribution scores.
 
     Args:
-        app: the user's; functions may be registered before or after.
+        app: the user's app; functions may be registered before or after.
         value: ``value(arrays, test)`` says how good a model is on test samples ``test.x``, ``test.y``: one
-            number in [0, 1] per sample, or a mapping of several such by name.
-        metrics: names of metrics, of training and evaluation, that may leave this machine; by default none.
-        place: where this member's key and roster lie, if not where `place_of` looks.
+            number in [0, 1] per sample, or a mapping from names to several such arrays.
+        metrics: names of training and evaluation metrics that may leave this machine; by default none.
+        place: returns where this member's key and roster are, if not where `place_of` looks.
         weighted_by: the metric that holds the number of training samples; it stays secret.
         accept: called with the settings the server proposes; raises a `RefusedError` for those this member
-            does not agree to. By default nothing weaker than fedmerit's own choice is agreed to.
-        seed: of the stochastic rounding, for rehearsals that are to be repeated exactly.
+            does not agree to. By default a member agrees to nothing weaker than fedmerit's own choice.
+        seed: seed of the stochastic rounding, for rehearsals that must be exactly repeatable.
     """
     if isinstance(app, Secured):
         raise ConfigError("this ClientApp is secured already")

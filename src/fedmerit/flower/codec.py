@@ -1,4 +1,4 @@
-"""What passes between fedmerit and Flower: models, values of models, our bytes inside messages, log lines."""
+"""What fedmerit and Flower exchange: models, values of models, our bytes inside messages, log lines."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from fedmerit.secagg.setting import pack
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """Names, shapes and types of a model's arrays, and what is not summed: integers, such as counters."""
+    """Names, shapes and types of a model's arrays, and those not summed: integers, such as counters."""
 
     arrays: dict[str, npt.NDArray[Any]]
 
     @classmethod
     def of(cls, record: ArrayRecord) -> Shape:
-        """That of a record; a model without a floating-point number is refused."""
+        """Return the shape of a record; refuse a model without floating-point numbers, or with float16."""
         arrays = {name: array.numpy() for name, array in record.items()}
         if not any(_summed(array) for array in arrays.values()):
             raise MessageError("the model holds no floating-point numbers")
@@ -45,7 +45,7 @@ class Shape:
         return cls(arrays)
 
     def dump(self) -> list[Any]:
-        """Names, types and shapes, and the values of what is not summed; for a member's files."""
+        """Return names, types and shapes, and the values of arrays not summed, for a member's files."""
         return [
             [name, array.dtype.str, list(array.shape), b"" if _summed(array) else array.tobytes()]
             for name, array in self.arrays.items()
@@ -53,7 +53,7 @@ class Shape:
 
     @classmethod
     def load(cls, dumped: list[Any]) -> Shape:
-        """What `dump` wrote; the numbers that are summed are zero."""
+        """Read what `dump` wrote; the numbers that are summed become zero."""
         arrays = {}
         for name, kind, shape, data in dumped:
             flat = np.frombuffer(data, kind) if data else np.zeros(math.prod(shape), kind)
@@ -62,16 +62,16 @@ class Shape:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Arrays that stay as they are."""
+        """The names of arrays that are not summed and stay as they are."""
         return tuple(name for name, array in self.arrays.items() if not _summed(array))
 
     @property
     def vector(self) -> Model:
-        """The model itself as one vector."""
+        """The model as one vector."""
         return self.flatten(self.arrays)
 
     def read(self, record: ArrayRecord) -> Model:
-        """Another model of the same shape as one vector."""
+        """Return another model of the same shape as one vector."""
         arrays = {name: array.numpy() for name, array in record.items()}
         for name, array in self.arrays.items():
             if name not in arrays or arrays[name].shape != array.shape:
@@ -82,12 +82,12 @@ class Shape:
         return self.flatten(arrays)
 
     def flatten(self, arrays: dict[str, npt.NDArray[Any]]) -> Model:
-        """The floating-point arrays end to end, as float32."""
+        """Return the floating-point arrays end to end, as float32."""
         parts = [arrays[name].ravel() for name, array in self.arrays.items() if _summed(array)]
         return np.concatenate(parts).astype(np.float32)
 
     def largest(self, vector: Model) -> dict[str, float]:
-        """The largest absolute number of every array that is summed; NaN where one is."""
+        """Return the largest absolute number of every summed array; NaN if the array contains one."""
         found, begin = {}, 0
         for name, array in self.arrays.items():
             if _summed(array):
@@ -96,7 +96,7 @@ class Shape:
         return found
 
     def record(self, vector: Model) -> ArrayRecord:
-        """A vector as named arrays of the first model's types."""
+        """Return a vector as named arrays with the types of this shape."""
         found, begin = {}, 0
         for name, array in self.arrays.items():
             if _summed(array):
@@ -115,20 +115,20 @@ def _summed(array: npt.NDArray[Any]) -> bool:
 # ------------------------------------------------------------------------------------------------- records
 
 QUERY = "query.fedmerit"
-"""The type of all messages but those that train."""
+"""The type of all messages except those that train."""
 BYTES = "fedmerit.bytes"
-"""The record that holds our bytes: arrays, because Flower cuts large arrays into pieces."""
+"""The record that holds our bytes, as arrays, because Flower cuts large arrays into pieces."""
 KIND = "fedmerit.bytes.1"
-"""How those arrays are serialised: not at all. Nothing is ever parsed before it is checked."""
+"""The serialisation type of those arrays: plain bytes. Nothing is parsed before it is checked."""
 HEAD = "0"
-"""The array with the signed bytes; those beside it are named in them, by hash."""
+"""The array with the signed bytes, which hold the hashes of the arrays beside it."""
 MOST_ARRAYS = 8
 NUMBERS = "[<>|]?[fiub](1|2|4|8)"
-"""Types of arrays beside the signed bytes."""
+"""The allowed types of arrays beside the signed bytes."""
 
 
 def put(parcel: Parcel) -> RecordDict:
-    """A message's content that holds a parcel."""
+    """Return the content of a message that holds a parcel."""
     found = {HEAD: Array("uint8", (len(parcel.head),), KIND, parcel.head)}
     for name, values in parcel.arrays.items():
         found[name] = Array(values.dtype.str, values.shape, KIND, values.tobytes())
@@ -136,7 +136,7 @@ def put(parcel: Parcel) -> RecordDict:
 
 
 def take(content: RecordDict) -> Parcel:
-    """The parcel that a message holds."""
+    """Return the parcel in the content of a message."""
     record = content.get(BYTES)
     if not isinstance(record, ArrayRecord) or HEAD not in record or len(record) > MOST_ARRAYS:
         raise MessageError("the message does not come from fedmerit")
@@ -148,7 +148,7 @@ def take(content: RecordDict) -> Parcel:
 
 
 def answer_in(content: RecordDict) -> bytes:
-    """The bytes of a member's answer, which has nothing beside them."""
+    """Return the bytes of a member's answer; refuse arrays beside them."""
     record = content.get(BYTES)
     if not isinstance(record, ArrayRecord) or len(record) != 1:
         raise MessageError("the answer does not come from fedmerit")
@@ -156,7 +156,7 @@ def answer_in(content: RecordDict) -> bytes:
 
 
 def _numbers(array: Array) -> npt.NDArray[Any]:
-    """An array of numbers whose bytes are of its shape."""
+    """Return an array of numbers; raise `MessageError` unless its bytes fit its shape."""
     if not isinstance(array.dtype, str) or not re.fullmatch(NUMBERS, array.dtype):  # numpy would parse it
         raise MessageError(f"expected numbers, got {array.dtype!r:.40}")
     try:
@@ -169,7 +169,7 @@ def _numbers(array: Array) -> npt.NDArray[Any]:
 
 
 def only_arrays(content: RecordDict) -> ArrayRecord:
-    """The one model in a message of the user's."""
+    """Return the one model in a user's message."""
     records = [record for key, record in content.array_records.items() if key != BYTES]
     if len(records) != 1:
         raise MessageError(f"expected one ArrayRecord, the model, got {len(records)}")
@@ -177,10 +177,10 @@ def only_arrays(content: RecordDict) -> ArrayRecord:
 
 
 def config_digest(config: Mapping[str, object]) -> bytes:
-    """SHA-256 of a run config: the same for every order of its keys, another for every type of a value.
+    """Return the SHA-256 of a run config. It depends on the types of values, but not on the order of keys.
 
-    Flower makes it of the app's defaults and what the run overrides, so all nodes of an honest run have the
-    same. What a node's owner sets is the node config, which is nobody else's business.
+    Flower builds the run config from the app's defaults and the run's overrides, so all nodes of an honest
+    run have the same one. A node's owner sets the node config, which is private and does not enter.
     """
     for key, value in config.items():
         if not isinstance(value, bool | int | float | str | bytes):
@@ -194,13 +194,13 @@ def config_digest(config: Mapping[str, object]) -> bytes:
 
 
 def digest(message: Message, run_config: bytes) -> bytes:
-    """SHA-256 of all that says how to train: the message but for our bytes, its type, the run config.
+    """Return the SHA-256 of all that says how to train: message (without our bytes), its type, run config.
 
-    Members compare it before anything is unmasked: a server that told one of them to train otherwise than
-    the others could read its update from the sum.
+    Members compare it before anything is unmasked. A server that told one of them to train differently from
+    the others could otherwise read that member's update from the sum.
 
     Args:
-        message: its type chooses the function; arrays of every type, settings and metrics count.
+        message: its type chooses the function; arrays of every type, settings and metrics enter the digest.
         run_config: digest of the run config.
     """
     content, kind = message.content, message.metadata.message_type
@@ -225,14 +225,14 @@ def _plain(value: object) -> object:
 
 
 # ---------------------------------------------------------------------------------------- values of models
-# The user's ``value`` function, checked: one number in [0, 1] per test sample, for every utility.
+# The user's ``value`` function. It must give one number in [0, 1] per test sample for every utility.
 
 Value = Callable[[ArrayRecord, Slice], npt.ArrayLike | Mapping[str, npt.ArrayLike]]
-"""(model, test slice with ``x`` and ``y``) -> a number in [0, 1] per sample, or several such by name."""
+"""(model, test slice with ``x`` and ``y``) -> one number in [0, 1] per sample, or several such by name."""
 
 
 def evaluator(value: Value, shape: Shape, utilities: Sequence[str]) -> Evaluate:
-    """How good a model is on a slice, for models of this shape."""
+    """Return a function that measures how good a model of this shape is on a slice."""
 
     def evaluate(model: Model, shown: Slice) -> PerSample:
         given = value(shape.record(model), shown)
@@ -247,7 +247,7 @@ def evaluator(value: Value, shape: Shape, utilities: Sequence[str]) -> Evaluate:
 
 
 def definition(value: Value | None, utilities: Sequence[str]) -> str:
-    """SHA-256 of the names and, where Python can find it, of the function's source."""
+    """Return the SHA-256 of the utilities' names and, if Python can find it, of the function's source."""
     try:
         source = "" if value is None else inspect.getsource(value)
     except (OSError, TypeError):
@@ -258,7 +258,7 @@ def definition(value: Value | None, utilities: Sequence[str]) -> str:
 def _checked(name: str, given: Any, samples: int) -> npt.NDArray[np.float64]:
     try:
         values = np.asarray(given, dtype=np.float64)
-    except (TypeError, ValueError, RuntimeError) as error:  # torch's, where a gradient is attached
+    except (TypeError, ValueError, RuntimeError) as error:  # torch raises it if a gradient is attached
         raise ReportError(f"value {name!r}: expected numbers: {error}") from None
     if values.shape != (samples,):
         raise ReportError(
@@ -273,18 +273,18 @@ def _checked(name: str, given: Any, samples: int) -> npt.NDArray[np.float64]:
 # ----------------------------------------------------------------------------------------------- log lines
 # fedmerit's log lines among Flower's own, and a server's notes in a file.
 #
-# Flower prints what its logger ``flwr`` is given; a logger beside it has neither handler nor level. So
-# inside Flower, and only there, what ``fedmerit`` logs goes to Flower's handlers too. Who has given the
-# logger ``fedmerit`` a handler of its own is left alone.
+# Flower prints what its logger ``flwr`` receives; any other logger has neither handler nor level. So inside
+# Flower, and only there, the lines of ``fedmerit`` go to Flower's handlers. If the user has given the logger
+# ``fedmerit`` a handler, nothing changes.
 
 log = logging.getLogger("fedmerit")
 
 
 class Relay(logging.Handler):
-    """Hands lines to Flower's handlers; to its console, which shows neither, with name and time in front."""
+    """Passes lines on to Flower's handlers; on its console with our name, and the time if it shows none."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """To each of them that wants lines of this level."""
+        """Pass a line to each handler that takes lines of its level."""
         flower = logging.getLogger("flwr")
         for handler in flower.handlers if flower.isEnabledFor(record.levelno) else ():
             if record.levelno >= handler.level:
@@ -301,7 +301,7 @@ def _with_name(record: logging.LogRecord, console: logging.Handler) -> logging.L
 
 
 def log_inside_flower() -> None:
-    """From now on fedmerit's lines, INFO and above, are among Flower's; once a process."""
+    """Send fedmerit's lines, INFO and above, to Flower's handlers from now on; acts once per process."""
     if log.handlers:
         return
     log.addHandler(Relay())
@@ -310,14 +310,14 @@ def log_inside_flower() -> None:
 
 
 class Notes(list[str]):
-    """What a server notes in a run, also in a file: one line each, with its time, as it comes."""
+    """A server's notes in a run. Each note is also written to a file at once, as one line with its time."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path = path
 
     def append(self, note: str) -> None:
-        """Note something; a file that cannot be written costs the line in it, and is said, not the run."""
+        """Add a note. If the file cannot be written, log an error and go on."""
         super().append(note)
         when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         try:

@@ -1,7 +1,8 @@
-"""A Grid that turns a strategy's train messages into fedmerit's exchanges, and hands it one reply: M.
+"""A Grid that turns a strategy's train messages into fedmerit's exchanges, and returns one reply to it: M.
 
-The strategy keeps its own loop and its own sampling. Nodes exist for it once they have proved, by signature,
-to be a member of the roster; whoever stops answering or refuses is gone until it answers an invitation again.
+The strategy keeps its own loop and its own sampling. It sees a node once the node has proved, by signature,
+to be a member of the roster. A node that stops answering or refuses is gone until it answers an invitation
+again.
 """
 
 from __future__ import annotations
@@ -23,29 +24,29 @@ from fedmerit.protocol.terms import least_scheduled
 
 log = logging.getLogger("fedmerit")
 POLL = 0.25
-"""Seconds between two looks for replies; Flower's own send_and_receive waits 3."""
+"""Seconds between two polls for replies; Flower's own send_and_receive waits 3."""
 AGAIN = 15.0
-"""Seconds until a node that refused an invitation is invited again; then twice as long each time."""
+"""Seconds until a node that refused an invitation is invited again; the wait doubles each time."""
 SAME = 0.1
-"""Seconds for which who is there does not change: a strategy that samples asks how many, then who."""
+"""Seconds for which the list of nodes is kept, because a strategy that samples asks how many, then who."""
 TOLD = 60.0
-"""Seconds between two lines that say for whom we wait."""
+"""Seconds between two log lines that say for whom we wait."""
 IN_A_ROW = 3
-"""Aborted rounds in a row after which a run is given up: a short outage costs one or two."""
+"""Aborted rounds in a row after which a run is given up; a short outage costs one or two."""
 UNAVAILABLE = 5
-"""Flower's error code of a node that is gone."""
+"""Flower's error code for a node that is gone."""
 
 
 class SecureGrid(Grid):
     """Carries a coordinator's exchanges over another Grid.
 
     Args:
-        grid: Flower's.
-        shape: of the model; whatever a strategy makes of integers on the way, members get this.
+        grid: Flower's grid.
+        shape: the model's shape; members get these types, even if a strategy has changed those of integers.
         patience: seconds to wait for an answer that needs neither training nor evaluation.
-        join: seconds to wait for members to come back where too few are there for a round.
+        join: seconds to wait for members to come back if too few are there for a round.
         weighted_by: the metric that the strategy averages by.
-        available: members that the strategy waits for before it begins a round.
+        available: the number of members that the strategy waits for before it begins a round.
     """
 
     def __init__(
@@ -54,37 +55,37 @@ class SecureGrid(Grid):
         self.grid, self.shape, self.patience, self.join = grid, shape, patience, join
         self.weighted_by, self.available = weighted_by, available
         self.coordinator: Coordinator | None = None
-        self.nodes: dict[str, int] = {}  # members that are there
+        self.nodes: dict[str, int] = {}  # members who are there
         self.rounds = 0
-        self._waits = 0  # in vain, since the last round began
+        self._waits = 0  # waits in vain since the last round began
         self.model: Model | None = None  # after the last round
-        self.seconds: dict[str, list[float]] = {}  # by exchange, for whoever measures
-        self._refused: dict[int, tuple[float, float]] = {}  # node -> not before, and the wait after that
+        self.seconds: dict[str, list[float]] = {}  # by exchange, for measurements
+        self._refused: dict[int, tuple[float, float]] = {}  # node -> next invitation, and the wait after it
         self._invited: dict[str, int] = {}  # message id -> node
-        self._train: dict[str, Message] = {}  # the strategy's messages of this round, by member
+        self._train: dict[str, Message] = {}  # the strategy's messages in this round, by member
         self._metrics: dict[str, MetricRecord] = {}
         self._timeout: float | None = None
         self._looked = -math.inf
-        self._noted = 0  # notes before this round
-        self._withheld: set[str] = set()  # metrics of training that were told to be missing
+        self._noted = 0  # number of notes before this round
+        self._withheld: set[str] = set()  # training metrics already reported as missing
 
     # ----------------------------------------------------------------------------------------- for a strategy
 
     def set_run(self, run: Any) -> None:
-        """Passed on."""
+        """Call the same method of Flower's grid."""
         self.grid.set_run(run)
 
     @property
     def run(self) -> Any:
-        """Passed on."""
+        """The run of Flower's grid."""
         return self.grid.run
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """Passed on."""
+        """Call the same method of Flower's grid."""
         return self.grid.create_message(*args, **kwargs)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Nodes of members that are there; newcomers are invited, and where too few are left, awaited."""
+        """Return the nodes of members who are there; invite new ones, and wait if too few are left."""
         if time.monotonic() <= self._looked + SAME:
             return list(self.nodes.values())
         self._welcome()
@@ -94,14 +95,14 @@ class SecureGrid(Grid):
             time.sleep(POLL)
             self._welcome()
         self._waits = self._waits + 1 if self.rounds and len(self.nodes) < self._least() else 0
-        if self._waits >= IN_A_ROW:  # a strategy that needs more of them asks for ever
+        if self._waits >= IN_A_ROW:  # a strategy that needs more nodes would ask forever
             there = f"{len(self.nodes)} members are there, {self._least()} are needed"
             raise self._given_up(f"{there}, and {self.join:g} s were waited {IN_A_ROW} times")
         self._looked = time.monotonic()
         return list(self.nodes.values())
 
     def _least(self) -> int:
-        """Members without whom no round begins: by the terms of the run, and by the strategy."""
+        """Return the fewest members a round begins with, by the terms of the run and by the strategy."""
         assert self.coordinator is not None
         return max(least_scheduled(self.coordinator.config), self.available)
 
@@ -110,7 +111,7 @@ class SecureGrid(Grid):
         return [name for name in self.coordinator.config.clients if name not in self.nodes]
 
     def _tell(self, told: float, what: str, names: Iterable[str]) -> float:
-        """A line about once a minute that says for whom we wait; when the last one was."""
+        """Log about once a minute for whom we wait; return the time of the last such line."""
         now = time.monotonic()
         if now < told + TOLD:
             return told
@@ -118,20 +119,20 @@ class SecureGrid(Grid):
         return now
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Passed on, unless it would bring plain updates."""
+        """Pass messages on to Flower's grid; refuse train messages, which would bring plain updates."""
         listed = list(messages)
         if any(_trains(message) for message in listed):
             raise ProtocolError("train messages go through send_and_receive, as secure stages")
         return self.grid.push_messages(listed)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Passed on."""
+        """Call the same method of Flower's grid."""
         return self.grid.pull_messages(message_ids)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Other messages are passed on; a train step becomes a round of fedmerit."""
+        """Turn a train step into a round of fedmerit; pass other messages on to Flower's grid."""
         listed = list(messages)
         for message in listed:
             self._restore(message)
@@ -160,7 +161,7 @@ class SecureGrid(Grid):
         return [self._reply(listed[0], model)]
 
     def _check_going(self) -> None:
-        """Raise `RunAborted` if the last rounds were aborted, more are to come and nothing has changed."""
+        """Raise `RunAborted` if the last `IN_A_ROW` rounds were aborted and more are to come."""
         assert self.coordinator is not None
         last = self.coordinator.recorder.rounds[-IN_A_ROW:]
         more = self.rounds < self.coordinator.config.training.rounds
@@ -168,21 +169,21 @@ class SecureGrid(Grid):
             raise self._given_up(f"{IN_A_ROW} rounds in a row were aborted")
 
     def check_closed(self) -> None:
-        """Raise `RunAborted` if there were rounds and none of them was closed."""
+        """Raise `RunAborted` if there were rounds but none was closed."""
         assert self.coordinator is not None
         rounds = self.coordinator.recorder.rounds
         if rounds and all(one.aborted for one in rounds):
             raise self._given_up("no round was closed")
 
     def _given_up(self, what: str) -> RunAborted:
-        """The error that says which rounds were aborted, why, and who was the reason in the last of them."""
+        """Return an error that says which rounds were aborted, why, and who caused the last of them."""
         assert self.coordinator is not None
         rounds = self.coordinator.recorder.rounds
         closed = tuple(one.number for one in rounds if not one.aborted)
         aborted = tuple(one.number for one in rounds if one.aborted)
         last_ones = [one for one in rounds[-IN_A_ROW:-1] if one.aborted]
         before = [f"round {one.number} aborted: {one.aborted}" for one in last_ones]
-        last = self.coordinator.refused[self._noted :]  # also who was away, declined or was refused
+        last = self.coordinator.refused[self._noted :]  # also members who were away, declined or were refused
         away = [f"not there: {', '.join(self._missing())}"] if self._missing() else []
         planned = self.coordinator.config.training.rounds
         reached = f"{len(aborted)} of {planned} rounds aborted, {len(closed)} closed"
@@ -192,7 +193,7 @@ class SecureGrid(Grid):
         return RunAborted(f"{what} ({reached}); {told}", closed=closed, aborted=aborted)
 
     def _restore(self, message: Message) -> None:
-        """The model in a message as it was given at first: averaging turns integers into other types."""
+        """Restore the first model's types and integers in a message, because averaging changes them."""
         models = list(message.content.array_records.items()) if message.has_content() else []
         if len(models) == 1 and set(models[0][1]) == set(self.shape.arrays):
             key, record = models[0]
@@ -201,7 +202,7 @@ class SecureGrid(Grid):
                 message.content[key] = self.shape.record(self.shape.read(record))
 
     def _reply(self, message: Message, model: Model) -> Message:
-        """What an averaging strategy takes for the only reply: M, with a weight of 1."""
+        """Return what an averaging strategy sees as the only reply: M, with a weight of 1."""
         metrics = MetricRecord({self.weighted_by: 1})
         assert self.coordinator is not None
         included = self.coordinator.recorder.rounds[-1].included
@@ -217,7 +218,7 @@ class SecureGrid(Grid):
         return Message(content, reply_to=message)
 
     def _tell_withheld(self, names: Sequence[str], *, any_shared: bool) -> None:
-        """Say, once, which metrics of training the strategy does not get, and why."""
+        """Log once which training metrics the strategy does not get, and why."""
         if new := [name for name in names if name not in self._withheld]:
             log.warning(
                 "the strategy does not get the metrics %s of training: a mean takes a number of each member "
@@ -234,14 +235,14 @@ class SecureGrid(Grid):
     # -------------------------------------------------------------------------------------- for a coordinator
 
     def expected(self, number: int) -> Sequence[str]:
-        """Members that are there: whatever the round, the strategy schedules among them."""
+        """Return the members who are there; in every round the strategy schedules among them."""
         self._welcome()
         return list(self.nodes)
 
     def exchange(self, kind: Exchange, asks: Mapping[str, Parcel]) -> Iterator[tuple[str, bytes]]:
-        """Send, wait, and hand over what comes in time; who does not answer is gone until it joins again."""
+        """Send, and yield answers that come in time; a member who gives none is gone until it rejoins."""
         began = time.monotonic()
-        contents = {id(parcel): put(parcel) for parcel in asks.values()}  # mostly one for all
+        contents = {id(parcel): put(parcel) for parcel in asks.values()}  # mostly one parcel for all members
         messages = {
             name: self._message(kind, name, contents[id(parcel)])
             for name, parcel in asks.items()
@@ -254,7 +255,7 @@ class SecureGrid(Grid):
         deadline = math.inf if limit is None else began + limit
         told = began
         while waiting:
-            now = time.monotonic()  # whoever takes an answer may take its time
+            now = time.monotonic()  # before the caller handles an answer, which may take long
             for reply in self.grid.pull_messages(list(waiting)):
                 name = waiting.pop(reply.metadata.reply_to_message_id, "")
                 if name and (answer := self._opened(kind, name, reply)) is not None:
@@ -278,7 +279,7 @@ class SecureGrid(Grid):
         return Message(content, dst_node_id=self.nodes[name], message_type=message_type)
 
     def _opened(self, kind: Exchange, name: str, reply: Message) -> bytes | None:
-        """The bytes of a reply, or None where there are none to be had."""
+        """Return the bytes of a reply; without any, note the failure and return None."""
         if reply.has_error():
             if reply.error.code == UNAVAILABLE:
                 self._gone(name, str(reply.error.reason))
@@ -287,7 +288,7 @@ class SecureGrid(Grid):
             return None
         try:
             data = answer_in(reply.content)
-        except Exception as error:  # whatever a node sends costs that node its answer
+        except Exception as error:  # a bad reply costs only its node the answer
             self._refuses(name, kind, f"{kind} cannot be read: {error}")
             return None
         if kind == "train" and reply.content.metric_records:
@@ -296,9 +297,9 @@ class SecureGrid(Grid):
         return data
 
     def _refuses(self, name: str, kind: Exchange, reason: str) -> None:
-        """It is out of this round, and a member again once it joins again: at once if it had answered before.
+        """Take a member out of this round until it joins again; it may at once if it had answered before.
 
-        A round is over with its reports: who gives none is asked for keys of the next one as if it had.
+        The reports end a round, so a member who fails to report stays and is asked for keys of the next one.
         """
         assert self.coordinator is not None
         self.coordinator.note(f"{name}: {reason}")
@@ -310,7 +311,7 @@ class SecureGrid(Grid):
             self.coordinator.note(f"{name} is away: {reason}")
 
     def _welcome(self) -> None:
-        """Invite nodes that are not known, and admit those that have answered; never waits."""
+        """Invite unknown nodes and admit those that have answered, without waiting."""
         coordinator = self.coordinator
         assert coordinator is not None
         listed, now = set(self.grid.get_node_ids()), time.monotonic()
@@ -331,7 +332,7 @@ class SecureGrid(Grid):
                 continue
             try:
                 name = coordinator.admit(str(node), answer_in(reply.content))
-            except Exception as error:  # whatever a stranger sends
+            except Exception as error:  # a stranger may send anything
                 self._stranger(node, str(error))
                 continue
             if self.nodes.get(name) in listed:
@@ -340,13 +341,13 @@ class SecureGrid(Grid):
                 self.nodes[name] = node
 
     def _stranger(self, node: int, reason: str) -> None:
-        """It is asked again, later and later: somebody may have put things right."""
+        """Note that a node does not take part, and invite it again later, in case somebody fixes it."""
         self._put_off(node, AGAIN)
         if self.coordinator is not None:
             self.coordinator.note(f"node {node} does not take part: {reason}")
 
     def _put_off(self, node: int, first: float) -> None:
-        """Wait before the next invitation, longer each time until the node answers an exchange."""
+        """Delay the next invitation, longer each time until the node answers an exchange."""
         wait = self._refused.get(node, (0.0, first))[1]
         self._refused[node] = time.monotonic() + wait, max(2 * wait, AGAIN)
 
@@ -356,7 +357,7 @@ def _is_number(value: object) -> bool:
 
 
 def _same(one: Message, other: Message) -> bool:
-    """Whether two messages share their content, as those of stock strategies do, and are of one type."""
+    """Return whether two messages have one type and share their content, as in Flower's own strategies."""
     return one.content is other.content and one.metadata.message_type == other.metadata.message_type
 
 

@@ -7,7 +7,7 @@
     )
     strategy.start(grid=grid, initial_arrays=arrays, num_rounds=10)
 
-What the wrapped strategy has can be read through the wrapper: ``strategy.fraction_train``.
+Attributes of the wrapped strategy can be read through the wrapper: ``strategy.fraction_train``.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from fedmerit.storage.run_folder import Folder, checkpoint_in, held, read_checkp
 
 _FILES = ("config.toml", "notes.txt", "scores.csv", "scores.json")
 _LEDGER = (f"{LEDGER}-wal", f"{LEDGER}-shm", LEDGER)
-"""Last, since it says that the rest may go."""
+"""The ledger's files; the ledger goes last, because it shows that the rest may be removed."""
 _KEYS = ("pool.key", "server.pem")
 _KINDS = {"run", "pool", "join"}
-"""Records of a start that came to no round."""
+"""The kinds of records of a start that reached no round."""
 
 
 def make_free(path: Path) -> None:
-    """Remove what a start left in which too few joined; refuse a folder that holds anything else.
+    """Remove what is left of a start that too few members joined; refuse a folder that holds anything else.
 
-    Before the first schedule nobody was asked for anything, so nothing is lost. A folder with a schedule is
-    never touched.
+    Before the first schedule no member was asked for anything, so nothing is lost. A folder with a schedule
+    is never touched.
     """
     if not path.exists() or {item.name for item in path.iterdir()} <= {".lock"}:
         return
@@ -92,20 +92,20 @@ def _used(path: Path) -> StoreError:
 
 
 def last_model(folder: str | Path, like: ArrayRecord) -> ArrayRecord:
-    """The model after the last round in a run folder, to start a new run in a new folder from.
+    """Return the model after the last round in a run folder, from which to start a new run in a new folder.
 
-    It is read from the checkpoint of the last round that the ledger holds. Where the strategy has a server
-    optimiser, this is the average before the optimiser acted; the optimiser's own state is not kept.
+    It comes from the checkpoint of the last round in the ledger. If the strategy has a server optimiser, this
+    is the average before the optimiser acted; the optimiser's own state is not kept.
 
     Args:
-        folder: of the run whose server died.
+        folder: the folder of the run whose server died.
         like: a model with the same names, shapes and types, such as a fresh one; arrays of integers are
             taken from it.
 
     Raises:
-        LedgerError: the folder holds no ledger that can be read.
-        StoreError: no round is over in that folder, its checkpoint is gone or damaged, or it is of another
-            model than ``like``.
+        LedgerError: the folder holds no readable ledger.
+        StoreError: no round is over in that folder, its checkpoint is gone or damaged, or it belongs to
+            another model than ``like``.
     """
     path, shape = Path(folder), Shape.of(like)
     with Ledger(path / LEDGER, read_only=True) as ledger:
@@ -143,20 +143,20 @@ class Contributions:
     """Secure aggregation and contribution scores around a strategy that averages.
 
     Args:
-        strategy: FedAvg, FedProx or one with a server optimiser (which is scored before the optimiser acts).
+        strategy: FedAvg, FedProx or one with a server optimiser (scores are taken before the optimiser acts).
         roster: everybody's public keys, or the file that holds them.
-        test: samples and labels that all members are measured on, committed before round 1.
-        value: how good a model is, the function the members use; None where the server cannot evaluate:
-            v(M0) and v(M) are then the medians of what the members measured.
-        folder: where ledger, scores, notes and the server's key go; new, empty, or of a start
-            in which too few joined.
+        test: samples and labels on which all members are measured; the server commits to them before round 1.
+        value: measures how good a model is, the same function that the members use. None if the server cannot
+            evaluate: v(M0) and v(M) are then the medians of what the members measured.
+        folder: where ledger, scores, notes and the server's key go; new, empty, or left by a start that too
+            few members joined.
         utilities: names of what ``value`` measures, the paid one first.
         weights: ``secret`` (the members' sample counts, hidden), ``uniform``, or ``roster`` (in its file).
         weight_cap: for secret weights, the largest sample count anyone may claim; public.
         bound: largest change of a coordinate in one round.
-        clip: cut what lies beyond the bound, where the default is that such a member leaves the round.
-        threshold: members needed to finish a round; None for floor(2/3 of the roster) + 1.
-        check: False saves an exchange a round; updates are then hidden from an honest server only, and
+        clip: cut what lies beyond the bound; by default such a member leaves the round.
+        threshold: number of members needed to finish a round; None for floor(2/3 of the roster) + 1.
+        check: False saves an exchange per round; updates are then hidden from an honest server only, and
             members must have agreed to that (``accept`` of `secure`).
         least: fewest members a round may schedule; None for the threshold.
         reveal: one test slice for all rounds (``fixed``), on which a member could train from round 2 on, or
@@ -164,10 +164,10 @@ class Contributions:
         game: how coalition models are built.
         missing: what a missed round counts in the sum.
         visibility: whether all members may read all records, or each only its own and the totals.
-        patience: seconds to wait for an answer that needs neither training nor evaluation; for those two it
-            is ``timeout`` of `start`.
+        patience: seconds to wait for an answer that needs neither training nor evaluation; for those two,
+            ``timeout`` of `start` applies.
         join: seconds to wait at the start for all members of the roster, and later for enough of them.
-        page: write page.html into the folder at the end, where what it needs is installed.
+        page: write page.html into the folder at the end, if the packages it needs are installed.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class Contributions:
                 "clip": clip,
             },
         }
-        config, _ = self._config(1)  # whatever is wrong with the settings shows here
+        config, _ = self._config(1)  # finds wrong settings now
         check_schedule(config)
         self._check_fraction(config)
         self.scores: dict[str, Any] = {}
@@ -252,13 +252,13 @@ class Contributions:
         self._made = True
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the wrapped strategy has under a name that is not ours."""
+        """Return an attribute of the wrapped strategy if this class has none of that name."""
         if name.startswith("__") or name in ("strategy", "_made"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.strategy, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse to hide an attribute of the wrapped strategy, which would go on with its own."""
+        """Refuse to hide an attribute of the wrapped strategy, which would keep using its own value."""
         hidden = "_made" in vars(self) and name not in vars(self) and hasattr(self.strategy, name)
         if hidden:
             kind = type(self.strategy).__name__
@@ -273,20 +273,20 @@ class Contributions:
         timeout: float = 3600.0,
         **options: Any,
     ) -> Result:
-        """Run the strategy's own ``start`` with every train step made secure; returns its result.
+        """Run the strategy's own ``start`` with every train step made secure, and return its result.
 
-        Where the last rounds were aborted, the result holds the model of the last round that was closed.
+        If the last rounds were aborted, the result holds the model of the last round that was closed.
 
         Args:
-            grid: Flower's.
+            grid: Flower's grid.
             initial_arrays: the first model.
-            num_rounds: rounds.
-            timeout: seconds to wait for members that train or evaluate.
-            options: whatever the strategy's ``start`` takes besides.
+            num_rounds: number of rounds.
+            timeout: seconds to wait for members who train or evaluate.
+            options: further arguments of the strategy's ``start``.
 
         Raises:
-            RunAborted: no round was closed, or several in a row were aborted and more were to come. What the
-                folder holds is sound, and rounds that were closed stay good.
+            RunAborted: no round was closed, or several in a row were aborted and more were to come. The
+                content of the folder is sound, and closed rounds stay valid.
         """
         log_inside_flower()
         config, text = self._config(num_rounds)
@@ -297,7 +297,7 @@ class Contributions:
         evaluate = None
         if self.value is not None:
             evaluate = evaluator(self.value, shape, config.scoring.utilities)
-            evaluate(shape.vector, pool.slice(1))  # what is wrong with it shows before anybody trains
+            evaluate(shape.vector, pool.slice(1))  # finds errors in it before anybody trains
         make_free(self.folder)
         weighted_by = getattr(self.strategy, "weighted_by_key", "num-examples")
         available = int(getattr(self.strategy, "min_available_nodes", 0))
@@ -335,19 +335,20 @@ class Contributions:
     def _end_early(self, coordinator: Coordinator, secure: SecureGrid) -> None:
         """Close the ledger of a run that an error ends between two rounds, and have the members sign it.
 
-        Before the first round there is nothing to close, and in the middle of one the ledger shows just that.
+        Before the first round there is nothing to close. In the middle of a round the ledger stays open and
+        shows that.
         """
         if secure.model is None or len(coordinator.recorder.rounds) != secure.rounds:
             return
         try:
             coordinator.finish(secure.model)
-        except Exception:  # the error that ends the run is the one to hear of
+        except Exception:  # the caller should see the error that ended the run
             log.exception("the ledger has no last record: it could not be written")
 
     def _check_fraction(self, config: Config) -> None:
         """Refuse a strategy that samples fewer members for a round than must stay to its end.
 
-        Flower samples the whole part of ``fraction_train`` of them, and at least ``min_train_nodes``.
+        Flower samples ``fraction_train`` of the members, rounded down, and at least ``min_train_nodes``.
         """
         members, fraction = len(self.roster.names), getattr(self.strategy, "fraction_train", 1.0)
         count = max(int(members * fraction), getattr(self.strategy, "min_train_nodes", 0))
@@ -358,7 +359,7 @@ class Contributions:
             )
 
     def _config(self, rounds: int) -> tuple[Config, str]:
-        """The settings that apply, and the same as TOML."""
+        """Return the settings of a run, and the same as TOML."""
         settings = {**self._settings, "training": {"rounds": rounds, **self._settings["training"]}}
         return from_dict(settings), as_toml(settings)
 
@@ -409,7 +410,7 @@ class Contributions:
         )
 
     def _gather(self, secure: SecureGrid, least: int) -> None:
-        """Wait until everybody on the roster has joined, or long enough with the least that a round needs."""
+        """Wait until everybody has joined or ``join`` seconds have passed; raise if too few are there."""
         began, told = time.monotonic(), 0
         while len(there := list(secure.get_node_ids())) < len(self.roster.names):
             waited = time.monotonic() - began
@@ -429,7 +430,7 @@ class Contributions:
 
 
 def check_strategy(strategy: Strategy) -> None:
-    """Refuse a strategy that needs to see members' updates one by one, and say why."""
+    """Raise `ConfigError` if a strategy needs to see members' single updates, or is not known to average."""
     for kind in type(strategy).__mro__:
         if kind.__name__ in REFUSED:
             raise ConfigError(
@@ -446,15 +447,15 @@ def check_strategy(strategy: Strategy) -> None:
 def engine_of(grid: Grid) -> str:
     """Return what the ledger calls a run over this grid.
 
-    The nodes of Flower's simulation hang on a grid in the server's own memory. Of any other grid nothing is
-    known: the machines behind it may be anybody's.
+    In Flower's simulation the nodes are on a grid in the server's own memory. Behind any other grid the
+    machines may be anybody's.
     """
     simulated = any(kind.__name__ == "InMemoryGrid" for kind in type(grid).__mro__)
     return SIMULATED if simulated else FLOWER
 
 
 def _own_aggregation(strategy: Strategy) -> str:
-    """Return the name of the user's class that overrides ``aggregate_train``, or nothing."""
+    """Return the name of the user's class that overrides ``aggregate_train``, or an empty text."""
     for kind in type(strategy).__mro__:
         if "aggregate_train" in vars(kind):
             return "" if kind.__module__.partition(".")[0] == "flwr" else kind.__name__
@@ -462,5 +463,5 @@ def _own_aggregation(strategy: Strategy) -> str:
 
 
 def _averages(strategy: Strategy) -> bool:
-    """Whether the strategy's next model is M itself: it aggregates as FedAvg does."""
+    """Return whether the strategy's next model is M itself, because it aggregates as FedAvg does."""
     return type(strategy).aggregate_train is FedAvg.aggregate_train

@@ -1,12 +1,12 @@
 """Secure aggregation: the server learns the sum of the members' updates and nothing else about them.
 
-Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (2017), with its
-additions against active servers, as two state machines without I/O. Read in this order: `messages` (the
-stages), `setting`, `quantise`, `masks`, `state`, `client`, `server`; what is promised against whom is in
-docs/threats.md.
+This is the protocol of Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine
+Learning" (2017), with its additions against active servers, as two state machines without I/O. Read the
+modules in this order: `messages` (the stages), `setting`, `quantise`, `masks`, `state`, `client`, `server`.
+docs/threats.md says what is promised against whom.
 
-Only `quantise` is loaded at once. It needs numpy alone, so that machines without the cryptographic packages
-can sum the same integers without masks.
+Importing the package loads only `quantise`, which needs nothing but numpy. Machines without the cryptographic
+packages can therefore sum the same integers without masks.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A member of one attempt at one round: fed the server's bytes, returns its own. No I/O.
+"""A member of one attempt at one round. It takes the server's bytes and returns its own; it does no I/O.
 
-It can be saved between messages (`dump`, `restore`), because over a transport each message may meet a new
-process. A dump holds the round's secrets: store it encrypted or with mode 600, write it BEFORE sending the
-message it was made after, and never restore an older one. The same goes for `Released`, which outlives the
-round.
+A client can be saved between messages (`dump`, `restore`), because over a transport each message may reach a
+new process. A dump holds the round's secrets. Store it encrypted or with mode 600, write it BEFORE you send
+the message that the client has just made, and never restore an older one. The same goes for `Released`, which
+outlives the round.
 
-`replay` shows an auditor what a member put into the sum, from what `Client.opening` tells.
+`replay` shows an auditor what a member put into the sum, given what `Client.opening` returns.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ __all__ = ["Client", "Opening", "nonce_opens", "replay"]
 class Client:
     """One member. Call the stages in order, each with the list of heads the server showed after the last.
 
-    Whatever a member finds wrong is a `ProtocolError` that says stage, member and reason. After any but
-    unreadable bytes or a message out of turn the client has stopped for good; it can still `decline`. So it
-    has after any other error in the middle of a stage, such as a lack of memory.
+    A member reports whatever it finds wrong as a `ProtocolError` that names stage, member and reason. Such an
+    error stops the client for good, unless the bytes were unreadable or the message came out of turn. Any
+    other error in the middle of a stage, such as a lack of memory, stops it too. A stopped client can still
+    `decline`.
     """
 
     def __init__(
@@ -67,28 +68,28 @@ class Client:
 
     @property
     def stage(self) -> str:
-        """Which message is due next: one of `STAGES`, "done" or "stopped"."""
+        """The stage whose message is due next: one of `STAGES`, "done" or "stopped"."""
         return "stopped" if self._state.stopped else self._state.stage
 
     @property
     def clipped(self) -> int:
-        """How many coordinates were cut to the bound, where the encoding clips."""
+        """The number of coordinates that were cut to the bound, if the encoding clips."""
         return self._state.clipped
 
     @property
     def survivors(self) -> tuple[str, ...]:
-        """Whose masked input is in the sum, known after `check`."""
+        """The members whose masked inputs are in the sum; known after `check`."""
         return tuple(self._state.survivors)
 
     @property
     def rounding(self) -> bytes | None:
-        """The seed with which its update was rounded, once it has masked one."""
+        """The seed that rounded the member's update; None until it has masked one."""
         return self._state.rounding
 
     # ------------------------------------------------------------------------------------------ the stages
 
     def advertise(self) -> bytes:
-        """Two public keys, and commitments to the self-mask seed and the audit nonce. Needs no model."""
+        """Send two public keys, and commitments to the self-mask seed and the audit nonce; needs no model."""
         with self._turn("advertise") as s:
             body = [
                 masks.public(s.channel),
@@ -99,7 +100,7 @@ class Client:
             return self._say("advertise", body)
 
     def share(self, broadcast: bytes) -> bytes:
-        """Deal shares of the mask key and of the self-mask seed to everybody who advertised."""
+        """Deal shares of the mask key and of the self-mask seed to every member who advertised."""
         with self._turn("share") as s:
             heads = self._look(broadcast, "advertise")
             s.keys = {peer: list(head.body[:2]) for peer, head in heads.items()}
@@ -142,16 +143,17 @@ class Client:
             return self._say("masked", [task.digest, task.m0_hash, digest_of(payload)], payload)
 
     def check(self, broadcast: bytes) -> bytes:
-        """Sign the list of masked inputs, if all of them are of the same task and the same shares."""
+        """Sign the list of masked inputs if all of them belong to the same task and the same shares."""
         with self._turn("check"):
             self._agree(broadcast)
             return self._say("check", [])
 
     def unmask(self, broadcast: bytes) -> bytes:
-        """One share a peer: of its self-mask seed if it is in the sum, of its mask key if it is not.
+        """Release one share per peer: of its self-mask seed if it is in the sum, of its mask key if not.
 
-        Which of the two follows from the list this member signed, and t members signed the same one. The
-        server is not asked, so it cannot ask for both. Without the check only this member has seen that list.
+        The list that this member signed decides which of the two, and t members signed the same list. The
+        server has no say, so it cannot ask for both. Without the check, no other member has confirmed the
+        list.
         """
         with self._turn("unmask") as s:
             if not self.setting.checked:
@@ -169,20 +171,20 @@ class Client:
             return self._say("unmask", rows)
 
     def readable(self, broadcast: bytes) -> None:
-        """Refuse bytes that are no list of dealt shares, before anybody trains for their sake."""
+        """Raise a `ProtocolError` unless these bytes are a valid list of dealt shares; before training."""
         open_broadcast(broadcast, self.setting, "share")
 
     def sent(self, message: bytes) -> str:
-        """The hash of the masked words in a message of its own, as the ledger names them."""
+        """Return the hash of the masked words in one of this member's messages, as the ledger records it."""
         return bytes(open_message(message, self.setting, len(message))[0].body[2]).hex()
 
     def decline(self) -> bytes:
-        """Leave this attempt. The server learns only that."""
+        """Leave this attempt. The server learns nothing else."""
         self._state.stopped = self._state.stopped or "declined"
         return self._seal(DECLINE, [])[0]
 
     def handle(self, broadcast: bytes | None = None, update: Update | None = None) -> bytes:
-        """Answer whatever the server said last; the update is needed for the masked stage alone."""
+        """Answer what the server sent last. Only the masked stage needs the update."""
         due = self._state.stage
         if self._state.stopped:
             raise RefusedError(f"has stopped: {self._state.stopped}", stage=due, member=self.name)
@@ -200,7 +202,7 @@ class Client:
     # ------------------------------------------------------------------------------ after and between rounds
 
     def opening(self) -> Opening:
-        """The secrets from which an auditor, who must not be the server, rebuilds the masked words."""
+        """Return the secrets from which an auditor, who must not be the server, rebuilds the masked words."""
         s = self._state
         if s.task is None or s.rounding is None:
             raise BindingError("nothing was masked, nothing to open", stage=self.stage, member=self.name)
@@ -208,20 +210,20 @@ class Client:
 
     @property
     def nonce(self) -> bytes:
-        """What `advertise` committed to for the draw of who is audited; told when all reports are in."""
+        """What `advertise` committed to for drawing who is audited; revealed once all reports are in."""
         return self._state.nonce
 
     def forget(self) -> None:
-        """Delete the round's secrets, once no audit can ask for them."""
+        """Delete the round's secrets. Call it once no audit can ask for them."""
         self._state = State.forgotten(self._state.stage)
 
     def dump(self) -> bytes:
-        """Everything but identity key and `Released`; secret."""
+        """Return the client as bytes, without the identity key and `Released`. The bytes are secret."""
         return dump_state(self.setting, self.name, self._state)
 
     @classmethod
     def restore(cls, data: bytes, identity: Ed25519PrivateKey, *, released: Released | None = None) -> Client:
-        """The client as it was at `dump`."""
+        """Return the client as it was at `dump`."""
         setting, name, state = load_state(data)
         return cls(setting, name, identity, released=released, _state=state)
 
@@ -229,7 +231,7 @@ class Client:
 
     @contextmanager
     def _turn(self, stage: str) -> Iterator[State]:
-        """Check that a stage is due, move on after it, and stop for good if it went wrong."""
+        """Check that a stage is due, move on after it, and stop for good if it fails."""
         s = self._state
         if s.stopped:
             raise RefusedError(f"has stopped: {s.stopped}", stage=stage, member=self.name)
@@ -243,7 +245,7 @@ class Client:
             if not isinstance(error, MessageError):
                 s.stopped = str(found)
             raise found from None
-        except BaseException as error:  # half done: what was seen may have changed, and nothing was said
+        except BaseException as error:  # half done: `seen` may have changed, and no message was made
             s.stopped = f"failed on its own side in stage {stage}: {type(error).__name__}"
             raise
         if stage in ("masked", "check", "unmask"):
@@ -252,7 +254,7 @@ class Client:
         s.stage = (*stages, "done")[stages.index(stage) + 1]
 
     def _look(self, broadcast: bytes, stage: str) -> dict[str, Head]:
-        """The heads of the stage before, if they are enough, ours is among them and all saw what we saw."""
+        """Return the heads of ``stage`` if there are enough, ours is among them and all saw what we saw."""
         s, setting = self._state, self.setting
         heads = open_broadcast(broadcast, setting, stage)
         if len(heads) < setting.need(stage):
@@ -266,7 +268,7 @@ class Client:
         return heads
 
     def _agree(self, broadcast: bytes) -> None:
-        """Take the list of masked inputs for the sum, if all of them are of the same task and shares."""
+        """Accept the list of masked inputs as the sum if all of them belong to the same task and shares."""
         s = self._state
         assert s.task is not None
         heads = self._look(broadcast, "masked")
@@ -315,19 +317,19 @@ class Client:
 
 
 # ----------------------------------------------------------------------------------------------- the audit
-# Rebuilding a member's masked words from its opened secrets and the public transcript, bit for bit.
+# An auditor rebuilds a member's masked words, bit for bit, from its opened secrets and the public transcript.
 #
-# Words are a function of the update, its weight and rounding seed, the self-mask seed, the mask key, and
-# what everybody saw. An opening tells the secrets among these; keys and seed are checked against what the
-# member signed before, and t members must have signed the list of masked inputs that is shown, as they do
-# before they release a share. So there is exactly one update it can show: the one that is in the sum. What
-# an opening costs: whoever has it, and the server, see this update; see docs/threats.md for how often it
-# may be asked.
+# The words are a function of the update, its weight and rounding seed, the self-mask seed, the mask key, and
+# what everybody saw. An opening reveals the secrets among these. The auditor checks keys and seed against
+# what the member signed before, and t members must have signed the list of masked inputs that the auditor is
+# shown, as they do before they release a share. So a member can show exactly one update: the one that is in
+# the sum. The price is that whoever has the opening sees this update, and so does the server. docs/threats.md
+# says how often an opening may be asked for.
 
 
 @dataclass(frozen=True)
 class Opening:
-    """What a member tells an auditor, together with its update."""
+    """The secrets that a member reveals to an auditor, together with its update."""
 
     member: str
     mask: bytes = field(repr=False)
@@ -347,18 +349,18 @@ def replay(
     masked: bytes,
     checked: bytes,
 ) -> Words:
-    """The words this member must have sent; an error that names it if they are not what it signed.
+    """Return the words this member must have sent; raise an error that names it if it signed other words.
 
     Args:
         setting: the attempt.
         task: model and encoding.
         opening: the member's secrets.
-        delta: the update it claims.
+        delta: the update that the member claims.
         advertised: the list of heads that all members saw after the stage advertise.
         shared: the same after the stage share.
         masked: the same after the stage masked.
-        checked: the same after the stage check: the signatures of t members in the sum on the list before;
-            not looked at where the attempt had no check.
+        checked: the same after the stage check: the signatures of t members in the sum on the list before.
+            It is ignored if the attempt had no check.
     """
     name = opening.member
     keys = open_broadcast(advertised, setting, "advertise")
@@ -387,7 +389,7 @@ def replay(
     if masks.commitment("seed", opening.seed, setting.session, name) != commitment:
         raise ShareError("opened another self-mask seed than it committed to", stage="audit", member=name)
     try:
-        # a public weight is not the member's to choose
+        # a member cannot choose a public weight
         weight = task.weight_of(setting, name, opening.weight, stage="audit")
         words = task.encoding.encode(delta, weight=weight, seed=opening.rounding).words
     except ProtocolError as error:
@@ -403,6 +405,6 @@ def replay(
 
 
 def nonce_opens(setting: Setting, advertised: bytes, name: str, nonce: bytes) -> bool:
-    """Whether a nonce is the one this member committed to when it advertised."""
+    """Return whether a nonce is the one this member committed to when it advertised."""
     head = open_broadcast(advertised, setting, "advertise").get(name)
     return head is not None and head.body[3] == masks.commitment("nonce", nonce, setting.session, name)

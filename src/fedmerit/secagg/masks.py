@@ -1,12 +1,12 @@
-"""Masks: keys from secrets by HKDF, streams of words from keys by AES-256 in counter mode, shares of secrets.
+"""Masks and shares of secrets: HKDF makes keys from secrets, AES-256 in counter mode makes words from keys.
 
-A pairwise mask is added by the member that comes first in the schedule and subtracted by the other, so it
-leaves the sum; a self-mask hides the update of a member whose pairwise masks the server can rebuild, because
-the server believed, or claimed, that it was lost.
+The member who comes first in the schedule adds a pairwise mask and the other subtracts it, so it cancels in
+the sum. A self-mask protects a member whom the server believed, or claimed, to be lost: the server can
+rebuild that member's pairwise masks, and the self-mask still hides the update.
 
 A mask's key depends on the shared secret AND on run, round, attempt, both names, roster, config, model and
-encoding. It is used for one stream only, so the counter starts at zero. AES is in the hardware of every
-machine this runs on and in every list of approved ciphers.
+encoding. Each key makes one stream only, so the counter starts at zero. Every machine this runs on has AES in
+its hardware, and every list of approved ciphers contains it.
 """
 
 from __future__ import annotations
@@ -53,53 +53,53 @@ _ZEROS = bytes(4 * BLOCK)
 
 
 def derive(secret: bytes, label: str, *context: str | bytes) -> bytes:
-    """HKDF-SHA256 of a secret, 32 bytes, bound to what it is for."""
+    """Return 32 bytes: the HKDF-SHA256 of a secret, bound to its purpose."""
     info = pack("fedmerit secagg 1", label, *context)
     return HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(secret)
 
 
 def commitment(label: str, secret: bytes, *context: str | bytes) -> bytes:
-    """SHA-256 of what a secret is for and the secret: binding, and hiding as it is 32 random bytes."""
+    """Return SHA-256 of a secret and its purpose: binding, and hiding because secrets are 32 random bytes."""
     return hashlib.sha256(pack("fedmerit secagg commitment 1", label, *context, secret)).digest()
 
 
 def public(private: bytes) -> bytes:
-    """The X25519 public key of a private one."""
+    """Return the X25519 public key of a private one."""
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def agree(private: bytes, peer_public: bytes, *, stage: str, peer: str) -> bytes:
-    """The X25519 secret shared with a peer."""
+    """Return the X25519 secret shared with a peer."""
     try:
         return X25519PrivateKey.from_private_bytes(private).exchange(
             X25519PublicKey.from_public_bytes(peer_public)
         )
-    except ValueError:  # a point of small order: the "secret" would be known to everybody
+    except ValueError:  # a point of small order: everybody would know the "secret"
         raise BindingError(
             "advertised a key that agrees on nothing secret", stage=stage, member=peer
         ) from None
 
 
 def refuse_small_order(keys: Iterable[bytes], *, stage: str, peer: str) -> None:
-    """Stop here at a key with which every private key agrees on the same, known secret: one shows it."""
+    """Raise if a key agrees on one known secret with every private key; trying a single one shows it."""
     for key in keys:
         agree(b"\x01" * 32, key, stage=stage, peer=peer)
 
 
 def pair_key(shared: bytes, low: str, high: str, binding: bytes) -> bytes:
-    """Key of the mask of two members, given in the order of the schedule."""
+    """Return the key of the mask between two members, given in the order of the schedule."""
     return derive(shared, "pairwise mask", low, high, binding)
 
 
 def self_key(seed: bytes, name: str, binding: bytes) -> bytes:
-    """Key of a member's self-mask."""
+    """Return the key of a member's self-mask."""
     return derive(seed, "self mask", name, binding)
 
 
 def with_peers(
     setting: Setting, name: str, private: bytes, peers: Mapping[str, bytes], binding: bytes
 ) -> list[tuple[bytes, int]]:
-    """Keys and signs of a member's masks with each peer, from its private and their public mask keys."""
+    """Return keys and signs of a member's pairwise masks, from its private and the public mask keys."""
     place = setting.members.index(name)
     masks = []
     for peer, peer_public in peers.items():
@@ -114,15 +114,15 @@ def with_peers(
 def of_member(
     setting: Setting, name: str, private: bytes, seed: bytes, peers: Mapping[str, bytes], binding: bytes
 ) -> list[tuple[bytes, int]]:
-    """All masks of a member: its own, and one with every other peer."""
+    """Return keys and signs of all masks of a member: the self-mask, and one with every other peer."""
     others = {peer: key for peer, key in peers.items() if peer != name}
     return [(self_key(seed, name, binding), 1), *with_peers(setting, name, private, others, binding)]
 
 
 def add_masks(words: Words, masks: Sequence[tuple[bytes, int]]) -> None:
-    """Add (+1) or subtract (-1) the streams of these keys to words, in place, modulo 2^32.
+    """Add (+1) the streams of these keys to words or subtract them (-1), in place, modulo 2^32.
 
-    One block of words takes all masks while it sits in the processor's cache; no mask is ever held whole.
+    Each block of words takes all masks while it is in the processor's cache. No mask is ever held whole.
     """
     streams = [(Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor(), sign) for key, sign in masks]
     buffer = np.empty(BLOCK, "<u4")
@@ -139,38 +139,39 @@ def add_masks(words: Words, masks: Sequence[tuple[bytes, int]]) -> None:
 
 
 def to_wire(words: Words) -> memoryview:
-    """Words as bytes, least significant first; a view where the machine stores them so."""
+    """Return words as bytes, least significant first; a view if the machine stores them in that order."""
     return (words if sys.byteorder == "little" else words.byteswap()).data.cast("B")
 
 
 def from_wire(payload: memoryview) -> Words:
-    """The words of a payload; a view where the machine stores them so."""
+    """Return the words of a payload; a view if the machine stores them in that order."""
     words = np.frombuffer(payload, dtype="<u4")
     return words if sys.byteorder == "little" else words.astype(np.uint32)
 
 
 # ------------------------------------------------------------------------------------------------- sharing
-# Sharing a secret among the members so that any t can rebuild it, and a lie about a share has a name.
+# A secret is shared among the members so that any t of them can rebuild it, and whoever lies about a share is
+# named.
 #
-# Shamir's scheme comes from pycryptodome, over GF(2^128): it shares 16 bytes. Our secrets have 32 (an
-# X25519 key, a self-mask seed), so each half is shared on its own and a share is two field elements.
-# (Sharing a 16-byte seed instead would halve the bytes, and cap at 128 bits what everything else does with
-# 256.)
+# Shamir's scheme comes from pycryptodome and works over GF(2^128), so it shares 16 bytes. Our secrets have 32
+# (an X25519 key, a self-mask seed), so each half is shared on its own and a share is two field elements.
+# (Sharing a 16-byte seed instead would halve the bytes, but would limit it to 128 bits where everything else
+# has 256.)
 #
-# A dealer signs a hash of every single share. The holder checks it on arrival and the server after
-# release: whoever sends another share than was dealt is named, and so is a dealer whose shares rebuild
-# something else than what it committed to. Fewer than t shares are uniformly random, 32 bytes each, so
+# A dealer signs a hash of every single share. The holder checks the hash on arrival and the server checks it
+# after release. A member who sends another share than it was dealt is named, and so is a dealer whose shares
+# rebuild something else than it committed to. Fewer than t shares are uniformly random, 32 bytes each, so
 # their hashes hide them.
 
 
 def split_secret(secret: bytes, threshold: int, members: int) -> list[bytes]:
-    """One share of 32 bytes for each position in the schedule; any ``threshold`` give the secret."""
+    """Return one share of 32 bytes per position in the schedule; any ``threshold`` give the secret."""
     halves = [Shamir.split(threshold, members, secret[at : at + 16], False) for at in (0, 16)]
     return [first + second for (_, first), (_, second) in zip(*halves, strict=True)]
 
 
 def combine_shares(shares: Mapping[int, bytes], threshold: int) -> bytes:
-    """The secret from the shares of ``threshold`` members, by position. More are not used, fewer an error."""
+    """Rebuild a secret from shares by position. It uses ``threshold`` of them; fewer are an error."""
     if len(shares) < threshold:
         raise ShareError(f"{threshold} shares are needed, got {len(shares)}")
     used = sorted(shares.items())[:threshold]
@@ -181,15 +182,15 @@ def combine_shares(shares: Mapping[int, bytes], threshold: int) -> bytes:
 
 
 def share_commitment(kind: str, share: bytes, session: bytes, dealer: str, holder: str) -> bytes:
-    """What the dealer signs of one share."""
+    """Return the hash of one share that its dealer signs."""
     return commitment(f"{kind} share", share, session, dealer, holder)
 
 
 def seal_shares(shared: bytes, session: bytes, dealer: str, holder: str, shares: bytes) -> bytes:
     """Encrypt a holder's two shares with AES-256-GCM under a key of this session, dealer and holder alone.
 
-    The key serves one message. The nonce is random all the same: a client restored from an old copy of its
-    state may deal twice, and must not do so under one nonce.
+    The key serves one message. The nonce is random nevertheless, because a client restored from an old copy
+    of its state may deal twice and must not use a nonce twice.
     """
     nonce = os.urandom(12)
     cipher = AESGCM(_share_key(shared, session, dealer, holder))
@@ -197,7 +198,7 @@ def seal_shares(shared: bytes, session: bytes, dealer: str, holder: str, shares:
 
 
 def open_shares(shared: bytes, session: bytes, dealer: str, holder: str, sealed: bytes) -> bytes:
-    """Decrypt what ``seal_shares`` made; anything else is a `ShareError` that names the dealer."""
+    """Decrypt what ``seal_shares`` made; raise a `ShareError` that names the dealer for anything else."""
     try:
         return AESGCM(_share_key(shared, session, dealer, holder)).decrypt(
             sealed[:12], sealed[12:], pack(session, dealer, holder)

@@ -1,8 +1,8 @@
-"""What members and server say to each other, as signed and bounded bytes.
+"""The messages between members and server, as signed bytes of limited size.
 
-THE STAGES, in order. In each, a member sends one message; the server then shows everybody who did the signed
-heads of all such messages, unchanged. That list is the only thing a server ever says, so nothing rests on its
-word::
+THE STAGES, in order. In each stage a member sends one message. The server then shows the signed heads of all
+these messages, unchanged, to everybody who sent one. A server never says anything but that list, so nobody
+has to trust its word::
 
     stage      a member sends                                          and has checked before
     advertise  two public keys; commitments to self-mask seed, nonce   nothing: it can be sent early
@@ -12,14 +12,14 @@ word::
     unmask     for every peer ONE share: of its self-mask seed if it   t members in the sum signed the same
                is in the sum, of its mask key if it is not             list
 
-A member can also decline, at any stage: the server learns only that. Where a run leaves the check out
+A member can also decline at any stage; the server learns nothing else. In a run without the check
 (`Setting.checked`), a member answers the list of masked inputs with its shares at once.
 
-Every head holds ``seen``, the digest of the last list its sender was shown. As each list is made of such
-heads, two members that were shown different lists find out one stage later, before any share is released.
+Every head holds ``seen``, the digest of the last list its sender was shown. Each list consists of such heads,
+so two members who were shown different lists find out one stage later, before any share is released.
 
-On the wire: four bytes naming the format, four for the length of the head, the head, the payload (masked
-words). Only heads are signed; the one payload enters its head by digest.
+On the wire, a message is four bytes that name the format, four for the length of the head, the head, and the
+payload (masked words). Only heads are signed. The head of a masked message holds the digest of its payload.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ DOMAIN: Final = b"fedmerit secagg head 1\0"
 NOTHING_SEEN: Final = bytes(32)
 SEALED_SHARES: Final = 12 + 64 + 16  # nonce, two shares of 32 bytes, tag
 
-# What a body holds: a number is a byte string of that size. A list of one tuple is a table with such rows,
-# its first column the position of a peer in the schedule, ascending.
+# What a body holds. A number means a byte string of that size. A list of one tuple means a table with such
+# rows, whose first column is the position of a peer in the schedule, in ascending order.
 BODIES: Final[dict[str, Any]] = {
     "advertise": (32, 32, 32, 32),  # channel key, mask key, commitment to the seed, commitment to the nonce
     "share": [(int, SEALED_SHARES, 32, 32)],  # peer, its shares, commitments to key share and seed share
@@ -69,17 +69,17 @@ class Head:
     stage: str
     sender: str
     seen: bytes = field(repr=False)
-    body: Any = field(repr=False)  # as BODIES says; holds shares, so it is never shown
+    body: Any = field(repr=False)  # as in BODIES; holds shares, so it is never shown
     raw: bytes = field(repr=False)
 
 
 def head_limit(members: int) -> int:
-    """Most bytes a head can have where so many members are scheduled."""
+    """Return the largest size of a head, in bytes, when so many members are scheduled."""
     return 1024 + 256 * members
 
 
 def list_limit(members: int) -> int:
-    """Most bytes a list of the heads of so many members can have."""
+    """Return the largest size, in bytes, of a list of the heads of so many members."""
     return len(BROADCAST) + 64 + members * (head_limit(members) + 5)
 
 
@@ -92,7 +92,7 @@ def seal(
     body: Sequence[Any],
     payload: bytes | memoryview = b"",
 ) -> tuple[bytes, bytes]:
-    """Sign a message; return it, and its head alone."""
+    """Sign a message; return the message, and its head alone."""
     content = pack(
         VERSION,
         *(stage, setting.run, setting.round, setting.attempt, sender),
@@ -105,7 +105,7 @@ def seal(
 def open_message(data: bytes, setting: Setting, most_payload: int) -> tuple[Head, memoryview]:
     """Check a member's message and take it apart; the payload is a view into ``data``, not a copy.
 
-    Which stage is due is for the caller to say; the payload is not compared with its digest here.
+    The caller must check that the stage is due, and compare the payload with its digest.
     """
     least, limit = 8, head_limit(setting.n)
     if not least <= len(data) <= least + limit + most_payload:
@@ -156,12 +156,12 @@ def open_head(raw: bytes, setting: Setting) -> Head:
 
 
 def to_broadcast(stage: str, heads: Iterable[bytes]) -> bytes:
-    """What the server shows to members: the signed heads of one stage, in the order of the schedule."""
+    """Return what the server shows to members: the signed heads of one stage, in schedule order."""
     return BROADCAST + pack(VERSION, stage, list(heads))
 
 
 def open_broadcast(data: bytes, setting: Setting, stage: str) -> dict[str, Head]:
-    """Check a list of heads of this stage, each signed by another scheduled member; heads by member."""
+    """Check a list of heads of this stage, each from a different scheduled member; return them by member."""
     limit = list_limit(setting.n)
     if len(data) > limit:
         raise MessageError(f"a list of heads has at most {limit} bytes, got {len(data)}", stage=stage)
@@ -188,19 +188,19 @@ def open_broadcast(data: bytes, setting: Setting, stage: str) -> dict[str, Head]
 
 
 def placed(error: ProtocolError, stage: str, member: str | None) -> ProtocolError:
-    """The same error, saying where it happened if it does not say so yet."""
+    """Return the error with stage and member, if it names neither yet."""
     return error if error.stage or error.member else type(error)(str(error), stage=stage, member=member)
 
 
 def digest_of(data: bytes | memoryview) -> bytes:
-    """SHA-256."""
+    """Return the SHA-256 of data."""
     return hashlib.sha256(data).digest()
 
 
 def refuse_many(data: bytes, most: int) -> None:
     """Raise `MessageError` if these bytes of msgpack stand for more than ``most`` values.
 
-    One byte can be a value of 64 bytes in memory, so they are counted by their headers before one is made.
+    One byte can become a value of 64 bytes in memory, so the values are counted by their headers first.
     """
     at, due, seen = 0, 1, 0
     while due and at < len(data):
@@ -217,7 +217,7 @@ def refuse_many(data: bytes, most: int) -> None:
             raise MessageError(f"expected at most {most} values, got more")
 
 
-# header byte -> bytes of the count that follows, bytes a unit of that count, values a unit of it
+# header byte -> bytes of the count that follows, bytes per unit of that count, values per unit
 _SIZED: Final[dict[int, tuple[int, int, int]]] = {
     **{0xC4 + i: (2**i, 1, 0) for i in range(3)},  # bytes
     **{0xC7 + i: (2**i, 1, 0) for i in range(3)},  # extensions, and a byte for their type
@@ -233,7 +233,7 @@ _EXT: Final = (0xC7, 0xC8, 0xC9)
 
 
 def _fields(data: bytes, shape: Sequence[Any], limit: int, most: int) -> list[Any]:
-    """Unpack a list of this shape and of so many values, and nothing after it."""
+    """Unpack a list of this shape and of at most ``most`` values; refuse bytes after it."""
     if len(data) > limit:
         raise MessageError(f"expected at most {limit} bytes, got {len(data)}")
     refuse_many(data, most)
@@ -247,7 +247,7 @@ def _fields(data: bytes, shape: Sequence[Any], limit: int, most: int) -> list[An
 
 
 def _fits(value: Any, shape: Sequence[Any]) -> bool:
-    """Whether a list has the types of a shape; a number stands for a byte string of that size."""
+    """Return whether a list has the types of a shape; a number stands for a byte string of that size."""
     return (
         type(value) is list
         and len(value) == len(shape)

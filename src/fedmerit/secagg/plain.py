@@ -1,9 +1,9 @@
-"""The stages without masks: members hand their integers over, and the server adds them.
+"""The stages without masks: members hand over their integers, and the server adds them.
 
-For rehearsals with secure aggregation off, also where the cryptographic packages are not installed. Client
-and server answer and count as those with masks do, stage by stage. They sum the same integers, and no member
-gives an update twice; so who is in a sum, and every score, is the same to the bit. Nothing is signed or
-hidden here: a member of a run between machines refuses such a run.
+This serves rehearsals with secure aggregation off, also where the cryptographic packages are not installed.
+Client and server go through the same stages and need as many members as those with masks do. They sum the
+same integers, and no member gives an update twice. The members in a sum and every score are therefore the
+same, to the bit. Nothing is signed or hidden here: a member of a run between machines refuses such a run.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class PlainClient:
         self.survivors: tuple[str, ...] = ()
 
     def advertise(self) -> bytes:
-        """Say that it is there."""
+        """Say that this member is there."""
         return self.handle(b"")
 
     def handle(self, broadcast: bytes) -> bytes:
-        """Answer a stage in which no update is asked for."""
+        """Answer a stage that needs no update."""
         stages, stage = self.setting.stages, self.stage
         if stage not in stages or stage == "masked":
             raise BindingError(f"{stage} is due", stage=stage, member=self.name)
@@ -57,7 +57,7 @@ class PlainClient:
         return self._say(stage)
 
     def masked(self, broadcast: bytes, update: Update) -> bytes:
-        """Its weighted update as integers."""
+        """Return the member's weighted update as integers."""
         task = update.task
         self.rounding = os.urandom(32) if update.seed is None else seed_bytes(update.seed)
         try:
@@ -72,29 +72,29 @@ class PlainClient:
         return self._say("masked", task.digest, np.ascontiguousarray(words, "<u4").data)
 
     def decline(self) -> bytes:
-        """Leave this attempt. The server learns only that."""
+        """Leave this attempt. The server learns nothing else."""
         self.stage = "stopped"
         return DECLINED
 
     def readable(self, broadcast: bytes) -> None:
-        """Accept any bytes: nothing in them is used."""
+        """Accept any bytes, because none of them are used."""
 
     def sent(self, message: bytes) -> str:
-        """Nothing, since nothing was masked."""
+        """Return an empty text, because nothing was masked."""
         return ""
 
     def _say(self, stage: str, *payload: bytes | memoryview) -> bytes:
         stages = self.setting.stages
         self.stage = (*stages, "done")[stages.index(stage) + 1]
-        return b"".join([bytes([STAGES.index(stage)]), *payload])  # an update is copied once
+        return b"".join([bytes([STAGES.index(stage)]), *payload])  # copies the update only once
 
 
 class PlainServer:
-    """The server of one attempt; `secagg.Server` is one that takes masks off."""
+    """The server of one attempt; its subclass `secagg.Server` also takes masks off."""
 
     def __init__(self, setting: Setting, task: Task | None = None) -> None:
         self.setting = setting
-        self.stage = STAGES[0]  # whose messages are collected; then "done" or "aborted"
+        self.stage = STAGES[0]  # the stage being collected; then "done" or "aborted"
         self.result: Result | None = None
         self.declined: list[str] = []
         self.heads: dict[str, dict[str, Any]] = {stage: {} for stage in STAGES}  # who was heard, by stage
@@ -104,7 +104,7 @@ class PlainServer:
             self.begin(task)
 
     def begin(self, task: Task) -> None:
-        """Say what is summed; at the latest before updates arrive."""
+        """Set what is summed. Call it before updates arrive."""
         if self._task is not None:
             raise BindingError("the task of an attempt is given once", stage=self.stage)
         task.binding(self.setting)
@@ -112,12 +112,12 @@ class PlainServer:
 
     @property
     def inputs(self) -> dict[str, str]:
-        """Hashes of what was masked, by member; for the ledger. Here nothing was."""
+        """The hashes of masked inputs by member, for the ledger; none here, because nothing is masked."""
         return {}
 
     @property
     def waiting(self) -> tuple[str, ...]:
-        """Who may still send in this stage."""
+        """The members who may still send in this stage."""
         stages = self.setting.stages
         if self.stage not in stages:
             return ()
@@ -127,7 +127,7 @@ class PlainServer:
         return tuple(member for member in self.setting.members if member in able and member not in done)
 
     def receive(self, data: bytes, sender: str | None = None) -> str:
-        """Take a member's message and return whose it is: who the transport says it is."""
+        """Take a member's message and return its sender, as the transport names it."""
         assert sender is not None
         if not data or data[0] > len(STAGES):
             raise MessageError("not a message", stage=self.stage, member=sender)
@@ -148,7 +148,7 @@ class PlainServer:
         return sender
 
     def advance(self) -> dict[str, bytes]:
-        """Close the stage: what to send to whom, or nothing once there is a result."""
+        """Close the stage; return what to send to each member, or nothing once there is a result."""
         stage, heads = self.stage, self.heads[self.stage]
         present = [member for member in self.setting.members if member in heads]
         try:

@@ -1,15 +1,15 @@
-"""Fixed point: an update as integers modulo 2^32, and the sum of such integers as numbers again.
+"""Fixed point: turns an update into integers modulo 2^32, and a sum of such integers back into numbers.
 
-Masks live in the integers modulo 2^32, so updates must too. A coordinate of the weighted update becomes an
-integer q in [-Q, Q], written as a 32-bit word in two's complement. With N members scheduled,
+Masks are integers modulo 2^32, so updates must be too. A coordinate of the weighted update becomes an integer
+q in [-Q, Q], written as a 32-bit word in two's complement. With N members scheduled,
 
 .. math:: N (2Q + 1) \\le 2^{32} \\quad\\Rightarrow\\quad |\\sum_i q_i| \\le NQ < 2^{31},
 
-so the sum of the words modulo 2^32, read as a signed integer, IS the sum of the integers: nothing wraps,
+so the sum of the words modulo 2^32, read as a signed integer, IS the sum of the integers. Nothing wraps,
 whoever drops out. Q is the largest such integer and the step is bound / Q: 1.7e-8 of the bound for 36
 members, 4.2e-9 for 9.
 
-This module needs numpy alone. An engine that runs without masks adds the very same words, so its results
+This module needs nothing but numpy. An engine that runs without masks adds the same words, so its results
 equal those of a masked run bit for bit.
 """
 
@@ -34,13 +34,13 @@ Words = npt.NDArray[np.uint32]
 """Integers modulo 2^32; negative ones in two's complement. Shape ``(Encoding.words,)``."""
 
 MODULUS = 2**32
-BLOCK = 2**16  # coordinates at a time: 256 KiB of words, and temporaries that stay in the processor's cache
+BLOCK = 2**16  # coordinates at a time: 256 KiB of words, and temporaries that fit into the processor's cache
 MOST_MEMBERS = 1024
 MOST_COORDINATES = 2**31
 
 
 def is_number(value: object) -> bool:
-    """Whether this is a finite real number, of Python or numpy; a bool is none."""
+    """Return whether a value is a finite real number of Python or numpy; a bool does not count."""
     try:
         return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:
@@ -48,7 +48,7 @@ def is_number(value: object) -> bool:
 
 
 def whole(value: object) -> int | None:
-    """An integer of Python or numpy as one of Python, None for everything else."""
+    """Return an integer of Python or numpy as a Python int, and None for everything else."""
     try:
         return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -56,7 +56,7 @@ def whole(value: object) -> int | None:
 
 
 def seed_bytes(seed: int | bytes) -> bytes:
-    """A seed as bytes; a number and these bytes give the same rounding."""
+    """Return a seed as bytes; a number and its bytes give the same rounding."""
     if isinstance(seed, bytes):
         return seed
     number = whole(seed)
@@ -66,11 +66,11 @@ def seed_bytes(seed: int | bytes) -> bytes:
 
 
 def rounding_bits(seed: int | bytes) -> np.random.Philox:
-    """The stream of random bits that rounds one update.
+    """Return the stream of random bits that rounds one update.
 
-    It is Philox4x64-10 keyed with the first 16 bytes of SHA-256("fedmerit rounding 1" and the seed), read
-    through ``random_raw``: the raw output of a named generator, which numpy keeps stable, and none of numpy's
-    distributions, which it does not. An audit replays it bit for bit. It hides nothing and need not be
+    It is Philox4x64-10, keyed with the first 16 bytes of SHA-256("fedmerit rounding 1" and the seed) and read
+    through ``random_raw``. numpy keeps the raw output of a named generator stable, but not its distributions,
+    so none of these are used. An audit replays the stream bit for bit. It hides nothing and need not be
     secret.
 
     >>> [hex(word) for word in rounding_bits(0).random_raw(2).tolist()]
@@ -85,13 +85,13 @@ class Encoded:
     """One member's update as words, before any mask."""
 
     words: Words
-    clipped: int  # coordinates that were cut to the bound; always 0 unless clipping was asked for
-    largest: float  # largest |coordinate| of the update, as it came
+    clipped: int  # coordinates beyond the bound, which were cut to it; always 0 unless the encoding clips
+    largest: float  # largest |coordinate| of the update before clipping
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """What the sum of the included members' words says."""
+    """What the sum of the included members' words stands for."""
 
     weighted_sum: npt.NDArray[np.float64]  # sum of w_i d_i, shape (length,)
     total_weight: float  # W, sum of w_i
@@ -99,25 +99,25 @@ class Decoded:
 
     @property
     def mean(self) -> npt.NDArray[np.float64]:
-        """M - M0, the weighted mean of the included updates."""
+        """The weighted mean of the included updates, M - M0."""
         return self.weighted_sum / self.total_weight
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """How updates of one round become words; the same public facts for every member.
+    """How the updates of one round become words; public, and the same for every member.
 
     Args:
-        length: coordinates of an update.
-        members: N, how many members the round's schedule names (not how many answer).
+        length: number of coordinates of an update.
+        members: N, the number of members that the round's schedule names (not how many answer).
         bound: largest allowed |coordinate| of an update.
         weights: ``"uniform"`` (every w = 1), ``"public"`` (w known to all) or ``"secret"`` (w is the
-            member's own sample count and travels as one more masked coordinate, so that only the total comes
-            out).
-        weight_cap: largest possible w; for secret weights an integer with N * cap < 2^32. What is rounded is
+            member's own sample count and is sent as one more masked coordinate, so that only the total
+            becomes known).
+        weight_cap: largest possible w; for secret weights an integer with N * cap < 2^32. Rounding acts on
             w / cap * d, so a cap far above the real weights costs precision. A member can claim any secret
             weight up to the cap, and nobody will see it.
-        clip: cut coordinates to the bound and count them, where the default is to refuse the update.
+        clip: cut coordinates to the bound and count them; by default the update is refused.
     """
 
     length: int
@@ -139,7 +139,7 @@ class Encoding:
             raise ConfigError(f"weights must be uniform, public or secret, got {self.weights!r}")
         if not (is_number(self.weight_cap) and self.weight_cap > 0):
             raise ConfigError(f"weight_cap must be a positive number, got {self.weight_cap!r:.40}")
-        for name in ("bound", "weight_cap"):  # a saved state knows the numbers of Python only
+        for name in ("bound", "weight_cap"):  # a saved state holds only Python numbers
             if not isinstance(number := getattr(self, name), int | float):
                 object.__setattr__(self, name, float(number))
         if self.weights == "uniform" and self.weight_cap != 1:
@@ -156,17 +156,17 @@ class Encoding:
 
     @property
     def limit(self) -> int:
-        """Q: the largest integer with N (2Q + 1) <= 2^32."""
+        """Q, the largest integer with N (2Q + 1) <= 2^32."""
         return (MODULUS // self.members - 1) // 2
 
     @property
     def words(self) -> int:
-        """Words in one message: the coordinates, and one more for a secret weight."""
+        """The number of words in one message: one per coordinate, and one more for a secret weight."""
         return self.length + (self.weights == "secret")
 
     @property
     def step(self) -> float:
-        """What one unit of the integers is worth in units of w * d."""
+        """The value of one unit of the integers, in units of w * d."""
         return self.bound * self.weight_cap / self.limit
 
     def encode(
@@ -175,13 +175,13 @@ class Encoding:
         """Round one member's weighted update to words.
 
         With y = (w / cap) (Q / bound) d, the word is floor(y), plus one with probability y - floor(y), so
-        errors average out over coordinates and rounds. 16 random bits r a coordinate decide: r + 1/2 <
-        2^16 (y - floor(y)) makes the probability right to 2^-17, which is 1e-13 of the bound and has itself
-        no bias. Where d is at the bound and the factors round up, y is set to Q: |word| <= Q holds always.
+        errors average out over coordinates and rounds. 16 random bits r per coordinate decide: r + 1/2 <
+        2^16 (y - floor(y)) makes the probability right to 2^-17, which is 1e-13 of the bound and itself
+        unbiased. If d is at the bound and the factors round up, y is set to Q, so |word| <= Q always holds.
 
         Raises:
-            BindingError: not a vector of floats of this length.
-            BoundError: a coordinate is not finite or, unless clipping was asked for, beyond the bound.
+            BindingError: the update is not a vector of floats of this length.
+            BoundError: a coordinate is not finite or, unless the encoding clips, beyond the bound.
         """
         delta = np.asarray(delta)
         if not np.issubdtype(delta.dtype, np.floating):
@@ -225,7 +225,7 @@ class Encoding:
         return Encoded(words, beyond, largest)
 
     def dequantise(self, words: Words) -> npt.NDArray[np.float64]:
-        """The numbers w * d that words stand for: of one member's own words, or of a sum of such words.
+        """Return the numbers w * d that words stand for: one member's own words, or a sum of such words.
 
         ``dequantise(encode(d, ...).words) / W`` is U_i, exactly what the member put into the sum.
         """
@@ -236,21 +236,21 @@ class Encoding:
         return numbers
 
     def decode(self, words: Words, *, included: int, public_total: float | None = None) -> Decoded:
-        """The weighted sum and the total weight from the sum of the included members' words.
+        """Return the weighted sum and the total weight, given the sum of the included members' words.
 
         Args:
-            words: their sum modulo 2^32.
-            included: how many members it sums.
+            words: the sum of their words modulo 2^32.
+            included: the number of members in the sum.
             public_total: with public weights, the sum of the included members' weights.
 
-        Somebody who cheats can add any words at all, and only the sum is known. So what is refused is a sum
-        that would move the model further than the bound, or a W that so many members cannot have: with W in
-        [n, n cap], every coordinate of the mean is within bound (1 + n cap / (W Q)), the last term being the
-        rounding. A smaller lie is not seen. With equal weights and nobody missing no sum is beyond this, as
-        the words themselves end there.
+        A member who cheats can add any words at all, and only the sum is known. This refuses a sum that would
+        move the model further than the bound, and a W that so many members cannot have. With W in [n, n cap],
+        every coordinate of the mean is within bound (1 + n cap / (W Q)), where the last term is the rounding.
+        A smaller lie goes unnoticed. With equal weights and nobody missing, hardly any sum lies beyond this,
+        because the words themselves end at most 3N/2 units further.
 
         Raises:
-            BoundError: members within the bound and the cap cannot have summed to this: somebody cheated.
+            BoundError: members within the bound and the cap cannot have this sum, so somebody cheated.
         """
         if not 1 <= included <= self.members:
             raise ConfigError(f"included must be 1 to {self.members} members, got {included}")
@@ -265,7 +265,7 @@ class Encoding:
         if not (least <= total_weight <= included * self.weight_cap and total_weight > 0):
             raise BoundError(f"{included} members cannot weigh {total_weight:g} together")
         weighted_sum = self.dequantise(words)
-        # each |q_i| <= (w_i / cap) Q, rounded up; the factor is for the rounding of this product itself
+        # each |q_i| <= (w_i / cap) Q, rounded up; the factor allows for the rounding of this product itself
         share = total_weight / self.weight_cap * self.limit * (1 + 2**-40)
         reach = min(included * self.limit, math.floor(share) + included)
         signed = words[: self.length].view(np.int32)
@@ -277,7 +277,7 @@ class Encoding:
         return Decoded(weighted_sum, total_weight, included)
 
     def _checked(self, weight: float | None) -> float:
-        """The member's weight, in the range that its kind allows."""
+        """Return a member's weight; raise `BoundError` if it is outside the range of its kind."""
         if self.weights == "uniform":
             if weight not in (None, 1):
                 raise BoundError("weights are uniform in this run: a member cannot bring its own")
@@ -292,7 +292,7 @@ class Encoding:
 
 
 def _repaired(block: npt.NDArray[Any], bound: float) -> tuple[npt.NDArray[np.float64], float, int, int]:
-    """A block within the bound; its largest finite size; how many were not finite, how many too large."""
+    """Return a block cut to the bound, its largest finite size, and how many were not finite or too large."""
     y = block.astype(np.float64)
     finite = np.isfinite(y)
     y[~finite] = 0.0
@@ -306,5 +306,5 @@ def _repaired(block: npt.NDArray[Any], bound: float) -> tuple[npt.NDArray[np.flo
 
 
 def _blocks(length: int) -> Iterator[slice]:
-    """Slices of a multiple of 4 coordinates (the last aside), so that a block draws whole 64-bit outputs."""
+    """Yield slices of a multiple of 4 coordinates (but for the last): a block draws whole 64-bit outputs."""
     return (slice(start, min(start + BLOCK, length)) for start in range(0, length, BLOCK))

@@ -1,7 +1,7 @@
-"""The server of one attempt at one round: fed the members' bytes, returns what to show them. No I/O.
+"""The server of one attempt at one round. It takes the members' bytes and returns what to show them; no I/O.
 
-It adds masked words as they arrive and keeps the sum, never a member's words. It is written for honest
-servers; that dishonest ones fail is the members' work.
+It adds masked words as they arrive and keeps only the sum, never a member's words. This is code for honest
+servers; it is the members who make dishonest ones fail.
 """
 
 from __future__ import annotations
@@ -38,25 +38,24 @@ __all__ = ["InMemory", "Result", "Server", "run_in_memory"]
 
 
 class Server(PlainServer):
-    """Collect the messages of a stage with `receive`, then `advance`; after the last stage there is a
-    `result`.
+    """The server. Collect a stage's messages with `receive`, then `advance`; the last stage gives a `result`.
 
-    A message that is refused changes nothing; its sender counts as lost unless a good one follows in time.
+    A refused message changes nothing. Its sender counts as lost unless a good message follows in time.
     """
 
     def __init__(self, setting: Setting, task: Task | None = None) -> None:
-        self.lied: list[str] = []  # who released another share than it was dealt
-        self.heads: dict[str, dict[str, Head]]  # signed, and public; for the ledger
+        self.lied: list[str] = []  # members who released another share than they were dealt
+        self.heads: dict[str, dict[str, Head]]  # signed and public; for the ledger
         self.broadcasts: dict[str, bytes] = {}  # what was shown after each stage; for the ledger
         super().__init__(setting, task)
 
     @property
     def inputs(self) -> dict[str, str]:
-        """Hashes of the masked inputs so far, by member; for the ledger."""
+        """The hashes of the masked inputs so far, by member; for the ledger."""
         return {name: bytes(head.body[2]).hex() for name, head in self.heads["masked"].items()}
 
     def receive(self, data: bytes, sender: str | None = None) -> str:
-        """Take a member's message and return who signed it; ``sender`` is who the transport says it is."""
+        """Take a member's message and return who signed it; ``sender`` is the member the transport names."""
         try:
             head, payload = open_message(data, self.setting, 4 * self._sum.size)
             if sender not in (None, head.sender):
@@ -88,7 +87,7 @@ class Server(PlainServer):
         return head.sender
 
     def advance(self) -> dict[str, bytes]:
-        """Close the stage: what to send to whom, or nothing once there is a result."""
+        """Close the stage; return what to send to each member, or nothing once there is a result."""
         if self.stage not in STAGES:
             raise BindingError(f"the attempt is {self.stage}", stage=self.stage)
         stage, heads = self.stage, self.heads[self.stage]
@@ -161,7 +160,7 @@ class Server(PlainServer):
                 )
 
     def _unmask(self) -> Result:
-        """Rebuild the self-masks of who is in the sum and the mask keys of who is not, and take them off."""
+        """Take off the self-masks of the members in the sum and the pairwise masks of those who are not."""
         setting, task = self.setting, self._task
         assert task is not None
         binding = task.binding(setting)
@@ -173,7 +172,7 @@ class Server(PlainServer):
                 keys.append((masks.self_key(secret, dealer, binding), -1))
                 continue
             peers = {peer: self.heads["advertise"][peer].body[1] for peer in included}
-            # what the lost member would have added is what is missing in the sum
+            # the sum lacks exactly the masks that the lost member would have added
             keys += masks.with_peers(setting, dealer, secret, peers, binding)
         masks.add_masks(self._sum, keys)
         return task.result(setting, self._sum, included)
@@ -191,7 +190,7 @@ class Server(PlainServer):
             if kind == "seed"
             else masks.public(secret) == public
         )
-        if not good:  # every share is the one that was dealt, so it is the dealer who lied
+        if not good:  # every share is the one that was dealt, so the dealer lied
             raise ShareError(
                 "dealt shares of something else than it committed to", stage="unmask", member=dealer
             )
@@ -199,19 +198,19 @@ class Server(PlainServer):
 
 
 # ------------------------------------------------------------------------------ all parties in one process
-# N clients and a server in one process: to try the protocol, to test it, to measure it.
+# N clients and a server in one process, to try, test and measure the protocol.
 
 Vector = npt.NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
 class InMemory:
-    """What a round in one process gave."""
+    """The result of a round in one process."""
 
-    mean: npt.NDArray[np.float64]  # weighted mean of the included
+    mean: npt.NDArray[np.float64]  # weighted mean of the included vectors
     total_weight: float
     included: tuple[int, ...]  # indices into the vectors
-    transcript: dict[str, dict[int, bytes]]  # all the server received, by stage and index
+    transcript: dict[str, dict[int, bytes]]  # all messages the server received, by stage and index
 
     def __repr__(self) -> str:
         return f"InMemory({len(self.mean)} coordinates, included={self.included})"
@@ -225,20 +224,20 @@ def run_in_memory(
     bound: float | Literal["auto"] = "auto",
     seed: int | bytes | None = None,
 ) -> InMemory:
-    """Sum vectors securely, all parties in this process.
+    """Sum vectors securely, with all parties in this process.
 
     Args:
-        vectors: one update a member.
+        vectors: one update per member.
         weights: sample counts, which stay secret; their maximum is the public cap. None: uniform.
         threshold: how many members suffice; None for floor(2N/3) + 1.
-        lost: for a stage, the members whose message of that stage, and every later one, never arrives.
-        bound: largest allowed |coordinate|; "auto" looks at all vectors, which no real party could.
-        seed: of the rounding only. Keys always come from the operating system.
+        lost: by stage, the members whose message of that stage, and every later one, never arrives.
+        bound: largest allowed |coordinate|; "auto" looks at all vectors, which no real party could do.
+        seed: seed of the rounding only. Keys always come from the operating system.
 
     Raises:
         RoundAborted: too few members were left.
         ConfigError: weights, lost, bound or seed cannot be used.
-        ProtocolError: of another kind, where a vector or the threshold cannot be used.
+        ProtocolError: a vector or the threshold cannot be used.
 
     >>> run = run_in_memory([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]], lost={"masked": [3]}, seed=0)
     >>> run.mean.round(6).tolist(), run.total_weight, run.included
@@ -250,7 +249,7 @@ def run_in_memory(
         raise RefusedError("there is nothing to sum", stage="setting")
     counts = None if weights is None else _counts(weights, len(arrays))
     if seed is not None and not isinstance(seed, bytes):
-        seed_bytes(seed)  # complains
+        seed_bytes(seed)  # raises if it is no seed
         seed = whole(seed)
     identities = [Ed25519PrivateKey.generate() for _ in arrays]
     names = tuple(f"client-{index}" for index in range(len(arrays)))
@@ -301,7 +300,7 @@ def _listed(values: Any, what: str) -> list[Any]:
 
 
 def _counts(weights: Any, members: int) -> list[float]:
-    """Sample counts as numbers; which of them the round can use, the encoding says."""
+    """Return sample counts as numbers; the encoding checks that the round can use them."""
     counts = _listed(weights, "weights")
     if len(counts) != members:
         raise BindingError(f"expected {members} weights, got {len(counts)}", stage="setting")
@@ -323,7 +322,7 @@ def _vector(vector: npt.ArrayLike, index: int) -> Vector:
 
 
 def _largest(arrays: Sequence[Vector]) -> float:
-    """The largest finite |coordinate|; what is not finite is found, and named, when it is encoded."""
+    """Return the largest finite |coordinate|; encoding refuses numbers that are not finite."""
     largest = 0.0
     for array in arrays:
         if np.issubdtype(array.dtype, np.floating):
@@ -333,7 +332,7 @@ def _largest(arrays: Sequence[Vector]) -> float:
 
 
 def _leaving(lost: Mapping[str, Sequence[int]], members: int) -> dict[int, int]:
-    """The first stage, by number, whose message of a member is lost."""
+    """Return, by member, the number of the first stage whose message is lost."""
     away: dict[int, int] = {}
     if not isinstance(lost, Mapping):
         raise ConfigError(f"lost: expected members by stage, got {type(lost).__name__}")

@@ -1,6 +1,6 @@
-"""What all members and the server agree on: who takes part in an attempt, and on what they work.
+"""What all members and the server agree on: who takes part in an attempt, and what they work on.
 
-`Setting` is known before a round starts, `Task` only when the model is: keys can therefore be advertised
+`Setting` is known before a round starts, `Task` only once the model is known, so keys can be advertised
 early. Every member builds both from its own config, roster and model, never from what the server says.
 """
 
@@ -23,12 +23,12 @@ from fedmerit.secagg.quantise import MOST_MEMBERS, Encoding, Words, is_number, s
 __all__ = ["LEAST_IN_SUM", "STAGES", "Result", "Setting", "Task", "Update", "default_threshold", "pack"]
 
 STAGES: Final = ("advertise", "share", "masked", "check", "unmask")
-LEAST_IN_SUM = 3  # a sum of two is no secret to either of the two
+LEAST_IN_SUM = 3  # a sum of two shows each of them the other's update
 
 
 def pack(*fields: Any) -> bytes:
-    """Fields as bytes, without ambiguity: what is hashed, signed or bound into a key."""
-    import msgpack  # settings of a run without masks need none
+    """Return fields as unambiguous bytes, to be hashed, signed or bound into a key."""
+    import msgpack  # not needed by the settings of a run without masks
 
     return bytes(msgpack.packb(list(fields)))
 
@@ -38,13 +38,15 @@ def _is_digest(value: object) -> bool:
 
 
 def default_threshold(members: int) -> int:
-    """t = floor(2R/3) + 1 of the R members on a roster, the least t at which R - t colluding members cannot
-    help a server that splits views, whomever it schedules.
+    """Return t = floor(2R/3) + 1 for R members on a roster.
 
-    To obtain both share kinds of one peer the server needs t members behind each of two views. With N of the
-    R scheduled, c of them colluding, the c serve both views and the N - c honest ones only one each:
-    2(t - c) <= N - c, that is c >= 2t - N >= 2t - R. With 3t > 2R this is more than R - t. A t made from N
-    would not do: of a roster of 10 a server could schedule 7, with t = 5 and all 3 colluders among them.
+    It is the smallest t at which R - t colluding members cannot help a server that shows different views to
+    different members, whomever it schedules.
+
+    To obtain both kinds of share of one peer, the server needs t members behind each of two views. With N of
+    the R scheduled and c of them colluding, the c serve both views and the N - c honest ones only one each:
+    2(t - c) <= N - c, that is c >= 2t - N >= 2t - R. With 3t > 2R this is more than R - t. A t computed from
+    N would not do: from a roster of 10 a server could schedule 7, with t = 5 and all 3 colluders among them.
 
     >>> [default_threshold(n) for n in (3, 4, 6, 7, 9, 12)]
     [3, 3, 5, 5, 7, 9]
@@ -59,13 +61,13 @@ class Setting:
     Args:
         run: identifier of the run.
         round: number of the round.
-        attempt: 0, and one more for every retry; each has fresh keys.
+        attempt: 0 at first, and one more for every retry; each attempt has fresh keys.
         members: everybody the schedule names, in its order, whether or not they will answer.
         roster: everybody's public keys.
         config_hash: SHA-256 of the settings all members agreed on.
-        threshold: t, how many members together can reconstruct what a lost one left; None for the default of
-            the whole roster, whoever is scheduled.
-        checked: False leaves the stage check out, which saves an exchange and trusts the server to show
+        threshold: t, how many members together can reconstruct what a lost one left; None for the default
+            for the whole roster, whoever is scheduled.
+        checked: False leaves out the stage check. This saves an exchange, but trusts the server to show
             everybody the same list of masked inputs.
     """
 
@@ -128,7 +130,7 @@ class Setting:
 
     @property
     def on_roster(self) -> int:
-        """R: everybody the server can schedule, and everybody it can have on its side."""
+        """R, the number of members whom the server can schedule, and who could collude with it."""
         return len(self.roster.members)
 
     @property
@@ -142,24 +144,23 @@ class Setting:
 
     @property
     def tolerated(self) -> int:
-        """How many members on the roster may collude with the server, whomever it schedules: docs/threats.md
-        says why."""
+        """The number of members who may collude with the server, whomever it schedules (docs/threats.md)."""
         if not self.checked:
             return 0
         return min(self.on_roster - self.t, 2 * self.t - self.on_roster - 1)
 
     def need(self, stage: str) -> int:
-        """How many members a stage needs: the threshold, and at least three as long as they make the sum."""
+        """Return how many members a stage needs: the threshold, and up to the masked stage at least three."""
         return self.t if stage in ("check", "unmask") else max(self.t, LEAST_IN_SUM)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the members should know before they agree to this."""
+        """What the members should know before they agree to this setting."""
         return what_to_know(self.n, self.t, self.on_roster, checked=self.checked)
 
     @cached_property
     def session(self) -> bytes:
-        """SHA-256 of all of this; part of every signature, commitment and encrypted share."""
+        """The SHA-256 of the whole setting; part of every signature, commitment and encrypted share."""
         content = pack(
             "fedmerit secagg session 1",
             *(self.run, self.round, self.attempt, list(self.members), self.t),
@@ -192,10 +193,10 @@ class Task:
     """What is summed: updates of which model, in which encoding, with which public weights.
 
     Args:
-        m0_hash: SHA-256 of the model the update starts from. Each member computes it from the model it
+        m0_hash: SHA-256 of the model the update starts from. Each member computes it from the model that it
             trained.
         encoding: how updates become integers.
-        weights: with public weights, one for each member of the setting, in its order.
+        weights: with public weights, one for each member of the setting, in the same order.
         extra: digest of what else a member was told to train with; all members must have been told the same.
     """
 
@@ -224,7 +225,7 @@ class Task:
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 of all of this; signed with every masked input."""
+        """The SHA-256 of the whole task; signed with every masked input."""
         e = self.encoding
         fields = [e.length, e.members, float(e.bound), e.weights, float(e.weight_cap), e.clip]
         weights = None if self.weights is None else [float(weight) for weight in self.weights]
@@ -234,7 +235,7 @@ class Task:
     def weight_of(
         self, setting: Setting, member: str, own: float | None, *, stage: str = "masked"
     ) -> float | None:
-        """The weight a member's update enters with: a public one is known to all, so it cannot differ."""
+        """Return the weight of a member's update; raise if it differs from the member's public weight."""
         if self.weights is None:
             return own
         weight = self.weights[setting.members.index(member)]
@@ -245,7 +246,7 @@ class Task:
         return weight
 
     def refuse_small_sum(self, setting: Setting, members: Iterable[str], *, stage: str) -> None:
-        """Stop here if fewer than three of these members weigh anything: the sum is that of those who do."""
+        """Raise if fewer than three of these members have a weight above 0: only those count in the sum."""
         if self.weights is None:
             return  # uniform, or secret and at least 1
         counted = sum(self.weights[setting.members.index(member)] > 0 for member in members)
@@ -255,7 +256,7 @@ class Task:
             )
 
     def result(self, setting: Setting, total: Words, included: tuple[str, ...]) -> Result:
-        """What the summed integers of these members stand for."""
+        """Return what the summed integers of these members stand for."""
         weight = None
         if self.weights is not None:
             of = dict(zip(setting.members, self.weights, strict=True))
@@ -264,7 +265,7 @@ class Task:
         return Result(included, decoded.weighted_sum, decoded.total_weight)
 
     def binding(self, setting: Setting) -> bytes:
-        """What every mask of this round is bound to; the context of its key derivation."""
+        """Return what every mask of this round is bound to: the context of its key derivation."""
         if self.encoding.members != setting.n:
             raise BindingError(
                 f"the encoding is for {self.encoding.members} members, the round schedules {setting.n}",
@@ -278,15 +279,15 @@ class Task:
 
 @dataclass(frozen=True)
 class Result:
-    """What a round yields."""
+    """The result of a round."""
 
-    included: tuple[str, ...]  # whose updates are in the sum
+    included: tuple[str, ...]  # members whose updates are in the sum
     weighted_sum: npt.NDArray[np.float64]  # sum of w_i d_i
     total_weight: float  # W
 
     @property
     def mean(self) -> npt.NDArray[np.float64]:
-        """M - M0."""
+        """The weighted mean of the updates, M - M0."""
         return self.weighted_sum / self.total_weight
 
 
@@ -297,8 +298,8 @@ class Update:
     Args:
         task: the model it started from and the encoding, as the member itself knows them.
         delta: M_i - M0, flat, floating point.
-        weight: its sample count where weights are secret; else None.
-        seed: of the rounding; None draws one, which `Client.opening` tells.
+        weight: its sample count if weights are secret; otherwise None.
+        seed: seed of the rounding; None draws one, which `Client.opening` reveals.
     """
 
     task: Task

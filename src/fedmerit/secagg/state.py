@@ -1,4 +1,4 @@
-"""What a member remembers: between two messages, and for good, of what it must never do again."""
+"""What a member remembers: its state between two messages, and, for good, what it must never do again."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ FORMAT = "fedmerit secagg client 1"
 class State:
     """The round's secrets, drawn from the operating system, and what was said and seen so far."""
 
-    channel: bytes  # X25519 private key: encrypts shares
-    mask: bytes  # X25519 private key: pairwise masks; dealt in shares
+    channel: bytes  # X25519 private key that encrypts shares
+    mask: bytes  # X25519 private key of the pairwise masks; dealt in shares
     seed: bytes  # of the self-mask; dealt in shares
-    nonce: bytes  # for the draw of who is audited
+    nonce: bytes  # for drawing who is audited
     stage: str = "advertise"
     stopped: str = ""
     seen: bytes = NOTHING_SEEN  # digest of the last list the server showed
     said: bytes = b""  # digest of our last head
-    keys: dict[str, list[bytes]] = field(default_factory=dict)  # channel and mask key of who advertised
+    keys: dict[str, list[bytes]] = field(default_factory=dict)  # advertised channel and mask keys, by member
     shares: dict[str, list[bytes]] = field(default_factory=dict)  # key share and seed share, by dealer
-    survivors: list[str] = field(default_factory=list)  # who is in the sum
+    survivors: list[str] = field(default_factory=list)  # members in the sum
     task: Task | None = None
     weight: float | None = None
     rounding: bytes | None = None
@@ -56,7 +56,7 @@ class State:
 
 
 def dump_state(setting: Setting, name: str, state: State) -> bytes:
-    """Bytes for a file that nobody else can read; a checksum in front tells damage, not tampering."""
+    """Return bytes for a file that nobody else can read; their checksum shows damage, not tampering."""
     who = [setting.run, setting.round, setting.attempt, list(setting.members), setting.config_hash]
     roster = [[member.name, member.key, member.weight] for member in setting.roster.members]
     what = {f.name: getattr(state, f.name) for f in fields(state) if f.name != "task"}
@@ -71,7 +71,7 @@ def dump_state(setting: Setting, name: str, state: State) -> bytes:
 
 
 def load_state(data: bytes) -> tuple[Setting, str, State]:
-    """What `dump_state` wrote."""
+    """Read what `dump_state` wrote."""
     body = data[32:]
     if hashlib.sha256(body).digest() != data[:32]:
         raise MessageError("not the saved state of a client, or damaged")
@@ -83,7 +83,7 @@ def load_state(data: bytes) -> tuple[Setting, str, State]:
         run, number, attempt, names, config_hash = who
         setting = Setting(run, number, attempt, names, members, config_hash, threshold, checked)
         return setting, name, State(**what, task=task and _task(*task))
-    except (ValueError, TypeError, KeyError, FedmeritError):  # what it holds is secret: do not quote it
+    except (ValueError, TypeError, KeyError, FedmeritError):  # the content is secret: do not quote it
         raise MessageError("not the saved state of a client") from None
 
 
@@ -92,23 +92,23 @@ def _task(m0_hash: bytes, encoding: dict[str, Any], weights: list[float] | None,
 
 
 # --------------------------------------------------------------------------------------------- never again
-# Once a member has released a share for a sum, the server may come to know that sum. A second sum over the
-# same update, with one member more or less or with other weights, would give away one update by
-# subtraction. So a member that has released a share for a round takes part in no other attempt at it, and
-# never submits that update to that model again, whatever the round is called.
+# Once a member has released a share for a sum, the server may learn that sum. A second sum over the same
+# updates, with one member more or fewer or with other weights, would reveal one update by subtraction. So a
+# member who has released a share for a round takes part in no other attempt at it, and never submits that
+# update to that model again, whatever the round is called.
 #
-# The t members that release shares need not be all N. The others have released nothing, and must not be
-# enough for a second, smaller sum over the same updates: a member that has masked in a round masks in it
+# The t members who release shares need not be all N. The others have released nothing, and must not suffice
+# for a second, smaller sum over the same updates. So a member who has masked in a round masks in it again
 # only for the same schedule and threshold.
 
 
 def update_digest(m0_hash: bytes, delta: npt.NDArray[np.floating[Any]]) -> bytes:
-    """What names an update: the model M0 it starts from and its coordinates, as float32, -0.0 being 0.0.
+    """Return the digest that identifies an update: of M0 and its coordinates as float32, with -0.0 as 0.0.
 
-    M0 is part of it: the same coordinates from another M0 are another update, because members that have
-    converged may send zeros every round. Neither weight nor rounding enters: the same update under another
-    weight is the same update. Of a large one, evenly spaced coordinates enter, 262,144 to twice as many. To
-    look at fewer can only refuse more, and two trainings that agree in all of these are one.
+    M0 is part of it because members who have converged may send zeros every round: the same coordinates from
+    another M0 are another update. Weight and rounding are not: the same update under another weight is the
+    same update. Of a large update, only evenly spaced coordinates enter, 262,144 to twice as many. Looking at
+    fewer can only refuse more, and two trainings that agree in all of these count as one.
     """
     with np.errstate(over="ignore"):
         sample = np.ascontiguousarray(delta[:: max(1, delta.size >> 18)], dtype="<f4") + np.float32(0)
@@ -116,10 +116,10 @@ def update_digest(m0_hash: bytes, delta: npt.NDArray[np.floating[Any]]) -> bytes
 
 
 class Released:
-    """What a member has released shares for, which stages it passed and for which schedules. It must outlive
-    the process: keep `dump` where the key is kept.
+    """What a member has released shares for, which stages it passed and for which schedules.
 
-    The rules hold only if it is written before the message that changed it is sent.
+    It must outlive the process: keep its `dump` where the key is kept. The rules hold only if the dump is
+    written before the message that changed it is sent.
     """
 
     def __init__(self, entries: Iterable[bytes] = ()) -> None:
@@ -129,7 +129,7 @@ class Released:
         return f"Released({len(self._entries)} entries)"
 
     def refuse_again(self, setting: Setting, update: bytes, *, stage: str, member: str) -> None:
-        """Stop here if a share was released for this round or this update."""
+        """Raise `RefusedError` if a share was released for this round or this update."""
         if _round(setting) in self._entries:
             raise RefusedError(
                 "has released a share in this round: no other attempt", stage=stage, member=member
@@ -143,7 +143,10 @@ class Released:
             )
 
     def same_schedule(self, setting: Setting, *, stage: str, member: str) -> None:
-        """Stop here if this member masked in this round for another schedule or threshold; note this one."""
+        """Raise `RefusedError` if the member masked in this round for another schedule or threshold.
+
+        Otherwise record this schedule and threshold.
+        """
         where = (setting.run, setting.round, setting.roster.hash)
         begun = _digest("masked", *where)
         this = _digest("masked for", *where, list(setting.members), setting.t)
@@ -154,23 +157,23 @@ class Released:
         self._entries |= {begun, this}
 
     def once(self, setting: Setting, stage: str, member: str) -> None:
-        """Stop here if this stage of this attempt was passed before, by a client since rolled back.
+        """Raise `RefusedError` if a client, rolled back since, has passed this stage of this attempt before.
 
-        Two updates under the same masks, or signatures under two lists, are what a rollback could lead to.
+        A rollback could otherwise lead to two updates under the same masks, or to signatures on two lists.
         """
         if _digest("stage", setting.session, stage, member) in self._entries:
             raise RefusedError("did this before in this attempt", stage=stage, member=member)
 
     def did(self, setting: Setting, stage: str, member: str) -> None:
-        """From now on, refuse this stage of this attempt."""
+        """Record a stage of this attempt, so that it is refused from now on."""
         self._entries.add(_digest("stage", setting.session, stage, member))
 
     def add(self, setting: Setting, update: bytes) -> None:
-        """From now on, refuse this round and this update."""
+        """Record this round and this update, so that they are refused from now on."""
         self._entries |= {_round(setting), update}
 
     def dump(self) -> bytes:
-        """For a file: it holds digests only, no secret."""
+        """Return the entries as bytes for a file; they are digests only, no secrets."""
         return b"".join(sorted(self._entries))
 
     @classmethod
