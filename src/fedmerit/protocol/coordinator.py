@@ -89,10 +89,10 @@ class Recorder(Protocol):
         """Sign a message with the server's key."""
 
     def joined(self, name: str, address: str, run_config: bytes, signature: bytes) -> bool:
-        """Record that a member joined, and return whether its signature covers all that it agreed to."""
+        """Record that a member joined, if it signed for all that it agrees to; return whether it did."""
 
     def schedule(self, number: int, members: Sequence[str], weights: Mapping[str, float] | None) -> None:
-        """Record who takes part, and all weights if they are public, before any member is asked for anything."""
+        """Record who takes part, and all weights if they are public; the first step of a round."""
 
     def masked(self, number: int, inputs: Mapping[str, str]) -> None:
         """Record the hashes of the masked inputs, before any member is asked for a share."""
@@ -113,7 +113,7 @@ class Recorder(Protocol):
         """Record the end of the run."""
 
     def seen(self, name: str, head: str, signature: bytes) -> bool:
-        """Record that a member has seen the ledger up to this head, and return whether it signed that."""
+        """Record that a member has seen the ledger up to this head, if it signed that; return whether it did."""
 
 
 @dataclass(eq=False)
@@ -173,7 +173,7 @@ class Coordinator:
     def run_config(self, members: Sequence[str]) -> bytes:
         """Return the digest of the run config that most of these members have; the others cannot be summed.
 
-        The transport hands members the run config outside of our messages, and they compare it with each other.
+        The transport hands the run config to members outside of our messages, and they compare it.
         """
         counted = Counter(self._handed[name] for name in sorted(members))
         most = counted.most_common(1)[0][0]
@@ -293,7 +293,7 @@ class Coordinator:
     # ---------------------------------------------------------------------------------------------- reports
 
     def _reports(self, found: Round, outcome: Outcome, there: Sequence[str]) -> None:
-        """Ask the remaining members for their reports and, in the same message, for keys for the next round."""
+        """Ask the remaining members for reports and, in the same message, for keys for the next round."""
         number = found.number
         following: list[str] = []
         if number < self.config.training.rounds:
@@ -382,7 +382,7 @@ class Coordinator:
             if not self.recorder.seen(name, head, signature):
                 self.note(f"{name} did not sign the ledger's head")
 
-    # -------------------------------------------------------------------------------------------- internals
+    # ---------------------------------------------------------------------------------------------- internals
 
     def _exchange(
         self, kind: Exchange, number: int, bodies: Mapping[str, Mapping[str, Any]]
