@@ -113,7 +113,7 @@ class Recorder(Protocol):
         """Record the end of the run."""
 
     def seen(self, name: str, head: str, signature: bytes) -> bool:
-        """Record that a member has seen the ledger up to this head, if it signed that; return whether it did."""
+        """Record that a member has seen this head of the ledger, if it signed it; return whether it did."""
 
 
 @dataclass(eq=False)
