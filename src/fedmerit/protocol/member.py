@@ -96,7 +96,7 @@ class MemberState(Protocol):
         """Store what must never be done again, before the message that changed it is sent."""
 
     def add_kept(self, *lines: str) -> None:
-        """Append lines about what the member was shown, did and said, to be compared with the ledger later."""
+        """Append lines about what the member was shown, did and said, for a comparison with the ledger."""
 
     def drop_rounds(self, *, before: int) -> None:
         """Delete what is stored of rounds before this one."""
@@ -361,7 +361,7 @@ class Participant:
         return agreed.setting(run, number, (str(name) for name in members), self.roster)
 
     def _stage(self, ask: Ask, state: MemberState, agreed: Agreed, work: Callable[[], Work] | None) -> bytes:
-        """Answer one stage of secure aggregation; if the member leaves, the server learns only that it left."""
+        """Answer one stage of secure aggregation; a member who leaves does not tell the server why."""
         client = self._known_client(ask, state)
         due: str = "masked" if ask.exchange == "train" else ask.exchange
         if client.stage != due:
@@ -485,7 +485,7 @@ class Participant:
     def _check_told(
         self, outcome: Outcome, agreed: Agreed, client: Client | PlainClient, m0: Model, m0_hash: str
     ) -> None:
-        """Raise unless the outcome that the server states fits the sum, M0 and test pool that this member knows."""
+        """Raise unless the stated outcome fits the sum, the M0 and the test pool that this member knows."""
         if outcome.model.size != m0.size:
             raise MessageError(
                 f"expected a model of {m0.size} numbers, got {outcome.model.size}", stage="report"
