@@ -104,7 +104,10 @@ class Outcome:
     def check(
         self, member: str, m0: Model, weight: float, encoding: Encoding, public: Mapping[str, float] | None
     ) -> None:
-        """Raise BindingError unless updates within the bound can sum to this: a crafted M or W reveals more."""
+        """Raise BindingError unless updates within the bound can sum to this.
+
+        A server could craft M or W so that reports on it reveal more about an update.
+        """
         n, total = len(self.included), self.total_weight
         least, most = float(n), n * float(encoding.weight_cap)
         if encoding.weights == "public":
@@ -277,7 +280,7 @@ class Round:
     withheld: tuple[str, ...] = ()  # in a copy: members whose reports its reader may not see
 
     def to_reports(self, utility: str) -> Reports | None:
-        """Return the reports as scores take them, or None if there are none; in a copy, those that it shows."""
+        """Return the reports that scores take (in a copy, those it shows), or None if there are none."""
         if self.aborted or not self.reports:
             return None
         named = [name for name in self.included if name in self.reports]
@@ -369,7 +372,7 @@ VALUES: Final = 256
 
 
 def exchange_of(stage: str) -> Exchange:
-    """Return the exchange that carries a stage of secure aggregation: ``train`` asks for the masked update."""
+    """Return the exchange of a stage of secure aggregation: ``train`` asks for the masked update."""
     return "train" if stage == "masked" else cast(Exchange, stage)
 
 
@@ -399,7 +402,7 @@ class Ask:
     arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
     def pack(self, sign: Signer) -> Parcel:
-        """Return the message as a parcel signed by the server, so that its receiver can prove what it was told."""
+        """Return the message as a parcel signed by the server: its receiver can prove what it was told."""
         arrays = {name: _little(values) for name, values in self.arrays.items()}
         named = {name: _named(values) for name, values in arrays.items()}
         inner = pack([self.exchange, self.run, self.round, dict(self.body), named])
@@ -409,7 +412,7 @@ class Ask:
     def unpack(cls, parcel: Parcel, members: int = MOST_MEMBERS) -> tuple[Ask, Callable[[bytes], bool]]:
         """Return the message in a parcel, and a function that tells whether a given key signed it.
 
-        Nobody has checked the author yet, so unpacking takes no more memory than a few times the parcel's size.
+        Its author is not yet known, so unpacking takes at most a few times the memory of the parcel.
         """
         what, values = "a message of the server", VALUES + 2 * members
         match unpack(parcel.head, what, values=4):
