@@ -47,7 +47,7 @@ def merkle_path(nodes: Sequence[bytes], index: int) -> tuple[bytes, ...]:
 
 
 def merkle_climb(node: bytes, index: int, width: int, siblings: Sequence[bytes]) -> bytes | None:
-    """Return the root above ``node``, number ``index`` of ``width``; None if the path has the wrong length."""
+    """Return the root above ``node``, number ``index`` of ``width``; None if the path has a wrong length."""
     rest = list(siblings)
     while width > 1:
         if index ^ 1 < width:
