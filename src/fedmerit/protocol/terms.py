@@ -74,7 +74,7 @@ def scheduled_encoding(
 ) -> tuple[Encoding, dict[str, float] | None]:
     """Return the encoding of a round, and the weights of its members if these are public.
 
-    ``told`` are weights from scores, which only rehearsals have; it is ignored if the roster holds the weights.
+    ``told`` are weights from scores, which only rehearsals have; not used if the roster holds the weights.
     """
     public = None
     if are_public(config):
@@ -213,7 +213,7 @@ def check_roster(terms: Mapping[str, Any], config: Config, roster: Roster, membe
 
 
 def cautious(config: Config) -> None:
-    """Refuse settings that are weaker than fedmerit's defaults; members use this unless they choose another."""
+    """Refuse settings that are weaker than fedmerit's defaults. A member's rule unless it sets another."""
     secure, members = config.secure_aggregation, len(config.clients)
     weak = ""
     if not secure.check:
@@ -237,8 +237,8 @@ def everybody(
     """Refuse what `cautious` refuses, and any run whose sums are not over all members, or are clipped.
 
     Weights, bound and cap are fixed too. So two sums of the same updates differ by no more than rounding, and
-    subtracting them reveals nothing. A federation with other weights, another bound or (if weights are secret)
-    another cap passes them by name, the same on every machine and in every run:
+    subtracting them reveals nothing. A federation with other weights, another bound or (if weights are
+    secret) another cap passes them by name, the same on every machine and in every run:
     ``partial(everybody, weights="roster", bound=8.0)``.
     """
     cautious(config)
