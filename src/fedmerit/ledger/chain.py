@@ -8,9 +8,9 @@ and the server seals the record's place in the chain::
     digest_k  = SHA-256("fedmerit chain 1" 0 digest_{k-1} k content_k signature_k)   seal: the server's
 
 Altering, dropping, swapping or inserting a record therefore changes every later digest, and the last digest
-(the head) stands for the whole ledger. Bodies hold no floats: :func:`exact` writes numbers that must come back
-exactly as hexadecimal strings. Without secure aggregation there are no keys. The chain is then unsigned, and
-verification says so.
+(the head) stands for the whole ledger. Bodies hold no floats: :func:`exact` writes numbers that must be read
+back exactly as hexadecimal strings. Without secure aggregation there are no keys. The chain is then unsigned,
+and verification says so.
 
 Only the hash of a body enters the chain. A copy for a member who may not see a body holds that hash in its
 place. Digests, signatures and seals are those of the original, so the author, kind and place of every record
@@ -149,7 +149,7 @@ class Ledger:
         signature: bytes = b"",
         seal: Signer | None = None,
     ) -> Record:
-        """Append a record. ``signature`` is the author's over :func:`content`; ``seal`` signs as the server."""
+        """Append a record with its author's ``signature`` over :func:`content`; ``seal`` signs as the server."""
         if not self._db.in_transaction:
             raise LedgerError("records are appended inside a transaction")
         seq, head = self._tip()
@@ -194,7 +194,7 @@ class Ledger:
             self._check_end(last, kept, mark, marked)
 
     def _tip(self) -> tuple[int, bytes]:
-        """Return the last record's number and digest; raise LedgerError if the file's header contradicts them."""
+        """Return the last record's number and digest; raise LedgerError if the file's header differs."""
         try:
             row = self._execute(
                 f"SELECT seq, digest, {_ENDS} FROM records, {_END} ORDER BY seq DESC LIMIT 1"  # noqa: S608
