@@ -149,7 +149,7 @@ class Ledger:
         signature: bytes = b"",
         seal: Signer | None = None,
     ) -> Record:
-        """Append a record with its author's ``signature`` over :func:`content`; ``seal`` signs as the server."""
+        """Append a record. ``signature`` is its author's, over :func:`content`; ``seal`` signs as server."""
         if not self._db.in_transaction:
             raise LedgerError("records are appended inside a transaction")
         seq, head = self._tip()
