@@ -122,7 +122,7 @@ class LedgerRecorder:
             self._write(SERVER, "pool", self.commitment)
 
     def check_same(self, first: Model) -> None:
-        """Raise StoreError if a resumed run has other keys, test pool, data or first model than at its start."""
+        """Raise StoreError if keys, test pool, data or first model have changed since the run started."""
         run, pool = (first_body(self.folder.ledger, kind) for kind in ("run", "pool"))
         same = {
             "keys": run["keys"] == self._keys,
@@ -149,7 +149,7 @@ class LedgerRecorder:
         return {SERVER: self.server.hex()} | {one.name: one.key.hex() for one in self.roster.members}
 
     def joined(self, name: str, address: str, run_config: bytes, signature: bytes) -> bool:
-        """Record a join if the member signed for this address, run config and terms; return whether it did."""
+        """Record a join if the member signed for address, run config and terms; return whether it did."""
         terms = (self.terms, self.commitment, self.server)
         body = join_body(self.run, address, *terms, run_config=run_config)
         if not self._verifies(name, signature, content(name, "join", body)):
