@@ -1,7 +1,7 @@
 """Rounds as records of the ledger, rounds read back from records, and scores recomputed from them.
 
-A run begins with ``run`` (config, keys) and ``pool`` (the test pool's commitment). A round consists of
-``schedule``, ``masked`` (hashes of the masked inputs), ``outcome`` (the sum, and the slice revealed after it),
+A run begins with ``run`` (config, keys) and ``pool`` (the test pool's commitment). A round has the records
+``schedule``, ``masked`` (hashes of the masked inputs), ``outcome`` (the sum and the slice revealed after it),
 one ``report`` per member, and ``round``, which closes it; a round without a sum has no outcome or reports.
 After each round the server states the scores (`after_round`). A run ends with ``end``, and with ``seen`` by
 every member who signs the head after it (`head_log`); a ``decision`` says who is paid what (`decisions`).
@@ -262,7 +262,7 @@ TOLERANCE = 1e-12
 
 
 def compare(there: Any, here: Any, where: str) -> None:
-    """Raise LedgerError at the first place where two values differ; numbers may differ by a relative 1e-12."""
+    """Raise LedgerError where two values first differ; numbers may differ by a relative 1e-12."""
     if isinstance(there, dict) and isinstance(here, dict):
         odd = [key for key in (*here, *there) if (key in here) != (key in there)]
         for key in here:
@@ -285,9 +285,9 @@ def compare(there: Any, here: Any, where: str) -> None:
 # ------------------------------------------------------------------------------------------ v(M0) and v(M)
 
 FAR = 1e-2
-"""Difference (relative to 1 or to the value, whichever is larger) above which a member contradicts the server.
-Other processors, TF32 or another order of additions make less of a difference, except for a few samples of a
-small test set: see `check_server`."""
+"""A member contradicts the server if they differ by more than this (relative to 1 or to the value, whichever is
+larger). Other processors, TF32 or another order of additions make less of a difference, except for a few
+samples of a small test set: see `check_server`."""
 FLIPS = 3
 """How many test samples may be classified differently on other processors."""
 LEAST_AGAINST = 3
@@ -342,7 +342,7 @@ def in_words(aborted_: Sequence[int], unreported_: Sequence[int]) -> Iterator[No
 
 
 def run_and_config(ledger: Records, *, signed: bool) -> tuple[Mapping[str, Any], Config]:
-    """Return the first record and its config; raise LedgerError if they contradict each other or the ledger."""
+    """Return the first record and its config; raise LedgerError if these or the ledger disagree."""
     run = first_body(ledger, "run")
     with reading(next(ledger.records("run"))):
         try:
