@@ -12,7 +12,7 @@
     DIR/tables/           utilities of all coalitions, if ground truth was asked for
 
 A round counts once its closing transaction is in the ledger. Its checkpoint is written before that, and the
-score files after it, so whatever a kill interrupts is redone.
+score files, which follow from the ledger, after it. So whatever a kill interrupts is redone.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Folder:
     def __init__(
         self, path: str | Path, config: Config, *, resume: bool = False, text: str | None = None
     ) -> None:
-        """Open or make a run folder; ``text``, if given, is written as config.toml and must mean the same."""
+        """Open a run folder. ``text`` becomes its config.toml if not all settings apply; it must mean the same."""
         self.path = Path(path)
         self._text = config.to_toml() if text is None else text
         check_usable(self.path, resume=resume)
@@ -254,7 +254,7 @@ def _not_empty(path: Path) -> StoreError:
     return StoreError(f"{path}: not empty; use --resume to go on with the run in it, or another folder")
 
 
-# ------------------------------------------------------------------------------------------ while a process writes
+# ---------------------------------------------------------------------------------------- while a process writes
 
 
 @dataclass(eq=False)
@@ -350,7 +350,7 @@ def read_scores(path: Path) -> ScoreFiles:
 
 
 def check_scores(path: Path, found: ScoreFiles, rounds: Sequence[Round], config: Config) -> dict[str, int]:
-    """Check that ``scores.json`` and ``scores.csv`` follow from the rounds in the ledger, or the first of them.
+    """Check that ``scores.json`` and ``scores.csv`` follow from the ledger's rounds, or the first of them.
 
     If a process is killed after the ledger's transaction and before it writes these files, they stay one
     round behind. They are then correct, but the ledger has more rounds.
@@ -408,7 +408,7 @@ def check_scores(path: Path, found: ScoreFiles, rounds: Sequence[Round], config:
 
 @contextmanager
 def _copy(path: Path, name: str, config: Config) -> Iterator[None]:
-    """Turn an error in a score file into CopyDiffers: the ledger is sound, and the message says what to do."""
+    """Turn an error in a score file, which is only a copy, into CopyDiffers, which says how to mend it."""
     try:
         yield
     except LedgerError as error:
