@@ -285,8 +285,8 @@ def compare(there: Any, here: Any, where: str) -> None:
 # ------------------------------------------------------------------------------------------ v(M0) and v(M)
 
 FAR = 1e-2
-"""A member contradicts the server if they differ by more than this (relative to 1 or to the value, whichever is
-larger). Other processors, TF32 or another order of additions make less of a difference, except for a few
+"""A member contradicts the server if they differ by more than this (relative to 1 or to the value, whichever
+is larger). Other processors, TF32 or another order of additions make less of a difference, except for a few
 samples of a small test set: see `check_server`."""
 FLIPS = 3
 """How many test samples may be classified differently on other processors."""
