@@ -79,7 +79,7 @@ class Folder:
     def __init__(
         self, path: str | Path, config: Config, *, resume: bool = False, text: str | None = None
     ) -> None:
-        """Open a run folder. ``text`` becomes its config.toml if not all settings apply; it must mean the same."""
+        """Open a run folder; ``text`` becomes config.toml if not all settings apply, and must mean the same."""
         self.path = Path(path)
         self._text = config.to_toml() if text is None else text
         check_usable(self.path, resume=resume)
@@ -254,7 +254,7 @@ def _not_empty(path: Path) -> StoreError:
     return StoreError(f"{path}: not empty; use --resume to go on with the run in it, or another folder")
 
 
-# ---------------------------------------------------------------------------------------- while a process writes
+# ---------------------------------------------------------------------------------- while a process writes
 
 
 @dataclass(eq=False)
