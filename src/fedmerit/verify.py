@@ -1,4 +1,4 @@
-"""Verification of a run, finished or not, from its folder or a copy of its ledger; and payment of runs that verify."""
+"""Verification of a run, finished or not, from its folder or a ledger copy; payout decisions on what verifies."""
 
 from __future__ import annotations
 
