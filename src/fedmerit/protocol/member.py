@@ -64,7 +64,7 @@ AFTER_LAST = "has signed the last head of the run"
 Evaluator = Callable[[Any, Sequence[str]], Evaluate]
 """(shape noted by training, names of utilities) -> a function that evaluates a model on a test slice."""
 
-# --------------------------------------------------------------------------------------------- member's state
+# ------------------------------------------------------------------------------------------ member's state
 
 
 class MemberState(Protocol):
@@ -297,7 +297,7 @@ class Participant:
             return self._close(ask, state, agreed)
         return self._stage(ask, state, agreed, work)
 
-    # ------------------------------------------------------------------------------------------ the exchanges
+    # ----------------------------------------------------------------------------------------- the exchanges
 
     def _join(self, ask: Ask, state: MemberState, address: str, config: Config, server: bytes) -> bytes:
         terms, pool = ask.get("terms", dict), ask.get("commitment", dict)
