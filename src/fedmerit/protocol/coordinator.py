@@ -290,7 +290,7 @@ class Coordinator:
         assert server.result is not None
         return [name for name in server.result.included if name in server.heads["unmask"]]
 
-    # ---------------------------------------------------------------------------------------------- reports
+    # ----------------------------------------------------------------------------------------------- reports
 
     def _reports(self, found: Round, outcome: Outcome, there: Sequence[str]) -> None:
         """Ask the remaining members for reports and, in the same message, for keys for the next round."""
@@ -382,7 +382,7 @@ class Coordinator:
             if not self.recorder.seen(name, head, signature):
                 self.note(f"{name} did not sign the ledger's head")
 
-    # ---------------------------------------------------------------------------------------------- internals
+    # --------------------------------------------------------------------------------------------- internals
 
     def _exchange(
         self, kind: Exchange, number: int, bodies: Mapping[str, Mapping[str, Any]]
