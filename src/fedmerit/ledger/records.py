@@ -484,7 +484,7 @@ def reader_of(records: Sequence[Record], members: Sequence[str], given: str | No
     return given
 
 
-# -------------------------------------------------------------------------------------------- recomputed
+# ---------------------------------------------------------------------------------------------- recomputed
 
 
 def check_stated(
