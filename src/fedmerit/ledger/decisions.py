@@ -166,7 +166,7 @@ def _ratio(number_: Fraction) -> tuple[int, int]:
     return number_.numerator, number_.denominator
 
 
-# -------------------------------------------------------------------------------------------- recomputed
+# ---------------------------------------------------------------------------------------------- recomputed
 
 
 @dataclass
