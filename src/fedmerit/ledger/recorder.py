@@ -97,7 +97,7 @@ class LedgerRecorder:
         """Sign a message with the server's key; return empty bytes if there is none."""
         return b"" if self.key is None else self.key.sign(message)
 
-    # ---------------------------------------------------------------------------------------- start and end
+    # ----------------------------------------------------------------------------------------- start and end
 
     def begin(self, first: Model) -> None:
         """Write the first records: settings, keys, first model, and the test pool's commitment."""
