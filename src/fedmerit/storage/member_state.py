@@ -104,7 +104,7 @@ class MemberFiles:
             )
         self.folder.mkdir(mode=0o700, exist_ok=True)
 
-    # ------------------------------------------------------------------------------------------ stored values
+    # ----------------------------------------------------------------------------------------- stored values
 
     def put(self, name: str, value: Any) -> None:
         """Encrypt and write a value, bound to its name so that files cannot be swapped."""
