@@ -48,7 +48,7 @@ __all__ = [
     "write_roster",
 ]
 
-# ---------------------------------------------------------------------------- encoding of signed values
+# ------------------------------------------------------------------------------- encoding of signed values
 # Every value that is signed or hashed has one encoding: canonical JSON without floats.
 
 DEEPEST = 32
