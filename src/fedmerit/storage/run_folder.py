@@ -79,7 +79,7 @@ class Folder:
     def __init__(
         self, path: str | Path, config: Config, *, resume: bool = False, text: str | None = None
     ) -> None:
-        """Open a run folder; ``text`` becomes config.toml if not all settings apply, and must mean the same."""
+        """Open the folder; ``text`` becomes config.toml if not all settings apply. It must mean the same."""
         self.path = Path(path)
         self._text = config.to_toml() if text is None else text
         check_usable(self.path, resume=resume)
