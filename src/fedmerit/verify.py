@@ -1,4 +1,4 @@
-"""Verification of a run, finished or not, from its folder or a ledger copy; payout decisions on what verifies."""
+"""Verification of a run, finished or not, from its folder or a copy of its ledger; and payout decisions."""
 
 from __future__ import annotations
 
