@@ -135,7 +135,7 @@ def check_rounds(records: Sequence[Record], rounds: Sequence[Round], config: Con
     """
     least = (
         config.threshold if schema_of(records[0].body["config"]) > 1 else 0
-    )  # schema 1 counted t among those scheduled
+    )  # schema 1: of those scheduled
     walk = _Walk(records[0].body, rounds, config, max(LEAST_IN_SUM, least))
     for record in records:
         with reading(record):
