@@ -12,7 +12,7 @@
     DIR/tables/           utilities of all coalitions, if ground truth was asked for
 
 A round counts once its closing transaction is in the ledger. Its checkpoint is written before that, and the
-score files, which follow from the ledger, after it. So whatever a kill interrupts is redone.
+score files, which follow from the ledger, after it. If a kill interrupts either, it is redone.
 """
 
 from __future__ import annotations
@@ -399,9 +399,7 @@ def check_scores(path: Path, found: ScoreFiles, rounds: Sequence[Round], config:
             right = _rows(expected(len(rounds))["scores.csv"].decode())
         with _copy(path, "scores.csv", config):
             compare(table, right, "scores.csv line")
-    if any(one.reports for one in rounds[held:]) or (
-        text is None and rounds
-    ):  # rounds without reports have no line in it
+    if any(one.reports for one in rounds[held:]) or (text is None and rounds):  # others have no line
         late["scores.csv"] = len(rounds) - held
     return late
 
