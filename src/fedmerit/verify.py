@@ -208,10 +208,7 @@ def verify_folder(
         lines: list[Note] = []
         read = head_of(ledger)
         try:
-            files, book = (
-                read_scores(path),
-                snapshot(ledger),
-            )  # in this order: files newer than the ledger would look wrong
+            files, book = read_scores(path), snapshot(ledger)  # in this order: files must not be newer
             checked = _Checked(book, member, roster)
             lines.extend(checked.lines(head, heads))
             check_config(path, checked.config)
