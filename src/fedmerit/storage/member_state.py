@@ -16,7 +16,7 @@
                                   their outcomes, one per line: see head_log.py
 
 All files have mode 600, in a folder of mode 700, and are written in one step. All but the last are encrypted
-(AES-256-GCM under a key derived from the identity key). So a backup of the folder alone reveals nothing more,
+(AES-256-GCM under a key derived from the identity key). So a backup of the folder reveals only ``heads``,
 and a file that was cut, emptied or swapped with another one raises an error. ``released`` is written before
 the folder of the first run is made: if it is gone although there is a run, it was lost. Nobody can notice if
 an older copy of it was put back, or if the key was moved elsewhere without its folder.
@@ -185,7 +185,7 @@ def _plain(value: Any) -> Any:
 
 
 def _tidied(folder: Path) -> bool:
-    """Delete the secrets of a run that is over or long idle; return whether it is over or never began."""
+    """Delete the secrets of a run that is over or idle, or an idle invitation; return False if it goes on."""
     sweep(folder)
     files = {path.name: path.stat().st_mtime for path in folder.iterdir()}
     idle = time.time() - max(files.values(), default=0.0) >= IDLE
