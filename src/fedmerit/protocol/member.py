@@ -452,7 +452,7 @@ class Participant:
         return encoding.dequantise(words), 1.0 if own is None else float(own)
 
     def _report(self, ask: Ask, state: MemberState, agreed: Agreed, asked: bytes) -> bytes:
-        """Answer only the first request of a round: every other one would reveal more about the update."""
+        """Answer one request per round, and repeat that answer: any other would reveal more on the update."""
         client, update = self._known_client(ask, state), state.get(_file(ask.round, "update"))
         if client.stage != "done" or update is None:
             raise BindingError("has nothing to report on", stage="report")
