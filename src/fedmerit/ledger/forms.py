@@ -133,7 +133,8 @@ def check_rounds(records: Sequence[Record], rounds: Sequence[Round], config: Con
         rounds: as `rounds_of` read them.
         config: of the run.
     """
-    least = config.threshold if schema_of(records[0].body["config"]) > 1 else 0  # schema 1: of scheduled
+    # In schema 1 the threshold depended on how many members were scheduled, so it is not checked here.
+    least = config.threshold if schema_of(records[0].body["config"]) > 1 else 0
     walk = _Walk(records[0].body, rounds, config, max(LEAST_IN_SUM, least))
     for record in records:
         with reading(record):
