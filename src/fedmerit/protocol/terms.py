@@ -237,7 +237,7 @@ def everybody(
     """Refuse what `cautious` refuses, and any run whose sums are not over all members, or are clipped.
 
     Weights, bound and cap are fixed too. So two sums of the same updates differ by no more than rounding, and
-    subtracting them reveals nothing. A federation with other weights, another bound or (if weights are
+    subtracting them reveals no update. A federation with other weights, another bound or (if weights are
     secret) another cap passes them by name, the same on every machine and in every run:
     ``partial(everybody, weights="roster", bound=8.0)``.
     """
