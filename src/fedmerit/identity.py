@@ -120,7 +120,7 @@ def content(author: str, kind: str, body: Mapping[str, Any]) -> bytes:
 
 
 def commitment(body: Mapping[str, Any]) -> bytes:
-    """Return the hash of a body; if the body has a ``salt``, the hash reveals nothing else about it."""
+    """Return the hash of a body, which reveals nothing about the body if that has a ``salt``."""
     return hashlib.sha256(b"fedmerit body 1\0" + canonical(body)).digest()
 
 
