@@ -109,7 +109,7 @@ def rounds_of(ledger: Records) -> list[Round]:
 
 
 def moves(run: Mapping[str, Any]) -> bool:
-    """Return whether the server may move the model between rounds; M0 is then not the last M."""
+    """Return whether the server may move the model between rounds; M0 may then differ from the last M."""
     terms = run.get("terms")
     return isinstance(terms, Mapping) and bool(terms.get("optimiser"))
 
