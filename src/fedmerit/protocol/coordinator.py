@@ -328,7 +328,7 @@ class Coordinator:
             self._early = server, number + 1
 
     def _opened(self, name: str, answer: bytes) -> tuple[Report, bytes, bytes]:
-        utilities = self.config.scoring.utilities  # a name takes up to 12 bytes a character as JSON
+        utilities = self.config.scoring.utilities  # a name takes up to 12 bytes per character as JSON
         limit = ANSWER + sum(ANSWER + 12 * len(utility) for utility in utilities)
         limit += head_limit(len(self.config.clients))
         if len(answer) > limit:
