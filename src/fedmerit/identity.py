@@ -1,10 +1,10 @@
-"""Who is who, and what a signature is over: the bottom that secure sums, protocol and ledger stand on.
+"""Names, keys, the roster, and the encoding of signed values, used by secure sums, protocol and ledger.
 
 The roster is fixed before round 1 and its hash enters every mask and every signature, so a server cannot
-swap a key without being caught. A private key file belongs to its owner alone: it is written with mode 600
-in one step and a looser one is refused.
+swap a key without being caught. Only its owner may read a private key file: it is written in one step with
+mode 600, and a file with a looser mode is refused.
 
-A roster file is TOML (or the same as JSON)::
+A roster file is TOML (or the same content as JSON)::
 
     format = "fedmerit roster 1"
 
@@ -48,20 +48,20 @@ __all__ = [
     "write_roster",
 ]
 
-# -------------------------------------------------------------------------- one encoding of what is signed
-# One encoding for every value that is signed or hashed: canonical JSON without floats.
+# ------------------------------------------------------------------------------- encoding of signed values
+# Every value that is signed or hashed has one encoding: canonical JSON without floats.
 
 DEEPEST = 32
-"""Most levels of a value that is recorded."""
+"""Deepest nesting of a value that can be recorded."""
 
 
 SERVER = "server"
 Signer = Callable[[bytes], bytes]
-"""Signs a message with somebody's Ed25519 key."""
+"""Message -> signature with an Ed25519 key."""
 
 
 def canonical(body: Any) -> bytes:
-    """One encoding per value: JSON with sorted keys and no spaces, ASCII; floats are refused.
+    """Return the only encoding of a value: ASCII JSON with sorted keys and no spaces; refuse floats.
 
     >>> canonical({"b": [1, None], "a": "é"})
     b'{"a":"\\\\u00e9","b":[1,null]}'
@@ -72,13 +72,13 @@ def canonical(body: Any) -> bytes:
 
 
 def seed_from(seed: int, *what: str | int) -> int:
-    """A seed that depends on another one and on what it is for, and on nothing else."""
+    """Return a seed that depends only on another seed and on its purpose ``what``."""
     text = canonical(["fedmerit seed 1", seed, *what])
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
 
 
 def exact(value: float) -> str:
-    """A float as text that reads back to the same bits.
+    """Return a float as text that reads back to the same bits.
 
     >>> exact(0.1), number(exact(0.1))
     ('0x1.999999999999ap-4', 0.1)
@@ -87,7 +87,7 @@ def exact(value: float) -> str:
 
 
 def number(text: Any) -> float:
-    """The float that :func:`exact` wrote, in that spelling alone."""
+    """Return the float that :func:`exact` wrote; raise LedgerError for any other spelling."""
     try:
         found = float.fromhex(text)
     except (TypeError, ValueError, OverflowError) as error:
@@ -115,17 +115,17 @@ def _refuse_floats(value: Any, where: str, depth: int = 0) -> None:
 
 
 def content(author: str, kind: str, body: Mapping[str, Any]) -> bytes:
-    """What an author signs: author, kind and the body's hash, apart from its place in the chain."""
+    """Return what an author signs: a hash of author, kind and body, independent of the place in the chain."""
     return content_of(author, kind, commitment(body))
 
 
 def commitment(body: Mapping[str, Any]) -> bytes:
-    """The hash of a body; with a ``salt`` in it, all that a copy without the body says about it."""
+    """Return the hash of a body, which reveals nothing about the body if that has a ``salt``."""
     return hashlib.sha256(b"fedmerit body 1\0" + canonical(body)).digest()
 
 
 def new_salt() -> str:
-    """128 random bits for a body that may be withheld from others."""
+    """Return 128 random bits as hex, for a body that may be withheld from others."""
     return secrets.token_hex(16)
 
 
@@ -135,20 +135,20 @@ def content_of(author: str, kind: str, body: bytes) -> bytes:
 
 
 # --------------------------------------------------------------------------------------------------- names
-# What members may be called: one check for the roster and for a run's settings. A name stands on the
-# roster, in every record, in names of files (keys, statements) and in the keys of a checkpoint. Whatever a
-# run would refuse is refused when the roster is made, before it goes round.
+# One check of members' names for the roster and for a run's settings. A name is used on the roster, in
+# records, in file names (keys, statements) and in the keys of a checkpoint. A name that a run would refuse
+# is refused when the roster is made, before the roster is handed out.
 
 LONGEST_NAME = 64
 NAME_BYTES = 200
-"""Of a name in a file name, with room for an ending."""
+"""Most bytes of a name, so that a file name has room for an ending."""
 RESERVED_NAMES = (".", "..", "server")
 
 
 def check_name(name: Any) -> None:
-    """A name looks the same to all, and can be part of a file name.
+    """Raise KeyFileError unless a name looks the same to all readers and can be part of a file name.
 
-    It is short, printable, has one spelling in Unicode and no blanks at its ends.
+    It must be short and printable, in Unicode's composed form (NFC), and without blanks at its ends.
     """
     good = (
         isinstance(name, str)
@@ -169,7 +169,7 @@ def check_name(name: Any) -> None:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Names of different members: each can be one, and no two can be mixed up.
+    """Raise KeyFileError unless all names are valid and no two can be mixed up.
 
     >>> check_names(["Abbey", "Bridge", "ABBEY"])
     Traceback (most recent call last):
@@ -193,12 +193,12 @@ PREFIX = "ed25519:"
 MOST_MEMBERS = 1024
 MOST_BYTES = 1 << 20
 _P = 2**255 - 19
-_D = -121665 * pow(121666, -1, _P)  # of the curve of Ed25519 (RFC 8032, 5.1)
+_D = -121665 * pow(121666, -1, _P)  # d in the curve equation of Ed25519 (RFC 8032, 5.1)
 
 
 @dataclass(frozen=True)
 class Member:
-    """One line of the roster."""
+    """One entry of the roster."""
 
     name: str
     key: bytes  # raw Ed25519 public key, 32 bytes
@@ -219,7 +219,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Roster:
-    """Everybody's name and public key, and perhaps public weights. Order does not matter.
+    """The names and public keys of all members, and optionally public weights. Order does not matter.
 
     >>> Roster([Member("B", b"b" * 32), Member("A", b"a" * 32)]).names
     ('A', 'B')
@@ -248,7 +248,7 @@ class Roster:
 
     @property
     def weights(self) -> dict[str, float] | None:
-        """Public weights by name, or None where the roster has none."""
+        """Public weights by name, or None if the roster has none."""
         pairs = {member.name: member.weight for member in self.members if member.weight is not None}
         return pairs or None
 
@@ -260,22 +260,22 @@ class Roster:
         return hashlib.sha256(text.encode()).digest()
 
     def key(self, name: str) -> bytes:
-        """The public key of a member."""
+        """Return the public key of a member."""
         for member in self.members:
             if member.name == name:
                 return member.key
         raise KeyFileError(f"{name!r} is not on the roster")
 
     def verifies(self, name: str, signature: bytes, message: bytes) -> bool:
-        """Whether this member signed this message."""
+        """Return whether this member signed this message."""
         return verifies(self.key(name), signature, message)
 
 
 def new_key(path: str | os.PathLike[str]) -> bytes:
     """Make an identity key, write it to a new file with mode 600, and return the public key.
 
-    The file appears complete or not at all, and an existing one is never overwritten: a lost identity cannot
-    be made again.
+    The file appears complete or not at all. An existing file is never overwritten, because a lost identity
+    cannot be recovered.
     """
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -290,7 +290,7 @@ def new_key(path: str | os.PathLike[str]) -> bytes:
 
 
 def load_key(path: str | os.PathLike[str]) -> Ed25519PrivateKey:
-    """Read an identity key; refuse a file that anyone but its owner may read or write."""
+    """Read an identity key; refuse a file that others than its owner can access."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -305,19 +305,19 @@ def load_key(path: str | os.PathLike[str]) -> Ed25519PrivateKey:
     try:
         key = serialization.load_pem_private_key(data, password=None)
     except (ValueError, TypeError):
-        key = None  # whatever the parser says, it may quote the file: say only what was expected
+        key = None  # the parser's message may quote the file, so it is not shown
     if not isinstance(key, Ed25519PrivateKey):
         raise KeyFileError(f"{path}: expected an unencrypted Ed25519 private key in PEM form")
     return key
 
 
 def public_key(key: Ed25519PrivateKey) -> bytes:
-    """The 32 bytes that the roster holds for this private key."""
+    """Return the public key of a private key: the 32 bytes that the roster holds."""
     return key.public_key().public_bytes_raw()
 
 
 def verifies(key: bytes, signature: bytes, message: bytes) -> bool:
-    """Whether the owner of this public key signed this message; bytes that are no key signed nothing."""
+    """Return whether the owner of this public key signed this message; False if the key is not valid."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -329,14 +329,14 @@ def verifies(key: bytes, signature: bytes, message: bytes) -> bool:
 
 
 def write_roster(path: str | os.PathLike[str], roster: Roster) -> None:
-    """Write a new roster file: JSON where the name ends in .json, TOML otherwise."""
+    """Write a new roster file: JSON if the name ends in .json, TOML otherwise."""
     rows: list[dict[str, Any]] = []
     for member in roster.members:
         row: dict[str, Any] = {"name": member.name, "key": PREFIX + member.key.hex()}
         rows.append(row if member.weight is None else row | {"weight": float(member.weight)})
     if Path(path).suffix == ".json":
         text = json.dumps({"format": FORMAT, "members": rows}, ensure_ascii=False, indent=1) + "\n"
-    else:  # a JSON string or number is a TOML string or number too, for every name that is allowed
+    else:  # for every valid name, a JSON string or number is also one in TOML
         blocks = [
             "[[members]]\n" + "".join(f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in row.items())
             for row in rows
@@ -346,7 +346,7 @@ def write_roster(path: str | os.PathLike[str], roster: Roster) -> None:
 
 
 def read_roster(path: str | os.PathLike[str]) -> Roster:
-    """Read a roster file; unknown keys, duplicates and malformed keys are errors."""
+    """Read a roster file; refuse unknown fields, duplicates and malformed keys."""
     try:
         with open(path, "rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -375,7 +375,7 @@ def _roster(table: Any) -> Roster:
 
 
 def parse_member(text: str) -> Member:
-    """A member from NAME=ed25519:PUBLICKEY or NAME=ed25519:PUBLICKEY,WEIGHT, as on the command line.
+    """Return a member from NAME=ed25519:PUBLICKEY or NAME=ed25519:PUBLICKEY,WEIGHT, as in commands.
 
     >>> parse_member("Hospital A=ed25519:" + 32 * "0f" + ",1200").weight
     1200.0
@@ -408,11 +408,12 @@ def _member(row: Any) -> Member:
 
 
 def _small_order(key: bytes) -> bool:
-    r"""Whether a public key is one of the eight points whose order divides 8, however it is written.
+    r"""Return whether a public key is one of the eight points whose order divides 8, in any encoding.
 
-    The lower 255 bits are y, perhaps not reduced modulo :math:`p`; the highest is the sign of x. On
-    :math:`-x^2 + y^2 = 1 + d x^2 y^2` orders 1 and 2 are :math:`y = \pm 1`, order 4 is :math:`y = 0`. Twice
-    a point of order 8 has :math:`y = 0`, so :math:`x^2 = -y^2`, and the curve says:
+    The lower 255 bits are y, perhaps not reduced modulo :math:`p`; the highest bit is the sign of x. On the
+    curve :math:`-x^2 + y^2 = 1 + d x^2 y^2`, points of order 1 and 2 have :math:`y = \pm 1`, and points of
+    order 4 have :math:`y = 0`. Twice a point of order 8 has :math:`y = 0`, so the point itself has
+    :math:`x^2 = -y^2`, and the curve equation becomes:
 
     .. math:: d y^4 + 2 y^2 - 1 = 0
     """
@@ -421,7 +422,7 @@ def _small_order(key: bytes) -> bool:
 
 
 def _write_new(path: Path, data: bytes, mode: int) -> None:
-    """Create a file in one step: complete, with its mode from the first byte on, never over another one."""
+    """Create a file in one step: complete, with its mode from the start, and never over an existing file."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -430,7 +431,7 @@ def _write_new(path: Path, data: bytes, mode: int) -> None:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.link(draft, path)  # unlike a rename, fails where the name is taken
+            os.link(draft, path)  # unlike a rename, fails if the name is taken
         finally:
             os.unlink(draft)
     except FileExistsError:

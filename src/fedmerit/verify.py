@@ -1,4 +1,4 @@
-"""Check a run, finished or not, from its folder or a copy of its ledger alone; pay from what verifies."""
+"""Verification of a run, finished or not, from its folder or a copy of its ledger; and payout decisions."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ from fedmerit.storage.run_folder import (
     write_scores,
 )
 
-# ---------------------------------------------------------------------------------------------- whose keys
+# ---------------------------------------------------------------------------------------------------- keys
 
 
 def about_keys(run: Mapping[str, Any], config: Config, roster: Roster | None, name: str) -> Iterator[Note]:
-    """Compare a run's keys with a roster, or say that nobody has; the lines that tell.
+    """Compare a run's keys with a roster, or say that they were not compared; yield the lines that say so.
 
     Args:
-        run: the ledger's first record.
-        config: in it.
-        roster: the reader's own.
+        run: the body of the ledger's first record.
+        config: the config in it.
+        roster: the reader's own roster, or None.
         name: of the roster, for messages.
 
     Raises:
-        LedgerError: names whose key differs.
+        LedgerError: names the members whose keys differ.
     """
     rehearsal = REHEARSALS.get(run["engine"])
     if roster is not None:
@@ -74,7 +74,7 @@ def about_keys(run: Mapping[str, Any], config: Config, roster: Roster | None, na
 
 
 def _check(run: Mapping[str, Any], config: Config, roster: Roster, name: str) -> None:
-    """Names, keys, public weights and hash must be those of the roster."""
+    """Raise LedgerError unless names, keys, public weights and hash are those of the roster."""
     if not run["keys"]:
         raise LedgerError(f"an unsigned ledger has no keys, so there is nothing to compare with {name}")
     listed, wrong = {member.name: member.key for member in roster.members}, []
@@ -101,7 +101,7 @@ def _check(run: Mapping[str, Any], config: Config, roster: Roster, name: str) ->
 
 
 def _how_to_compare(run: Mapping[str, Any], config: Config) -> Note:
-    """What shows whose keys they are; the hash only where it is that of these very keys."""
+    """Say how a reader can compare the keys; give the roster's hash only if it is the hash of these keys."""
     stated, training = run.get("terms", {}).get("roster"), config.training
     weights = training.roster_weights if training.weights == "roster" else {}
     members = (Member(name, bytes.fromhex(run["keys"][name]), weights.get(name)) for name in config.clients)
@@ -116,20 +116,20 @@ def _how_to_compare(run: Mapping[str, Any], config: Config) -> Note:
     return Note("keys-stated" if stated is None else "keys-weighted")
 
 
-# ---------------------------------------------------------------------------------------- score files anew
+# --------------------------------------------------------------------------------------------- score files
 
 
 def renew(path: Path) -> str:
-    """Write the score files of a run anew where a kill left them older than its ledger.
+    """Rewrite the score files of a run if a kill left them older than its ledger.
 
-    The folder is held meanwhile, and must verify.
+    The folder is locked meanwhile, and must verify.
 
     Returns:
-        What was done, in words; nothing where the files were up to date.
+        What was done, in words; an empty string if the files were up to date.
 
     Raises:
-        StoreError: another process holds the folder, or a file says something else than the ledger: it may
-            be somebody's work, and is left to whoever changed it.
+        StoreError: another process holds the folder, or a file contradicts the ledger. Such a file is left
+            alone, because somebody may have edited it on purpose.
     """
     try:
         return _renewed(path)
@@ -169,9 +169,9 @@ def _renewed(path: Path) -> str:
 A = TypeVar("A")
 B = TypeVar("B")
 ATTEMPTS = 5
-"""Readings of a folder in which a process keeps writing."""
+"""How often to read a folder in which a process keeps writing."""
 PAUSE = 0.3
-"""Seconds between them."""
+"""Seconds between two readings."""
 
 
 def verify_folder(
@@ -182,24 +182,24 @@ def verify_folder(
     member: str | None = None,
     roster: Roster | str | Path | None = None,
 ) -> Iterator[Note]:
-    """Check a run folder; yields what was found, line by line.
+    """Check a run folder, and yield what was found line by line.
 
-    That is: chain and signatures; that records fit together; the scores and payouts stated in the ledger; and
-    that ``config.toml``, ``scores.json`` and ``scores.csv`` say what the ledger says. Score files from before
-    the last rounds of the ledger are told, and no error: the ledger is the record. A process may be writing
-    in the folder meanwhile.
+    The checks cover: chain and signatures; whether records fit together; the scores and payouts stated in the
+    ledger; and whether ``config.toml``, checkpoints, ``scores.json`` and ``scores.csv`` agree with it. Score
+    files that lack the ledger's last rounds are mentioned, but are no error: the ledger is the record. A
+    process may be writing in the folder meanwhile.
 
     Args:
         path: of the folder.
-        head: that somebody kept; it must be on the chain.
-        heads: a member's own file of the heads it was shown and of what it reported
-            (``KEY.state/RUN/heads``); all heads must be there, and the outcomes that it was told.
-        member: who asks; its own part is told too.
-        roster: of the members' keys, or its file, as the reader has it; without it, signatures are checked
-            with the keys that the ledger states.
+        head: a head that somebody wrote down; it must be on the chain.
+        heads: a member's own file of what it was shown, did and reported (``KEY.state/RUN/heads``); the
+            ledger must agree with it.
+        member: the member who asks; its own part is included.
+        roster: the reader's own roster of members' keys, or its file; without it, signatures are checked with
+            the keys that the ledger states.
 
     Raises:
-        CopyDiffers: the ledger is sound, and everything about it has been told; a score file is not.
+        CopyDiffers: a score file is wrong, but the ledger is sound and has been described in full.
         LedgerError: names the first record, or the place in a file, that is wrong.
     """
     path = Path(path)
@@ -208,7 +208,7 @@ def verify_folder(
         lines: list[Note] = []
         read = head_of(ledger)
         try:
-            files, book = read_scores(path), snapshot(ledger)  # in this order: see `snapshot`
+            files, book = read_scores(path), snapshot(ledger)  # in this order: files must not be newer
             checked = _Checked(book, member, roster)
             lines.extend(checked.lines(head, heads))
             check_config(path, checked.config)
@@ -248,8 +248,8 @@ def verify_copy(
 ) -> Iterator[Note]:
     """Check a copy of a ledger (JSON lines), as :func:`verify_folder` checks the ledger of a folder.
 
-    A copy for one member withholds what others reported. Then chain, signatures and order are checked of all
-    records, scores and payouts of that member alone.
+    A copy for one member withholds what others reported. Chain, signatures and order are then checked for all
+    records, but scores and payouts only for that member.
     """
     copy = Copy(path)
     checked = _Checked(copy, member, roster)
@@ -265,7 +265,7 @@ def verify_copy(
 
 
 class _Checked:
-    """A ledger or a copy, of which everything that can be recomputed has been."""
+    """A verified ledger or copy: everything that can be recomputed has been."""
 
     def __init__(
         self, ledger: Records, member: str | None, roster: Roster | str | Path | None = None
@@ -295,7 +295,7 @@ class _Checked:
             self.own = own_parts(ledger, self.reader, self.rounds, scoring)
 
     def _stated(self, ledger: Records) -> list[Round]:
-        """The rounds, if what the server stated after them follows."""
+        """Return the rounds; raise LedgerError if what the server stated after them does not follow."""
         rounds, pool = rounds_of(ledger), first_body(ledger, "pool")
         closing = (record for record in self.records if record.kind == "round")
         for record, one in zip(closing, rounds, strict=True):
@@ -305,7 +305,7 @@ class _Checked:
         return rounds
 
     def lines(self, head: str | None, heads: str | Path | None) -> Iterator[Note]:
-        """Chain, signatures, heads, rounds."""
+        """Yield lines on chain, signatures, heads and rounds."""
         yield Note("chain-signed" if self.signed else "chain", records=len(self.records))
         members = self.config.clients
         if not self.signed:
@@ -359,7 +359,7 @@ class _Checked:
         )
 
     def about_money(self) -> Iterator[Note]:
-        """Payout decisions, computed anew."""
+        """Yield lines on the payout decisions, which were recomputed."""
         for one in self.decisions:
             mine = ""
             if self.member is not None:
@@ -396,7 +396,7 @@ class _Checked:
 
 
 def _both(one: Callable[[], A], other: Callable[[], B]) -> tuple[A, B]:
-    """Two checks of the same records; where both fail, the error is that of the earlier record."""
+    """Return the results of two checks; if both fail, raise the error of the earlier record."""
     try:
         first = one()
     except LedgerError as error:
@@ -409,7 +409,7 @@ def _both(one: Callable[[], A], other: Callable[[], B]) -> tuple[A, B]:
 
 
 def keys_of(record: Record) -> Mapping[str, bytes]:
-    """Public keys by author, from a ledger's first record."""
+    """Return the public keys by author, from a ledger's first record."""
     if record.kind != "run" or record.author != SERVER:
         raise LedgerError(f"{record.name}: expected the run's first record", record=record.seq)
     keys = record.body.get("keys")
@@ -422,24 +422,24 @@ def keys_of(record: Record) -> Mapping[str, bytes]:
 
 
 # ------------------------------------------------------------------------------------------------- payment
-# Record a payout decision in a run's ledger, signed by the server's key in the run folder.
+# A payout decision is recorded in the run's ledger and signed with the server's key in the run folder.
 
 
 def record_decision(path: Path, terms: Terms) -> tuple[Decision, bool]:
-    """Verify a run, decide, and write it down.
+    """Verify a run, decide who is paid what, and record the decision.
 
     Args:
         path: the run folder.
-        terms: what is to be paid, and how.
+        terms: of the decision.
 
     Returns:
-        The decision, and whether it is new: the same terms over the same rounds as the last decision are
-        that decision, and nothing is written.
+        The decision, and whether it is new. If the last decision has the same terms and rounds, that decision
+        is returned and nothing is written.
 
     Raises:
         DoubtfulShares: the reports contradict themselves, and the terms do not say to pay despite that.
     """
-    for _ in verify_folder(path):  # money is paid from what verifies, or not at all
+    for _ in verify_folder(path):  # only runs that verify are paid
         pass
     config = of_folder(path)
     with Folder(path, config, resume=True) as folder:
@@ -460,7 +460,7 @@ def record_decision(path: Path, terms: Terms) -> tuple[Decision, bool]:
 
 
 def read_run(path: Path) -> tuple[list[Round], list[Decision], str]:
-    """Rounds, decisions and head of a run that has been verified."""
+    """Return the rounds, decisions and head of a run that has been verified."""
     config = of_folder(path)
     with Ledger(path / LEDGER, read_only=True) as ledger:
         rounds = rounds_of(ledger)

@@ -1,12 +1,11 @@
-"""What was said, for good: a chain of signed records, and rounds, scores and money read back from it.
+"""The ledger: a chain of signed records, from which rounds, scores and payouts are read back.
 
 What is where::
 
-    chain             records, signed and linked; copies of them
-    records           rounds from records, and records of rounds
-    forms             what each kind of record may say
+    chain             signed and linked records, and copies of them
+    records           rounds as records, scores recomputed from them, and who may see what
+    forms             which fields each kind of record has, and what they must fit
     recorder          what a coordinator writes
-    visibility        who may see what
-    decisions         who is paid what
-    head_log          what a member kept of it
+    decisions         payout decisions
+    head_log          the heads that members signed or stored
 """

@@ -1,21 +1,21 @@
 """The ledger: an append-only SQLite table of records, each signed by its author and chained by hash.
 
-A record says who (``author``: the server or a member) states what (``kind``, ``body``). Its author signs the
-content; the server seals its place in the chain::
+A record has an ``author`` (the server or a member), a ``kind`` and a ``body``. The author signs the content,
+and the server seals the record's place in the chain::
 
     body_k    = SHA-256("fedmerit body 1" 0 canonical(body))
     content_k = SHA-256("fedmerit record 2" 0 canonical({author, kind, body_k}))     signature: the author's
     digest_k  = SHA-256("fedmerit chain 1" 0 digest_{k-1} k content_k signature_k)   seal: the server's
 
-so that altering, dropping, swapping or inserting a record changes every later digest, and the last digest
-(the head) stands for all of it. Bodies hold no floats: numbers that must come back exactly are written as
-hexadecimal strings by :func:`exact`. Where secure aggregation is off there are no keys: the chain is then
-unsigned, and whoever verifies it is told so.
+Altering, dropping, swapping or inserting a record therefore changes every later digest, and the last digest
+(the head) stands for the whole ledger. Bodies hold no floats: :func:`exact` writes numbers that must be read
+back exactly as hexadecimal strings. Without secure aggregation there are no keys. The chain is then unsigned,
+and verification says so.
 
-Only the hash of a body enters the chain. A copy for somebody who may not see a body holds that hash in its
-place: digests, signatures and seals are those of the original, and who wrote which kind of record when stays
-checked. Bodies that may be withheld carry a ``salt`` of 128 random bits, drawn by their author, so that the
-hash is a commitment: it cannot be opened to another body, and guessing the numbers does not confirm them.
+Only the hash of a body enters the chain. A copy for a member who may not see a body holds that hash in its
+place. Digests, signatures and seals are those of the original, so the author, kind and place of every record
+can still be checked. Bodies that may be withheld carry a ``salt`` of 128 random bits, drawn by their author.
+The hash is then a commitment: it cannot be opened to another body, and nobody can confirm a guess with it.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from fedmerit.identity import number as number
 
 START = bytes(32)
 WAIT = 5.0
-"""Seconds to wait for another process that is writing."""
+"""Seconds to wait while another process is writing."""
 _CELLS = "seq, author, kind, body, digest, signature, seal"
 _END = "pragma_user_version, pragma_application_id"
 _ENDS = "user_version, application_id"
-"""Two numbers in the header of the file: how many records there are, and of the last digest what fits."""
+"""Two numbers in the file's header: how many records there are, and a part of the last digest (`_mark`)."""
 
 
 @dataclass(frozen=True)
@@ -56,31 +56,31 @@ class Record:
     digest: bytes
     signature: bytes
     seal: bytes
-    withheld: bytes = b""  # in a copy: the hash that stands for a body its reader may not see
+    withheld: bytes = b""  # in a copy: the hash of a body that its reader may not see
 
     @property
     def commitment(self) -> bytes:
-        """The hash of its body."""
+        """The hash of the body."""
         return self.withheld or commitment(self.body)
 
     @property
     def content(self) -> bytes:
-        """What its author signed."""
+        """The bytes that the author signed."""
         return content_of(self.author, self.kind, self.commitment)
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The record's name in messages."""
         return f"record {self.seq} ({self.kind} by {self.author})"
 
 
 class Records(Protocol):
-    """A ledger, or a copy of one: what can be read and verified."""
+    """A ledger or a copy of one, to be read and verified."""
 
     path: Path
 
     def records(self, kind: str | None = None) -> Iterator[Record]:
-        """All records in order, or those of one kind."""
+        """Yield all records in order, or those of one kind."""
 
     @property
     def head(self) -> str:
@@ -90,14 +90,14 @@ class Records(Protocol):
 
 
 class Ledger:
-    """Records of one run. Use as a context manager; write inside :meth:`transaction`."""
+    """The records of one run. Use it as a context manager, and write inside :meth:`transaction`."""
 
     def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
         self.path = Path(path)
         if read_only and not self.path.exists():
             raise LedgerError(f"{self.path}: no ledger here")
         address = self.path.absolute().as_uri()
-        if read_only:  # without a log nobody is writing, and the file alone can be read wherever it lies
+        if read_only:  # without a log nobody is writing: read the file alone, even on read-only media
             log = self.path.with_name(self.path.name + "-wal")
             address += "?mode=ro" if log.exists() else "?immutable=1"
         try:
@@ -130,13 +130,13 @@ class Ledger:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All records appended inside are written together, or none of them."""
+        """Write all records that are appended inside, or none of them."""
         self._execute("BEGIN IMMEDIATE")
         try:
             yield
             self._execute("COMMIT")
         except BaseException:
-            if self._db.in_transaction:  # SQLite may have rolled back by itself, on a full disk for one
+            if self._db.in_transaction:  # SQLite may have rolled back already, for example on a full disk
                 self._execute("ROLLBACK")
             raise
 
@@ -149,7 +149,7 @@ class Ledger:
         signature: bytes = b"",
         seal: Signer | None = None,
     ) -> Record:
-        """Add a record. ``signature`` is the author's over :func:`content`; ``seal`` signs as the server."""
+        """Append a record. ``signature`` is its author's, over :func:`content`; ``seal`` signs as server."""
         if not self._db.in_transaction:
             raise LedgerError("records are appended inside a transaction")
         seq, head = self._tip()
@@ -166,14 +166,14 @@ class Ledger:
 
     @property
     def head(self) -> str:
-        """The last digest, as hex: it stands for the whole ledger."""
+        """The last digest, as hex; it stands for the whole ledger."""
         return self._tip()[1].hex()
 
     def __len__(self) -> int:
         return int(self._execute("SELECT count(*) FROM records").fetchone()[0])
 
     def records(self, kind: str | None = None) -> Iterator[Record]:
-        """All records in order, or those of one kind. Bodies are parsed, nothing is verified."""
+        """Yield all records in order, or those of one kind. Bodies are parsed, but nothing is verified."""
         where, values = ("WHERE kind = ?", (kind,)) if kind else ("", ())
         query = f"SELECT {_CELLS}, {_ENDS} FROM records, {_END} {where} ORDER BY seq"  # noqa: S608 - no outside text
         rows = self._execute(query, values)
@@ -194,7 +194,7 @@ class Ledger:
             self._check_end(last, kept, mark, marked)
 
     def _tip(self) -> tuple[int, bytes]:
-        """Number and digest of the last record, if they are what the file's header keeps of them."""
+        """Return the last record's number and digest; raise LedgerError if the file's header differs."""
         try:
             row = self._execute(
                 f"SELECT seq, digest, {_ENDS} FROM records, {_END} ORDER BY seq DESC LIMIT 1"  # noqa: S608
@@ -216,16 +216,16 @@ class Ledger:
         return int(seq), digest
 
     def _check_end(self, seq: int, kept: int, mark: int, marked: bytes) -> None:
-        """Raise LedgerError if records are gone that the header of the file speaks of.
+        """Raise LedgerError if the header of the file names a last record that is gone or different.
 
-        A damaged page of the table can make its last records disappear, and what is left is a chain in order.
-        Version 0.1.0 keeps nothing in the header: it may have written none, or added records to one.
+        A damaged page of the table can make the last records disappear, and what is left is a valid chain.
+        Version 0.1.0 does not write the header, so the header may be empty, or older than the last records.
 
         Args:
-            seq: of the last record.
-            kept: which record the header says is the last.
-            mark: and what it keeps of that one's digest.
-            marked: the digest that this record has here.
+            seq: number of the last record.
+            kept: number of the last record by the header.
+            mark: part of that record's digest by the header.
+            marked: the digest that this record has in the table.
         """
         if (kept or mark) and (kept > seq or mark != _mark(marked)):
             here = f"the last one here is record {seq}" if kept > seq else "which is another one here"
@@ -241,7 +241,7 @@ class Ledger:
 def parsed_record(
     seq: int, author: Any, kind: Any, body: Any, digest: Any, signature: Any, seal: Any
 ) -> Record:
-    """A line of the table, if every cell has its type and the body its canonical form."""
+    """Return a row as a record; raise LedgerError if a cell has a wrong type or the body is not canonical."""
     where = f"record {seq} ({kind!s:.40})"
     if not isinstance(author, str) or not isinstance(kind, str):
         raise LedgerError(f"{where}: author and kind must be text", record=seq)
@@ -260,23 +260,23 @@ def parsed_record(
 
 
 def _mark(digest: bytes) -> int:
-    """Return what a file's header has room for of the last digest."""
+    """Return the part of a digest that fits into the file's header: 31 bits."""
     return int.from_bytes(digest[:4], "big") & 0x7FFFFFFF
 
 
 def link(previous: bytes, seq: int, content_: bytes, signature: bytes) -> bytes:
-    """The digest of record ``seq``: what the server seals and the next record builds on."""
+    """Return the digest of record ``seq``, which the server seals and the next record builds on."""
     parts = previous + seq.to_bytes(8, "big") + content_ + hashlib.sha256(signature).digest()
     return hashlib.sha256(b"fedmerit chain 1\0" + parts).digest()
 
 
 def verify_chain(ledger: Records, keys: Callable[[Record], Mapping[str, bytes]]) -> bool:
-    """Check every digest, signature and seal; the error names the first record that is wrong.
+    """Raise LedgerError at the first record whose digest, signature or seal is wrong.
 
     Args:
-        ledger: to be checked.
-        keys: from the first record, the public keys by author (the server's among them); an empty mapping
-            for an unsigned ledger.
+        ledger: the ledger, or a copy.
+        keys: returns the public keys by author (including the server's), given the first record; an empty
+            mapping for an unsigned ledger.
 
     Returns:
         Whether the ledger is signed.
@@ -308,7 +308,7 @@ def verify_chain(ledger: Records, keys: Callable[[Record], Mapping[str, bytes]])
 
 
 class _Signatures:
-    """Checks signatures of known authors."""
+    """The keys of known authors, ready to check signatures."""
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
         self._raw = keys
@@ -339,7 +339,7 @@ _FIELDS = {"seq", "author", "kind", "digest", "signature", "seal"}
 
 
 def exported(ledger: Records, visible: Callable[[Record], bool] = lambda _: True) -> Iterator[bytes]:
-    """The lines of a copy; bodies that are not ``visible`` are withheld."""
+    """Yield the lines of a copy, without the bodies that are not ``visible``."""
     for record in ledger.records():
         line: dict[str, Any] = {
             "seq": record.seq,
@@ -357,7 +357,7 @@ def exported(ledger: Records, visible: Callable[[Record], bool] = lambda _: True
 
 
 class Copy:
-    """A copy, read whole; the same methods as a ledger has for reading."""
+    """A copy of a ledger in memory, with the reading methods of a ledger."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -370,7 +370,7 @@ class Copy:
         self._records = [self._read(number, line) for number, line in enumerate(lines, start=1)]
 
     def records(self, kind: str | None = None) -> Iterator[Record]:
-        """All records in order, or those of one kind."""
+        """Return all records in order, or those of one kind."""
         return (record for record in self._records if kind is None or record.kind == kind)
 
     @property

@@ -1,8 +1,8 @@
-"""Payout decisions: who is paid what, by which rule, as records of the ledger; and the same computed anew.
+"""Payout decisions: who is paid what and by which rule, as records of the ledger, and their recomputation.
 
-A ``decision`` holds what was asked for (budget, rule, score, ...) and what follows: shares and exact cents. A
-later one says which it replaces. Where only the coordinator sees all, the decision holds what everybody may
-know, and each member's share and cents are in a salted ``payout`` record of its own.
+A ``decision`` holds its terms (budget, rule, score, ...) and the result: shares and exact cents. A later
+decision names the one it replaces. If only the coordinator sees everything, the decision holds what all
+members may know, and each member's share and cents are in a salted ``payout`` record of its own.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TOLERANCE = 1e-12
 
 @dataclass(frozen=True)
 class Terms:
-    """What a decision was asked for."""
+    """The terms of a decision."""
 
     budget: str
     utility: str
@@ -54,10 +54,10 @@ class Terms:
     floor: float = 0.0
     cap: float = 1.0
     on_undefined: OnUndefined = "refuse"
-    despite_doubts: bool = False  # whether gross doubts about the reports were to be overruled
+    despite_doubts: bool = False  # whether to pay despite gross doubts about the reports
 
     def body(self) -> dict[str, Any]:
-        """For the ledger."""
+        """Return the terms as they are recorded."""
         return {
             **vars(self),
             "budget": spelled(self.budget),
@@ -67,8 +67,8 @@ class Terms:
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Terms:
-        """As a record has them."""
-        plain = {"despite_doubts": False, **body}  # which decisions of earlier versions do not have
+        """Read the terms in a record."""
+        plain = {"despite_doubts": False, **body}  # decisions of earlier versions do not have it
         plain = {key: plain[key] for key in cls.__dataclass_fields__}
         if not isinstance(plain["despite_doubts"], bool):
             raise LedgerError(f"despite_doubts: expected true or false, got {plain['despite_doubts']!r:.40}")
@@ -88,16 +88,16 @@ class Decision:
     total: Scores
     shares: Shares
     paid: Payouts
-    doubts: tuple[Doubt, ...] = ()  # about the reports that it rests on
-    record: int = 0  # its place in the ledger, once it is there
+    doubts: tuple[Doubt, ...] = ()  # about the reports that the decision rests on
+    record: int = 0  # its place in the ledger, once it is recorded
 
     @property
     def overruled(self) -> tuple[Doubt, ...]:
-        """The gross doubts that it was made despite; none by the rule equal, which pays by no score."""
+        """The gross doubts that the decision overrules; none under the rule equal, which uses no score."""
         return tuple(one for one in self.doubts if one.gross and self.terms.rule != "equal")
 
     def records(self, scoring: Scoring) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Kinds and bodies of what goes into the ledger."""
+        """Yield the kind and body of each record of this decision."""
         body: dict[str, Any] = {
             "decision": self.number,
             "replaces": self.replaces,
@@ -118,19 +118,19 @@ class Decision:
 
 
 def cents(amount: Any) -> int:
-    """An amount of money in cents."""
+    """Return an amount of money in cents."""
     return int(amount * 100)
 
 
 def money(amount: int) -> str:
-    """Cents as one reads them."""
+    """Return cents as text for people, for example 1,234.50."""
     return f"{amount // 100:,}.{amount % 100:02d}"
 
 
 def decide(
     rounds: Sequence[Round], terms: Terms, before: Sequence[Decision] = (), *, game: str | None = None
 ) -> Decision:
-    """What these rounds of a run with this game pay under these terms; ``before``: the decisions so far."""
+    """Return what these rounds pay under these terms, as the decision that follows those in ``before``."""
     scored = [reports for one in rounds if (reports := one.to_reports(terms.utility)) is not None]
     total = accumulate(scored, score=terms.score, missing=terms.missing)
     divided = shares(total, terms.rule, floor=terms.floor, cap=terms.cap, on_undefined=terms.on_undefined)
@@ -147,7 +147,7 @@ def decide(
 
 
 def _totals(total: Scores, divided: Shares, budget: str) -> dict[str, Any]:
-    """What lets a member recompute its own share and cents, and says nothing else about the others."""
+    """Return the totals from which a member can recompute its share and cents, and no more about others."""
     positive = math.fsum(np.maximum(total.raw, 0.0))
     clipped = None
     if divided.rule == "impartial" and total.gain > 0:
@@ -166,12 +166,12 @@ def _ratio(number_: Fraction) -> tuple[int, int]:
     return number_.numerator, number_.denominator
 
 
-# ------------------------------------------------------------------------------------------ computed anew
+# ---------------------------------------------------------------------------------------------- recomputed
 
 
 @dataclass
 class StatedDecision:
-    """A decision as the ledger has it."""
+    """A decision as the ledger states it."""
 
     record: Record
     rounds: int
@@ -179,7 +179,7 @@ class StatedDecision:
 
 
 def decisions_of(ledger: Records, rounds: Sequence[Round], scoring: Scoring) -> list[Decision]:
-    """Every decision of a ledger, computed anew; the error names the first that says something else."""
+    """Return every decision of a ledger, recomputed; raise LedgerError at the first that differs."""
     found: list[Decision] = []
     for one in found_in(ledger):
         with reading(one.record):
@@ -200,7 +200,7 @@ def decisions_of(ledger: Records, rounds: Sequence[Round], scoring: Scoring) -> 
 def _again(
     one: StatedDecision, rounds: Sequence[Round], before: Sequence[Decision], scoring: Scoring
 ) -> Decision:
-    """The decision as it should be, from the rounds that were closed when it was made."""
+    """Return the decision recomputed from the rounds that were closed before it."""
     body = one.record.body
     if one.record.author != SERVER:
         raise LedgerError("only the server decides")
@@ -215,7 +215,7 @@ def _again(
 
 
 def found_in(ledger: Records) -> Iterator[StatedDecision]:
-    """Decisions with their payout records, which follow at once."""
+    """Yield decisions with their payout records, which follow immediately."""
     closed, last = 0, None
     for record in ledger.records():
         if record.kind == "payout":
@@ -234,7 +234,7 @@ def found_in(ledger: Records) -> Iterator[StatedDecision]:
 
 
 def _stated(one: StatedDecision, scoring: Scoring) -> dict[str, dict[str, Any]]:
-    """Shares and cents as a decision or its payouts have them."""
+    """Return shares and cents as the decision or its payouts state them."""
     body = one.record.body
     if scoring.visibility == "all":
         return {
@@ -287,11 +287,11 @@ class OwnPart:
     number: int
     cents: int
     share: float
-    recomputed: bool  # the share too, not only the cents that follow from it
+    recomputed: bool  # whether the share was recomputed too, not only the cents
 
 
 def own_parts(ledger: Records, member: str, rounds: Sequence[Round], scoring: Scoring) -> list[OwnPart]:
-    """A member's part of every decision in its copy, computed anew as far as it can be."""
+    """Return a member's part of every decision in its copy, recomputed as far as possible."""
     found: list[OwnPart] = []
     summed = {record.body["round"]: record.body["utilities"] for record in ledger.records("totals")}
     for one in found_in(ledger):
@@ -333,7 +333,7 @@ def own_parts(ledger: Records, member: str, rounds: Sequence[Round], scoring: Sc
 
 
 def _check_words(body: Mapping[str, Any], terms: Terms) -> None:
-    """Terms and status must be some that there are, and that go together."""
+    """Raise LedgerError unless terms and status are known values that fit together."""
     for what, given, known in (
         ("rule", terms.rule, get_args(Rule)),
         ("on_undefined", terms.on_undefined, get_args(OnUndefined)),
@@ -348,7 +348,7 @@ def _check_words(body: Mapping[str, Any], terms: Terms) -> None:
 
 
 def _division(member: str, totals: Mapping[str, Any], terms: Terms) -> Division:
-    """How the budget was divided, as the totals say."""
+    """Return how the budget was divided, according to the totals."""
     total, unit, a, b, c, d, last = totals["division"]
     whole = all(type(part) is int for part in (totals["n"], total, unit, a, b, c, d))
     if not whole or not isinstance(last, str):
@@ -366,7 +366,7 @@ def _division(member: str, totals: Mapping[str, Any], terms: Terms) -> Division:
 
 
 def _check_unpaid(unpaid: Any, made: Division, own: int) -> None:
-    """What is left over follows from the sum of all shares, to less than a cent a member."""
+    """Raise unless the unpaid rest follows from the sum of all shares, to less than a cent per member."""
     rest = Fraction(0)
     if made.down:
         rest = made.cents * (1 - Fraction(made.total, max(made.total, made.one)))
@@ -375,7 +375,7 @@ def _check_unpaid(unpaid: Any, made: Division, own: int) -> None:
 
 
 def _own_share(own: float, body: Mapping[str, Any], terms: Terms) -> float | None:
-    """The share that the totals give; None where it depends on more than they tell."""
+    """Return a member's share from the totals; None if it depends on more than they state."""
     totals = body["totals"]
     n = totals["n"]
     if terms.rule == "equal" or (body["status"] == "undefined" and terms.on_undefined == "equal"):

@@ -1,8 +1,8 @@
-"""What a record may say: who writes each kind, which fields it has, and what they must fit.
+"""The form of every kind of record: who writes it, which fields it has, and what they must fit.
 
 `rounds_of` reads rounds and compares what their members signed; `signed_heads`, `check_stated` and
-`decisions_of` compare heads, scores and money. Here is the rest, so that every field of every record is
-either compared with something or named in docs/threats.md as one that nothing in the ledger can show.
+`decisions_of` check heads, scores and payouts. This module checks the rest, so that every field of every
+record is either checked or named in docs/threats.md as one that the ledger cannot prove.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ MEMBER = "a member"
 
 @dataclass(frozen=True)
 class Form:
-    """Who writes records of a kind, and their fields."""
+    """Who writes records of one kind, and which fields they have."""
 
     author: str
     fields: frozenset[str]
     optional: frozenset[str] = frozenset()
-    others: bool = False  # whether there may be more
+    others: bool = False  # whether other fields are allowed
 
     def check(self, record: Record, members: Sequence[str]) -> None:
-        """Raise LedgerError unless the record has its author and its fields."""
+        """Raise LedgerError unless a record has the right author and fields."""
         allowed = members if self.author == MEMBER else (SERVER,)
         if record.author not in allowed:
             raise LedgerError(f"expected one by {self.author}, got one by {record.author!r:.60}")
@@ -77,7 +77,7 @@ FORMS = {
     "decision": _form(SERVER, _DECISION, "shares cents totals despite_doubts"),
     "payout": _form(SERVER, "decision member salt share cents"),
 }
-"""All kinds, in the order in which a run first writes them."""
+"""All kinds of records, in the order in which a run first writes them."""
 _SHOWN_TO_ALL = {
     kind: form for kind, form in FORMS.items() if kind not in ("totals", "score", "payout", "decision")
 } | {"decision": _form(SERVER, f"{_DECISION} shares cents", "despite_doubts")}
@@ -86,13 +86,13 @@ _SHOWN_TO_COORDINATOR = {kind: form for kind, form in FORMS.items() if kind not 
 }
 AFTER_END = ("join", "seen", "decision", "payout")
 WHOLE = ("round", "rounds", "decision", "replaces", "unpaid")
-"""Fields that are whole numbers wherever they occur; true is none. The first decision replaces nothing."""
+"""Fields that are whole numbers (not booleans) in every record; ``replaces`` may also be null."""
 TERMS = {"config", "config_hash", "roster", "strategy", "optimiser", "evaluates"}
-"""And ``engine``, which those of version 0.1.0 lack."""
+"""Entries of a run's terms, without ``engine``, which version 0.1.0 did not have."""
 
 
 def check_forms(records: Sequence[Record], config: Config) -> None:
-    """Raise LedgerError at the first record with another author, field or place than its kind has."""
+    """Raise LedgerError at the first record whose author, fields or place do not fit its kind."""
     if [record.kind for record in records[:2]] != ["run", "pool"]:
         raise LedgerError("expected a ledger that begins with the records run and pool")
     ended, signed = False, set()
@@ -126,14 +126,15 @@ def check_forms(records: Sequence[Record], config: Config) -> None:
 
 
 def check_rounds(records: Sequence[Record], rounds: Sequence[Round], config: Config) -> None:
-    """Raise LedgerError where a round's records, or the end, say what cannot be.
+    """Raise LedgerError if the records of a round, or of the run's end, contradict the rest of the ledger.
 
     Args:
-        records: of a ledger with `check_forms` behind it.
+        records: of a ledger that passed `check_forms`.
         rounds: as `rounds_of` read them.
         config: of the run.
     """
-    least = config.threshold if schema_of(records[0].body["config"]) > 1 else 0  # which was t of N before
+    # In schema 1 the threshold depended on how many members were scheduled, so it is not checked here.
+    least = config.threshold if schema_of(records[0].body["config"]) > 1 else 0
     walk = _Walk(records[0].body, rounds, config, max(LEAST_IN_SUM, least))
     for record in records:
         with reading(record):
@@ -157,7 +158,7 @@ def check_rounds(records: Sequence[Record], rounds: Sequence[Round], config: Con
 
 @dataclass
 class _Walk:
-    """The rounds once more, record by record."""
+    """A second pass over the rounds, record by record."""
 
     run: Mapping[str, Any]
     rounds: Sequence[Round]
@@ -172,11 +173,11 @@ class _Walk:
     slices: list[str] = field(default_factory=list)
     first: dict[tuple[str, str], str] = field(
         default_factory=dict
-    )  # v of the first model, by slice and utility
+    )  # utility of the first model, by slice and name
 
     @property
     def _agreed(self) -> bool:
-        """Whether its members joined; rehearsals of version 0.1.0 had no joins."""
+        """Whether members joined the run; rehearsals of version 0.1.0 had no joins."""
         return "terms" in self.run
 
     @property
@@ -192,7 +193,7 @@ class _Walk:
         self.weights = self._weights(body["weights"])
 
     def _weights(self, told: Any) -> dict[str, float] | None:
-        """Public weights, which must be those that the config gives."""
+        """Return the public weights of a schedule; raise unless they follow from the config."""
         kind = self.config.training.weights
         if kind in ("uniform", "secret"):
             if told is not None:
@@ -234,7 +235,7 @@ class _Walk:
             _hex(body[what], what)
         self.m0 = body["m0"]
         one = self.rounds[self.closed] if self.closed < len(self.rounds) else None
-        if one is not None:  # else the run was stopped before it was closed
+        if one is not None:  # None if the run stopped before the round was closed
             self._total(number(body["weight"]), one.included)
         if self.config.data.test_reveal == "fixed" and self.slices and body["slice"] != self.slices[0]:
             raise LedgerError("another test slice than in the rounds before, but the run has one for all")
@@ -243,7 +244,7 @@ class _Walk:
         self.slices.append(body["slice"])
 
     def _total(self, total: float, included: Sequence[str]) -> None:
-        """W must be what the members in the sum can weigh together."""
+        """Raise LedgerError unless W is a total weight that the members in the sum can have."""
         n, training = len(included), self.config.training
         least, most = float(n), float(n)
         if training.weights == "secret":
@@ -298,7 +299,7 @@ class _Walk:
         self.closed += 1
 
     def _totals_on(self) -> str:
-        """The slice of the last report of the first member that has reported."""
+        """Return the slice of the last report by the first member of the config who has reported at all."""
         so_far = self.rounds[: self.closed + 1]
         for name in self.config.clients:
             for one in reversed(so_far):
@@ -372,7 +373,7 @@ def _check_run(run: Mapping[str, Any], config: Config) -> None:
 
 
 def _check_address(join: Mapping[str, Any]) -> None:
-    """Where a member was, and the digest of the run config that it was handed, if there was one."""
+    """Raise unless a join has an address, and the digest of a run config or nothing."""
     if not isinstance(join["address"], str):
         raise LedgerError(f"address: expected text, got {join['address']!r:.40}")
     if join["run_config"] != "":
@@ -399,7 +400,7 @@ def _check_pool(pool: Mapping[str, Any], run: Mapping[str, Any], config: Config)
 
 
 def _named(names: Any, known: Sequence[str], does: str) -> tuple[str, ...]:
-    """Names of some of those known, each once and in their order."""
+    """Return names; raise LedgerError unless each is known, listed once and in the known order."""
     if not isinstance(names, list) or [name for name in known if name in names] != names:
         raise LedgerError(f"{does} {', '.join(map(str, names))[:200]}: expected some of {', '.join(known)}")
     return tuple(names)

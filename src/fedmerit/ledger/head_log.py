@@ -1,9 +1,9 @@
-"""Who has seen how much of the ledger: heads that members signed, were shown, or kept.
+"""How much of the ledger each member has seen: heads that members signed, or stored in their own files.
 
-A report signs the head before its round, ``seen`` the head after the last one. Whoever holds an old head,
-signed or merely written down, sees a later rewrite: the head is then no longer on the chain.
+A report signs the head before its round, and ``seen`` signs the head after the last round. Anyone who holds
+an old head, signed or merely written down, can detect a later rewrite: the head is then not on the chain.
 
-A member between machines keeps a file, ASCII, of what it was shown and did, one a line::
+In a run between machines, a member keeps an ASCII file of what it was shown and did, one entry per line::
 
     ROUND HEAD                       the head after that round, as it was shown
     ROUND trained M0                 it masked an update: hash of the model that this update starts from
@@ -11,12 +11,16 @@ A member between machines keeps a file, ASCII, of what it was shown and did, one
     ROUND released ["A", "B", "C"]   it released shares, for the sum of these members (JSON)
     ROUND report REPORT OUTCOME      hashes of what it reported, and of what the server said the round was
 
-Each is written before the message that it speaks of is sent; files of earlier versions lack the second to
-fourth kind. ``masked`` shows a ledger with other inputs than were sent, ``report`` a server that told one
-member another M than it wrote down, ``trained`` and ``released`` one that has more sums than it says: two
-over the same updates from the same M0, one of them without a member, are that member's update by subtraction.
-Two models that differ, however little, have different hashes: from models that the server moves as it likes
-(an optimiser) this tells only equal ones.
+Each line is written before the message that it describes is sent. Files of earlier versions lack the second
+to fourth kind. The lines detect a server that misstates a run:
+
+- ``masked``: the ledger has other masked inputs than the member sent.
+- ``report``: the server told the member another M than it recorded.
+- ``trained`` and ``released``: the server has more sums than it states. Two sums of the same updates from the
+  same M0, one of them without a member, give that member's update by subtraction.
+
+Models that differ at all have different hashes. If the server moves the model between rounds (an optimiser),
+the comparison of M0 only finds models that are exactly equal.
 """
 
 from __future__ import annotations
@@ -41,14 +45,14 @@ Ended = Literal["summed", "aborted", "open"]
 
 @dataclass(frozen=True)
 class HeadPlace:
-    """Where a head lies."""
+    """The place of a head in the ledger."""
 
     record: int
-    rounds: int  # closed by then
+    rounds: int  # how many rounds were closed by then
 
     @property
     def words(self) -> Note:
-        """For lines and messages."""
+        """The place in words, for lines and messages."""
         if not self.rounds:
             return Note("place-before", record=self.record)
         return Note("place", record=self.record, rounds=self.rounds)
@@ -58,7 +62,7 @@ class HeadPlace:
 
 
 def places_of(records: Sequence[Record]) -> dict[str, HeadPlace]:
-    """Every head the ledger ever had -> where it lies."""
+    """Return the place of every head that the ledger ever had."""
     found, rounds = {}, 0
     for record in records:
         rounds += record.kind == "round"
@@ -67,7 +71,7 @@ def places_of(records: Sequence[Record]) -> dict[str, HeadPlace]:
 
 
 def check_head(head: str, places: Mapping[str, HeadPlace]) -> HeadPlace:
-    """Where a head that somebody kept lies, if the ledger still has it."""
+    """Return the place of a stored head; raise LedgerError if it is not on this chain."""
     if not re.fullmatch(r"[0-9a-fA-F]{64}", head):
         raise LedgerError(f"a head is 64 hexadecimal digits, got {head!r:.80}")
     if head.lower() not in places:
@@ -79,7 +83,7 @@ def check_head(head: str, places: Mapping[str, HeadPlace]) -> HeadPlace:
 
 
 def check_kept(path: Path, places: Mapping[str, HeadPlace], records: Sequence[Record]) -> Iterator[Note]:
-    """Check a member's own file of what it was shown, did and said; a line for each kind of thing in it."""
+    """Check a member's own file against the ledger; yield a line per kind of entry."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except (OSError, ValueError) as error:
@@ -111,7 +115,7 @@ def check_kept(path: Path, places: Mapping[str, HeadPlace], records: Sequence[Re
                         "expected a round and a head, trained, masked, released or a report, as a member "
                         f"writes them, got {line!r:.80}"
                     )
-        except (LedgerError, ValueError) as error:  # a number of thousands of digits is no whole number
+        except (LedgerError, ValueError) as error:  # int() refuses thousands of digits
             raise LedgerError(f"{path}: line {at}: {error!s:.400}") from error
     if not heads and not did.trained:
         raise LedgerError(f"{path}: holds no head")
@@ -126,15 +130,15 @@ def check_kept(path: Path, places: Mapping[str, HeadPlace], records: Sequence[Re
 
 @dataclass
 class _Written:
-    """What the ledger says of a round."""
+    """What the ledger states about a round."""
 
-    m0: str | None  # None where it does not say: in an open round, if the server moves the model
+    m0: str | None  # None if not stated: in an open round of a server that moves the model
     included: tuple[str, ...] = ()
     ended: Ended = "open"
 
 
 def _written(records: Sequence[Record]) -> dict[int, _Written]:
-    """Rounds by number, from the records that `rounds_of` has checked."""
+    """Return what the ledger states about each round, from records that `rounds_of` has checked."""
     found: dict[int, _Written] = {}
     last, moving = None, False
     for record in records:
@@ -154,14 +158,14 @@ def _written(records: Sequence[Record]) -> dict[int, _Written]:
 
 @dataclass
 class _Did:
-    """What a member did, beside what the ledger says."""
+    """What a member did according to its file, and what the ledger states."""
 
     ledger: Mapping[int, _Written]
     trained: dict[int, str] = field(default_factory=dict)
     released: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     def train(self, number: int, m0_hash: str) -> None:
-        """It sent a masked update that starts from a model."""
+        """Note that the member trained from a model; raise if the ledger states another M0."""
         stated = self._round(number).m0
         if stated not in (None, m0_hash):
             raise LedgerError(
@@ -171,7 +175,7 @@ class _Did:
         self.trained[number] = m0_hash
 
     def release(self, number: int, names: str) -> None:
-        """It released shares for a sum."""
+        """Note that the member released shares for a sum; raise if the ledger states another sum."""
         try:
             included = tuple(str(name) for name in json.loads(names))
         except (ValueError, TypeError, RecursionError):
@@ -185,7 +189,7 @@ class _Did:
         self.released[number] = included
 
     def is_open(self, number: int) -> bool:
-        """Whether the ledger has the beginning of a round, and not its end."""
+        """Return whether the ledger has the beginning of a round, but not its end."""
         return number in self.ledger and self.ledger[number].ended == "open"
 
     def _round(self, number: int) -> _Written:
@@ -197,7 +201,7 @@ class _Did:
         return self.ledger[number]
 
     def lines(self) -> Iterator[Note]:
-        """What fits, and what a server could have made use of."""
+        """Yield lines on what agrees, and on sums from which a server could learn an update."""
         if self.trained:
             yield Note("kept-trained", rounds=len(self.trained))
         for number, included in self.released.items():
@@ -223,7 +227,7 @@ def _check_shown(number: int, head: str, places: Mapping[str, HeadPlace]) -> Non
 
 
 def _check_sent(number: int, sent: str, records: Sequence[Record]) -> None:
-    """The ledger holds the masked words that this member sent, or none of it: its answer can be lost."""
+    """Raise if the ledger has other masked words of this member; it may have none if the answer was lost."""
     name, _, digest = sent.rpartition(" ")
     try:
         member = str(json.loads(name))
@@ -240,7 +244,7 @@ def _check_sent(number: int, sent: str, records: Sequence[Record]) -> None:
 
 
 def _check_told(number: int, outcome: str, outcomes: Mapping[int, str]) -> None:
-    """What a report was about must be what the ledger says of the round."""
+    """Raise unless the outcome that a report was about is the one in the ledger."""
     if outcomes.get(number) != outcome:
         wrote = "it wrote down" if number in outcomes else "none, as it wrote down"
         raise LedgerError(
@@ -255,9 +259,9 @@ def signed_heads(
     pool: Mapping[str, Any],
     places: Mapping[str, HeadPlace],
 ) -> dict[str, HeadPlace]:
-    """Member -> the last head it signed; checks ``join`` and ``seen`` records on the way.
+    """Return the last head that each member signed, and check ``join`` and ``seen`` records.
 
-    A report's head is compared with its round's outcome where rounds are read (`rounds_of`).
+    `rounds_of` compares the head in a report with the outcome of its round.
     """
     last: dict[str, HeadPlace] = {}
     joined: set[str] = set()
@@ -301,7 +305,7 @@ def _check_join(body: Mapping[str, Any], run: Mapping[str, Any], pool: Mapping[s
 
 
 def told(signed: Mapping[str, HeadPlace], members: Sequence[str], length: int) -> Iterator[Note]:
-    """How far members' signatures reach, in a line."""
+    """Yield a line on how far members' signatures reach."""
     if not signed:
         yield Note("heads-none")
         return

@@ -1,9 +1,9 @@
-"""What a run writes: the ledger, a round's checkpoint and records, the score files.
+"""What a coordinator writes: the records of a run, a checkpoint per round, and the score files.
 
-Between machines nobody knows how a round will end when it begins. So the schedule is in the ledger before
-anybody is asked for keys, and the hashes of the masked inputs before anybody is asked for a share: a server
-that is killed, or tries twice, leaves a trace. A rehearsal can be resumed, and repeats a round that was cut
-off; its rounds are written whole, in one transaction. Reports carry the signatures their authors made.
+Between machines, a round may be cut short. So the schedule is in the ledger before any member is asked for
+its update, and the hashes of the masked inputs before any member is asked for a share: a server that is
+killed, or tries twice, leaves a trace. A rehearsal can be resumed and repeats a round that was cut short, so
+it writes each round in one transaction. Reports carry their authors' signatures.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Beside:
-    """What a rehearsal records of a round besides: fields of its last record, and an analysis."""
+    """What a rehearsal adds to the records of a round: fields of the closing record, and an analysis."""
 
     fields: Mapping[str, Any]
     analysis: Mapping[str, Any] | None = None
@@ -47,18 +47,18 @@ class LedgerRecorder:
     """The ledger, the model's checkpoints and the score files of one run: a `protocol.coordinator.Recorder`.
 
     Args:
-        folder: of the run.
+        folder: the run folder.
         config: of the run.
-        roster: everybody's public keys.
+        roster: the public keys of all members.
         key: the server's private key; None in a rehearsal without masks, whose ledger is unsigned.
-        run: its identifier.
-        engine: what carries its messages.
-        terms: that members agree to.
+        run: identifier of the run.
+        engine: name of the engine that carries its messages.
+        terms: what members agree to.
         commitment: of the test pool.
         data: fingerprint of a rehearsal's training data.
-        rounds: closed so far.
-        beside: what a rehearsal records of a round besides, from (round, outcome).
-        truth: its ground truth over the scored rounds, by their numbers.
+        rounds: the rounds closed so far.
+        beside: (round, outcome) -> what a rehearsal adds to the records of the round.
+        truth: numbers of rounds with a sum -> ground truth over them; only in a rehearsal.
     """
 
     folder: Folder
@@ -73,7 +73,7 @@ class LedgerRecorder:
     rounds: list[Round] = field(default_factory=list)
     beside: Callable[[Round, Outcome | None], Beside] | None = None
     truth: Callable[[Sequence[int]], Mapping[str, Any]] | None = None
-    older: bool = False  # whether a version that knew no joins in rehearsals began this ledger
+    older: bool = False  # whether a version without joins in rehearsals began this ledger
     _signatures: dict[bytes, bytes] = field(default_factory=dict)
     _masked: int = 0  # the last round with a record of its masked inputs
     _pending: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)  # of a rehearsal's round
@@ -85,22 +85,22 @@ class LedgerRecorder:
 
     @cached_property
     def server(self) -> bytes:
-        """The server's public key; nothing where nothing is signed."""
+        """The server's public key; empty if nothing is signed."""
         return b"" if self.key is None else public_key(self.key)
 
     @property
     def head(self) -> str:
-        """Of the ledger, as it is now."""
+        """The current head of the ledger."""
         return self.folder.ledger.head
 
     def sign(self, message: bytes) -> bytes:
-        """As the server."""
+        """Sign a message with the server's key; return empty bytes if there is none."""
         return b"" if self.key is None else self.key.sign(message)
 
-    # ---------------------------------------------------------------------------------------- start and end
+    # ----------------------------------------------------------------------------------------- start and end
 
     def begin(self, first: Model) -> None:
-        """The first records: settings, keys, first model, the test pool's commitment."""
+        """Write the first records: settings, keys, first model, and the test pool's commitment."""
         with self.folder.ledger.transaction():
             self._write(
                 SERVER,
@@ -122,7 +122,7 @@ class LedgerRecorder:
             self._write(SERVER, "pool", self.commitment)
 
     def check_same(self, first: Model) -> None:
-        """A resumed run must have the keys, the test pool, the data and the first model it started with."""
+        """Raise StoreError if keys, test pool, data or first model have changed since the run started."""
         run, pool = (first_body(self.folder.ledger, kind) for kind in ("run", "pool"))
         same = {
             "keys": run["keys"] == self._keys,
@@ -149,7 +149,7 @@ class LedgerRecorder:
         return {SERVER: self.server.hex()} | {one.name: one.key.hex() for one in self.roster.members}
 
     def joined(self, name: str, address: str, run_config: bytes, signature: bytes) -> bool:
-        """Record that a member joined, if it signed for this address, this run config and these terms."""
+        """Record a join if the member signed for address, run config and terms; return whether it did."""
         terms = (self.terms, self.commitment, self.server)
         body = join_body(self.run, address, *terms, run_config=run_config)
         if not self._verifies(name, signature, content(name, "join", body)):
@@ -160,16 +160,16 @@ class LedgerRecorder:
         return True
 
     def end(self, model: Model) -> None:
-        """The last record of the server: the model the run ended with."""
+        """Record the end of the run, and the model it ended with."""
         with self.folder.ledger.transaction():
             self._write(SERVER, "end", {"rounds": len(self.rounds), "model": model_hash(model)})
 
     def seen(self, name: str, head: str, signature: bytes) -> bool:
-        """Record that a member has seen the ledger up to this head, if it signed that."""
+        """Record that a member has seen this head of the ledger, if it signed it; return whether it did."""
         body = {"run": self.run, "round": len(self.rounds), "head": head}
         if not self._verifies(name, signature, content(name, "seen", body)):
             return False
-        if self.key is not None:  # without a signature it says nothing
+        if self.key is not None:  # without a signature it would prove nothing
             with self.folder.ledger.transaction():
                 self._write(name, "seen", body, signature)
         return True
@@ -177,19 +177,19 @@ class LedgerRecorder:
     # ----------------------------------------------------------------------------------------------- a round
 
     def schedule(self, number: int, members: Sequence[str], weights: Mapping[str, float] | None) -> None:
-        """Before anybody is asked for anything: who takes part, and the weights of who does."""
-        named = weights if self.older else members  # earlier rehearsals recorded everybody's
+        """Record who takes part, and their weights if they are public; the first step of a round."""
+        named = weights if self.older else members  # earlier rehearsals recorded the weights of all
         told = None if weights is None else {name: exact(weights[name]) for name in named or ()}
         self._pending.clear()
         self._soon("schedule", {"round": number, "members": list(members), "weights": told})
 
     def masked(self, number: int, inputs: Mapping[str, str]) -> None:
-        """Before anybody is asked for a share."""
+        """Record the hashes of the masked inputs, before any member is asked for a share."""
         self._soon("masked", {"round": number, "inputs": dict(inputs)})
         self._masked = number
 
     def take(self, report: Report, signature: bytes) -> bool:
-        """Keep a report's signature for its record; False if its author did not sign it."""
+        """Keep a report's signature for its record; return whether its author made it."""
         message = content(report.client, "report", report.body(self.run))
         self._signatures[message] = signature
         return self._verifies(report.client, signature, message)
@@ -201,12 +201,12 @@ class LedgerRecorder:
         outcome: Outcome | None,
         utilities: Mapping[str, Mapping[str, float]] | None,
     ) -> None:
-        """The end of a round: outcome, reports, and what follows from them, in one transaction.
+        """Record the end of a round: outcome, reports and the scores they give, in one transaction.
 
         Args:
-            found: who was scheduled, summed, heard.
-            model: M, or the unchanged M0 where the round was aborted.
-            outcome: what the members were told.
+            found: the round: who was scheduled, summed and heard.
+            model: M, or the unchanged M0 if the round was aborted.
+            outcome: what the members were told; None if the round was aborted.
             utilities: v(M0) and v(M) as the server measured them; None takes the members' medians.
         """
         number = found.number
@@ -227,7 +227,7 @@ class LedgerRecorder:
             "checkpoint": self.folder.save_checkpoint("model", number, {"model": model}),
             **beside.fields,
         }
-        if self._masked != number:  # it was aborted before anybody had masked
+        if self._masked != number:  # it was aborted before the masked inputs were recorded
             self._pending.append(("masked", {"round": number, "inputs": {}}))
         with self.folder.ledger.transaction():
             for kind, body in self._pending:
@@ -248,7 +248,7 @@ class LedgerRecorder:
         self.write_scores()
 
     def write_scores(self) -> dict[str, Any]:
-        """``scores.json`` and ``scores.csv``, from the rounds so far."""
+        """Write ``scores.json`` and ``scores.csv`` from the rounds so far; return what they hold."""
         scoring = self.config.scoring
         document = scores_document(
             self.rounds,
@@ -263,19 +263,19 @@ class LedgerRecorder:
         return document
 
     def model_after(self, one: Round) -> Model:
-        """The global model after a round, from its checkpoint."""
+        """Return the global model after a round, from its checkpoint."""
         model: Model = self.folder.load_checkpoint("model", one.number, one.body["checkpoint"])["model"]
         if model_hash(model) != one.body["m"]:
             raise StoreError(f"{self.folder.path}: the checkpoint of round {one.number} is not its model")
         return model
 
-    # ------------------------------------------------------------------------------------------- inner parts
+    # --------------------------------------------------------------------------------------------- internals
 
     def _verifies(self, name: str, signature: bytes, message: bytes) -> bool:
         return self.key is None or self.roster.verifies(name, signature, message)
 
     def _soon(self, kind: str, body: Mapping[str, Any]) -> None:
-        """A record of the server: now, or in a rehearsal with the rest of its round."""
+        """Write a record of the server now or, in a rehearsal, with the rest of its round."""
         self._pending.append((kind, body))
         if self.engine != EMBEDDED:
             with self.folder.ledger.transaction():

@@ -1,12 +1,12 @@
-"""Rounds as records of the ledger, and records as rounds again.
+"""Rounds as records of the ledger, rounds read back from records, and scores recomputed from them.
 
-A run begins with ``run`` (config, keys) and ``pool`` (the test pool's commitment). A round is ``schedule``,
-``masked`` (hashes of the masked inputs), ``outcome`` (the sum, and the slice revealed after it), one
-``report`` a member, and ``round``, which closes it; a round without a sum is ``schedule`` and ``round``.
-After it the server states what follows (`visibility`). A run ends with ``end``, and ``seen`` by every member
-that signs the head after it (`head_log`); a ``decision`` says who is paid what (`decisions`).
-Scores always come from these records, never from what a process remembers: so a resumed run, a finished run
-and somebody who verifies it compute the same.
+A run begins with ``run`` (config, keys) and ``pool`` (the test pool's commitment). A round has the records
+``schedule``, ``masked`` (hashes of the masked inputs), ``outcome`` (the sum and the slice revealed after it),
+one ``report`` per member, and ``round``, which closes it; a round without a sum has no outcome or reports.
+After each round the server states the scores (`after_round`). A run ends with ``end``, and with ``seen`` by
+every member who signs the head after it (`head_log`); a ``decision`` says who is paid what (`decisions`).
+Scores always come from these records, never from the memory of a process. So a resumed run, a finished run
+and its verification give the same scores.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from fedmerit.scoring.types import Reports, Vector
 # -------------------------------------------------------------------------------------------------- rounds
 
 Sign = Callable[[str, bytes], bytes]
-"""(author, message) -> signature; empty bytes where there are no keys."""
+"""(author, message) -> signature; empty bytes if there are no keys."""
 
 
 @dataclass(frozen=True)
 class Journal:
-    """Appends records to a ledger, signed by their authors and sealed by the server."""
+    """A writer of records that are signed by their authors and sealed by the server."""
 
     ledger: Ledger
     sign: Sign
@@ -52,7 +52,7 @@ class Journal:
 
 
 def rounds_of(ledger: Records) -> list[Round]:
-    """Every finished round of a ledger, in order, if the records fit together."""
+    """Return every closed round of a ledger, in order; raise LedgerError if records contradict each other."""
     start = first_body(ledger, "run")
     found: list[Round] = []
     before: str | None = None
@@ -109,13 +109,13 @@ def rounds_of(ledger: Records) -> list[Round]:
 
 
 def moves(run: Mapping[str, Any]) -> bool:
-    """Whether a run's terms let the server move the model between rounds: M0 is then not the last M."""
+    """Return whether the server may move the model between rounds; M0 may then differ from the last M."""
     terms = run.get("terms")
     return isinstance(terms, Mapping) and bool(terms.get("optimiser"))
 
 
 def _closed(one: Round, body: Mapping[str, Any], outcome: Mapping[str, str] | None) -> Round:
-    """A round with its closing record, which must agree with the records before it."""
+    """Return a round with its closing record; raise LedgerError if that contradicts the records before it."""
     one.included, one.declined = tuple(body["included"]), tuple(body["declined"])
     one.silent, one.aborted = tuple(body["silent"]), str(body["aborted"])
     one.body = body
@@ -137,13 +137,13 @@ def _closed(one: Round, body: Mapping[str, Any], outcome: Mapping[str, str] | No
         if set(report.measured) != set(body["utilities"]):
             raise LedgerError(f"the report of {name} is about other utilities")
     for utility in body["utilities"]:
-        one.to_reports(utility)  # whatever cannot be scored is found here, not when scores are computed
+        one.to_reports(utility)  # raises here if the reports cannot be scored
     return one
 
 
 @contextmanager
 def reading(record: Record) -> Iterator[None]:
-    """Whatever is wrong with a record's body is an error that names the record."""
+    """Turn any error about a record's body into a LedgerError that names the record."""
     try:
         yield
     except FedmeritError as error:
@@ -154,7 +154,7 @@ def reading(record: Record) -> Iterator[None]:
 
 
 def first_body(ledger: Records, kind: str) -> Mapping[str, Any]:
-    """The body of the one record of a kind."""
+    """Return the body of the only record of a kind; raise LedgerError if there is not exactly one."""
     bodies = [record.body for record in ledger.records(kind)]
     if len(bodies) != 1:
         raise LedgerError(f"{ledger.path}: expected one record of kind {kind!r}, found {len(bodies)}")
@@ -162,7 +162,7 @@ def first_body(ledger: Records, kind: str) -> Mapping[str, Any]:
 
 
 def stated(rounds: Sequence[Round], utilities: Sequence[str], missing: Any) -> dict[str, dict[str, str]]:
-    """Cumulative alpha after a round, per utility and member, as the server states it."""
+    """Return cumulative alpha after these rounds, per utility and member, as the server states it."""
     told = {}
     for utility in utilities:
         scored = [reports for one in rounds if (reports := one.to_reports(utility)) is not None]
@@ -174,7 +174,7 @@ def stated(rounds: Sequence[Round], utilities: Sequence[str], missing: Any) -> d
 
 
 def closing(found: Round, model: Model, outcome: Outcome | None) -> dict[str, Any]:
-    """What every engine's record at the end of a round says; also settles who stayed silent."""
+    """Return the fields that every engine records at the end of a round; set who was silent."""
     if outcome is None:
         found.included = ()
     found.silent = tuple(name for name in found.included if name not in found.reports)
@@ -190,7 +190,7 @@ def closing(found: Round, model: Model, outcome: Outcome | None) -> dict[str, An
 
 
 def medians(reports: Iterable[Report]) -> dict[str, dict[str, str]]:
-    """v(M0) and v(M) per utility: the median of what the members measured, where the server cannot."""
+    """Return v(M0) and v(M) per utility as medians over the members, for a server that cannot evaluate."""
     listed = list(reports)
     found: dict[str, dict[str, str]] = {}
     for name in listed[0].measured:
@@ -214,7 +214,7 @@ def scores_document(
     truth: Mapping[str, Any] | None = None,
     analysis: bool = False,
 ) -> dict[str, Any]:
-    """The content of ``scores.json``: the paid utility on top, companions beside it."""
+    """Return the content of ``scores.json``: the paid utility at the top level, others as companions."""
     each = {utility: _one(rounds, clients, utility, missing) for utility in utilities}
     for utility, values in (truth or {}).items():
         each[utility]["truth"] = values
@@ -238,7 +238,7 @@ def _one(rounds: Sequence[Round], clients: Sequence[str], utility: str, missing:
 
 
 def _unscored(one: Round) -> dict[str, Any]:
-    """A round without a score: aborted, or nobody in the sum reported."""
+    """Return the entry of a round without a score: it was aborted, or no member reported."""
     return {
         "round": one.number,
         "participants": [],
@@ -250,7 +250,7 @@ def _unscored(one: Round) -> dict[str, Any]:
 
 
 def score_files(content_: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of the files that hold the scores."""
+    """Yield the names and contents of the score files."""
     yield "scores.json", as_json(content_).encode()
     scored = {**content_, "rounds": [one for one in content_["rounds"] if one["reports"] is not None]}
     yield "scores.csv", as_csv(scored).encode()
@@ -262,7 +262,7 @@ TOLERANCE = 1e-12
 
 
 def compare(there: Any, here: Any, where: str) -> None:
-    """Equal, numbers up to a relative 1e-12; the error names the first place that differs."""
+    """Raise LedgerError where two values first differ; numbers may differ by a relative 1e-12."""
     if isinstance(there, dict) and isinstance(here, dict):
         odd = [key for key in (*here, *there) if (key in here) != (key in there)]
         for key in here:
@@ -285,20 +285,20 @@ def compare(there: Any, here: Any, where: str) -> None:
 # ------------------------------------------------------------------------------------------ v(M0) and v(M)
 
 FAR = 1e-2
-"""By this much (of 1 or of the value, whichever is larger) most members differ from a server that lies; other
-processors, TF32 or another order of additions make less of a difference, a few samples of a small test set
-aside: see `check_server`."""
+"""A member contradicts the server if they differ by more than this (relative to 1 or to the value, whichever
+is larger). Other processors, TF32 or another order of additions make less of a difference, except for a few
+samples of a small test set: see `check_server`."""
 FLIPS = 3
-"""Test samples that may fall on the other side on other processors."""
+"""How many test samples may be classified differently on other processors."""
 LEAST_AGAINST = 3
-"""Members that must contradict the server before the ledger is refused."""
+"""How many members must contradict the server before the ledger is refused."""
 
 
 def check_server(one: Round, samples: int) -> None:
-    """Where the server evaluated, most members of the sum must not be far from what it states.
+    """Raise LedgerError if the server evaluated a round and most members of its sum contradict it.
 
-    Far is ``FAR``, or ``FLIPS`` of the round's test samples where that is more. Reports that a copy withholds
-    count as if they agreed: its reader cannot know.
+    A member contradicts the server if they differ by more than ``FAR``, or ``FLIPS`` of the round's test
+    samples if that is more. Reports that a copy withholds count as agreeing, since its reader cannot know.
     """
     if one.body.get("evaluated") == "members":
         return
@@ -315,22 +315,22 @@ def check_server(one: Round, samples: int) -> None:
 
 
 def aborted(rounds: Sequence[Round]) -> tuple[int, ...]:
-    """Numbers of the rounds without a sum."""
+    """Return the numbers of the rounds that were aborted."""
     return tuple(one.number for one in rounds if one.aborted)
 
 
 def unreported(rounds: Sequence[Round]) -> tuple[int, ...]:
-    """Numbers of the rounds that were summed, and that nobody reported on."""
+    """Return the numbers of the rounds that were summed, but that no member reported on."""
     return tuple(one.number for one in rounds if not (one.aborted or one.reports or one.withheld))
 
 
 def about(rounds: Sequence[Round]) -> Iterator[Note]:
-    """What to know beside scores that are summed over these rounds."""
+    """Yield remarks on the rounds that have no score."""
     yield from in_words(aborted(rounds), unreported(rounds))
 
 
 def in_words(aborted_: Sequence[int], unreported_: Sequence[int]) -> Iterator[Note]:
-    """Which rounds have no score, and what that means.
+    """Yield remarks on which rounds have no score, and what that means.
 
     >>> print(*in_words([4], []))
     round 4 was aborted: the model stayed as it was
@@ -342,7 +342,7 @@ def in_words(aborted_: Sequence[int], unreported_: Sequence[int]) -> Iterator[No
 
 
 def run_and_config(ledger: Records, *, signed: bool) -> tuple[Mapping[str, Any], Config]:
-    """The first record and the config in it, if they agree with each other and with the ledger."""
+    """Return the first record and its config; raise LedgerError if these or the ledger disagree."""
     run = first_body(ledger, "run")
     with reading(next(ledger.records("run"))):
         try:
@@ -368,24 +368,24 @@ def run_and_config(ledger: Records, *, signed: bool) -> tuple[Mapping[str, Any],
 
 
 def config_of(ledger: Records) -> Config:
-    """The settings of a run, from its ledger."""
+    """Return the settings of a run, from its ledger."""
     return run_and_config(ledger, signed=bool(first_body(ledger, "run").get("keys")))[1]
 
 
 # ------------------------------------------------------------------------------------------- who sees what
-# Who may see what in the ledger: what the server states after a round, and what a member's copy withholds.
+# What the server states after a round, and what a member's copy withholds.
 #
-# With ``scoring.visibility = "all"`` every member may read every record; after a round the server states
-# all cumulative scores in one record (``scores``). With ``"coordinator"`` it states the ``totals`` for
-# everybody to read, and each member's own score in a salted record of its own (``score``). A member's copy
-# then shows the hash of a body where the body is another member's report, score or payout.
+# With ``scoring.visibility = "all"`` every member may read every record, and after each round the server
+# states all cumulative scores in one record (``scores``). With ``"coordinator"`` the server states ``totals``
+# that all members may read, and each member's score in a salted record of its own (``score``). A member's
+# copy then holds only the hash of the body of another member's report, score or payout.
 
 PRIVATE = ("score", "payout")
-"""Records of the server about one member, who is named in the body."""
+"""Kinds of records that the server writes about one member, whom the body names."""
 
 
 def after_round(rounds: Sequence[Round], scoring: Scoring) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Kind and body of what the server states when the last of these rounds is closed."""
+    """Yield the kind and body of each record that the server writes after the last of these rounds."""
     last = rounds[-1].number
     told = stated(rounds, scoring.utilities, scoring.missing)
     if scoring.visibility == "all":
@@ -398,7 +398,7 @@ def after_round(rounds: Sequence[Round], scoring: Scoring) -> Iterator[tuple[str
 
 
 def totals(rounds: Sequence[Round], scoring: Scoring) -> dict[str, dict[str, Any]]:
-    r"""Per utility what everybody may know: of the last round, and of all rounds so far.
+    r"""Return what all members may know, per utility: about the last round, and about all rounds so far.
 
     .. math:: N, \quad D = v(M) - v(M_0), \quad v(M), \quad A = \sum_i \alpha_i, \quad
         A^+ = \sum_i \max(\alpha_i, 0), \quad T = \sum_i 2 (D - \alpha_i)
@@ -431,7 +431,7 @@ def _sums(own: Vector) -> dict[str, str]:
 
 
 def sees(member: str) -> Callable[[Record], bool]:
-    """Whether a member may see a record's body, where the coordinator alone sees all."""
+    """Return a function that tells which bodies a member may see if only the coordinator sees all."""
 
     def visible(record: Record) -> bool:
         if record.kind == "report":
@@ -444,7 +444,7 @@ def sees(member: str) -> Callable[[Record], bool]:
 def own_total(
     member: str, rounds: Sequence[Round], utility: str, *, score: str = "ALPHA", missing: Missing = "zero"
 ) -> float | None:
-    """A member's score summed over rounds, from its own reports alone; None where it has none."""
+    """Return a member's score summed over rounds, from its own reports alone; None if it has none."""
     heard = [one for one in rounds if not one.aborted and (one.reports or one.withheld)]
     reported = [one for one in heard if member in one.reports]
     own = [reports for one in reported if (reports := one.to_reports(utility)) is not None]
@@ -452,19 +452,19 @@ def own_total(
         return None
     factor = len(heard) / len(own) if missing == "own-mean" else 1.0
     total = accumulate(own, score=score).as_dict()[member]
-    if score == "MERIT":  # only what was summed is scaled
+    if score == "MERIT":  # only the part that is summed over rounds is scaled
         summed = accumulate(own, score="IOI").as_dict()[member]
         return summed * factor + (total - summed)
     return total * factor
 
 
 def reader_of(records: Sequence[Record], members: Sequence[str], given: str | None) -> str | None:
-    """Whom a copy was made for; None where it withholds nothing.
+    """Return the member that a copy was made for; None if it withholds nothing.
 
     Args:
-        records: all of the copy.
+        records: all records of the copy.
         members: of the run.
-        given: who reads it, if that is known; its own records must all be there.
+        given: the member who reads it, if known; none of its own reports may be withheld.
     """
     withheld = [record for record in records if record.withheld]
     if given is not None and given not in members:
@@ -484,13 +484,13 @@ def reader_of(records: Sequence[Record], members: Sequence[str], given: str | No
     return given
 
 
-# ------------------------------------------------------------------------------------------ computed anew
+# ---------------------------------------------------------------------------------------------- recomputed
 
 
 def check_stated(
     records: Sequence[Record], rounds: Sequence[Round], scoring: Scoring, reader: str | None
 ) -> None:
-    """What the server stated after each round, computed anew; in a member's copy, what that member can."""
+    """Recompute what the server stated after each round; in a member's copy, only what that member can."""
     kinds = ("scores",) if scoring.visibility == "all" else ("totals", "score")
     stated_in: dict[int, list[Record]] = {one.number: [] for one in rounds}
     closed = 0
@@ -539,7 +539,7 @@ def _check_one(record: Record, upto: Sequence[Round], scoring: Scoring, reader: 
 
 
 def _check_totals(told: Mapping[str, Any], one: Round, scoring: Scoring) -> None:
-    """What a member can say about totals: they fit the round they close, and each other."""
+    """Raise unless totals fit their round and each other, which is all that a member can check."""
     for part in (part for each in told.values() for part in each.values()):
         if any(
             type(value) is not int if key == "n" else number(value) is None for key, value in part.items()
@@ -559,7 +559,7 @@ def _check_totals(told: Mapping[str, Any], one: Round, scoring: Scoring) -> None
 def _check_complete(
     one: Round, upto: Sequence[Round], found: Sequence[Record], scoring: Scoring, reader: str | None
 ) -> None:
-    """After a round there are totals once, and one score for everybody who has ever reported."""
+    """Raise unless a round has one record of totals, and one score per member who has ever reported."""
     heard = {name for earlier in upto for name in (*earlier.reports, *earlier.withheld)}
     kinds = [record.kind for record in found]
     if kinds != ["totals"] + ["score"] * len(heard):
@@ -574,7 +574,7 @@ def _check_complete(
 
 
 def _read(value: Any) -> Any:
-    """Numbers in hexadecimal as numbers, everywhere in a value."""
+    """Return a value with all its hexadecimal strings as numbers."""
     if isinstance(value, Mapping):
         return {key: _read(item) for key, item in value.items()}
     return number(value) if isinstance(value, str) else value

@@ -1,15 +1,15 @@
-"""What member and coordinator say to each other, without a transport: `fedmerit.flower` carries the bytes.
+"""The protocol between members and the coordinator, without a transport; `fedmerit.flower` carries the bytes.
 
 What is where::
 
-    messages      what is said: outcomes, reports, requests, as bounded bytes
-    terms         what a member agrees to when it joins, and what it does not
-    pool          the committed test pool, and the slices that are shown of it
-    measure       the two models that only a member can build, and what it says about them
-    member        one member, which may be a new process for every message
+    messages      outcomes, reports and requests, as bytes of limited size
+    terms         what a member agrees to when it joins, and what it refuses
+    pool          the committed test pool, and the slices that are revealed
+    measure       the two models that only a member can build, and its report on them
+    member        one member; every message may be handled by a new process
     coordinator   the server's rounds
 
-THE EXCHANGES of a run. A steady round has five; the first needs ``join`` and ``advertise`` before it::
+The exchanges of a run. A round usually has five; the first needs ``join`` and ``advertise`` before it::
 
     exchange   the server sends                                  a member answers
     join       run, config, commitment of the test pool          its signature on all of it and on its address

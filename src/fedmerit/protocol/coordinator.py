@@ -1,9 +1,9 @@
-"""The server of a run: a train step becomes the stages of a secure sum and a round of reports.
+"""The server of a run, which turns each train step into a secure sum and a round of reports.
 
-It knows its members by name; a `Transport` carries messages to them and back: over Flower between machines,
-or to members in this process for a rehearsal. Whatever goes wrong with a member (no answer, an error, bytes
-that are refused) costs that member the round, is told to whoever watches, and the run goes on: a round with
-too few members is aborted, leaves the model as it was and is recorded.
+The server knows its members by name. A `Transport` carries messages to them and back: over Flower between
+machines, or to members in this process for a rehearsal. If a member does not answer, answers with an error or
+sends bytes that are refused, it loses the round, the server logs the reason, and the run continues. A round
+with too few members is aborted and recorded, and the model stays as it was.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ from fedmerit.secagg.setting import Setting, Task
 
 log = logging.getLogger("fedmerit")
 ANSWER = 4096
-"""Most bytes of a member's answer, beside what depends on the settings."""
+"""Most bytes of a member's answer, not counting what depends on the settings."""
 Weights = Callable[[int, Model, Sequence[str]], Mapping[str, float]]
-"""(round, M0, schedule) -> everybody's weight, where weights are public."""
+"""(round, M0, schedule) -> the weight of every member, if weights are public."""
 
 
 class Transport(Protocol):
-    """Carries one exchange: the same kind of message to many members, and what they answered in time."""
+    """Carries one exchange: the same kind of message to many members, and the answers that came in time."""
 
     def exchange(self, kind: Exchange, asks: Mapping[str, Parcel]) -> Iterable[tuple[str, bytes]]:
-        """Members and their answers as they come; who did not answer, or with an error, is not among them."""
+        """Yield members and their answers as they arrive, without those who failed or did not answer."""
 
     def expected(self, number: int) -> Sequence[str]:
-        """Members that can be scheduled for a round, as far as is known."""
+        """Return the members who can be scheduled for a round, as far as is known."""
 
 
 class Recorder(Protocol):
-    """Where a coordinator writes, each thing before the next one is asked for."""
+    """Where a coordinator writes: it records each step before it asks for the next one."""
 
     @property
     def agreed(self) -> Agreed:
@@ -71,34 +71,34 @@ class Recorder(Protocol):
 
     @property
     def run(self) -> str:
-        """Its identifier."""
+        """The identifier of the run."""
 
     @property
     def roster(self) -> Roster:
-        """Everybody's public keys."""
+        """The public keys of all members."""
 
     @property
     def rounds(self) -> Sequence[Round]:
-        """Those that are closed."""
+        """The rounds that are closed."""
 
     @property
     def head(self) -> str:
-        """Of the ledger, as it is now."""
+        """The current head of the ledger."""
 
     def sign(self, message: bytes) -> bytes:
-        """As the server."""
+        """Sign a message with the server's key."""
 
     def joined(self, name: str, address: str, run_config: bytes, signature: bytes) -> bool:
-        """A member joined, if it signed for all of it."""
+        """Record that a member joined, if it signed for all that it agrees to; return whether it did."""
 
     def schedule(self, number: int, members: Sequence[str], weights: Mapping[str, float] | None) -> None:
-        """Before anybody is asked for anything: who takes part, and everybody's weight where it is public."""
+        """Record who takes part, and all weights if they are public; the first step of a round."""
 
     def masked(self, number: int, inputs: Mapping[str, str]) -> None:
-        """Before anybody is asked for a share."""
+        """Record the hashes of the masked inputs, before any member is asked for a share."""
 
     def take(self, report: Report, signature: bytes) -> bool:
-        """A report, if its author signed it."""
+        """Take a report, and return whether its author signed it."""
 
     def close(
         self,
@@ -107,27 +107,28 @@ class Recorder(Protocol):
         outcome: Outcome | None,
         utilities: Mapping[str, Mapping[str, float]] | None,
     ) -> None:
-        """The end of a round."""
+        """Record the end of a round."""
 
     def end(self, model: Model) -> None:
-        """The end of the run."""
+        """Record the end of the run."""
 
     def seen(self, name: str, head: str, signature: bytes) -> bool:
-        """A member has seen the ledger up to this head, if it signed that."""
+        """Record that a member has seen this head of the ledger, if it signed it; return whether it did."""
 
 
 @dataclass(eq=False)
 class Coordinator:
-    """Runs the rounds.
+    """The server's side of a run: it runs the rounds.
 
     Args:
-        recorder: where all of it is written.
+        recorder: records the run.
         pool: the test pool.
         transport: carries messages to members.
-        evaluate: per-sample utilities of a model; None where the server cannot evaluate.
-        weights: of members, where they are public and not those of the roster; in a rehearsal.
-        first: the first model, where its utilities are recorded too; in a rehearsal.
-        rehearsal: one process holds all members: utilities may have any range, and its errors end the run.
+        evaluate: returns per-sample utilities of a model; None if the server cannot evaluate.
+        weights: returns public weights that do not come from the roster; only in a rehearsal.
+        first: the first model, if its utilities are recorded too; only in a rehearsal.
+        rehearsal: whether one process holds all members. Utilities may then have any range, and errors of
+            user code end the run.
     """
 
     recorder: Recorder
@@ -137,7 +138,7 @@ class Coordinator:
     weights: Weights | None = None
     first: Model | None = None
     rehearsal: bool = False
-    refused: list[str] = field(default_factory=list)  # what was refused and why, for whoever asks
+    refused: list[str] = field(default_factory=list)  # what was refused, and why
     _handed: dict[str, bytes] = field(default_factory=dict)  # digests of members' run configs
     _early: tuple[PlainServer, int] | None = None  # keys that came with the last reports
 
@@ -146,17 +147,17 @@ class Coordinator:
         return self.recorder.config
 
     def ask(self, kind: Exchange, number: int, body: Mapping[str, Any]) -> Parcel:
-        """A message of this run."""
+        """Return a signed message of this run."""
         return Ask(kind, self.recorder.run, number, body).pack(self.recorder.sign)
 
     def invitation(self) -> Parcel:
-        """What a member is asked to sign before anything else."""
+        """Return the message that asks a member to join: the terms it is to sign."""
         agreed = self.recorder.agreed
         body = {"terms": dict(agreed.terms), "commitment": dict(agreed.commitment), "server": agreed.server}
         return self.ask("join", 0, body)
 
     def admit(self, address: str, answer: bytes) -> str:
-        """The member at an address, if it proves to be one; the run's ledger then says so."""
+        """Return the member at an address and record that it joined; raise unless it proves who it is."""
         if len(answer) > ANSWER:
             raise MessageError(
                 f"the node at {address} answers an invitation with {len(answer)} bytes", stage="join"
@@ -170,9 +171,9 @@ class Coordinator:
         raise MessageError(f"the node at {address} is not a member of the roster", stage="join")
 
     def run_config(self, members: Sequence[str]) -> bytes:
-        """Digest of the run config that most of these members were handed; nobody else can be summed.
+        """Return the digest of the run config that most of these members have; the others cannot be summed.
 
-        It reaches members by another way than our messages, and they compare it with each other.
+        The transport hands the run config to members outside of our messages, and they compare it.
         """
         counted = Counter(self._handed[name] for name in sorted(members))
         most = counted.most_common(1)[0][0]
@@ -184,13 +185,13 @@ class Coordinator:
     # ----------------------------------------------------------------------------------------------- a round
 
     def round(self, number: int, m0: Model, members: Sequence[str], extra: bytes = b"") -> Model | None:
-        """Train, sum, evaluate, record; M, or None where the round was aborted.
+        """Run and record one round; return M, or None if the round was aborted.
 
         Args:
-            number: from 1.
+            number: of the round, counted from 1.
             m0: the model that the train messages carry.
-            members: the schedule, in the order of the config.
-            extra: digest of what else the train messages carry, the same for all.
+            members: who is scheduled, in any order.
+            extra: digest of everything else that the train messages carry, the same for all members.
         """
         scheduled = tuple(name for name in self.config.clients if name in members)
         head, found = self.recorder.head, Round(number, scheduled)
@@ -237,7 +238,7 @@ class Coordinator:
         return model
 
     def _weights(self, number: int, m0: Model, scheduled: Sequence[str]) -> Mapping[str, float] | None:
-        """Everybody's weight, where weights are public."""
+        """Return the weight of every member, or None if weights are not public."""
         if not are_public(self.config):
             return None
         return self.weights(number, m0, scheduled) if self.weights else roster_weights(self.config)
@@ -253,7 +254,7 @@ class Coordinator:
         return Server(setting)
 
     def _server(self, number: int, scheduled: tuple[str, ...]) -> PlainServer:
-        """The state machine of a round, with everybody's keys: those that came early, or asked for now."""
+        """Return the state machine of a round with all keys: those that came early, or ask for them now."""
         early, self._early = self._early, None
         if early is not None and early[1] == number and early[0].setting.members == scheduled:
             return early[0]
@@ -266,7 +267,7 @@ class Coordinator:
     def _sum(
         self, server: PlainServer, number: int, found: Round, public: Mapping[str, float] | None
     ) -> None:
-        """The stages after the keys; the hashes of the masked inputs are recorded before any unmasking."""
+        """Run the stages after the keys; record the hashes of the masked inputs before any unmasking."""
         told = {"weights": dict(public)} if public is not None and self.weights else {}
         try:
             shown = server.advance()
@@ -285,14 +286,14 @@ class Coordinator:
                 self.note(f"round {number}: declined: {', '.join(found.declined)}; their own logs say why")
 
     def _there(self, server: PlainServer) -> list[str]:
-        """Who is in the sum and was heard at the end of it."""
+        """Return the members who are in the sum and answered its last stage."""
         assert server.result is not None
         return [name for name in server.result.included if name in server.heads["unmask"]]
 
-    # -------------------------------------------------------------------------------------------- its reports
+    # ----------------------------------------------------------------------------------------------- reports
 
     def _reports(self, found: Round, outcome: Outcome, there: Sequence[str]) -> None:
-        """Ask who is left for a report, and for the keys of the next round while at it."""
+        """Ask the remaining members for reports and, in the same message, for keys for the next round."""
         number = found.number
         following: list[str] = []
         if number < self.config.training.rounds:
@@ -311,7 +312,7 @@ class Coordinator:
                     check_numbers(report)
                 if not self.recorder.take(report, signature):
                     raise BindingError("its report is not signed by it", stage="report", member=name)
-            except Exception as error:  # whatever a member made up costs that member its report
+            except Exception as error:  # a bad answer costs only this member its report
                 self._refuse(number, error)
                 continue
             found.reports[name] = report
@@ -327,7 +328,7 @@ class Coordinator:
             self._early = server, number + 1
 
     def _opened(self, name: str, answer: bytes) -> tuple[Report, bytes, bytes]:
-        utilities = self.config.scoring.utilities  # a name takes up to 12 bytes a character as JSON
+        utilities = self.config.scoring.utilities  # a name takes up to 12 bytes per character as JSON
         limit = ANSWER + sum(ANSWER + 12 * len(utility) for utility in utilities)
         limit += head_limit(len(self.config.clients))
         if len(answer) > limit:
@@ -344,7 +345,7 @@ class Coordinator:
         raise MessageError("not a report", stage="report", member=name)
 
     def _measured(self, m0: Model, outcome: Outcome) -> dict[str, dict[str, float]] | None:
-        """v(M0) and v(M) of every utility by the server itself; None where it cannot evaluate."""
+        """Return v(M0) and v(M) of every utility as the server measures them; None if it cannot evaluate."""
         evaluate, shown = self.evaluate, outcome.slice
         if evaluate is None:
             return None
@@ -355,7 +356,7 @@ class Coordinator:
             }
             if self.first is not None:
                 found["first"] = evaluate(self.first, shown, model_hash(self.first))
-        except Exception as error:  # the user's own function: a run must not die of one model
+        except Exception as error:  # user code: one model must not end the run
             if self.rehearsal:
                 raise
             log.exception("the server could not evaluate")
@@ -366,14 +367,14 @@ class Coordinator:
         }
 
     def finish(self, model: Model) -> None:
-        """Record the last model, and have everybody who is there sign the ledger's head."""
+        """Record the last model, and ask all members who are present to sign the ledger's head."""
         closed = len(self.recorder.rounds)
-        present = self.transport.expected(closed + 1)  # whoever comes back now joins before the end
+        present = self.transport.expected(closed + 1)  # members who come back now join before the end
         self.recorder.end(model)
         self.seal(present)
 
     def seal(self, members: Sequence[str]) -> None:
-        """Have members sign the ledger's head after its last round."""
+        """Ask members to sign the ledger's last head."""
         head = self.recorder.head
         number = min(len(self.recorder.rounds), self.config.training.rounds)
         body = {"head": head}
@@ -381,7 +382,7 @@ class Coordinator:
             if not self.recorder.seen(name, head, signature):
                 self.note(f"{name} did not sign the ledger's head")
 
-    # -------------------------------------------------------------------------------------------- inner parts
+    # --------------------------------------------------------------------------------------------- internals
 
     def _exchange(
         self, kind: Exchange, number: int, bodies: Mapping[str, Mapping[str, Any]]
@@ -390,7 +391,7 @@ class Coordinator:
             return ()
         packed: dict[int, Parcel] = {}
         asks = {}
-        for name, body in bodies.items():  # mostly one body for all: packed once
+        for name, body in bodies.items():  # usually all share one body, which is packed once
             if id(body) not in packed:
                 packed[id(body)] = self.ask(kind, number, body)
             asks[name] = packed[id(body)]
@@ -406,7 +407,7 @@ class Coordinator:
         self.note(f"round {number}: refused: {error}")
 
     def note(self, text: str) -> None:
-        """Tell whoever watches, now and afterwards."""
+        """Keep a remark in `refused` and, outside of rehearsals, log it."""
         self.refused.append(text)
         if not self.rehearsal:
             log.warning("%s", text)

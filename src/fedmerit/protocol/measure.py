@@ -1,4 +1,4 @@
-"""One member's side of scoring: the two models only it can build, and what it says about them."""
+"""One member's side of scoring: the two models that only it can build, and its report on them."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from fedmerit.protocol.pool import Slice
 
 
 class Evaluations:
-    """Per-sample utilities of models, those of a round's M0 and M kept by their hashes.
+    """Per-sample utilities of models, with a cache for M0 and M by their hashes.
 
-    M is the next round's M0, and where members share a process all of them need both: so a round of N members
-    takes 2N + 1 evaluations there, and one more in the first round and on every fresh test slice.
+    M is the next round's M0, and members who share a process all need both. With the cache, a round of N such
+    members takes 2N + 1 evaluations, and one more in the first round and on every fresh test slice.
     """
 
-    MOST = 4  # M0, M, and for members that train alone too the first model
+    MOST = 4  # M0, M, and the first model if members also train alone
 
     def __init__(self, evaluate: Evaluate) -> None:
         self.evaluate = evaluate
         self._kept: dict[tuple[str, str], PerSample] = {}
 
     def __call__(self, model: Model, shown: Slice, digest: str = "") -> PerSample:
-        """Every utility of every sample; with the model's hash it is computed once."""
+        """Return every utility of every sample; if the model's hash is given, the result is cached."""
         if not digest:
             return self.evaluate(model, shown)
         key = digest, shown.id
         found = self._kept.pop(key, None)
-        self._kept[key] = self.evaluate(model, shown) if found is None else found  # the last one used is last
+        self._kept[key] = self.evaluate(model, shown) if found is None else found  # in order of last use
         if len(self._kept) > self.MOST:
             del self._kept[next(iter(self._kept))]
         return self._kept[key]
@@ -40,13 +40,13 @@ class Evaluations:
 
 @dataclass(eq=False)
 class Scorer:
-    """One member's side of scoring: what it keeps between rounds and how it answers.
+    """One member's side of scoring: what it keeps between rounds, and how it measures.
 
     Args:
-        name: on the roster.
-        evaluate: per-sample utilities of a model on a slice; the member's own code and device.
+        name: the member's name on the roster.
+        evaluate: returns per-sample utilities of a model on a slice; runs the member's own code.
         game: how coalition models are built.
-        totals: per utility, alpha per test sample summed over the rounds on one slice (private).
+        totals: per utility, alpha per test sample, summed over the rounds on one slice (private).
         totals_on: id of that slice.
     """
 
@@ -66,16 +66,16 @@ class Scorer:
         solo: Model | None = None,
         direction: bool = True,
     ) -> Report:
-        """Evaluate M0 + U_i and M - U_i and say what came out. The outcome has been checked.
+        """Evaluate M0 + U_i and M - U_i and return the report. The outcome must have been checked before.
 
         Args:
             m0: the model this member started from.
-            outcome: what the server says came out of the round.
+            outcome: the result of the round, as the server states it.
             contribution: w_i d_i as it was summed, that is, after rounding to integers.
             weight: w_i.
-            solo: the model this member trained alone, if it does.
-            direction: also tell the cosine with the whole change. It reads one number of the update exactly
-                for whoever chooses M, so a member that does not trust the server leaves it out.
+            solo: the model this member trained alone, if it does so.
+            direction: whether to report the cosine with the whole change. It tells a server that chooses M
+                one exact number about the update, so members who do not trust the server leave it out.
         """
         shown = outcome.slice
         before = self.evaluate(m0, shown, outcome.m0_hash)
@@ -127,7 +127,7 @@ class Scorer:
 def coalition_models(
     game: Game, m0: Model, outcome: Outcome, contribution: npt.NDArray[np.float64], weight: float
 ) -> tuple[Model, Model]:
-    r"""The two models only this member can build: of the coalition {i} and of everyone but i.
+    r"""Return the two models that only this member can build: of the coalition {i}, and of all others.
 
     .. math:: \text{additive: } M_0 + U_i, \ M - U_i \text{ with } U_i = w_i d_i / W; \qquad
         \text{renormalised: } M_0 + d_i, \ M_0 + \frac{W (M - M_0) - w_i d_i}{W - w_i}
@@ -145,25 +145,26 @@ def coalition_models(
 
 
 def cosine(contribution: npt.NDArray[np.float64], change: npt.NDArray[np.float64]) -> float | None:
-    """Cosine of a member's update and the whole change; None where one of them is zero."""
+    """Return the cosine of a member's update and the whole change; None if one of them is zero."""
     scale = math.sqrt(float(contribution @ contribution)) * math.sqrt(float(change @ change))
     return None if scale == 0.0 else max(-1.0, min(1.0, float(contribution @ change) / scale))
 
 
 def standard_error(values: npt.NDArray[np.float64], *, counted: bool = False) -> float:
-    r"""Of a mean over test samples.
+    r"""Return the standard error of a mean over test samples.
 
     .. math:: \frac{\mathrm{sd}(x_1, \ldots, x_m)}{\sqrt m}, \qquad \text{counted: }
         \frac{\mathrm{sd}(x_1, \ldots, x_m, 1, -1)}{\sqrt{m + 2}}
 
-    A utility that counts right answers is 0 or 1 a sample, and few samples change: with 50 of them and 2 %
-    that do, 36 % of all test sets show none, and a standard error of exactly 0. So one more sample that
-    changed is added each way (Bonett & Price 2012; after Agresti & Min 2005). In simulations with 25 to 1000
-    samples of which 0.5 to 30 % change, 95 % intervals so made cover at least 93 %; without, 12 to 93 %.
+    A utility that counts right answers is 0 or 1 per sample, and few samples change. If 2 % of 50 samples
+    change on average, 36 % of all test sets show no change, and the standard error would be exactly 0. So one
+    changed sample is added in each direction (Bonett & Price 2012; after Agresti & Min 2005). In simulations
+    with 25 to 1000 samples of which 0.5 to 30 % change, 95 % intervals made this way cover at least 93 %;
+    without the two samples, they cover 12 to 93 %.
 
     Args:
         values: shape (m,), differences of utilities.
-        counted: whether every utility behind them is 0 or 1.
+        counted: whether all utilities behind the differences are 0 or 1.
     """
     if counted:
         values = np.append(values, (1.0, -1.0))

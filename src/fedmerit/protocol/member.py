@@ -1,12 +1,12 @@
-"""One member on its own machine: answers the coordinator's messages, and believes nothing it can check.
+"""One member on its own machine: it answers the coordinator's messages and checks all that it can check.
 
-What it takes from the server it has checked before: the roster is its own file, the settings are pinned when
-it joins, models are compared by hash, the test slice by commitment, the sum by the list it signed. What it
-does not know from one message to the next is in its files (`member_state`): write first, answer then.
+The roster is the member's own file, and the settings are pinned when it joins. It compares models by hash,
+the test slice with its commitment, and the sum with the list it signed. Every message may be handled by a new
+process, so the member keeps its state in files (`member_state`): it writes first and answers afterwards.
 
-Whatever is wrong stays here. To the server every refusal looks the same, training happens once a round and
-one request for a report is answered, so that neither errors nor repetition say anything about an update. A
-member that was told an impossible outcome leaves the run.
+The member does not tell the server why it refuses: after it has joined, all refusals look the same. It trains
+once per round and answers one request for a report, so neither errors nor repetition reveal anything about an
+update. A member who is told an impossible outcome leaves the run.
 """
 
 from __future__ import annotations
@@ -62,48 +62,48 @@ log = logging.getLogger("fedmerit")
 REFUSED = "refuses; the reason is in its own log"
 AFTER_LAST = "has signed the last head of the run"
 Evaluator = Callable[[Any, Sequence[str]], Evaluate]
-"""From the shape that training noted and the utilities' names, what evaluates a model on a test slice."""
+"""(shape noted by training, names of utilities) -> a function that evaluates a model on a test slice."""
 
-# ------------------------------------------------------------------------------------------ what it remembers
+# ------------------------------------------------------------------------------------------ member's state
 
 
 class MemberState(Protocol):
-    """What one member remembers of one run, from one message to the next. Write first, answer then.
+    """What one member remembers of one run between messages. A member writes first and answers afterwards.
 
-    Values are plain (numbers, text, bytes, lists and mappings of them), arrays, or a round's client, which is
-    handed back as it is or as its dump.
+    Values are plain (numbers, text, bytes, lists and mappings of them), arrays, or a round's client. A state
+    returns a client as it is or as its dump.
     """
 
     def held(self) -> AbstractContextManager[None]:
-        """One message at a time."""
+        """Return a lock that lets one message at a time through."""
 
     def open(self) -> None:
-        """Begin to keep a run."""
+        """Prepare to store a run."""
 
     def put(self, name: str, value: Any) -> None:
-        """Keep a value under a name."""
+        """Store a value under a name."""
 
     def get(self, name: str) -> Any:
-        """What was put there, or None."""
+        """Return the value stored under a name, or None."""
 
     def last(self, what: str, before: int) -> Any:
-        """What was put under `ROUND.what` in the latest round before this one, or None."""
+        """Return the value stored under `ROUND.what` in the latest round before this one, or None."""
 
     def released(self) -> Released:
-        """What this member must never do again, in any run."""
+        """Return what this member must never do again, in any run."""
 
     def put_released(self, released: Released) -> None:
-        """Before the message that changed it is sent."""
+        """Store what must never be done again, before the message that changed it is sent."""
 
     def add_kept(self, *lines: str) -> None:
-        """What was shown, done and said, for whoever compares it with the ledger."""
+        """Append lines about what the member was shown, did and said, for a comparison with the ledger."""
 
     def drop_rounds(self, *, before: int) -> None:
-        """Forget rounds before this one."""
+        """Delete what is stored of rounds before this one."""
 
 
 class MemoryState:
-    """A member's state in this process: for rehearsals, which can be repeated, and for tests."""
+    """A member's state in memory: for rehearsals, which can be repeated, and for tests."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
@@ -113,7 +113,7 @@ class MemoryState:
         return nullcontext()
 
     def open(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def put(self, name: str, value: Any) -> None:
         self._values[name] = value
@@ -132,10 +132,10 @@ class MemoryState:
         self._released = released
 
     def add_kept(self, *lines: str) -> None:
-        """One process has nobody to compare with."""
+        """Do nothing: within one process there is nobody to compare with."""
 
     def drop_update(self, number: int) -> None:
-        """Forget what was brought to the sum of a round: as large as a model, and of no more use."""
+        """Delete a round's update and client: they are as large as a model and no longer needed."""
         for what in ("client", "update"):
             self._values.pop(_file(number, what), None)
 
@@ -153,35 +153,35 @@ def _number(name: str) -> int:
 
 
 def as_array(kept: Any, kind: str) -> npt.NDArray[Any]:
-    """An array that was put into a state, which may hand back its bytes."""
+    """Return an array that was stored in a state, which may hand back its bytes."""
     return kept if isinstance(kept, np.ndarray) else np.frombuffer(kept, kind).copy()
 
 
-# Lines of a member's own file; `ledger.head_log` says what each is for, and compares them with a ledger.
+# Lines of a member's own file; `ledger.head_log` explains them and compares them with a ledger.
 
 
 def kept_head(number: int, head: str) -> str:
-    """The line of a head that was shown as the one after a round."""
+    """Return the line for a head that was shown as the head after a round."""
     return f"{number} {head}"
 
 
 def kept_trained(number: int, m0_hash: str) -> str:
-    """The line of a masked update, by the model that it starts from."""
+    """Return the line for a masked update, with the hash of the model it starts from."""
     return f"{number} trained {m0_hash}"
 
 
 def kept_masked(number: int, member: str, digest: str) -> str:
-    """The line of the masked words that this member sent, as the ledger's record ``masked`` has them."""
+    """Return the line for the masked words that this member sent, hashed as in the record ``masked``."""
     return f"{number} masked {json.dumps(member)} {digest}"
 
 
 def kept_released(number: int, included: Sequence[str]) -> str:
-    """The line of shares that were released for the sum of these members."""
+    """Return the line for shares that were released for the sum of these members."""
     return f"{number} released {json.dumps(list(included))}"
 
 
 def kept_report(number: int, body: Mapping[str, Any], bound_to: Mapping[str, Any]) -> str:
-    """The line of a report and of the outcome that it speaks of."""
+    """Return the line for a report and the outcome it is about, by their hashes."""
     outcome = commitment({"round": number, **bound_to})
     return f"{number} report {commitment(body).hex()} {outcome.hex()}"
 
@@ -190,20 +190,20 @@ def kept_report(number: int, body: Mapping[str, Any], bound_to: Mapping[str, Any
 
 
 class Participant:
-    """One member in the run of one message.
+    """One member, for the time it takes to answer a message.
 
     Args:
-        name: on the roster.
+        name: the member's name on the roster.
         identity: its private key; None in a rehearsal without masks, where nothing is signed.
-        roster: everybody's public keys, from the member's own file.
-        state: of a run, by its identifier.
-        evaluator: makes what evaluates models.
+        roster: the public keys of all members, from the member's own file.
+        state: returns the state of a run, given the run's identifier.
+        evaluator: returns the function that evaluates models.
         accept: raises a `RefusedError` for settings that this member does not agree to.
         seed: of the stochastic rounding, for rehearsals that are to be repeated; None draws one.
         run_config: digest of the settings that the transport handed this node for the run.
-        rehearsal: one process holds all members: it may look at plain updates, sum them without masks, and
-            dies of its own errors.
-        engines: what carries the messages of runs that it joins, by the names in a run's terms.
+        rehearsal: whether one process holds all members. It may then look at plain updates and sum them
+            without masks, and its errors are raised.
+        engines: names of the engines whose runs this member joins, as in a run's terms.
     """
 
     def __init__(
@@ -226,9 +226,9 @@ class Participant:
         self.evaluator, self.accept, self.seed, self.run_config = evaluator, accept, seed, run_config
         self.rehearsal, self.engines = rehearsal, engines
         self.masked = False  # whether the last answer was a masked update
-        self.declined = ""  # why the last answer was that it leaves the round; for nobody else
-        self.solo: Model | None = None  # the model it trained alone, where it does
-        self.early = True  # whether it gives keys for the next round with its report
+        self.declined = ""  # why its last answer was to leave the round; never sent
+        self.solo: Model | None = None  # the model it trained alone, if it does so
+        self.early = True  # whether it sends keys for the next round with its report
 
     def answer(self, data: Parcel, address: str, work: Callable[[], Work] | None = None) -> bytes:
         """Answer one message.
@@ -239,7 +239,7 @@ class Participant:
             work: reads the model that came with the message; for the exchange ``train``.
 
         Raises:
-            ProtocolError: the message is refused. Only before it joins does a member say why.
+            ProtocolError: the message is refused. A member gives its reason only before it has joined.
         """
         return self.answer_opened(*Ask.unpack(data, len(self.roster.members)), data, address, work)
 
@@ -251,18 +251,18 @@ class Participant:
         address: str,
         work: Callable[[], Work] | None = None,
     ) -> bytes:
-        """`answer` a message that has been unpacked: once for all members that share a process."""
+        """Answer a message that has been unpacked before, once for all members who share a process."""
         state = self.state(ask.run)
         if ask.exchange == "join":
             server = ask.get("server", bytes)
             if not self._signed(signed_by, server):
                 raise BindingError("not signed by the server it names", stage="join", member=self.name)
-            config = config_in(ask.get("terms", dict))  # whatever it costs, no other message waits for it
+            config = config_in(ask.get("terms", dict))  # may be slow, so it is done without the lock
             with state.held():
                 return self._join(ask, state, address, config, server)
         with state.held():
             try:
-                state.released()  # whoever cannot tell what it did before does nothing
+                state.released()  # raises if the record of past actions is lost
                 kept = state.get("terms")
                 if kept is None:
                     raise BindingError("was asked before it joined", stage=ask.exchange, member=self.name)
@@ -297,7 +297,7 @@ class Participant:
             return self._close(ask, state, agreed)
         return self._stage(ask, state, agreed, work)
 
-    # ------------------------------------------------------------------------------------------ the exchanges
+    # ----------------------------------------------------------------------------------------- the exchanges
 
     def _join(self, ask: Ask, state: MemberState, address: str, config: Config, server: bytes) -> bytes:
         terms, pool = ask.get("terms", dict), ask.get("commitment", dict)
@@ -336,7 +336,7 @@ class Participant:
     def _keys_for(
         self, number: int, state: MemberState, agreed: Agreed, members: Sequence[Any], run: str
     ) -> bytes:
-        """Fresh keys for one attempt at a round that has not gone further than keys and shares."""
+        """Return fresh keys for a round; refuse if this member has gone beyond keys and shares in it."""
         setting = self._setting(number, agreed, members, run)
         before = self._client(number, state)
         if before is not None and (
@@ -360,14 +360,14 @@ class Participant:
         return agreed.setting(run, number, (str(name) for name in members), self.roster)
 
     def _stage(self, ask: Ask, state: MemberState, agreed: Agreed, work: Callable[[], Work] | None) -> bytes:
-        """One stage of secure aggregation: the server learns of a leave, and of nothing else."""
+        """Answer one stage of secure aggregation; a member who leaves does not tell the server why."""
         client = self._known_client(ask, state)
         due: str = "masked" if ask.exchange == "train" else ask.exchange
         if client.stage != due:
             raise BindingError(f"{due} was asked, but {client.stage} is due", stage=due)
         shown = ask.get("list", bytes)
         if due == "masked":
-            client.readable(shown)  # unreadable bytes cost no training
+            client.readable(shown)  # fail on unreadable bytes before training
             if work is None or state.get(_file(ask.round, "began")):
                 raise RefusedError("trains once a round, and a model", stage=due)
         self.masked, self.declined = False, ""
@@ -384,7 +384,7 @@ class Participant:
             if not self.rehearsal:
                 log.warning("%s leaves round %d: %s", self.name, ask.round, error)
             message, self.declined = client.decline(), str(error)
-        except Exception as error:  # the member's own training: its reasons are its own
+        except Exception as error:  # user code: the server is not told why it failed
             if self.rehearsal:
                 raise
             log.exception("%s leaves round %d", self.name, ask.round)
@@ -419,14 +419,14 @@ class Participant:
         weights = None if public is None else tuple(public[name] for name in setting.members)
         task = Task(bytes.fromhex(m0_hash), encoding, weights, work.extra)
         weight = trained.samples if config.training.weights == "secret" else None
-        delta = np.asarray(trained.delta, np.float32)  # as it is kept
+        delta = np.asarray(trained.delta, np.float32)  # as it is stored
         message = client.masked(shown, Update(task, delta, weight, self._rounding(ask.round)))
         own = weight if public is None else public[self.name]
         state.put(_file(ask.round, "update"), [work.m0, delta, own, trained.shape, told])
         return message
 
     def contribution(self, run: str, number: int) -> tuple[npt.NDArray[np.float64], float]:
-        """w_i d_i of a round as it was summed, and w_i. In a rehearsal, also for whoever analyses it."""
+        """Return w_i d_i of a round as it was summed, and w_i; rehearsals also use it for their analysis."""
         state = self.state(run)
         client, update = self._client(number, state), state.get(_file(number, "update"))
         if client is None or update is None:
@@ -437,9 +437,9 @@ class Participant:
     def _encoding(
         self, agreed: Agreed, client: Client | PlainClient, update: Sequence[Any]
     ) -> tuple[Encoding, dict[str, float] | None]:
-        """How the round of an update was encoded, and its public weights."""
+        """Return the encoding of an update's round, and the round's public weights if there are any."""
         length = as_array(update[0], "<f4").size
-        told = update[4] if len(update) > 4 else None  # earlier versions kept none
+        told = update[4] if len(update) > 4 else None  # earlier versions did not store them
         return scheduled_encoding(agreed.config, length, client.setting.members, told)
 
     def _contribution(
@@ -451,7 +451,7 @@ class Participant:
         return encoding.dequantise(words), 1.0 if own is None else float(own)
 
     def _report(self, ask: Ask, state: MemberState, agreed: Agreed, asked: bytes) -> bytes:
-        """Answer the first request of a round, and no other: each would say something new of the update."""
+        """Answer one request per round, and repeat that answer: any other would reveal more on the update."""
         client, update = self._known_client(ask, state), state.get(_file(ask.round, "update"))
         if client.stage != "done" or update is None:
             raise BindingError("has nothing to report on", stage="report")
@@ -484,7 +484,7 @@ class Participant:
     def _check_told(
         self, outcome: Outcome, agreed: Agreed, client: Client | PlainClient, m0: Model, m0_hash: str
     ) -> None:
-        """What the server says came out of a round must be of the sum, the model and the pool we know."""
+        """Raise unless the stated outcome fits the sum, the M0 and the test pool that this member knows."""
         if outcome.model.size != m0.size:
             raise MessageError(
                 f"expected a model of {m0.size} numbers, got {outcome.model.size}", stage="report"
@@ -501,7 +501,7 @@ class Participant:
         outcome.slice.verify(agreed.commitment, outcome.round)
 
     def _scorer(self, state: MemberState, agreed: Agreed, number: int, shape: Any) -> Scorer:
-        """The member's side of scoring, with the sums it kept with its last report."""
+        """Return the member's side of scoring, with the sums stored with its last report."""
         scoring = agreed.config.scoring
         evaluate = self.evaluator(shape, scoring.utilities)
         if not isinstance(evaluate, Evaluations):
@@ -513,9 +513,9 @@ class Participant:
         return scorer
 
     def _next_keys(self, ask: Ask, state: MemberState, agreed: Agreed) -> bytes:
-        """Keys for the next round, if this member is scheduled in it and would take part; else none.
+        """Return keys for the next round, or empty bytes if this member is not in it or refuses it.
 
-        What is wrong with the next round says nothing about this one: the report is given all the same.
+        A problem with the next round says nothing about this one, so the member reports all the same.
         """
         try:
             following = [str(name) for name in ask.get("next", list)]
@@ -538,7 +538,7 @@ class Participant:
         body = {"run": ask.run, "round": ask.round, "head": head}
         return self._sign("seen", body)
 
-    # ------------------------------------------------------------------------------------------- inner parts
+    # --------------------------------------------------------------------------------------------- internals
 
     def _new_client(self, setting: Setting, agreed: Agreed, state: MemberState) -> Client | PlainClient:
         if self.identity is None or not agreed.config.secure_aggregation.enabled:
@@ -548,7 +548,7 @@ class Participant:
         return Client(setting, self.name, self.identity, released=state.released())
 
     def _client(self, number: int, state: MemberState) -> Client | PlainClient | None:
-        """The state machine of a round, if there is one."""
+        """Return the state machine of a round, or None."""
         kept: Any = state.get(_file(number, "client"))
         if not isinstance(kept, bytes):
             client: Client | PlainClient | None = kept
@@ -564,7 +564,7 @@ class Participant:
         return client
 
     def _keep(self, state: MemberState, client: Client | PlainClient) -> None:
-        """What must never be done again first, then where the client stands; only then may it speak."""
+        """Store what must never be done again, then the client's state; only then may the answer be sent."""
         state.put_released(client.released)
         state.put(_file(client.setting.round, "client"), client)
 

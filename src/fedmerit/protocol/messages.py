@@ -1,9 +1,9 @@
-"""What member and server say to each other about contributions. No transport, no framework.
+"""The messages between members and server about contributions, independent of transport and framework.
 
-After the secure sum the server tells every included member the :class:`Outcome`. The member rebuilds the two
+After the secure sum the server sends every included member the :class:`Outcome`. The member builds the two
 models that nobody else can build, evaluates them on the revealed test slice and answers with a
-:class:`Report`. A report carries the hashes of what it was computed on; a server drops one that was computed
-on anything else, and a member stops when the server's hashes are not its own.
+:class:`Report`. A report carries the hashes of what it was computed on. The server drops a report that was
+computed on anything else, and a member stops if the server's hashes differ from its own.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ from fedmerit.secagg.quantise import MOST_MEMBERS, Encoding
 Model = npt.NDArray[np.float32]
 """A model as one flat vector, shape (P,)."""
 PerSample = Mapping[str, npt.NDArray[np.float64]]
-"""Per utility one number per test sample, shape (m,)."""
+"""Utility -> one number per test sample, shape (m,)."""
 Evaluate = Callable[[Model, Slice], PerSample]
 Game = Literal["additive", "renormalised"]
 
 
 def model_hash(model: Model) -> str:
-    """SHA-256 of the float32 numbers, little-endian."""
+    """Return the SHA-256 of the float32 numbers, little-endian."""
     return hashlib.sha256(np.ascontiguousarray(model, dtype="<f4").data).hexdigest()
 
 
 def moved(m0: Model, weighted_sum: npt.NDArray[np.float64], total_weight: float) -> Model:
-    """M = M0 + sum of w_i d_i / W, rounded once: members and server must get the same bits."""
+    """Return M = M0 + sum of w_i d_i / W, rounded once so that members and server get the same bits."""
     model: Model = (m0.astype(np.float64) + weighted_sum / total_weight).astype(np.float32)
     return model
 
 
 def included_hash(included: Sequence[str]) -> str:
-    """SHA-256 of who is in a sum, in the order of the schedule."""
+    """Return the SHA-256 of the names in a sum, in the order of the schedule."""
     return hashlib.sha256(canonical(list(included))).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What the server tells the included members once a round's sum is known."""
+    """The result of a round, as the server sends it to the included members."""
 
     round: int
     model: Model
@@ -65,23 +65,24 @@ class Outcome:
     included: tuple[str, ...]
     slice: Slice
     m0_hash: str
-    head: str  # of the ledger before this round: whoever reports signs the history so far
+    head: str  # of the ledger before this round; a report signs it, and so the history so far
 
     def change(self, m0: Model) -> npt.NDArray[np.float64]:
-        """M - M0, computed once for the M0 of this round."""
+        """Return M - M0, computed once for the M0 of this round."""
         if "_change" not in self.__dict__:
             self.__dict__["_change"] = np.subtract(self.model, m0, dtype=np.float64)
         change: npt.NDArray[np.float64] = self.__dict__["_change"]
         return change
 
     def furthest(self, m0: Model) -> float:
-        """How far the coordinate that moved most has moved, less what rounding can add; computed once.
+        """Return the largest move of a coordinate, less an allowance for rounding; computed once.
 
-        M is rounded to float32, by at most 2^-24 of its size; what is taken off is 2^-23 of that coordinate's
-        own M0, so that a large number in one place excuses nothing in another. NaN where there is one.
+        Rounding to float32 changes a coordinate of M by at most 2^-24 of its size. The allowance is 2^-23 of
+        the same coordinate of M0, so a large number in one place excuses nothing in another. The result is
+        NaN if any coordinate gives NaN.
         """
         if "_furthest" not in self.__dict__:
-            with np.errstate(invalid="ignore"):  # infinities give NaN, which nobody accepts
+            with np.errstate(invalid="ignore"):  # infinities give NaN, which `check` refuses
                 by = np.abs(self.change(m0))
                 by -= np.abs(m0) * np.float32(2**-23)
             self.__dict__["_furthest"] = float(by.max(initial=0.0))
@@ -90,7 +91,7 @@ class Outcome:
 
     @cached_property
     def bound_to(self) -> Mapping[str, str]:
-        """Hashes of everything a report depends on."""
+        """What a report depends on: hashes of both models, slice and names, the total weight, the head."""
         return {
             "m0": self.m0_hash,
             "m": model_hash(self.model),
@@ -103,7 +104,10 @@ class Outcome:
     def check(
         self, member: str, m0: Model, weight: float, encoding: Encoding, public: Mapping[str, float] | None
     ) -> None:
-        """Stop unless members within the bound can have summed to this: a crafted M or W is an amplifier."""
+        """Raise BindingError unless updates within the bound can sum to this.
+
+        A server could craft M or W so that reports on it reveal more about an update.
+        """
         n, total = len(self.included), self.total_weight
         least, most = float(n), n * float(encoding.weight_cap)
         if encoding.weights == "public":
@@ -123,12 +127,12 @@ class Outcome:
             raise BindingError(problem, stage="report", member=member)
 
     def _reach(self, encoding: Encoding) -> float:
-        r"""How far members within the bound B can move a coordinate, before M is rounded.
+        r"""Return how far updates within the bound B can move a coordinate, before M is rounded.
 
         .. math:: \frac{s}{W} \sum_i \left(\frac{w_i}{w_{cap}} Q + 1\right)
             = B \left(1 + \frac{n \, w_{cap}}{W Q}\right), \qquad s = \frac{B \, w_{cap}}{Q}
 
-        because each of the n integers is rounded up by less than one; 1e-5 is for float arithmetic.
+        because each of the n integers is rounded up by less than one. We add 1e-5 for float arithmetic.
         """
         up = len(self.included) * encoding.weight_cap / (self.total_weight * encoding.limit)
         return encoding.bound * (1 + up + 1e-5)
@@ -136,7 +140,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Measured:
-    """One utility as one member measured it; standard errors are paired over the test samples."""
+    """One utility as one member measured it, with standard errors paired over the test samples."""
 
     alone: float
     without: float
@@ -145,23 +149,23 @@ class Measured:
     se_alpha: float
     se_alpha_total: float | None = None
     solo: float | None = None
-    empty: float | None = None  # v(M0) and v(M) as the member knows them
+    empty: float | None = None  # v(M0) and v(M) as the member measured them
     grand: float | None = None
 
 
 @dataclass(frozen=True)
 class Report:
-    """What one member says about one round."""
+    """One member's report on one round."""
 
     client: str
     round: int
     bound_to: Mapping[str, str]
     measured: Mapping[str, Measured]
     cosine: float | None
-    salt: str = field(default_factory=new_salt, compare=False)  # the record's hash then tells others nothing
+    salt: str = field(default_factory=new_salt, compare=False)  # so that the record's hash reveals nothing
 
     def body(self, run: str) -> dict[str, Any]:
-        """For the ledger and the wire: no floats, bound to the run."""
+        """Return the report as it is recorded and sent: without floats, bound to the run."""
         return {
             "run": run,
             "salt": self.salt,
@@ -176,7 +180,7 @@ class Report:
 
     @classmethod
     def from_body(cls, client: str, body: Mapping[str, Any], *, run: str) -> Report:
-        """Read one, or say what is wrong with it."""
+        """Read a report; raise MessageError or BindingError if it is not one of this run."""
         try:
             if body["run"] != run:
                 raise BindingError("belongs to another run", stage="report", member=client)
@@ -197,7 +201,7 @@ class Report:
 
 
 def accept(report: Report, outcome: Outcome, utilities: Sequence[str]) -> None:
-    """The server's check of a report: of this round, on exactly these models, weights and samples."""
+    """Raise unless a report is about this round and computed on exactly these models, weights and samples."""
     if report.round != outcome.round:
         raise BindingError(
             f"answers round {report.round}, this is round {outcome.round}",
@@ -237,7 +241,7 @@ def _whole(value: Any) -> int:
 
 
 def check_numbers(report: Report) -> None:
-    """Refuse a report of a member elsewhere whose numbers no utility in [0, 1] can have."""
+    """Raise MessageError if a report has numbers that no utility in [0, 1] can have; not for rehearsals."""
     for name, one in report.measured.items():
         for key, value in vars(one).items():
             most = float(report.round) if key == "se_alpha_total" else 1.0
@@ -258,12 +262,12 @@ def check_numbers(report: Report) -> None:
 
 _COLUMNS = ("alone", "without", "se_loo", "se_ioi", "se_alpha", "se_alpha_total")
 TOLERANCE = 1e-6
-"""Who differs by more is named; machines alike differ by less."""
+"""Members who differ by more are named; machines of the same kind differ by less."""
 
 
 @dataclass(eq=False)
 class Round:
-    """One round: who took part, what they said, and how it was closed."""
+    """One round: who took part, their reports, and how it was closed."""
 
     number: int
     scheduled: tuple[str, ...]
@@ -273,10 +277,10 @@ class Round:
     aborted: str = ""
     body: Mapping[str, Any] = field(default_factory=dict)  # of the closing record
     reports: dict[str, Report] = field(default_factory=dict)
-    withheld: tuple[str, ...] = ()  # in a copy: who reported what its reader may not see
+    withheld: tuple[str, ...] = ()  # in a copy: members whose reports its reader may not see
 
     def to_reports(self, utility: str) -> Reports | None:
-        """What the scores take, or None where nobody reported; in a copy, the reports that it shows."""
+        """Return the reports that scores take (in a copy, those it shows), or None if there are none."""
         if self.aborted or not self.reports:
             return None
         named = [name for name in self.included if name in self.reports]
@@ -286,7 +290,7 @@ class Round:
             values = [getattr(one, key) for one in measured]
             return None if any(value is None for value in values) else values
 
-        cosines = [self.reports[name].cosine for name in named]  # all None: members leave them out
+        cosines = [self.reports[name].cosine for name in named]  # all None where members leave them out
         utilities, samples = self.body["utilities"][utility], self.body.get("samples")
         solo = column("solo") if "first" in utilities else None
         return Reports(
@@ -305,9 +309,9 @@ class Round:
         )
 
     def differences(self, tolerance: float = TOLERANCE) -> dict[str, Note]:
-        """Members whose own v(M0) or v(M) is not the one the round was scored with -> which, in words.
+        """Return the members whose own v(M0) or v(M) differs from the one the round is scored with, and how.
 
-        ``tolerance`` is of 1, or of the value that the round is scored with where that is larger.
+        ``tolerance`` is relative to 1 or to the value that the round is scored with, whichever is larger.
         """
         found: dict[str, Note] = {}
         for name, report in self.reports.items():
@@ -328,8 +332,8 @@ class Round:
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """What local training gave: the model it started from, the change, the number of samples, and what an
-    evaluation must know of the model's shape (anything msgpack can carry)."""
+    """The result of local training: the model it started from, the change, the number of samples, and what an
+    evaluation must know about the model's shape (anything that msgpack can carry)."""
 
     m0: Model
     delta: npt.NDArray[np.float32]
@@ -338,19 +342,19 @@ class Trained:
 
 
 def no_check(trained: Trained, config: Config) -> None:
-    """Leave it to the masking to refuse an update."""
+    """Accept any update; masking refuses the bad ones."""
 
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """A model to train: M0, the digest of everything else that came with it, what trains it, and what says
-    in the app's own words why the settings do not allow an update."""
+    """A model to train: M0, the digest of everything else that came with it, the function that trains it, and
+    a check that explains, in the app's own words, why the settings do not allow an update."""
 
     m0: Model
     extra: bytes
     train: Callable[[], Trained]
     check: Callable[[Trained, Config], None] = no_check
-    m0_hash: str = ""  # where it is known already, since many members of one process start from one array
+    m0_hash: str = ""  # given if it is known: many members of one process start from one array
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "m0_hash", self.m0_hash or model_hash(self.m0))
@@ -362,34 +366,34 @@ Exchange = Literal["join", "advertise", "share", "train", "check", "unmask", "re
 EXCHANGES: Final[tuple[Exchange, ...]] = get_args(Exchange)
 FORMAT: Final = "fedmerit remote 2"
 LEAST_SAMPLES: Final = 10
-KINDS: Final = "fiub"  # of test samples: numbers, never objects
+KINDS: Final = "fiub"  # kinds of dtype in a message: numbers, never objects
 VALUES: Final = 256
-"""Most values in a message of the server, and two more a member: it holds one list of names at a time."""
+"""Most values in a message of the server, plus two per member: it holds one list of names at a time."""
 
 
 def exchange_of(stage: str) -> Exchange:
-    """The exchange that carries a stage of secure aggregation: the masked update answers the model."""
+    """Return the exchange of a stage of secure aggregation: ``train`` asks for the masked update."""
     return "train" if stage == "masked" else cast(Exchange, stage)
 
 
 @dataclass(frozen=True, eq=False)
 class Parcel:
-    """A message as it is carried: signed bytes, and beside them the large arrays that they name by hash.
+    """A message as it is carried: signed bytes, and the large arrays that they name by hash.
 
-    Where server and members share a process, the arrays are never copied.
+    If server and members share a process, the arrays are never copied.
     """
 
     head: bytes
     arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """Bytes in all."""
+        """Return the total number of bytes."""
         return len(self.head) + sum(array.nbytes for array in self.arrays.values())
 
 
 @dataclass(frozen=True, eq=False)
 class Ask:
-    """One message of the coordinator: which exchange of which round, and what goes with it."""
+    """One message of the coordinator: its exchange, its round and its content."""
 
     exchange: Exchange
     run: str
@@ -398,7 +402,7 @@ class Ask:
     arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
     def pack(self, sign: Signer) -> Parcel:
-        """As a parcel, signed by the server: whoever is told something can prove it."""
+        """Return the message as a parcel signed by the server: its receiver can prove what it was told."""
         arrays = {name: _little(values) for name, values in self.arrays.items()}
         named = {name: _named(values) for name, values in arrays.items()}
         inner = pack([self.exchange, self.run, self.round, dict(self.body), named])
@@ -406,9 +410,9 @@ class Ask:
 
     @classmethod
     def unpack(cls, parcel: Parcel, members: int = MOST_MEMBERS) -> tuple[Ask, Callable[[bytes], bool]]:
-        """A message to one of so many members, and what tells whether a key signed it.
+        """Return the message in a parcel, and a function that tells whether a given key signed it.
 
-        Before its author is known it costs no more memory than a few times its size.
+        Its author is not yet known, so unpacking takes at most a few times the memory of the parcel.
         """
         what, values = "a message of the server", VALUES + 2 * members
         match unpack(parcel.head, what, values=4):
@@ -431,7 +435,7 @@ class Ask:
         raise MessageError(f"not a message of {FORMAT}")
 
     def get(self, key: str, kind: type | tuple[type, ...]) -> Any:
-        """An entry of the body that must have this type."""
+        """Return an entry of the body; raise MessageError unless it has this type."""
         value = self.body.get(key)
         if not isinstance(value, kind):
             raise MessageError(f"{key} is missing or of the wrong type", stage=self.exchange)
@@ -439,7 +443,7 @@ class Ask:
 
     @cached_property
     def outcome(self) -> Outcome:
-        """The outcome of a round, where this asks for a report on it."""
+        """The outcome in a request for a report."""
         return _outcome(self)
 
 
@@ -452,7 +456,7 @@ def _verifies(inner: bytes, signature: bytes, key: bytes) -> bool:
 
 
 def _little(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """An array as it is hashed and sent: numbers in C order, little-endian; itself where it is so already."""
+    """Return an array as it is hashed and sent: C order, little-endian; no copy if it is so already."""
     if values.dtype.kind not in KINDS:
         raise MessageError(f"a message carries numbers, got {values.dtype}", stage="report")
     return np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
@@ -463,17 +467,17 @@ def _named(values: npt.NDArray[Any]) -> list[Any]:
 
 
 def pack(value: Any) -> bytes:
-    """A value as bytes."""
+    """Return a value as msgpack bytes."""
     return bytes(msgpack.packb(value))
 
 
 def unpack(data: bytes, what: str, *, values: int | None = None, text: int = -1) -> Any:
-    """The value that these bytes stand for.
+    """Return the value in msgpack bytes.
 
     Args:
         data: the bytes.
-        what: they should be, for the error.
-        values: most values in it, counted before any is made; None for what this machine wrote itself.
+        what: what the bytes should be, for the error message.
+        values: most values allowed, counted before any is built; None for bytes that this machine wrote.
         text: most bytes of one text.
     """
     try:
@@ -487,15 +491,15 @@ def unpack(data: bytes, what: str, *, values: int | None = None, text: int = -1)
 
 
 def words_limit(members: int) -> int:
-    """Most bytes of names and settings: a member keeps them, so nobody may make them large."""
+    """Return the most bytes of names and settings; a member stores them, so they must stay small."""
     return 65_536 + 1024 * members
 
 
 def ask_limit(exchange: Exchange, members: int) -> int:
-    """Most bytes of a message to one of so many members, besides the arrays that go with it.
+    """Return the most bytes of a message to one of so many members, without its arrays.
 
-    Those of a request for a report are compared with the member's own model and the pool's commitment, and
-    have no other limit than that of the transport.
+    Only a request for a report has arrays. Members compare them with their own model and the pool's
+    commitment; their size is limited by the transport alone.
     """
     lists = exchange not in ("join", "advertise", "report", "close")
     return words_limit(members) + (list_limit(members) if lists else 0)
@@ -510,7 +514,7 @@ def join_body(
     *,
     run_config: bytes,
 ) -> dict[str, Any]:
-    """What a member signs when it joins: where it is, what it was handed, and everything it agrees to."""
+    """Return what a member signs when it joins: its address, its run config and all that it agrees to."""
     return {
         "run": run,
         "address": address,
@@ -522,7 +526,7 @@ def join_body(
 
 
 def outcome_ask(run: str, outcome: Outcome, following: Sequence[str]) -> Ask:
-    """The request for a report on an outcome; ``following`` is the schedule of the next round."""
+    """Return the request for a report on an outcome; ``following`` is the schedule of the next round."""
     shown = outcome.slice
     body = {
         "total": outcome.total_weight,
@@ -563,7 +567,7 @@ def _outcome(ask: Ask) -> Outcome:
 
 
 def checked_head(ask: Ask) -> str:
-    """A head of the ledger in a message: 64 hexadecimal digits."""
+    """Return the ledger's head in a message; raise MessageError unless it is 64 hexadecimal digits."""
     head: str = ask.get("head", str)
     if not re.fullmatch("[0-9a-f]{64}", head):
         raise MessageError("not a head of a ledger", stage=ask.exchange)
@@ -571,5 +575,5 @@ def checked_head(ask: Ask) -> str:
 
 
 def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two bodies are the same record."""
+    """Return whether two bodies have the same canonical form."""
     return canonical(one) == canonical(other)

@@ -1,8 +1,8 @@
-"""The test pool that all clients are measured on, committed before the first round.
+"""The test pool that all members are measured on, committed before the first round.
 
 The pool is put in one random order and cut into consecutive slices: a single one that serves every round
-(``reveal="fixed"``), or one per round, each revealed once (``reveal="per-round"``). What is published before
-round 1 binds every image, every label and the order, and tells nothing about them::
+(``reveal="fixed"``), or one per round, each revealed once (``reveal="per-round"``). The commitment published
+before round 1 binds every image, every label and their order, and reveals nothing about them::
 
     sample  = "fedmerit/sample/1 <dtype> <h>x<w>x<c> label <y>\\n" + pixels, C order, little-endian
     salt_k  = HMAC-SHA256(pool key, "fedmerit/salt/1" + k as u64)          k = place in the pool
@@ -10,8 +10,8 @@ round 1 binds every image, every label and the order, and tells nothing about th
     slice_s = SHA-256(0x02 + s as u32 + samples in it as u32 + merkle(its leaves))
     root    = merkle(all slices)              merkle: RFC 6962, node = SHA-256(0x01 + left + right)
 
-A revealed `Slice` carries its samples, their salts and its path to the root; `Slice.verify` is what a client
-calls before it evaluates anything. Salts of other slices cannot be derived from revealed ones.
+A revealed `Slice` carries its samples, their salts and its path to the root. A member calls `Slice.verify`
+before it evaluates anything. Salts of other slices cannot be derived from revealed ones.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from fedmerit.errors import BindingError, DataError
 
 
 def merkle_root(nodes: Sequence[bytes]) -> bytes:
-    """The hash above all ``nodes``, of which there must be at least one."""
+    """Return the root hash over ``nodes``, of which there must be at least one."""
     while len(nodes) > 1:
         nodes = _parents(nodes)
     return nodes[0]
 
 
 def merkle_path(nodes: Sequence[bytes], index: int) -> tuple[bytes, ...]:
-    """The siblings on the way from ``nodes[index]`` to the root."""
+    """Return the siblings on the way from ``nodes[index]`` to the root."""
     siblings: list[bytes] = []
     while len(nodes) > 1:
         siblings += nodes[index ^ 1 : (index ^ 1) + 1]
@@ -47,7 +47,7 @@ def merkle_path(nodes: Sequence[bytes], index: int) -> tuple[bytes, ...]:
 
 
 def merkle_climb(node: bytes, index: int, width: int, siblings: Sequence[bytes]) -> bytes | None:
-    """The root above ``node``, number ``index`` of ``width``; None if the path has the wrong length."""
+    """Return the root above ``node``, number ``index`` of ``width``; None if the path has a wrong length."""
     rest = list(siblings)
     while width > 1:
         if index ^ 1 < width:
@@ -64,7 +64,7 @@ def _parent(left: bytes, right: bytes) -> bytes:
 
 
 def _parents(nodes: Sequence[bytes]) -> list[bytes]:
-    """The next level up; a node without a sibling moves up unchanged."""
+    """Return the next level up; a node without a sibling moves up unchanged."""
     pairs = [_parent(left, right) for left, right in zip(nodes[::2], nodes[1::2], strict=False)]
     return pairs + list(nodes[2 * len(pairs) :])
 
@@ -85,9 +85,9 @@ KEY_BYTES = SALT_BYTES = 32
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Slice:
-    """Test samples of a round and the proof that they were committed to.
+    """Test samples of a round, and the proof that they were committed to.
 
-    ``id`` is the SHA-256 of the samples in order, without salts: equal samples, equal id, in any run.
+    ``id`` is a SHA-256 over the samples in order, without salts: equal samples have equal ids in any run.
     """
 
     index: int
@@ -107,11 +107,11 @@ class Slice:
 
         Args:
             commitment: what was published before round 1.
-            round: counted from 1; with one slice per round, only slice ``round`` will do.
+            round: counted from 1; with one slice per round, the slice must be the one of this round.
         """
         checked = (dict(commitment), round)
         if self.__dict__.get("_checked") == checked:
-            return  # members that share a process are shown the same slice
+            return  # members who share a process are shown the same slice
         try:
             version, root = commitment["version"], bytes.fromhex(commitment["root"])
             size, slices = int(commitment["size"]), int(commitment["slices"])
@@ -159,7 +159,7 @@ class Pool:
 
     @property
     def commitment(self) -> Commitment:
-        """To be published before round 1."""
+        """The commitment to publish before round 1."""
         return {
             "version": 1,
             "root": merkle_root(self.nodes).hex(),
@@ -171,7 +171,7 @@ class Pool:
         }
 
     def slice(self, round: int) -> Slice:
-        """What ``round`` (counted from 1) is measured on."""
+        """Return the slice that ``round`` (counted from 1) is measured on."""
         if round < 1 or (self.slices > 1 and round > self.slices):
             raise DataError(
                 f"round {round} has no test slice: the pool was cut for rounds 1 .. {self.slices}"
@@ -184,7 +184,7 @@ class Pool:
 
 
 def slice_id(x: Images, y: Labels) -> str:
-    """SHA-256 of the SHA-256 of every sample, in order."""
+    """Return a SHA-256 over the SHA-256 of every sample, in order."""
     each = (hashlib.sha256(_sample(image, label)).digest() for image, label in zip(x, y, strict=True))
     return hashlib.sha256(b"fedmerit/slice/1" + b"".join(each)).hexdigest()
 
@@ -212,7 +212,7 @@ def _slice_node(index: int, leaves: Sequence[bytes]) -> bytes:
 
 
 def span_of(size: int, slices: int, index: int) -> slice:
-    """Places of slice ``index`` in the pool; sizes differ by at most one, larger ones first."""
+    """Return the places of slice ``index`` in the pool; sizes differ by at most one, larger slices first."""
     least, more = divmod(size, slices)
     start = index * least + min(index, more)
     return slice(start, start + least + (index < more))

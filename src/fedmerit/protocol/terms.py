@@ -1,8 +1,8 @@
-"""What a member agrees to when it joins a run, and what it does not.
+"""What a member agrees to when it joins a run, and what it refuses.
 
-The server proposes; the member compares with its own roster file, refuses whatever protects it less than
-fedmerit's own choice would (`cautious`, unless its owner says otherwise), and signs. From then on nothing of
-it can change: its hash enters every mask and every signature of the run.
+The server proposes terms. The member compares them with its own roster file, refuses settings that protect it
+less than fedmerit's defaults (`cautious`, unless its owner chooses another rule), and signs. From then on the
+terms cannot change: their hash enters every mask and every signature of the run.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ _KINDS: dict[str, Literal["uniform", "public", "secret"]] = {
 
 
 def are_public(config: Config) -> bool:
-    """Whether everybody knows everybody's weight before the sum."""
+    """Return whether all members know all weights before the sum."""
     return _KINDS[config.training.weights] == "public"
 
 
 def roster_weights(config: Config) -> dict[str, float]:
-    """Everybody's weight, where the roster fixes them."""
+    """Return the weight of every member, if the roster fixes them."""
     return {name: float(config.training.roster_weights[name]) for name in config.clients}
 
 
 def encoding_of(config: Config, length: int, members: int, public: Mapping[str, float] | None) -> Encoding:
-    """How updates of ``members`` scheduled members become integers.
+    """Return the encoding that turns updates of ``members`` scheduled members into integers.
 
     Args:
         config: of the run.
-        length: numbers in a model.
-        members: how many are scheduled.
-        public: their weights, where these are public.
+        length: how many numbers a model has.
+        members: how many members are scheduled.
+        public: their weights, if these are public.
     """
     kind, cap = config.training.weights, 1.0
     if kind == "secret":
@@ -72,9 +72,9 @@ def encoding_of(config: Config, length: int, members: int, public: Mapping[str, 
 def scheduled_encoding(
     config: Config, length: int, members: Sequence[str], told: Mapping[str, float] | None = None
 ) -> tuple[Encoding, dict[str, float] | None]:
-    """The encoding of a round, and the weights of its members where these are public.
+    """Return the encoding of a round, and the weights of its members if these are public.
 
-    ``told`` are weights that only a rehearsal has: of scores. Where the roster holds them nobody is asked.
+    ``told`` are weights from scores, which only rehearsals have; not used if the roster holds the weights.
     """
     public = None
     if are_public(config):
@@ -86,11 +86,11 @@ def scheduled_encoding(
 
 
 LEAST, MOST = 0.1, 3.0
-"""Weights are clipped to this range: nobody is shut out, nobody takes over."""
+"""Weights from scores are clipped to this range, so that nobody is shut out and nobody dominates."""
 
 
 def weights_of(values: Vector, clients: Sequence[str]) -> dict[str, float]:
-    """clip(normalise(scores), 0.1, 3): above 1 for those above the mean of what lies over the lowest."""
+    """Return clip(normalise(scores), 0.1, 3) by client: above 1 for scores above the mean."""
     clipped = np.clip(normalise(values), LEAST, MOST)
     return dict(zip(clients, clipped.tolist(), strict=True))
 
@@ -98,7 +98,7 @@ def weights_of(values: Vector, clients: Sequence[str]) -> dict[str, float]:
 def from_past(
     rounds: Sequence[Reports], names: Sequence[str], *, score: str, missing: Missing
 ) -> dict[str, float]:
-    """Weights from a score summed over the rounds before; 1 in the first round, and for newcomers."""
+    """Return weights from a score summed over earlier rounds; 1 in the first round and for newcomers."""
     weights = dict.fromkeys(names, 1.0)
     if rounds:
         total = accumulate(rounds, score=score, missing=missing)
@@ -106,19 +106,19 @@ def from_past(
     return weights
 
 
-# ------------------------------------------------------------------------------------------ what is agreed
+# -------------------------------------------------------------------------------------------- agreed terms
 
 EMBEDDED = "embedded"
 """The engine of a rehearsal: one process holds all keys."""
 FLOWER = "flower"
-"""Between machines, over Flower."""
+"""The engine between machines, over Flower."""
 SIMULATED = "flower-simulation"
-"""Flower's simulation, a rehearsal too: whoever runs it plays all members."""
+"""Flower's simulation, which is also a rehearsal: one person plays all members."""
 ENGINES = (EMBEDDED, FLOWER, SIMULATED)
 REHEARSALS = {EMBEDDED: "one process", SIMULATED: "one simulation"}
 """Engines of rehearsals, and who held all keys."""
 LARGEST_BOUND = 100.0
-"""A coordinate that moves further in one round is no training; a looser bound would check nothing."""
+"""Largest bound that `cautious` accepts: no training moves a coordinate further in one round."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Agreed:
         return config_in(self.terms)
 
     def setting(self, run: str, number: int, members: Iterable[str], roster: Roster) -> Setting:
-        """One attempt at a round, as member and server must build it alike."""
+        """Return the setting of one attempt at a round, the same for members and server."""
         secure = self.config.secure_aggregation
         return Setting(
             run=run,
@@ -150,21 +150,21 @@ class Agreed:
 
     @cached_property
     def hash(self) -> bytes:
-        """SHA-256 of all of it; two members that were told different things find out before they mask."""
+        """SHA-256 of all terms; members who were told different things find out before they mask."""
         everything = {"terms": self.terms, "commitment": self.commitment, "server": self.server.hex()}
         return hashlib.sha256(canonical(everything)).digest()
 
 
 @lru_cache(maxsize=4)
 def _settings(text: str) -> tuple[Config, str]:
-    """Settings and their hash; members that share a process read the same ones at every message."""
+    """Return settings and their hash; cached, because members who share a process read the same ones."""
     config = recorded(text)
     check_schedule(config)
     return config, recorded_hash(text)
 
 
 def config_in(terms: Mapping[str, Any]) -> Config:
-    """The settings that terms hold."""
+    """Return the settings in the terms; raise MessageError if they do not match their hash."""
     try:
         config, digest = _settings(str(terms["config"]))
     except (KeyError, TypeError, ValueError, RecursionError) as error:  # a ConfigError is a ValueError
@@ -175,10 +175,10 @@ def config_in(terms: Mapping[str, Any]) -> Config:
 
 
 def refuse_rehearsal(terms: Mapping[str, Any], config: Config, engines: Sequence[str]) -> None:
-    """Refuse what only one process that holds everything may do; no `accept` of a member can allow it.
+    """Refuse settings that are only for a rehearsal in one process; no `accept` of a member can allow them.
 
-    Nor does a member sign that a run is a rehearsal (``engine``) which is none: its signatures in the ledger
-    would then be said to prove nothing.
+    A member also refuses to sign that a run between machines is a rehearsal (``engine``): verification would
+    then say that its signatures in the ledger prove nothing.
     """
     if (engine := terms.get("engine", FLOWER)) not in engines:
         raise RefusedError(
@@ -193,9 +193,9 @@ def refuse_rehearsal(terms: Mapping[str, Any], config: Config, engines: Sequence
 
 
 def roster_in(config: Config, keys: Mapping[str, bytes] | None) -> Roster:
-    """The roster that the members of a rehearsal make, with weights where these are the roster's.
+    """Return the roster of a rehearsal, with weights if the settings take them from the roster.
 
-    Without masks there are no keys: names then stand under stand-ins, which sign nothing.
+    Without masks there are no keys; the roster then holds placeholders, which sign nothing.
     """
     weights = config.training.roster_weights if config.training.weights == "roster" else {}
     named = keys or {name: hashlib.sha256(name.encode()).digest() for name in config.clients}
@@ -203,7 +203,7 @@ def roster_in(config: Config, keys: Mapping[str, bytes] | None) -> Roster:
 
 
 def check_roster(terms: Mapping[str, Any], config: Config, roster: Roster, member: str) -> None:
-    """The server's roster, names and public weights must be those of the member's own file."""
+    """Raise unless the server's roster, names and public weights are those of the member's own file."""
     if terms.get("roster") != roster.hash.hex():
         raise BindingError("the server has another roster than ours", stage="join", member=member)
     if set(config.clients) != set(roster.names):
@@ -213,7 +213,7 @@ def check_roster(terms: Mapping[str, Any], config: Config, roster: Roster, membe
 
 
 def cautious(config: Config) -> None:
-    """What a member agrees to by default: no setting may be weaker than the one fedmerit would choose."""
+    """Refuse settings that are weaker than fedmerit's defaults. A member's rule unless it sets another."""
     secure, members = config.secure_aggregation, len(config.clients)
     weak = ""
     if not secure.check:
@@ -234,11 +234,12 @@ def everybody(
     bound: float = SecureAggregation.bound,
     weight_cap: int = Training.weight_cap,
 ) -> None:
-    """`cautious`, and every sum is over all members, weighted in one way and never clipped, or there is none.
+    """Refuse what `cautious` refuses, and any run whose sums are not over all members, or are clipped.
 
-    So no two sums of the same updates differ by more than their rounding, and there is nothing to subtract. A
-    federation with other weights, another bound or (where weights are secret) another cap gives them by name,
-    in the same words on every machine and in every run: ``partial(everybody, weights="roster", bound=8.0)``.
+    Weights, bound and cap are fixed too. So two sums of the same updates differ by no more than rounding, and
+    subtracting them reveals no update. A federation with other weights, another bound or (if weights are
+    secret) another cap passes them by name, the same on every machine and in every run:
+    ``partial(everybody, weights="roster", bound=8.0)``.
     """
     cautious(config)
     secure, members = config.secure_aggregation, len(config.clients)
@@ -275,5 +276,5 @@ def everybody(
 
 
 def least_scheduled(config: Config) -> int:
-    """Fewest members that a round may schedule."""
+    """Return the fewest members that a round may schedule."""
     return max(LEAST_IN_SUM, config.threshold, config.secure_aggregation.least)

@@ -1,1 +1,1 @@
-"""Files: the folder of a run, and the state that a member keeps next to its key."""
+"""The files of fedmerit: the run folder, and the state that a member keeps next to its key."""

@@ -1,25 +1,25 @@
-"""A member's files: every message may be handled by a new process, so all it knows is kept next to its key.
+"""A member's files. Every message may be handled by a new process, so a member's state lies next to its key.
 
 ::
 
     KEY.state/released            digests of what must never be done again (all runs)
-    KEY.state/RUN/terms           what this member agreed to when it joined; pinned
-    KEY.state/RUN/left            why this member answers nothing more in this run, if so
+    KEY.state/RUN/terms           what this member agreed to when it joined; it cannot change
+    KEY.state/RUN/left            why this member has left the run, if it has
     KEY.state/RUN/0003.client     the state machine of round 3, with its secrets
-    KEY.state/RUN/0003.began      training began: once a round
+    KEY.state/RUN/0003.began      hash of the model it began to train, which it does once per round
     KEY.state/RUN/0003.update     M0, the update and its weight: for the report, and for an audit
-    KEY.state/RUN/0003.asked      the one request for a report that is answered
+    KEY.state/RUN/0003.asked      hash of the only request for a report that it answers
     KEY.state/RUN/0003.report     the answer, and the per-sample sums behind cumulative standard errors
-    KEY.state/RUN/heads           the ledger's heads as they were shown to this member, from which models it
-                                  trained, hashes of what it masked, for which sums it released shares, and
-                                  hashes of its reports and of what they were about, one a line: see
-                                  head_log.py
+    KEY.state/RUN/seen            the last head of the run, once it has signed it
+    KEY.state/RUN/heads           the heads it was shown, the models it trained from, hashes of what it
+                                  masked, the sums it released shares for, and hashes of its reports and
+                                  their outcomes, one per line: see head_log.py
 
-All have mode 600, in a folder of mode 700, and are written in one step. All but the last are also encrypted
-(AES-256-GCM under a key derived from the identity key): a backup of the folder alone says nothing, and a file
-that was cut, emptied or put in another's place is an error. ``released`` is written before the first run's
-folder is made, so where there is a folder and it is gone, it was lost. What nobody can notice is an older
-copy of it put back, or a key that was taken elsewhere without its folder.
+All files have mode 600, in a folder of mode 700, and are written in one step. All but the last are encrypted
+(AES-256-GCM under a key derived from the identity key). So a backup of the folder reveals only ``heads``,
+and a file that was cut, emptied or swapped with another one raises an error. ``released`` is written before
+the folder of the first run is made: if it is gone although there is a run, it was lost. Nobody can notice if
+an older copy of it was put back, or if the key was moved elsewhere without its folder.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedmerit")
 _RUN = re.compile(r"[0-9a-f]{32}")
 IDLE = 86_400.0
-"""Seconds without a message after which a run that never ended is taken to be over."""
+"""Seconds without a message after which a run counts as over although it never ended."""
 MOST_RUNS = 100
-"""A run costs a server one invitation, and a member a folder."""
+"""Most runs that a member stores: a server can cause a folder with a single invitation."""
 NONCE = 12
 ALL_RUNS = "all runs"
 RESTORE = (
@@ -72,7 +72,7 @@ class MemberFiles:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """One process at a time: a second message waits until the first is answered."""
+        """Let one process at a time work: a second message waits until the first is answered."""
         try:
             self.home.mkdir(mode=0o700, exist_ok=True)
             mode = stat.S_IMODE(self.home.stat().st_mode)
@@ -89,7 +89,7 @@ class MemberFiles:
             yield
 
     def open(self) -> None:
-        """Begin to keep a run; the secrets of others that are over, or have long been idle, are deleted."""
+        """Make the folder of a run, and delete the secrets of other runs that are over or long idle."""
         if not self._released.exists():
             self.put_released(self.released())
         sweep(self.home)
@@ -104,18 +104,18 @@ class MemberFiles:
             )
         self.folder.mkdir(mode=0o700, exist_ok=True)
 
-    # ------------------------------------------------------------------------------------------- what is kept
+    # ----------------------------------------------------------------------------------------- stored values
 
     def put(self, name: str, value: Any) -> None:
-        """Encrypt and write; the name is bound in, so files cannot be swapped."""
+        """Encrypt and write a value, bound to its name so that files cannot be swapped."""
         self._put(self.folder / name, self.run, value)
 
     def get(self, name: str) -> Any:
-        """What was put there, or None."""
+        """Return the value stored under a name, or None."""
         return self._get(self.folder / name, self.run)
 
     def released(self) -> Released:
-        """What this member must never do again, in any run; an error where that was known and is lost."""
+        """Return what this member must never do again, in any run; raise StoreError if that was lost."""
         try:
             kept = self._get(self._released, ALL_RUNS)
         except StoreError as error:
@@ -125,23 +125,23 @@ class MemberFiles:
         return Released() if kept is None else Released.load(kept)
 
     def put_released(self, released: Released) -> None:
-        """Before the message that changed it is sent."""
+        """Store what must never be done again, before the message that changed it is sent."""
         self._put(self._released, ALL_RUNS, released.dump())
 
     def add_kept(self, *lines: str) -> None:
-        """Remember what was shown, done and said: whoever holds it sees a ledger that says otherwise."""
+        """Append lines about what the member was shown, did and said, to detect a ledger that differs."""
         path = self.folder / "heads"
         before = path.read_bytes() if path.exists() else b""
         write(path, before + "".join(f"{line}\n" for line in lines).encode("ascii"), mode=0o600)
 
     def last(self, what: str, before: int) -> Any:
-        """What was put under that name in the latest round before this one, or None."""
+        """Return the value stored under `ROUND.what` in the latest round before this one, or None."""
         numbers = [int(path.stem) for path in self.folder.glob(f"[0-9]*.{what}") if path.stem.isdecimal()]
         earlier = [number for number in numbers if number < before]
         return self.get(f"{max(earlier):04d}.{what}") if earlier else None
 
     def drop_rounds(self, *, before: int) -> None:
-        """Delete what is kept of rounds before this one: no audit can ask for it any more."""
+        """Delete the files of rounds before this one, which no audit can ask for any more."""
         sweep(self.folder)
         for path in self.folder.glob("[0-9]*.*"):
             if path.stem.isdecimal() and int(path.stem) < before:
@@ -174,7 +174,7 @@ class MemberFiles:
 
 
 def _plain(value: Any) -> Any:
-    """A value as a file keeps it: arrays as little-endian bytes, a client as its dump."""
+    """Return a value as it is stored: arrays as little-endian bytes, a client as its dump."""
     if isinstance(value, np.ndarray):
         return np.ascontiguousarray(value, value.dtype.newbyteorder("<")).tobytes()
     if hasattr(value, "dump"):
@@ -185,11 +185,11 @@ def _plain(value: Any) -> Any:
 
 
 def _tidied(folder: Path) -> bool:
-    """Delete the secrets of a run that is over or has long been idle, and all of one that never began."""
+    """Delete the secrets of a run that is over or idle, or an idle invitation; return False if it goes on."""
     sweep(folder)
     files = {path.name: path.stat().st_mtime for path in folder.iterdir()}
     idle = time.time() - max(files.values(), default=0.0) >= IDLE
-    if files.keys() <= {"terms"}:  # an invitation, and nothing since
+    if files.keys() <= {"terms"}:  # an invitation only: deleted once it is idle
         if idle:
             for name in files:
                 (folder / name).unlink()

@@ -1,18 +1,18 @@
-"""The run folder: config, ledger, scores and checkpoints, written so that a crash leaves nothing half done.
+"""The run folder: config, ledger, scores and checkpoints, written so that a crash cannot damage them.
 
 ::
 
     DIR/config.toml       all settings, defaults included
-    DIR/ledger.sqlite     every step, hash-chained; a round is one transaction
-    DIR/scores.json       what follows from the reports; scores.csv has the same, tidy
-    DIR/statements/       what each member is told about a payout decision (fedmerit rewards)
+    DIR/ledger.sqlite     every step, hash-chained; a round is closed in one transaction
+    DIR/scores.json       the scores; scores.csv has the same numbers as a tidy table
+    DIR/statements/       each member's statement of a payout decision (fedmerit rewards)
     DIR/checkpoints/      model-0003: the global model after round 3; members-0003: the members' private state
-    DIR/keys/             in a rehearsal, everybody's private keys (mode 600)
-    DIR/notes.txt         between machines: who was away, refused or declined, as the server noted it
-    DIR/tables/           utilities of all coalitions, where ground truth was asked for
+    DIR/keys/             in a rehearsal, the private keys of all members and the server (mode 600)
+    DIR/notes.txt         between machines: members who were away, refused or declined, as the server noted
+    DIR/tables/           utilities of all coalitions, if ground truth was asked for
 
-A round counts once its transaction is in the ledger. Its checkpoint is written before, the score files after
-it; both follow from what the ledger holds, so whatever a kill interrupts is redone.
+A round counts once its closing transaction is in the ledger. Its checkpoint is written before that, and the
+score files, which follow from the ledger, after it. If a kill interrupts either, it is redone.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 _EARLY = {".lock", "config.toml", "checkpoints", "keys"} | {
     f"ledger.sqlite{end}" for end in ("", "-wal", "-shm")
 }
-"""What a run that failed before its first record leaves behind: such a folder can be used again."""
+"""Files left by a run that failed before its first record; a folder with only these can be used again."""
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")
 
 
@@ -79,7 +79,7 @@ class Folder:
     def __init__(
         self, path: str | Path, config: Config, *, resume: bool = False, text: str | None = None
     ) -> None:
-        """``text`` is written as config.toml where not all settings apply; it must mean the same."""
+        """Open the folder; ``text`` becomes config.toml if not all settings apply. It must mean the same."""
         self.path = Path(path)
         self._text = config.to_toml() if text is None else text
         check_usable(self.path, resume=resume)
@@ -137,22 +137,22 @@ class Folder:
         write(self.path / name, data)
 
     def checkpoint(self, name: str, number: int) -> Path:
-        """Where a checkpoint of a round lies."""
+        """Return the path of a round's checkpoint."""
         return checkpoint_in(self.path, name, number)
 
     def save_checkpoint(self, name: str, number: int, arrays: Arrays) -> str:
-        """Write one atomically, readable by its owner alone; returns its SHA-256."""
+        """Write a checkpoint in one step, readable only by its owner; return its SHA-256."""
         save = _safetensors().save
         data: bytes = save({key: np.ascontiguousarray(value) for key, value in arrays.items()})
         write(self.checkpoint(name, number), data, mode=0o600)
         return hashlib.sha256(data).hexdigest()
 
     def load_checkpoint(self, name: str, number: int, digest: str) -> dict[str, npt.NDArray[Any]]:
-        """Read one that must have this SHA-256."""
+        """Read a checkpoint; raise StoreError unless it has this SHA-256."""
         return read_checkpoint(self.checkpoint(name, number), number, digest)
 
     def drop_checkpoints(self, *, keep: int) -> None:
-        """Delete those of rounds before ``keep``."""
+        """Delete the checkpoints of rounds before ``keep``."""
         for path in (self.path / "checkpoints").glob("*.safetensors"):
             number = path.stem.rpartition("-")[2]
             if number.isdecimal() and int(number) < keep:
@@ -160,7 +160,7 @@ class Folder:
 
 
 def check_usable(path: Path, *, resume: bool) -> None:
-    """Raise StoreError if a run cannot begin in a folder, or with ``resume`` go on; writes nothing."""
+    """Raise StoreError if a run cannot begin in a folder or, with ``resume``, go on; write nothing."""
     if resume and not (path / "config.toml").exists():
         raise StoreError(f"{path}: nothing to resume, there is no config.toml")
     try:
@@ -171,7 +171,7 @@ def check_usable(path: Path, *, resume: bool) -> None:
 
 
 def write(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Write a file in one step: all of it is there, or what was there before."""
+    """Write a file in one step: a crash leaves either the old content or the new."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -192,12 +192,12 @@ def write(path: Path, data: bytes, *, mode: int = 0o644) -> None:
 
 
 def checkpoint_in(folder: Path, name: str, number: int) -> Path:
-    """Where a checkpoint of a round lies in a run folder."""
+    """Return the path of a round's checkpoint in a run folder."""
     return folder / "checkpoints" / f"{name}-{number:04d}.safetensors"
 
 
 def read_checkpoint(path: Path, number: int, digest: str) -> dict[str, npt.NDArray[Any]]:
-    """The arrays in a checkpoint that must have this SHA-256."""
+    """Return the arrays in a checkpoint; raise StoreError unless it has this SHA-256."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -224,7 +224,7 @@ def remove(path: str | Path) -> None:
 
 
 def held(path: Path) -> IO[str]:
-    """A run folder's lock; it goes when the file is closed or the process ends."""
+    """Return a run folder's lock, which is released when the file is closed or the process ends."""
     handle = (path / ".lock").open("w")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -240,7 +240,7 @@ def _has_records(path: Path) -> bool:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a process that was killed while writing left there; nobody else may be writing."""
+    """Remove temporary files of a killed process; no other process may be writing in the folder."""
     for left in folder.glob(".*"):
         if _TEMPORARY.fullmatch(left.name):
             left.unlink(missing_ok=True)
@@ -254,7 +254,7 @@ def _not_empty(path: Path) -> StoreError:
     return StoreError(f"{path}: not empty; use --resume to go on with the run in it, or another folder")
 
 
-# ----------------------------------------------------------------------------------------- beside a writer
+# ---------------------------------------------------------------------------------- while a process writes
 
 
 @dataclass(eq=False)
@@ -263,10 +263,10 @@ class Snapshot:
 
     path: Path
     all: tuple[Record, ...]
-    damaged: LedgerError | None = None  # raised where the records end
+    damaged: LedgerError | None = None  # raised after the last record
 
     def records(self, kind: str | None = None) -> Iterator[Record]:
-        """All records in order, or those of one kind."""
+        """Yield all records in order, or those of one kind."""
         yield from (record for record in self.all if kind is None or record.kind == kind)
         if self.damaged is not None:
             raise self.damaged
@@ -281,7 +281,7 @@ class Snapshot:
 
 
 def snapshot(path: Path) -> Snapshot:
-    """Read a ledger in one go: one query sees one state of the table."""
+    """Read a ledger with one query, which sees one state of the table."""
     found: list[Record] = []
     damaged = None
     with Ledger(path, read_only=True) as ledger:
@@ -294,7 +294,7 @@ def snapshot(path: Path) -> Snapshot:
 
 
 def head_of(path: Path) -> str:
-    """The head of a ledger as it is now; nothing where it cannot be read."""
+    """Return the current head of a ledger; an empty string if it cannot be read."""
     try:
         with Ledger(path, read_only=True) as ledger:
             return ledger.head
@@ -308,7 +308,7 @@ SCORE_FILES = ("scores.json", "scores.csv")
 
 
 def check_config(path: Path, config: Config) -> None:
-    """``config.toml`` must be the config in the ledger."""
+    """Raise LedgerError unless ``config.toml`` is the config in the ledger."""
     try:
         there = of_folder(path)
     except ConfigError as error:
@@ -318,7 +318,7 @@ def check_config(path: Path, config: Config) -> None:
 
 
 def check_checkpoints(path: Path, rounds: Sequence[Round]) -> None:
-    """Raise LedgerError where a checkpoint that is still there is not the one that its round recorded."""
+    """Raise LedgerError if a checkpoint that is still there is not the one that its round recorded."""
     for one in rounds:
         for name, field in (("model", "checkpoint"), ("members", "members_checkpoint")):
             file = checkpoint_in(path, name, one.number)
@@ -333,11 +333,11 @@ def check_checkpoints(path: Path, rounds: Sequence[Round]) -> None:
 
 
 ScoreFiles = Mapping[str, bytes | None]
-"""Name of a score file -> what it holds; None where there is none."""
+"""Name of a score file -> its content; None if there is no such file."""
 
 
 def read_scores(path: Path) -> ScoreFiles:
-    """The score files of a folder as they are now."""
+    """Return the current content of a folder's score files."""
     found: dict[str, bytes | None] = {}
     for name in SCORE_FILES:
         try:
@@ -350,19 +350,19 @@ def read_scores(path: Path) -> ScoreFiles:
 
 
 def check_scores(path: Path, found: ScoreFiles, rounds: Sequence[Round], config: Config) -> dict[str, int]:
-    """``scores.json`` and ``scores.csv`` must follow from the rounds in the ledger, or from the first ones.
+    """Check that ``scores.json`` and ``scores.csv`` follow from the ledger's rounds, or the first of them.
 
-    A process that is killed after the ledger's transaction and before it wrote these files leaves them as
-    they were a round earlier. Then all they say is true, and the ledger says more.
+    If a process is killed after the ledger's transaction and before it writes these files, they stay one
+    round behind. They are then correct, but the ledger has more rounds.
 
     Args:
         path: of the folder.
-        found: what `read_scores` read there.
+        found: the files as `read_scores` read them.
         rounds: of the ledger.
         config: of the run.
 
     Returns:
-        Which file is older than the ledger, and by how many rounds; empty where none is.
+        The files that are older than the ledger, and by how many rounds; empty if none is.
 
     Raises:
         CopyDiffers: a file says something else, or cannot be read.
@@ -370,7 +370,7 @@ def check_scores(path: Path, found: ScoreFiles, rounds: Sequence[Round], config:
     made: dict[int, dict[str, bytes]] = {}
 
     def expected(count: int) -> dict[str, bytes]:
-        """The files after so many rounds, computed once."""
+        """Return the files after so many rounds, computed once."""
         if count not in made:
             made[count] = _expected(rounds[:count], config)
         return made[count]
@@ -395,18 +395,18 @@ def check_scores(path: Path, found: ScoreFiles, rounds: Sequence[Round], config:
             table = _table(path / "scores.csv", text)
         held = _last_round(table, len(rounds))
         right = _rows(expected(held)["scores.csv"].decode())
-        if table.get("1") != right["1"]:  # its columns are not those of so few rounds: it was cut
+        if table.get("1") != right["1"]:  # columns of more rounds than it has: it was cut
             right = _rows(expected(len(rounds))["scores.csv"].decode())
         with _copy(path, "scores.csv", config):
             compare(table, right, "scores.csv line")
-    if any(one.reports for one in rounds[held:]) or (text is None and rounds):  # others have no line in it
+    if any(one.reports for one in rounds[held:]) or (text is None and rounds):  # others have no line
         late["scores.csv"] = len(rounds) - held
     return late
 
 
 @contextmanager
 def _copy(path: Path, name: str, config: Config) -> Iterator[None]:
-    """What is wrong with a score file is wrong with a copy, not with the ledger: says how to mend it."""
+    """Turn an error in a score file, which is only a copy, into CopyDiffers, which says how to mend it."""
     try:
         yield
     except LedgerError as error:
@@ -421,7 +421,7 @@ def _copy(path: Path, name: str, config: Config) -> Iterator[None]:
 def about_scores(
     path: Path, found: ScoreFiles, late: Mapping[str, int], config: Config, *, running: bool = False
 ) -> Iterator[Note]:
-    """What `check_scores` found, in words; ``running``: a process keeps writing in the folder."""
+    """Yield what `check_scores` found; ``running`` says that a process keeps writing in the folder."""
     there = [name for name, data in found.items() if data is not None]
     if there:
         yield Note("scores")
@@ -442,7 +442,7 @@ def about_scores(
 
 
 def write_scores(path: Path, rounds: Sequence[Round], config: Config) -> None:
-    """The score files anew, from the ledger alone; not for a run whose scores hold ground truth."""
+    """Write the score files from the ledger alone; not for runs whose scores hold ground truth."""
     for name, data in _expected(rounds, config, analysis=config.analysis).items():
         write(path / name, data)
 
@@ -459,7 +459,7 @@ def _expected(rounds: Sequence[Round], config: Config, *, analysis: bool = False
 
 
 def _json(path: Path, text: bytes) -> dict[str, Any]:
-    """What the file says that follows from reports."""
+    """Return the part of the file that follows from reports."""
     try:
         found = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -482,7 +482,7 @@ def _table(path: Path, text: bytes) -> dict[str, dict[str, Any]]:
 
 
 def _last_round(table: Mapping[str, Mapping[str, Any]], rounds: int) -> int:
-    """The round of the last line; all of them where it names none that the ledger has."""
+    """Return the round of the last line, or ``rounds`` if it names no round of the ledger."""
     if len(table) < 2:
         return 0
     last = table[str(len(table))].get("round")
@@ -490,7 +490,7 @@ def _last_round(table: Mapping[str, Mapping[str, Any]], rounds: int) -> int:
 
 
 def _rows(text: str) -> dict[str, dict[str, Any]]:
-    """Lines of a CSV file by number, cells by column; numbers as such."""
+    """Return the cells of a CSV file by line number and column, with numbers parsed."""
     lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
     head = dict(enumerate(lines[0])) if lines else {}
     return {
@@ -511,7 +511,7 @@ def _cell(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a run's ledger said at one moment, ready to be scored."""
+    """A run's ledger at one moment, with its rounds ready to be scored."""
 
     ledger: Snapshot
     config: Config
@@ -520,19 +520,19 @@ class Recorded:
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """About rounds that are in no score."""
+        """Remarks on the rounds that have no score."""
         return tuple(about(self.rounds))
 
 
 def recorded(folder: str | Path, *, utility: str | None = None) -> Recorded:
-    """Reports of all rounds of a run that have any.
+    """Return the reports of all rounds of a run that have any.
 
     Args:
-        folder: of the run, with its ledger; records are read, not verified.
-        utility: which one, the paid one unless given.
+        folder: the run folder; its records are read, not verified.
+        utility: the utility to read; the paid one unless given.
 
     Raises:
-        StoreError: no round is scored; it says what the ledger holds, and what to do where the run is over.
+        StoreError: no round is scored; it says what the ledger holds and, if the run is over, what to do.
     """
     path = Path(folder) / LEDGER
     ledger = snapshot(path)
@@ -555,12 +555,12 @@ def recorded(folder: str | Path, *, utility: str | None = None) -> Recorded:
 
 
 def scored_in(rounds: Sequence[Round], utility: str) -> list[Reports]:
-    """What the scores take, of the rounds that somebody reported on."""
+    """Return the reports that scores take, for the rounds that have any."""
     return [found for one in rounds if (found := one.to_reports(utility)) is not None]
 
 
 def _holds(ledger: Snapshot, rounds: Sequence[Round], config: Config) -> str:
-    """What there is in place of scores."""
+    """Say what the ledger holds instead of scores."""
     begun = max((record.body["round"] for record in ledger.records("schedule")), default=0)
     said = []
     if why := [f"(round {one.number}: {one.aborted})" for one in rounds if one.aborted]:
@@ -574,7 +574,7 @@ def _holds(ledger: Snapshot, rounds: Sequence[Round], config: Config) -> str:
 
 
 def _needed(rounds: Sequence[Round], config: Config) -> str:
-    """What a run like this one lacked."""
+    """Say what another run would need to be scored."""
     if not aborted(rounds):
         return "members that report"
     lower = ""
