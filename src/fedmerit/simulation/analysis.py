@@ -173,7 +173,7 @@ class Truth:
 
         def ask(
             mask: int,
-        ) -> float:  # the draw depends on no value, so all coalitions can be evaluated at once
+        ) -> float:  # no value influences the draw, so all can be evaluated at once
             asked.append(mask)
             return 0.0
 
