@@ -99,9 +99,7 @@ def plan(config: Config, *, calibrate: bool = True) -> Plan:
 
 
 def _costs(config: Config, present: list[int], evaluation: float, train_minutes: float) -> list[Cost]:
-    fresh = (
-        config.data.test_reveal == "per-round"
-    )  # otherwise M is M0 of the next round and already evaluated
+    fresh = config.data.test_reveal == "per-round"  # otherwise M is the next round's M0, evaluated already
     models = sum(2 * n + 1 for n in present) + (len(present) if fresh else 1)
     found = [Cost("LOO, IOI, alpha, FP, EE", models, 0, models * evaluation)]
     if config.scoring.solo:
@@ -119,7 +117,7 @@ def _costs(config: Config, present: list[int], evaluation: float, train_minutes:
 
 
 def _memory(config: Config, federation: Federation, length: int) -> int:
-    """Return the bytes for one update per member (two with the solo track) and a constant number of models."""
+    """Return the bytes for one update per member (two with the solo track) and a fixed number of models."""
     per_member = 4 * length * (1 + config.scoring.solo)
     return len(federation.names) * per_member + 12 * 4 * length
 
