@@ -1,4 +1,4 @@
-"""A federation made ready to run from its config: members' data, the committed test pool, model and device."""
+"""A federation made ready to run from its config: members' data, committed test pool, model and device."""
 
 from __future__ import annotations
 
