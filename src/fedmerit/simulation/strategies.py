@@ -389,7 +389,7 @@ def _compiled_candidates(
 
 
 def _precisions(close: set[Precision]) -> Iterator[Precision]:
-    """Yield the precisions to try: bfloat16, three bits shorter, only if float16 strays, say out of range."""
+    """Yield the precisions to try; bfloat16, with three bits fewer, only for models that float16 fails on."""
     yield "float16"
     if "float16" not in close:
         yield "bfloat16"
