@@ -79,7 +79,7 @@ class PlainRound:
     _contribution: Callable[[str], npt.NDArray[np.float64]]
 
     def contribution(self, name: str) -> npt.NDArray[np.float64]:
-        """Return w_i d_i after rounding to integers; as large as two models, so cached only for many analyses."""
+        """Return w_i d_i after rounding to integers. It takes two models' memory, so one analysis caches none."""
         return self._contribution(name)
 
     def update(self, name: str) -> Model:
