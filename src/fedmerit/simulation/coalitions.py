@@ -191,9 +191,9 @@ Progress = Callable[[int, int], None]
 class Evaluator:
     """Evaluates coalition models on one test set, in all rounds with the strategy that was chosen once.
 
-    The record of each round holds its own deviation from float32, on ``CHECKED`` coalitions that are evaluated
-    both by the fast strategy and in float32. If it exceeds ``tolerance``, a new strategy is chosen on that
-    round's models and used from then on.
+    The record of each round holds its own deviation from float32, on ``CHECKED`` coalitions evaluated both by
+    the fast strategy and in float32. If it exceeds ``tolerance``, a new strategy is chosen on that round's
+    models and used from then on.
 
     Args:
         model: gives the architecture and, unless ``device`` is given, the device; it is not changed.
