@@ -79,7 +79,10 @@ class PlainRound:
     _contribution: Callable[[str], npt.NDArray[np.float64]]
 
     def contribution(self, name: str) -> npt.NDArray[np.float64]:
-        """Return w_i d_i after rounding to integers. It takes two models' memory, so one analysis caches none."""
+        """Return w_i d_i after rounding to integers.
+
+        It is as large as two models, so it is cached only if there are several analyses.
+        """
         return self._contribution(name)
 
     def update(self, name: str) -> Model:
