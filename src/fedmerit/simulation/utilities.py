@@ -124,7 +124,7 @@ def evaluate(
     utilities: Sequence[str | Utility],
     batch_size: int | None = None,
 ) -> dict[str, npt.NDArray[np.float64]]:
-    """Return every utility of every sample, from one forward pass in float32 and one call per user's function.
+    """Return every utility of every sample, from one float32 forward pass and one call per user's function.
 
     Args:
         model: evaluated on its own device, in evaluation mode; its mode is restored.
