@@ -194,7 +194,7 @@ def choose_pool(
         dataset: only its test half is used.
         size: samples in the pool.
         rng: chooses and orders the samples; the same state gives the same pool.
-        key: 32 secret bytes from which the salts are derived. With them, guesses of test images can be tested.
+        key: 32 secret bytes from which the salts are derived. Whoever has them can test guesses of images.
         utility_hash: SHA-256 of the utilities' definitions as 64 hex digits; part of the commitment.
         reveal: "fixed" or "per-round".
         rounds: number of slices for "per-round".
@@ -257,7 +257,7 @@ def choose_pool(
 
 
 def _check_fits(dataset: Dataset, counts: Labels, size: int) -> None:
-    """Raise an error if the pool is too large: at most min(counts) per class, and one more where there is one."""
+    """Raise `DataError` if the pool needs more than min(counts) per class, plus one from larger classes."""
     least = int(counts.min())
     fits = least * len(counts) + int((counts > least).sum())
     if size > fits:
