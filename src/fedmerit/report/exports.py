@@ -171,7 +171,7 @@ def summary_of(rounds: Sequence[Reports], *, missing: Missing = "zero") -> dict[
 def tracked(
     watch: Callable[[Any], None], folder: Path, config: Config, trackers: Sequence[Tracker]
 ) -> Iterator[Callable[[Any], None]]:
-    """Return a watch for the engine that also informs trackers; a resumed run sends only the rounds it adds.
+    """Yield a watch for the engine that also informs trackers; a resumed run sends only the rounds it adds.
 
     Args:
         watch: called first with every step.
