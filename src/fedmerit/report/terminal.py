@@ -1,4 +1,4 @@
-"""The summary of finished reports (who contributed how much, and how sure that is) and its terminal output."""
+"""A summary of finished reports (who contributed how much, how sure that is), and its terminal output."""
 
 from __future__ import annotations
 
@@ -378,7 +378,7 @@ def print_payouts(
     warning: str = "",
     doubts: Sequence[Doubt] = (),
 ) -> None:
-    """Print the doubts, then name, share and amount of all members (who never reported too), then the notes."""
+    """Print the doubts, then share and amount of each member, also of those who never reported, then notes."""
     if warning:
         _say(console, f"WARNING: {warning}")
     for doubt in doubts:
