@@ -116,7 +116,7 @@ def rules_of(original: Source, source: Source) -> tuple[RuleFacts, ...]:
 
 
 def payable(source: Source) -> Scores:
-    """Return the score to pay by: the one that the decision names, or the contribution, summed over rounds."""
+    """Return the score to pay by, summed over rounds: the one that the decision names, or the contribution."""
     terms = terms_of(source)
     measured = {str(source.rounds[0].utility): source.rounds, **source.companions}
     return accumulate(measured[terms.utility], score=terms.score, missing=terms.missing)
@@ -177,7 +177,7 @@ class Course:
 
 @dataclass(frozen=True)
 class Absence:
-    """A member who missed rounds: which and why, the model's gain in them, and their value at its own mean."""
+    """A member who missed rounds: which, why, the model's gain in them, and their value at its own mean."""
 
     client: str
     rounds: Mapping[int, str]
