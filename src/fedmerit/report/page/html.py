@@ -160,7 +160,7 @@ def render(facts: Facts) -> str:
     for name, chart in drawn.items():
         if chart is not None:
             specs[name] = vl_convert.vegalite_to_vega(chart.to_dict(), vl_version="6.4")
-            specs[name].pop("$schema", None)  # an address, which the page must not contain
+            specs[name].pop("$schema", None)  # an address, but the page fetches nothing
     style = _asset("page.css")
     script = _asset("vega.js") + "\n" + _asset("money.js") + "\n" + _asset("page.js")
     environment = jinja2.Environment(
