@@ -378,7 +378,7 @@ def print_payouts(
     warning: str = "",
     doubts: Sequence[Doubt] = (),
 ) -> None:
-    """Print the doubts, the share and amount of each member (also those who never reported), and the notes."""
+    """Print doubts, the share and amount of each member (also of those who never reported), and notes."""
     if warning:
         _say(console, f"WARNING: {warning}")
     for doubt in doubts:
