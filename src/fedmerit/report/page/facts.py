@@ -116,7 +116,7 @@ def rules_of(original: Source, source: Source) -> tuple[RuleFacts, ...]:
 
 
 def payable(source: Source) -> Scores:
-    """Return the score to pay by, summed over rounds: the one that the decision names, or the contribution."""
+    """Return the summed score to pay by: the one that the decision names, or the contribution."""
     terms = terms_of(source)
     measured = {str(source.rounds[0].utility): source.rounds, **source.companions}
     return accumulate(measured[terms.utility], score=terms.score, missing=terms.missing)
