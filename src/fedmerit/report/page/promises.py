@@ -45,7 +45,7 @@ def adds_up(facts: Facts) -> str:
 
 
 def statuses(facts: Facts) -> list[str]:
-    """Return sentences on the rounds in which FP and EE, the paper's normalised scores, are in order or not."""
+    """Return in which rounds FP and EE, the paper's normalised scores, are in order, and in which not."""
     scored = [one for one in facts.rounds if one.gain is not None]
     said = []
     good = [key for key in ("FP", "EE") if all(one.status[key] == "ok" for one in scored)]
@@ -137,7 +137,7 @@ def guaranteed(facts: Facts) -> list[str]:
 
 
 def private(facts: Facts) -> bool:
-    """Return whether members of this run see only their own numbers, so that the page is for the coordinator."""
+    """Return whether members see only their own numbers, so that the page is for the coordinator alone."""
     settings = facts.source.settings
     return settings is not None and settings["scoring"]["visibility"] == "coordinator"
 
