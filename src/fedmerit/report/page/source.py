@@ -82,7 +82,7 @@ def _seconds(folder: Path) -> dict[str, float]:
 
 
 def _parameters(path: Path) -> int:
-    """Return how many numbers a safetensors file holds, from its header: u64 length, then JSON with shapes."""
+    """Return how many numbers a safetensors file holds, from its header: u64 length, JSON with shapes."""
     try:
         with path.open("rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
