@@ -37,7 +37,7 @@ PAGE = {
 """Words of notes on the page, where its readers need other words than the library's."""
 _CALLED = {"score": {"ALPHA": "contribution"}}
 _GAPS = ("gap", "jump")
-"""Codes of notes about rounds that do not follow on each other."""
+"""Codes of notes about rounds that do not start where the one before ended."""
 
 
 def notes(facts: Facts) -> list[str]:
@@ -133,7 +133,7 @@ def _bounds(terms: Terms) -> list[str]:
 
 
 def usual(terms: Terms) -> bool:
-    """Return whether only budget, rule and measure were chosen, and all else is usual."""
+    """Return whether the terms pay by the contribution, without bounds on shares."""
     return (terms.score, terms.floor, terms.cap) == ("ALPHA", 0.0, 1.0)
 
 
