@@ -189,7 +189,7 @@ Progress = Callable[[int, int], None]
 
 
 class Evaluator:
-    """Evaluates coalition models on one test set, in all rounds with the strategy that was chosen once.
+    """Evaluates coalition models on one test set, and reuses the strategy it has chosen in later rounds.
 
     The record of each round holds its own deviation from float32, on ``CHECKED`` coalitions evaluated both by
     the fast strategy and in float32. If it exceeds ``tolerance``, a new strategy is chosen on that round's
