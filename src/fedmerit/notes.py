@@ -1,8 +1,8 @@
 """Words for people: notes and lines with a code, and the sentences that terminal, page and statements share.
 
-A `Note` is text that knows what it says. Code decides by ``code`` and ``values``, never by the text; whoever
-has other words for the same (the page, the command line) makes them from these; and pseudonyms take the place
-of names in the values, before there is any text (`Note.renamed`).
+A `Note` is text that carries a code and the values it was made from. Code decides by ``code`` and ``values``,
+never by the text. The page and the command line use them to say the same in other words, and pseudonyms
+replace names in the values before the text is made (`Note.renamed`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # --------------------------------------------------------------------------------------------------- notes
 
 NO_SCORE = "it has no score and is paid nothing under any rule"
-"""Of somebody without a single report."""
+"""Said of a member without a single report."""
 
 _ZERO = "{where}{score}: the {zero:sum of|sums of} {zero} over clients {zero:is|are} zero; "
 _STATED = "keys: as the ledger states them; compare with --roster FILE"
@@ -191,7 +191,7 @@ WORDS: dict[str, str] = {
     ),
     "despite-any": "doubts: decision {decision} was to be made despite any doubts, as its record says",
     "head": "head: {head}",
-    # in place of words that may hold a name
+    # in place of text that may contain a name
     "untold": "What is wrong is not told here, because it may name members: `fedmerit verify` tells it",
     "untold-record": (
         "Record {record} is wrong; in what way is not told here, because it may name members: `fedmerit "
@@ -199,23 +199,23 @@ WORDS: dict[str, str] = {
     ),
     "untold-copy": "In what way is not told here, because it may name members: `fedmerit verify` tells it",
 }
-"""Code -> what a note says: the words of the library. ``{where}`` is made of the value ``round``."""
+"""Code -> the library's words for a note. ``{where}`` is made from the value ``round``."""
 
 NAMES = frozenset({"client", "other", "clients"})
-"""Values that are names of members."""
+"""Keys of values that are members' names."""
 PLAIN = frozenset({
     "score", "status", "utility", "rule", "decided", "used", "zero", "noise", "doubt", "doubts", "holder",
     "what", "head", "hash", "file", "money",
 })  # fmt: skip
-"""Values whose text is never a member's: catalogued words of ours, hashes, amounts, names of utilities."""
+"""Keys of values that never contain a member's text: our own words, hashes, amounts, names of utilities."""
 SOMEBODY = "another member"
-"""Who has no name to be shown."""
+"""Stands for a member whose name is not shown."""
 HIDDEN = {"path": "DIR"}
-"""What stands in the place of a value that is not told."""
+"""Key -> what replaces a value that is withheld."""
 
 
 class Note(str):
-    """Text made from a code and values; equal, hashed, written and printed as that text.
+    """Text made from a code and values; it compares, hashes and prints as that text.
 
     >>> note = Note("partly-zero", client="Ulm", seen=1, rounds=2)
     >>> print(note)
@@ -244,12 +244,12 @@ class Note(str):
     def worded(
         self, words: Mapping[str, str], called: Mapping[str, Mapping[str, str]] | None = None, **more: Any
     ) -> Note:
-        """The same note, and those inside it, in other words.
+        """Return the same note, and the notes inside it, in other words.
 
         Args:
-            words: code -> words; where there are none, those of the library are used.
-            called: key -> value -> what the value is called there.
-            more: what these words need beside the values.
+            words: code -> words; a code that is missing keeps the library's words.
+            called: key -> value -> the word for this value.
+            more: further values that these words need.
         """
         values = {
             key: _each(value, lambda one: one.worded(words, called, **more))
@@ -261,15 +261,15 @@ class Note(str):
         return self._from(self.code, values, words.get(self.code, WORDS[self.code]), {**more, **shown})
 
     def renamed(self, names: Mapping[str, str]) -> Note:
-        """The same note with these names in place of the real ones, in the order of the new names.
+        """Return the same note with these names in place of the real ones, sorted by the new names.
 
-        Who is not among them is "another member". Any other text among the values is withheld, unless its
-        key is one of ``PLAIN``: so a value that somebody forgets to declare hides too much, not too little.
+        Members without a new name become "another member". All other text in the values is withheld unless
+        its key is in ``PLAIN``, so a key that nobody declared hides too much rather than too little.
         """
         return Note(self.code, **{key: _renamed(key, value, names) for key, value in self.values.items()})
 
     def part(self, code: str) -> Note | None:
-        """This note or one inside it, if it has this code."""
+        """Return this note, or a note inside it, that has this code; None if there is none."""
         inside: list[Note] = []
         for value in self.values.values():
             _each(value, inside.append)
@@ -278,7 +278,7 @@ class Note(str):
 
 
 def code_of(text: str) -> str:
-    """The code of a note; empty for text that has none, such as a note from a file or of somebody else's."""
+    """Return the code of a note; empty for plain text, such as a note from a file or from other software."""
     return text.code if isinstance(text, Note) else ""
 
 
@@ -289,7 +289,7 @@ def _restored(text: str, code: str, values: Mapping[str, Any]) -> Note:
 
 
 def _each(value: Any, change: Callable[[Note], Any]) -> Any:
-    """A value with the notes in it changed."""
+    """Return a value with ``change`` applied to each note in it."""
     if isinstance(value, Note):
         return change(value)
     return tuple(_each(one, change) for one in value) if isinstance(value, tuple) else value
@@ -308,7 +308,7 @@ def _renamed(key: str, value: Any, names: Mapping[str, str]) -> Any:
 
 
 def _by_name(key: str) -> Callable[[Any], str]:
-    """How a list is put in the order of the names shown; one that is not about names keeps its order."""
+    """Return the key that sorts a list by the names shown; a list without names keeps its order."""
 
     def name(one: Any) -> str:
         found = one.values.get("client", "") if isinstance(one, Note) else one if key in NAMES else ""
@@ -318,7 +318,7 @@ def _by_name(key: str) -> Callable[[Any], str]:
 
 
 def _written(words: str, values: Mapping[str, Any]) -> str:
-    """Words with their values; lists are joined here, and only here, as the words ask for it.
+    """Return words with their values filled in. Lists are joined only here, as the words ask for:
 
     ====================  ==========================================================================
     ``{x}``               A, B, C
@@ -384,28 +384,28 @@ _JOINED: dict[str, Callable[[Sequence[Any], int], str]] = {
 # -------------------------------------------------------------------------------------------- names, short
 
 WIDTH = 18
-"""Of a label, in letters; a wide one counts as two."""
+"""Width of a label in letters; a wide letter counts as two."""
 
 
 def labels(names: Sequence[str], width: int = WIDTH) -> dict[str, str]:
-    """Name -> label: long names lose their middle, in such a place that no two labels are the same.
+    """Return name -> label: long names lose their middle, at a place where no two labels become equal.
 
     >>> clinics = ["Universitätsklinikum Bonn", "Universitätsklinikum Köln", "Ulm"]
     >>> list(labels(clinics).values())
     ['Universit…kum Bonn', 'Universit…kum Köln', 'Ulm']
     """
-    for tail in range((width - 1) // 2, width):  # what differs often stands at the end
+    for tail in range((width - 1) // 2, width):  # names often differ at the end
         found = {name: _cut(name, width - 1 - tail, tail) for name in names}
         if len(set(found.values())) == len(names):
             return found
     taken = {
         name: f" ({place})" for place, name in enumerate(names, start=1)
-    }  # they differ in the middle only
+    }  # they differ only in the middle
     return {name: _head(name, width - len(mark) - 1) + "…" + mark for name, mark in taken.items()}
 
 
 def quoted(name: str) -> str:
-    """A name as it may stand in a list: in quotes where it would read as two.
+    """Return a name for use in a list: in quotes if it would read as two names.
 
     >>> quoted("Ulm"), quoted("Bonn, Radiology")
     ('Ulm', '“Bonn, Radiology”')
@@ -436,7 +436,7 @@ def _width(letter: str) -> int:
 
 
 def listed(names: Sequence[str], most: int = 6) -> str:
-    """Names as one reads them out.
+    """Return names as a phrase.
 
     >>> listed(["A", "B", "C"]), listed(list("ABCDEFGH"), most=3)
     ('A, B and C', 'A, B, C and 5 more')
@@ -452,7 +452,7 @@ def listed(names: Sequence[str], most: int = 6) -> str:
 
 
 def first_names(names: Sequence[str], most: int) -> str:
-    """Names for a message; of very many the first ones, and how many more there are.
+    """Return the first ``most`` names for a message, and how many more there are.
 
     >>> first_names(["A", "B"], 2), first_names(["A", "B", "C"], 2)
     ('A, B', 'A, B and 1 more')
@@ -461,7 +461,7 @@ def first_names(names: Sequence[str], most: int) -> str:
 
 
 def numbered(numbers: Sequence[int], most: int = 30) -> str:
-    """Rounds as one reads them out.
+    """Return round numbers as a phrase.
 
     >>> numbered([3]), numbered([1, 2, 5]), numbered([1, 2, 5, 6], most=2)
     ('round 3', 'rounds 1, 2 and 5', 'rounds 1, 2 and 2 more')
@@ -472,13 +472,13 @@ def numbered(numbers: Sequence[int], most: int = 30) -> str:
 
 
 def made_worse(standings: Sequence[Standing], most: int | None = None) -> str:
-    """Return who surely made the model worse, without a point; nothing where that can be said of nobody.
+    """Return who surely made the model worse, without a full stop; empty if that can be said of nobody.
 
-    Where somebody surely improved the model, who may still be the best is not accused beside it.
+    If some member surely improved the model, a member whose rank may still be first is not accused.
 
     Args:
-        standings: by alpha, of all members.
-        most: names told; None: all.
+        standings: all members' standings by alpha.
+        most: the most names to list; None lists all.
     """
     improved = any(one.surely > 0 for one in standings)
     harmful = [
@@ -490,12 +490,12 @@ def made_worse(standings: Sequence[Standing], most: int | None = None) -> str:
 
 
 def planted(corruption: Corruption, names: Mapping[str, str] | None = None) -> Note:
-    """Return which faults the settings planted, and in whom, as a sentence; nothing where there are none.
+    """Return a sentence that says which faults the settings planted in whom; empty if there are none.
 
     Args:
-        corruption: of the settings.
-        names: member -> name shown, where names are hidden; members then come in the order of these, and
-            who is not among them stays unnamed.
+        corruption: the corruption settings.
+        names: member -> name shown, if names are hidden; members are then sorted by the names shown, and
+            members without one stay unnamed.
 
     >>> from fedmerit.config import Corruption
     >>> print(planted(Corruption(label_flip=["Site 10"])))

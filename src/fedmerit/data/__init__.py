@@ -1,4 +1,4 @@
-"""Data of a federation: read it, deal it to clients, corrupt it on purpose, commit to the test pool."""
+"""Data of a federation: reading it, dealing it to clients, corrupting it on purpose, choosing a test pool."""
 
 from fedmerit.data.dataset import Dataset, choose_pool
 from fedmerit.data.partitions import (

@@ -1,4 +1,4 @@
-"""A dataset in memory: images, labels, class names, who recorded what, and the test pool chosen from it."""
+"""A dataset in memory (images, labels, class names, groups), and the test pool chosen from it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from fedmerit.errors import DataError
 from fedmerit.protocol.pool import KEY_BYTES, Images, Labels, Pool, span_of
 
 # -------------------------------------------------------------------------------------------------- tables
-# CSV files with a header and .npz files, read strictly.
+# Strict readers of .npz files and of CSV files with a header.
 
 
 def rows(file: Path, *columns: str) -> list[tuple[int, dict[str, str]]]:
-    """(line number, cells by column) of every row; ``columns`` must exist, rows be as long as the header."""
+    """Return (line number, cells by column) of every row.
+
+    The columns ``columns`` must exist, and every row must be as long as the header.
+    """
     try:
         with file.open(newline="", encoding="utf-8-sig") as text:
             reader = csv.reader(text, strict=True)
@@ -40,7 +43,7 @@ def rows(file: Path, *columns: str) -> list[tuple[int, dict[str, str]]]:
 
 
 def arrays(file: Path) -> dict[str, Any]:
-    """All arrays of an .npz file; pickled objects are refused."""
+    """Return all arrays of an .npz file; refuse pickled objects."""
     try:
         with file.open("rb") as raw:
             content = np.load(raw, allow_pickle=False)
@@ -84,17 +87,17 @@ Groups = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Dataset:
-    """Training and test images with labels. Checked and brought to one form when made.
+    """Training and test images with labels. They are checked and brought to one form on creation.
 
     Args:
-        name: for messages and records.
+        name: used in messages and records.
         x_train: (n, h, w, c) or (n, h, w); uint8, or floats (kept as float32).
-        y_train: (n,) or (n, 1) integers in 0 .. len(classes) - 1; every class occurs.
-        x_test: as ``x_train``, images of the same shape and kind.
-        y_test: as ``y_train``, but a class may be absent (a balanced test pool then refuses).
-        classes: names, by class number.
-        group_train: (n,) strings or integers: who recorded the training image. None if unknown.
-        notes: what a reader of results must know: licence, re-encoding, dropped images.
+        y_train: (n,) or (n, 1) integers in 0 .. len(classes) - 1; every class must occur.
+        x_test: like ``x_train``, with images of the same shape and type.
+        y_test: like ``y_train``, but a class may be absent (then a balanced test pool is refused).
+        classes: names by class number.
+        group_train: (n,) strings or integers: who recorded each training image. None if unknown.
+        notes: what readers of results must know, such as licence, re-encoding or dropped images.
     """
 
     name: str
@@ -168,7 +171,7 @@ def _labels(y: Labels, what: str, classes: int) -> Labels:
 
 
 # ------------------------------------------------------------------------------------------- the test pool
-# Which test samples everybody is measured on: as many of each class, or all of them.
+# The test samples on which all members are measured: equally many of each class, or all samples.
 
 
 def choose_pool(
@@ -181,18 +184,18 @@ def choose_pool(
     reveal: str = "fixed",
     rounds: int = 1,
 ) -> Pool:
-    """Choose ``size`` test samples, as many of each class (numbers differ by at most one), and cut them.
+    """Choose ``size`` test samples, balanced over classes (counts differ by at most one), and slice them.
 
     The samples of each class are shuffled and then taken in turn, one of every class, so that any consecutive
-    slice is as balanced as the pool. ``size`` 0 or "all" takes the whole test set as it is, unbalanced; its
-    slices then follow the class proportions of the whole.
+    slice is as balanced as the pool. ``size`` 0 or "all" takes the whole test set, unbalanced; its slices
+    then follow the class proportions of the whole.
 
     Args:
         dataset: only its test half is used.
         size: samples in the pool.
-        rng: chooses and orders; equal state, equal pool.
-        key: 32 secret bytes that the salts are derived from. Whoever has it can test guesses of test images.
-        utility_hash: SHA-256, as 64 hex digits, of the definition of the utilities; part of the commitment.
+        rng: chooses and orders the samples; the same state gives the same pool.
+        key: 32 secret bytes from which the salts are derived. Whoever has them can test guesses of images.
+        utility_hash: SHA-256 of the utilities' definitions as 64 hex digits; part of the commitment.
         reveal: "fixed" or "per-round".
         rounds: number of slices for "per-round".
     """
@@ -223,7 +226,7 @@ def choose_pool(
             f"the {len(counts)} classes: expected test_size of at least {slices * len(counts)}"
         )
 
-    # Classes in random order, but those that can give one more than the others come first.
+    # Classes in random order, except that those with enough samples to give one more come first.
     order = rng.permutation(len(counts))
     order = order[np.argsort(counts[order] <= total // len(counts), kind="stable")]
     place = np.empty(len(dataset.y_test))
@@ -254,7 +257,7 @@ def choose_pool(
 
 
 def _check_fits(dataset: Dataset, counts: Labels, size: int) -> None:
-    """The largest balanced pool holds min(counts) of every class, and one more of those that have it."""
+    """Raise `DataError` if the pool needs more than min(counts) per class, plus one from larger classes."""
     least = int(counts.min())
     fits = least * len(counts) + int((counts > least).sum())
     if size > fits:

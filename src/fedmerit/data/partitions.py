@@ -1,26 +1,26 @@
-"""Who holds which training samples: labels -> one sorted index array per client, corrupted on purpose or not.
+"""Partitions: which client holds which training samples, and which clients are corrupted on purpose.
 
 =========== ================================================================================
 scheme      rule
 =========== ================================================================================
-iid         a random deal, sizes differ by at most one
+iid         a random deal; sizes differ by at most one
 dirichlet   for every class c, its samples are dealt in proportions p_c ~ Dirichlet(mu, ..., mu)
-sizes       a random deal of the given counts, or fractions of all samples; the rest is unused
-group       a client per group value, which is its name; `merge` makes several groups one client
-file        indices saved before (`save`, `restore`), by name where they were saved with names
+sizes       a random deal of the given counts or fractions of all samples; the rest is unused
+group       one client per group, named after it; `merge` makes one client of several groups
+file        indices saved before (`save`, `restore`), by name if they were saved with names
 =========== ================================================================================
 
-Clients are always disjoint and each holds at least ``minimum`` samples, or it is an error. With ``group``
-and ``file`` a name stands for samples: it selects them, and is never given to the samples of another.
+Clients never share samples, and each must hold at least ``minimum``; otherwise an error is raised. With
+``group`` and ``file`` a client's name selects its samples, so no client gets the samples of another name.
 
-`apply` makes bad clients: it takes the ``[corruption]`` settings, one corruption per client, and gives every
-client its samples::
+`apply` gives every client its samples and corrupts the clients named in the ``[corruption]`` settings, with
+one corruption per client::
 
     label_noise = {client-5 = 0.8}          or "ramp": client i of N at rate i/(N-1)
     label_flip  = ["client-2"]              y -> C-1-y
     duplicate   = {client-3 = "client-0"}   trains on what client-0 trains on
     test_set    = ["client-4"]              trains on the test pool
-    free_rider  = {client-1 = "zero"}       sends no change, "noise", or a "stale" model (the engine does it)
+    free_rider  = {client-1 = "zero"}       the engine sends no change, "noise", or a "stale" model for it
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from fedmerit.protocol.pool import Images, Labels
 from fedmerit.scoring.validate import LARGEST
 
 Indices = npt.NDArray[np.int64]
-"""Sample numbers of one client, ascending."""
+"""Sample numbers of one client, in ascending order."""
 
 SCHEMES = ("iid", "dirichlet", "group", "sizes", "file")
 
 DRAWS = 100
-"""Dirichlet draws tried before the last one is repaired."""
+"""Number of Dirichlet draws before the last one is repaired."""
 
 NO_GROUPS = "'group' needs groups, and this dataset has none: an .npz file has them in the array group_train"
 
 LISTED = 40
-"""Most names that a message lists."""
+"""The most names that a message lists."""
 
 
 def split(
@@ -74,18 +74,18 @@ def split(
 
     Args:
         labels: class of every sample.
-        clients: how many; may be left out with ``names``, and for ``group``, ``sizes`` and ``file``.
+        clients: number of clients; optional with ``names``, and for ``group``, ``sizes`` and ``file``.
         scheme: one of ``SCHEMES``.
-        rng: the only source of randomness; equal state, equal split.
-        mu: Dirichlet concentration; small means every client has few classes.
-        minimum: fewest samples a client may hold. Dirichlet draws are repeated until it is met, at most
-            ``DRAWS`` times; then samples move from the largest client to those below it.
-        sizes: for ``sizes``: integers are counts, anything else fractions in (0, 1] with a sum of at most 1.
+        rng: the only source of randomness; the same state gives the same split.
+        mu: Dirichlet concentration; with a small one every client has few classes.
+        minimum: fewest samples that a client may hold. Dirichlet draws are repeated until it is met, at most
+            ``DRAWS`` times; then samples move from the largest client to those with too few.
+        sizes: for ``sizes``: integers are counts, other numbers fractions in (0, 1] with a sum of at most 1.
         groups: for ``group``: hospital or centre of every sample.
-        merge: for ``group``: groups that are one client, by its name.
-        file: for ``file``: what `save` wrote.
-        names: of the clients, in the order of the result. For ``group`` which groups take part (all of them
-            in natural order unless given), for ``file`` the names it was saved with, in any order.
+        merge: for ``group``: client name -> the groups that form this client.
+        file: for ``file``: a file that `save` wrote.
+        names: names of the clients, in the order of the result. For ``group``, the groups that take part (by
+            default all, in natural order); for ``file``, the names saved with it, in any order.
 
     >>> [part.tolist() for part in split(np.zeros(5, int), 2, rng=np.random.default_rng(0))]
     [[2, 3, 4], [0, 1]]
@@ -148,18 +148,18 @@ def members(
     merge: Mapping[str, Sequence[str]] | None = None,
     file: str | Path | None = None,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the clients of a ``group`` or ``file`` partition in order, and what is to be said about them.
+    """Return the clients of a ``group`` or ``file`` partition in order, and notes about them.
 
     Args:
         scheme: ``group`` or ``file``.
-        names: that were asked for; none: all.
-        clients: how many were asked for; None or 0: as many as there are.
+        names: the requested names; all if empty.
+        clients: the requested number; None or 0 for as many as there are.
         groups: as for `split`.
         merge: as for `split`.
         file: as for `split`.
 
     Raises:
-        DataError: somebody is asked for whom the data or the file does not have, or another number of them.
+        DataError: if the data or the file lacks a requested name, or has another number of clients.
     """
     notes = []
     if scheme == "group":
@@ -219,11 +219,11 @@ def members(
 
 
 def by_group(groups: Groups, merge: Mapping[str, Sequence[str]] | None = None) -> dict[str, Indices]:
-    """Return the samples of every group by its name, which is the group's value as text, in natural order.
+    """Return the samples of every group by name (the group's value as text), in natural order.
 
     Args:
-        groups: of every sample.
-        merge: groups that are one, by the name they have together; the others stay as they are.
+        groups: the group of every sample.
+        merge: name -> the groups to merge under this name; the others stay separate.
 
     >>> {name: held.tolist() for name, held in by_group(np.array(["Site 10", "Site 9", "Site 10"])).items()}
     {'Site 9': [1], 'Site 10': [0, 2]}
@@ -262,7 +262,7 @@ def by_group(groups: Groups, merge: Mapping[str, Sequence[str]] | None = None) -
 
 
 def natural(name: str) -> tuple[Any, ...]:
-    """Return what sorts names as people count: numbers in them by size, whole numbers before other names.
+    """Return a sort key that orders numbers in names by size, and puts names that are integers first.
 
     >>> sorted(["Site 10", "Site 2", "10", "-3", "9"], key=natural)
     ['-3', '9', '10', 'Site 2', 'Site 10']
@@ -280,12 +280,12 @@ def _listed(names: Iterable[str]) -> str:
 def _dirichlet(
     labels: Labels, clients: int, mu: float, minimum: int, rng: np.random.Generator
 ) -> list[Indices]:
-    if not 0 < mu <= LARGEST:  # draws from larger ones overflow
+    if not 0 < mu <= LARGEST:  # larger ones overflow
         raise DataError.at("partition.mu", f"expected a positive number, at most {LARGEST:g}, got {mu}")
     values, counts = np.unique(labels, return_counts=True)
     for _ in range(DRAWS):
         proportions = rng.dirichlet(np.full(clients, float(mu)), size=len(values))
-        # Sample k of class c goes to the client whose interval of the cumulative proportions holds k / n_c.
+        # Sample k of class c goes to the client whose interval of cumulative proportions contains k / n_c.
         ends = np.rint(np.cumsum(proportions, axis=1) * counts[:, None]).astype(np.int64)
         ends[:, -1] = counts
         held = np.diff(ends, axis=1, prepend=0).sum(axis=0)
@@ -326,11 +326,11 @@ def _sizes(n: int, clients: int, sizes: list[float], rng: np.random.Generator) -
 
 
 def save(path: str | Path, parts: Sequence[Indices], samples: int, names: Sequence[str] = ()) -> None:
-    """Write a partition of ``samples`` samples, with the names of those who hold the parts.
+    """Write a partition of ``samples`` samples, with the names of the clients if given.
 
     ``.json``: ``{"samples": n, "clients": [[0, 5, ...], [1, ...], ...], "names": ["Abbey", ...]}``; ``.npz``:
-    the integers ``samples``, the arrays ``client_0``, ``client_1``, ... and the texts ``names``. Without
-    names the file has none, and whoever reads it can only give names to the parts in order.
+    the integer ``samples``, the arrays ``client_0``, ``client_1``, ... and the strings ``names``. A file
+    without names can only be matched to clients by order.
     """
     path = _suffixed(path)
     names = _checked(names, len(parts), "names") if names else ()
@@ -346,12 +346,12 @@ def save(path: str | Path, parts: Sequence[Indices], samples: int, names: Sequen
 
 
 def saved_names(path: str | Path) -> tuple[str, ...]:
-    """Return the names in what `save` wrote, in its order; none if it was saved without."""
+    """Return the names in a file that `save` wrote, in its order; empty if it was saved without names."""
     return _read(_suffixed(path))[2]
 
 
 def restore(path: str | Path, samples: int | None = None) -> list[Indices]:
-    """Read what `save` wrote; refuse indices that repeat or lie outside the ``samples`` of the dataset."""
+    """Read a file that `save` wrote; refuse indices that repeat or lie outside the dataset's ``samples``."""
     path = _suffixed(path)
     total, listed, _ = _read(path)
     if samples is not None and total != samples:
@@ -370,7 +370,7 @@ def restore(path: str | Path, samples: int | None = None) -> list[Indices]:
 
 
 def _read(path: Path) -> tuple[int, list[npt.NDArray[Any]], tuple[str, ...]]:
-    """Number of samples, parts and names of a saved partition."""
+    """Return the number of samples, the parts and the names of a saved partition."""
     try:
         if path.suffix == ".json":
             saved = json.loads(path.read_text(encoding="utf-8"))
@@ -393,7 +393,7 @@ def _read(path: Path) -> tuple[int, list[npt.NDArray[Any]], tuple[str, ...]]:
 
 
 def _checked(names: Any, count: int, what: str) -> tuple[str, ...]:
-    """Names of that many clients, or an error."""
+    """Return the names; raise `DataError` unless they are ``count`` different valid names."""
     if not isinstance(names, list | tuple) or len(names) != count or len(set(map(str, names))) != count:
         raise DataError(f"{what}: expected {count} different names, one per client, got {names!r:.200}")
     try:
@@ -415,12 +415,12 @@ def _suffixed(path: str | Path) -> Path:
 T = TypeVar("T")
 
 Behaviour = Literal["honest", "zero", "noise", "stale"]
-"""What a client sends: a trained update, none, random numbers, or an update of an old model."""
+"""What a client sends: a trained model, no change, random noise, or the previous round's global model."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ClientData:
-    """What one client trains on, how it behaves, and what was done to it (empty: nothing)."""
+    """What one client trains on, how it behaves, and how it was corrupted (empty: not at all)."""
 
     name: str
     x: Images
@@ -430,7 +430,7 @@ class ClientData:
 
 
 def label_noise(y: Labels, rate: float, classes: int, rng: np.random.Generator) -> Labels:
-    """Each label is replaced, with probability ``rate``, by a uniformly random class (its own included).
+    """Replace each label, with probability ``rate``, by a uniformly random class (its own included).
 
     The expected share of wrong labels is rate * (1 - 1/C).
 
@@ -444,7 +444,7 @@ def label_noise(y: Labels, rate: float, classes: int, rng: np.random.Generator) 
 
 
 def label_flip(y: Labels, classes: int) -> Labels:
-    """y -> C-1-y. With an odd number of classes the middle one stays.
+    """Return C-1-y for each label y. With an odd number of classes the middle one stays.
 
     >>> label_flip(np.array([0, 1, 9]), 10)
     array([9, 8, 0])
@@ -453,7 +453,7 @@ def label_flip(y: Labels, classes: int) -> Labels:
 
 
 def ramp(clients: int) -> list[float]:
-    """Noise rates i/(N-1): the first client is clean, the last has random labels.
+    """Return the noise rates i/(N-1): the first client is clean, the last has random labels.
 
     >>> ramp(5)
     [0.0, 0.25, 0.5, 0.75, 1.0]
@@ -478,20 +478,20 @@ def apply(
     test_set: Iterable[str] = (),
     pool: tuple[Images, Labels] | None = None,
 ) -> list[ClientData]:
-    """Deal (x, y) to the clients and corrupt those that the settings name.
+    """Give each client its part of (x, y) and corrupt the clients that the settings name.
 
     Args:
         x: all training images.
         y: all training labels.
         parts: indices of each client, from `split`.
-        names: of the clients, in the same order.
+        names: names of the clients, in the same order.
         classes: number of classes C.
-        rng: one generator is spawned per client, so that one client's noise does not depend on the others'.
-        label_noise: rate in [0, 1] by name, or "ramp" for everybody.
-        label_flip: names.
+        rng: spawns one generator per client, so that no client's noise depends on that of others.
+        label_noise: rate in [0, 1] by name, or "ramp" for all clients.
+        label_flip: names of clients whose labels are flipped.
         free_rider: "zero", "noise" or "stale" by name.
-        duplicate: name -> whose data it trains on, corrupted or not.
-        test_set: names.
+        duplicate: name -> the client whose data, corrupted or not, it trains on.
+        test_set: names of clients that train on the test pool in place of their own samples.
         pool: images and labels of the test pool, for ``test_set``.
     """
     if len(parts) != len(names):
@@ -541,7 +541,7 @@ _label_noise, _label_flip = label_noise, label_flip
 def _noise_rates(
     given: Mapping[str, float] | Literal["ramp"] | None, names: Sequence[str]
 ) -> dict[str, float]:
-    """Rates by name, without those of 0."""
+    """Return the noise rates by name, without rates of 0."""
     if isinstance(given, str):
         if given != "ramp":
             raise DataError.at(
@@ -577,7 +577,7 @@ def _mapped(given: Mapping[str, T] | None, setting: str) -> dict[str, T]:
 
 
 def _check_names(names: Sequence[str], settings: Mapping[str, Iterable[str]]) -> None:
-    """Every name exists and has one corruption."""
+    """Raise an error if a name does not exist or has more than one corruption."""
     used: dict[str, str] = {}
     for setting, listed in settings.items():
         where = f"corruption.{setting}"

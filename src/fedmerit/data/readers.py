@@ -1,4 +1,4 @@
-"""`load`: a name and a path -> a `Dataset`.
+"""Readers of datasets; `load` chooses one by name and returns a `Dataset`.
 
 ============= ================================================================= =========================
 name          path                                                              reader
@@ -50,16 +50,16 @@ def folder(
     test: str = "test",
     groups: str | None = None,
 ) -> Dataset:
-    """``train/<class>/*`` and ``test/<class>/*``; classes in sorted order, files by name within a class.
+    """Read ``train/<class>/*`` and ``test/<class>/*``, sorted by class and then by file name.
 
     Args:
         path: the folder that holds both.
-        size: resize every image to size x size (aspect ratio not kept); without it all must be of one size.
-        channels: 1 for grey, 3 for colour; grey only if every file is, unless given.
+        size: resize every image to size x size (aspect ratio not kept); if None, all must have the same size.
+        channels: 1 for grey, 3 for colour; by default grey if every file is grey.
         train: name of the training folder.
         test: name of the test folder.
         groups: a CSV file under ``path`` with the columns ``file`` (``<class>/<name>`` under the training
-            folder) and ``group`` (the hospital); every training file must be listed.
+            folder) and ``group`` (the hospital); it must list every training file.
     """
     if channels not in (None, 1, 3):
         raise DataError(f"channels must be 1 (grey) or 3 (colour), got {channels!r}")
@@ -87,9 +87,9 @@ def folder(
 
 
 def brain_mri(path: Path, *, size: int = 128) -> Dataset:
-    """Brain Tumor MRI (M. Nickparvar): ``Training/<class>/*.jpg``, ``Testing/<class>/*.jpg`` of mixed sizes.
+    """Read Brain Tumor MRI (M. Nickparvar): ``Training/<class>/*.jpg`` and ``Testing/<class>/*.jpg``.
 
-    Turned to grey and resized to size x size.
+    The files have mixed sizes; images are converted to grey and resized to size x size.
     """
     found = folder(path, size=size, channels=1, train="Training", test="Testing")
     notes = (
@@ -101,7 +101,7 @@ def brain_mri(path: Path, *, size: int = 128) -> Dataset:
 
 
 def modes(files: Sequence[Path]) -> list[str]:
-    """Pillow's mode of every file, from the headers."""
+    """Return Pillow's mode of every file, read from its header."""
     image = pillow()
     found = []
     for file in files:
@@ -113,7 +113,7 @@ def modes(files: Sequence[Path]) -> list[str]:
 def read_images(files: Sequence[Path], *, size: int | None, channels: int, crop: bool = False) -> Images:
     """Decode 8-bit images to (n, h, w, channels), resized to size x size if given.
 
-    ``crop`` cuts the largest centred square out before resizing (Lanczos).
+    ``crop`` cuts out the largest centred square before resizing (Lanczos).
     """
     image = pillow()
     if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
@@ -145,7 +145,7 @@ def read_images(files: Sequence[Path], *, size: int | None, channels: int, crop:
 
 
 def pillow() -> ModuleType:
-    """``PIL.Image``, or a message that says what to install."""
+    """Return ``PIL.Image``, or raise an error that says what to install."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -196,10 +196,10 @@ def _groups(table: Path, files: Sequence[str]) -> Groups:
 
 
 # ------------------------------------------------------------------------------------------------ CIFAR-10
-# In its python version: pickled batches, read without trusting them.
+# The python version: pickled batches, read without trusting them.
 # The files are pickles of {b"data": uint8 array (10000, 3072), b"labels": list, ...}, written by Python 2.
-# A pickle is a program; `_Unpickler` runs it in a world where the only things it can name are inert
-# stand-ins for the numpy constructors that those files use. All else is refused before it is imported.
+# A pickle is a program. `_Unpickler` lets it name only inert stand-ins for the numpy constructors that these
+# files use, and refuses everything else before importing it.
 
 CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR_FOLDER = "cifar-10-batches-py"
@@ -208,7 +208,7 @@ CIFAR_TEST = "test_batch"
 
 
 def cifar10(path: Path) -> Dataset:
-    """The folder ``cifar-10-batches-py``, a folder that holds it, or ``cifar-10-python.tar.gz`` unopened."""
+    """Read the folder ``cifar-10-batches-py``, a folder that holds it, or ``cifar-10-python.tar.gz``."""
     files = _from_tar(path) if path.is_file() else _from_folder(path)
     batches = [_batch(raw, where) for raw, where in files]
     return Dataset(
@@ -270,7 +270,7 @@ def _batch(raw: bytes, where: str) -> tuple[Images, Labels]:
 
 
 class _Kind:
-    """Stands in for ``numpy.dtype``: keeps its name, ignores its state."""
+    """Stand-in for ``numpy.dtype`` that keeps its name and ignores its state."""
 
     def __init__(self, name: bytes | str, *_: Any) -> None:
         self.name = name.decode() if isinstance(name, bytes) else name
@@ -280,7 +280,7 @@ class _Kind:
 
 
 class _Array:
-    """Stands in for ``numpy.ndarray``: keeps shape, kind and bytes until `array` has checked them."""
+    """Stand-in for ``numpy.ndarray`` that keeps shape, kind and bytes until `array` has checked them."""
 
     def __init__(self, *_: Any) -> None:
         self.state: Any = None
@@ -296,7 +296,7 @@ class _Array:
 
 
 def _encode(text: str, _: str) -> bytes:
-    """Stands in for ``_codecs.encode``, by which Python 3 writes bytes in protocol 2."""
+    """Replace ``_codecs.encode``, with which Python 3 writes bytes in protocol 2."""
     return text.encode("latin-1")
 
 
@@ -318,8 +318,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 # ----------------------------------------------------------------------------------------------- ISIC 2019
-# Dermoscopy images and a ground-truth CSV, eight diagnoses, several hospitals. Files under one folder, as
-# published:
+# Dermoscopy images with eight diagnoses from several hospitals. The files lie under one folder, as published:
 #
 #     ISIC_2019_Training_Input/ISIC_0000000.jpg ...
 #     ISIC_2019_Training_GroundTruth.csv      image,MEL,NV,BCC,AK,BKL,DF,VASC,SCC,UNK     one-hot: 0.0 or 1.0
@@ -339,18 +338,18 @@ def isic2019(
     split_seed: int = 0,
     test_csv: str | None = None,
 ) -> Dataset:
-    """Colour, cropped to the centred square, resized to size x size. Only classes with training images count.
+    """Read ISIC 2019: colour, cropped to the centred square, resized; only classes with training images.
 
     Args:
         path: the folder that holds the files above; images are looked for in all folders below it.
         size: side of the images.
         group: column of the metadata file to group by. Default: ``center`` if there is such a column,
-            otherwise the letters that open ``lesion_id`` (the archive: HAM, BCN, MSK; "unknown" if empty).
-        test_fraction: share of each class to test on; never a lesion on both sides. Images without a
-            ``lesion_id`` count as lesions of their own.
-        split_seed: of that split.
-        test_csv: instead: a ground-truth file of the same form that lists the test images; those also listed
-            in the training file are taken out of it.
+            otherwise the first letters of ``lesion_id`` (the archive: HAM, BCN, MSK; "unknown" if empty).
+        test_fraction: share of each class to test on; no lesion is on both sides. An image without a
+            ``lesion_id`` counts as a lesion of its own.
+        split_seed: seed of that split.
+        test_csv: replaces that split: a ground-truth file of the same form that lists the test images; they
+            are removed from the training images.
     """
     columns, truth = _one_hot(path / ISIC_TRUTH)
     metadata = _metadata(path / ISIC_METADATA)
@@ -406,7 +405,7 @@ def isic2019(
 def lesion_split(
     labels: list[str], lesions: list[str], fraction: float, rng: np.random.Generator
 ) -> npt.NDArray[np.bool_]:
-    """Which images to test on: of every class, whole lesions in random order until ``fraction`` is reached.
+    """Return which images to test on: per class, whole lesions at random until ``fraction`` is reached.
 
     A lesion belongs to the class of its first image. A class keeps at least one lesion to train on.
     """
@@ -429,7 +428,7 @@ def lesion_split(
 
 
 def _one_hot(file: Path) -> tuple[list[str], dict[str, str]]:
-    """The class columns, and the class of every image."""
+    """Return the class columns, and the class of every image."""
     listed = rows(file, "image")
     if not listed:
         raise DataError(f"{file}: lists no image")
@@ -447,7 +446,7 @@ def _one_hot(file: Path) -> tuple[list[str], dict[str, str]]:
 
 
 def _metadata(file: Path) -> dict[str, dict[str, str]]:
-    """Cells by image; empty without the file."""
+    """Return the metadata cells by image; empty if there is no file."""
     return {row["image"]: row for _, row in rows(file, "image")} if file.is_file() else {}
 
 
@@ -466,15 +465,15 @@ def _numbers(names: Iterable[str], classes: list[str]) -> Labels:
 # Files ``camelyonpatch_level_2_split_{train,valid,test}_{x,y}.h5``, read in slices.
 
 HDF5_ROWS = 2048
-"""Images read at a time."""
+"""Number of images read at a time."""
 
 
 def pcam(path: Path, *, limit: int | None = None, test: str = "test") -> Dataset:
-    """Patches with a tumour in the centre or not: data sets ``x`` (n, 96, 96, 3) and ``y`` (n, 1, 1, 1).
+    """Read patches with or without a tumour in the centre: ``x`` (n, 96, 96, 3) and ``y`` (n, 1, 1, 1).
 
     Args:
-        path: the folder of the unpacked files. ``..._train_meta.csv``, if there, gives the slide as group.
-        limit: read only the first so many images of each half (the whole training half needs 7.2 GB).
+        path: the folder of the unpacked files. ``..._train_meta.csv``, if present, gives the slide as group.
+        limit: the most images to read of each half, from its start (the whole training half needs 7.2 GB).
         test: which half to test on, "test" or "valid".
     """
     if test not in ("test", "valid"):
@@ -540,8 +539,8 @@ def load(name: str, path: str | Path | None = None, **options: Any) -> Dataset:
 
     Args:
         name: one of ``READERS``.
-        path: where its files are; not for fashion-mini.
-        options: the keyword arguments of the reader.
+        path: where its files are; fashion-mini takes none.
+        options: keyword arguments of the reader.
     """
     if name not in READERS:
         raise DataError(f"dataset must be one of {', '.join(READERS)}, got {name!r}")
@@ -563,7 +562,7 @@ def load(name: str, path: str | Path | None = None, **options: Any) -> Dataset:
 
 
 def fashion_mini() -> Dataset:
-    """The first 1,813 training and 600 test images of Fashion-MNIST (28x28 grey, 10 classes; MIT licence)."""
+    """Read the first 1,813 training and 600 test images of Fashion-MNIST (28x28 grey, 10 classes; MIT)."""
     found = npz(FASHION_MINI)
     note = (
         "Fashion-MNIST (Zalando SE, MIT licence): first 1,813 training and first 600 test images, unchanged"
@@ -572,7 +571,7 @@ def fashion_mini() -> Dataset:
 
 
 def npz(path: Path) -> Dataset:
-    """Arrays ``x_train, y_train, x_test, y_test`` as in `Dataset`; optional ``group_train`` and ``classes``.
+    """Read ``x_train, y_train, x_test, y_test`` as in `Dataset`, and ``group_train``, ``classes`` if present.
 
     Without ``classes`` the classes are "0", "1", ... up to the largest label. Pickled objects are refused.
     """

@@ -1,1 +1,1 @@
-"""What people read: terminal, page, statements, frames and curves, from one summary of a run."""
+"""What people read of a run: terminal output, page, statements, data frames and curves."""

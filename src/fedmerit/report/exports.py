@@ -1,13 +1,13 @@
-"""Scores where people already look: pandas, CSV and notebooks; TensorBoard and MLflow.
+"""Scores in other tools: pandas, CSV and notebooks; TensorBoard and MLflow.
 
-A tracker is told the settings, then the scores of each round, then what came out::
+A tracker receives the settings, then the scores of each round, then the result::
 
     class Mine:
         def start(self, config): ...            # settings, section by section
         def round(self, number, scores): ...    # {"contribution summed/Abbey": 0.07, "model/accuracy": 0.8}
         def end(self, summary): ...             # the same of the whole run; None where it did not finish
 
-TensorBoard and MLflow are imported when a tracker of theirs is made, and only then.
+TensorBoard and MLflow are imported only when a tracker for them is made.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from fedmerit.scoring.uncertainty import intervals, rank_intervals
 # -------------------------------------------------------------------------------------------------- tables
 
 MOST_ROWS = 60
-"""Clients in a notebook's table."""
+"""The most clients in a notebook's table."""
 
 
 def columns(scores: Scores) -> dict[str, list[Any]]:
-    """One list per column, in the order of the clients; what is unknown has no column.
+    """Return one list per column, in the order of the clients; values that are unknown get no column.
 
-    ``low`` and ``high`` are the 95 % interval of ``raw``; ``rank_low`` and ``rank_high`` the ranks it may
-    have.
+    ``low`` and ``high`` are the 95 % interval of ``raw``; ``rank_low`` and ``rank_high`` are the interval of
+    the rank.
 
     >>> from fedmerit.scoring.types import Scores
     >>> s = Scores(score="LOO", clients=("A", "B"), values=[1, 3], raw=[1, 3], gain=4)
@@ -68,7 +68,7 @@ def columns(scores: Scores) -> dict[str, list[Any]]:
 
 
 def as_frame(scores: Scores) -> Any:
-    """A pandas frame, one row per client."""
+    """Return a pandas frame with one row per client."""
     try:
         import pandas
     except ImportError as error:
@@ -77,7 +77,7 @@ def as_frame(scores: Scores) -> Any:
 
 
 def as_csv(scores: Scores) -> str:
-    """The same as text; floats read back as they are."""
+    """Return the same table as CSV; floats read back exactly."""
     found = columns(scores)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -87,7 +87,7 @@ def as_csv(scores: Scores) -> str:
 
 
 def as_html(scores: Scores) -> str:
-    """The table that a notebook shows: best first, numbers as on the terminal, names escaped."""
+    """Return the table that a notebook shows: best first, numbers as on the terminal, names escaped."""
     from fedmerit.report.terminal import digits_for
 
     digits = digits_for(float(np.max(np.abs(scores.values))))
@@ -101,7 +101,7 @@ def as_html(scores: Scores) -> str:
         value = f"{scores.values[k]:+.{digits}f}"
         if sure and found["rank_low"][k] != found["rank_high"][k]:
             rank += f" ({found['rank_low'][k]}-{found['rank_high'][k]})"
-        if sure and found["value"] == found["raw"]:  # the interval is that of the raw score
+        if sure and found["value"] == found["raw"]:  # the interval belongs to the raw score
             value += f" ± {(found['high'][k] - found['low'][k]) / 2:.{digits}f}"
         lines.append(f'<tr><th scope="row">{html.escape(name)}</th><td>{value}</td><td>{rank}</td></tr>')
     rounds = "" if scores.rounds == 1 else f" summed over {scores.rounds} rounds"
@@ -123,24 +123,24 @@ SHOWN.update(frame=as_frame, csv=as_csv, html=as_html)
 # -------------------------------------------------------------------------------------------------- curves
 
 Curves = Mapping[str, float]
-"""Name of a curve, ``what/whose``, and its value."""
+"""Name of a curve, ``what/whose`` -> its value."""
 
 
 class Tracker(Protocol):
-    """Is told how a run goes."""
+    """Something that follows a run."""
 
     def start(self, config: Mapping[str, Mapping[str, Any]]) -> None:
-        """Before the first round; settings by section."""
+        """Receive the settings by section, before the first round."""
 
     def round(self, number: int, scores: Curves) -> None:
-        """After every round that has scores."""
+        """Receive the points of a round, after every round that has scores."""
 
     def end(self, summary: Curves | None) -> None:
-        """After the last; None where the run did not finish."""
+        """Receive the result after the last round; None if the run did not finish."""
 
 
 def curves(rounds: Sequence[Reports], *, missing: Missing = "zero") -> dict[str, float]:
-    """The points that the last of these rounds adds: contributions of it, summed so far, and the model.
+    """Return the points of the last of these rounds: its contributions, the sums so far, and the model.
 
     >>> first = Reports(empty=0, grand=3, alone=[0, 1], without=[3, 2], clients=["A", "B"], utility="v")
     >>> curves([first])["contribution summed/B"], curves([first])["model/v"]
@@ -156,10 +156,10 @@ def curves(rounds: Sequence[Reports], *, missing: Missing = "zero") -> dict[str,
 
 
 def summary_of(rounds: Sequence[Reports], *, missing: Missing = "zero") -> dict[str, float]:
-    """What a finished run comes to: contributions, and shares where there are any."""
+    """Return the result of a finished run: contributions, and shares if there are any."""
     total = accumulate(rounds, missing=missing)
     found = {f"total contribution/{name}": value for name, value in total.as_dict().items()}
-    with suppress(UndefinedShares):  # then there are none to tell
+    with suppress(UndefinedShares):  # without shares there are no points for them
         found |= {f"share/{name}": value for name, value in shares(total).items()}
     return found
 
@@ -171,13 +171,13 @@ def summary_of(rounds: Sequence[Reports], *, missing: Missing = "zero") -> dict[
 def tracked(
     watch: Callable[[Any], None], folder: Path, config: Config, trackers: Sequence[Tracker]
 ) -> Iterator[Callable[[Any], None]]:
-    """A watch for the engine that also tells trackers; a resumed run tells the rounds it adds.
+    """Yield a watch for the engine that also informs trackers; a resumed run sends only the rounds it adds.
 
     Args:
-        watch: called with every step first.
-        folder: of the run.
-        config: of the run.
-        trackers: all are told the same.
+        watch: called first with every step.
+        folder: the run folder.
+        config: the settings of the run.
+        trackers: all of them receive the same.
     """
 
     def watched(step: Any) -> None:
@@ -205,7 +205,7 @@ def tracked(
 
 
 def replay(folder: Path, tracker: Tracker) -> int:
-    """Tell a tracker about a run that is over, such as one between machines; how many rounds had scores."""
+    """Send a recorded run, such as one between machines, to a tracker; return how many rounds had scores."""
     from fedmerit.storage.run_folder import recorded  # here, so that a table of scores loads no ledger
 
     config = of_folder(folder)
@@ -233,7 +233,7 @@ def _scored(folder: Path) -> list[Reports]:
 
 
 def tracker(where: str) -> Tracker:
-    """A tracker from text: ``tensorboard:DIR`` or ``mlflow:URI``."""
+    """Return a tracker from its description: ``tensorboard:DIR`` or ``mlflow:URI``."""
     kind, colon, target = where.partition(":")
     if kind not in ("tensorboard", "mlflow") or not colon or not target:
         raise InputError(f"expected tensorboard:DIR or mlflow:URI, got {where!r}")
@@ -241,10 +241,10 @@ def tracker(where: str) -> Tracker:
 
 
 class TensorBoard:
-    """Curves as TensorBoard's event files, written by torch.
+    """A tracker that writes curves as TensorBoard's event files, with torch.
 
     Args:
-        folder: of the event files; ``tensorboard --logdir`` shows it.
+        folder: where the event files go; ``tensorboard --logdir`` shows it.
     """
 
     def __init__(self, folder: str) -> None:
@@ -257,35 +257,35 @@ class TensorBoard:
         self._writer = SummaryWriter(folder)
 
     def start(self, config: Mapping[str, Mapping[str, Any]]) -> None:
-        """The settings as a table of text."""
+        """Write the settings as a table of text."""
         rows = [f"| {name} | {value} |" for name, value in _flat(config).items()]
         self._writer.add_text("settings", "\n".join(["| setting | value |", "|---|---|", *rows]))
 
     def round(self, number: int, scores: Curves) -> None:
-        """One point of every curve."""
+        """Write one point of every curve."""
         for name, value in scores.items():
             self._writer.add_scalar(name, value, number)
         self._writer.flush()
 
     def end(self, summary: Curves | None) -> None:
-        """What came out, as points at step 0."""
+        """Write the result as points at step 0."""
         for name, value in (summary or {}).items():
             self._writer.add_scalar(name, value, 0)
         self._writer.close()
 
 
 class MLflow:
-    """Curves as metrics of one run in the experiment ``fedmerit``.
+    """A tracker that writes curves as metrics of one run in the MLflow experiment ``fedmerit``.
 
-    MLflow allows letters, digits, blanks and ``_-.:/`` in names; any other character is written as its code
-    point in hexadecimal between colons, so that two members never share a curve.
+    MLflow allows letters, digits, blanks and ``_-.:/`` in names. Any other character is written as its
+    hexadecimal code point between colons, so that two members never share a curve.
 
     Args:
-        uri: of the tracking server or store.
+        uri: address of the tracking server or store.
     """
 
     MOST = 1000
-    """Metrics MLflow takes in one call."""
+    """The most metrics that MLflow takes in one call."""
 
     def __init__(self, uri: str) -> None:
         try:
@@ -300,14 +300,14 @@ class MLflow:
             self._experiment = known.experiment_id if known else self._client.create_experiment("fedmerit")
 
     def start(self, config: Mapping[str, Mapping[str, Any]]) -> None:
-        """The settings as parameters."""
+        """Write the settings as parameters."""
         with self._ours():
             self._run = self._client.create_run(self._experiment).info.run_id
             for name, value in _flat(config).items():
                 self._client.log_param(self._run, name, str(value))
 
     def round(self, number: int, scores: Curves) -> None:
-        """One point of every curve."""
+        """Write one point of every curve."""
         now = int(time.time() * 1000)
         points = [self._metric(_spelled(name), value, now, number) for name, value in scores.items()]
         with self._ours():
@@ -315,14 +315,14 @@ class MLflow:
                 self._client.log_batch(self._run, metrics=points[k : k + self.MOST])
 
     def end(self, summary: Curves | None) -> None:
-        """What came out, as metrics; the run is finished, or failed."""
+        """Write the result as metrics, and end the run as finished or failed."""
         self.round(0, summary or {})
         with self._ours():
             self._client.set_terminated(self._run, "FAILED" if summary is None else "FINISHED")
 
     @contextmanager
     def _ours(self) -> Iterator[None]:
-        """MLflow's errors leave here as ours."""
+        """Turn MLflow's errors into ours."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -336,7 +336,7 @@ def _flat(config: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _spelled(name: str) -> str:
-    r"""A name as MLflow allows it.
+    r"""Return a name in the characters that MLflow allows.
 
     >>> _spelled("share/St. Mary's")
     'share/St. Mary:27:s'

@@ -1,6 +1,6 @@
-"""A statement for each member: what you did, what you earn, what absence cost, how sure that is.
+"""A statement for each member: what it did, what it earns, what absence cost, and how sure that is.
 
-Written for people who read nothing else of a run, as Markdown and as JSON with the same facts.
+Statements are for people who read nothing else about a run: Markdown, and JSON with the same facts.
 """
 
 from __future__ import annotations
@@ -42,43 +42,43 @@ STATUSES = ("counted", "silent", "declined", "lost", "away")
 
 @dataclass(frozen=True)
 class AbsenceCost:
-    """What rounds without a report cost, if they had counted as the member's own average: an estimate."""
+    """What a member's rounds without a report cost: an estimate, with these rounds counted the other way."""
 
     score: float  # as decided
-    other: float  # under the other way of counting
+    other: float  # counted the other way: at the member's own mean in place of zero, or the reverse
     cents: int
-    other_cents: int | None  # None where no shares exist then
+    other_cents: int | None  # None if there are no shares then
 
 
 @dataclass(frozen=True)
 class Statement:
-    """Everything one member is told."""
+    """Everything that one member is told."""
 
     member: str
     decision: Decision
-    rounds: Mapping[str, tuple[int, ...]]  # by what happened: counted, silent, declined, lost, away
-    aborted: tuple[int, ...]  # rounds in which nothing changed
-    unreported: tuple[int, ...]  # summed, but without any report: what they changed is in nobody's score
-    standing: Standing | None  # None without any report
+    rounds: Mapping[str, tuple[int, ...]]  # by status: counted, silent, declined, lost, away
+    aborted: tuple[int, ...]  # rounds that did not change the model
+    unreported: tuple[int, ...]  # summed rounds without any report, which are in nobody's score
+    standing: Standing | None  # None if the member never reported
     cents: int
     share: float
-    cost: AbsenceCost | None  # None where nothing was missed
-    like: tuple[str, ...] | None  # who cannot be told apart; None where that cannot be said
+    cost: AbsenceCost | None  # None if no round was missed
+    like: tuple[str, ...] | None  # statistically indistinguishable members; None if unknown
     names: bool  # whether others may be named
     head: str
     members: int
     planned: int  # rounds of the whole run
-    planted: str = ""  # which faults the settings planted; nothing where there are none
+    planted: str = ""  # which faults the settings planted; empty if none
 
 
 def statements(rounds: Sequence[Round], config: Config, decision: Decision, head: str) -> Iterator[Statement]:
-    """A statement for everybody on the roster, from what the ledger holds.
+    """Yield a statement for each member of the roster, from the records of the ledger.
 
     Args:
-        rounds: those the decision rests on.
-        config: of the run.
-        decision: as recorded.
-        head: of the ledger with the decision in it.
+        rounds: the rounds on which the decision rests.
+        config: the settings of the run.
+        decision: the decision as recorded.
+        head: the head of the ledger that includes the decision.
     """
     terms = decision.terms
     counted = rounds[: decision.rounds]
@@ -110,7 +110,7 @@ def statements(rounds: Sequence[Round], config: Config, decision: Decision, head
 def _what_happened(name: str, rounds: Sequence[Round]) -> dict[str, tuple[int, ...]]:
     found: dict[str, list[int]] = {status: [] for status in STATUSES}
     for one in rounds:
-        if not one.reports:  # aborted or without any report: told apart from these
+        if not one.reports:  # aborted or unreported rounds are listed separately
             continue
         if name in one.reports:
             found["counted"].append(one.number)
@@ -124,7 +124,7 @@ def _what_happened(name: str, rounds: Sequence[Round]) -> dict[str, tuple[int, .
 
 
 def _cost(name: str, scored: Sequence[Any], decision: Decision) -> AbsenceCost | None:
-    """The same decision with this one member's missed rounds counted the other way."""
+    """Compare the decision with one in which only this member's missed rounds count the other way."""
     total, terms = decision.total, decision.terms
     if name not in total.clients or total.coverage is None:
         return None
@@ -155,7 +155,7 @@ def _cost(name: str, scored: Sequence[Any], decision: Decision) -> AbsenceCost |
 
 
 def _alike(summary: Summary) -> dict[str, tuple[str, ...]]:
-    """Member -> the others that no test tells it apart from, best first; empty where that cannot be said."""
+    """Return member -> members statistically indistinguishable from it, best first; empty if unknown."""
     total = summary.total
     if total.stderr is None or total.n > MOST_COMPARED:
         return {}
@@ -180,7 +180,7 @@ _WORDS = {
 def write_statements(
     folder: Path, rounds: Sequence[Round], config: Config, decision: Decision, head: str
 ) -> int:
-    """``statements/NAME.md`` and ``.json`` for everybody; how many members."""
+    """Write ``statements/NAME.md`` and ``.json`` for each member; return the number of members."""
     target = folder / "statements"
     target.mkdir(exist_ok=True)
     count = 0
@@ -192,7 +192,7 @@ def write_statements(
 
 
 def as_markdown(one: Statement) -> str:
-    """The statement as a page of plain words."""
+    """Return the statement as Markdown."""
     terms = one.decision.terms
     parts = [
         f"# Statement for {one.member}",
@@ -229,7 +229,7 @@ def _opening(one: Statement) -> str:
 
 
 def _doubts(one: Statement) -> Iterator[str]:
-    """Why to think twice about all that follows."""
+    """Yield the doubts about the reports on which the decision rests."""
     for doubt in one.decision.doubts:
         despite = " The decision was made despite this." if doubt in one.decision.overruled else ""
         yield f"**{doubt.title}.** {doubt.text}{despite}"
@@ -274,7 +274,7 @@ def _earns(one: Statement) -> str:
 
 
 def _number(score: str) -> str:
-    """What is paid by, as the member reads it first."""
+    """Return the name of the score that is paid by, addressed to the member."""
     if score not in SCORES:
         return "Your contribution"
     what = SCORES[score].format("your")
@@ -282,7 +282,7 @@ def _number(score: str) -> str:
 
 
 def _over(one: Statement) -> str:
-    """Which rounds the stated change covers."""
+    """Return a phrase for the rounds that the stated change covers."""
     if not one.unreported:
         return "in all"
     return (
@@ -350,7 +350,7 @@ def _in(numbers: Sequence[int]) -> str:
 
 
 def as_dict(one: Statement) -> dict[str, Any]:
-    """The same facts for programs."""
+    """Return the statement as a dictionary for JSON."""
     decision, standing = one.decision, one.standing
     return {
         "member": one.member,

@@ -1,4 +1,4 @@
-"""Who, how much, how sure: what a person reads first of finished reports, and how a terminal shows it."""
+"""A summary of finished reports (who contributed how much, how sure that is), and its terminal output."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 # --------------------------------------------------------------------------------------------- the summary
 
 MOST_COMPARED = 1000
-"""With more clients nobody reads who cannot be told apart, and finding out takes N^2 memory."""
+"""With more clients pairs are not compared: that takes N^2 memory, and the groups are too long to read."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """One line of the table; None where there is nothing to say."""
+    """One line of the table; a value that is unknown is None."""
 
     client: str
     rank: int
@@ -51,31 +51,31 @@ class Standing:
     last: dict[str, float | None]  # LOO, FP, EE of the last round
     share: float | None
     samples: float | None
-    digits: int = 4  # decimals that numbers of this size need
-    surely: int = 0  # 1 if the total is surely above zero, -1 if surely below; holds for all members at once
+    digits: int = 4  # decimals to show for numbers of this size
+    surely: int = 0  # 1: total surely above zero, -1: surely below; at 95 % for all members together
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Standings, best first, and everything somebody should know before believing them."""
+    """Standings, best first, and what readers should know before they rely on them."""
 
     standings: tuple[Standing, ...]
     total: Scores
     last: Reports
     status: Mapping[str, str]  # of FP and EE in the last round
-    groups: tuple[tuple[str, ...], ...]  # who cannot be told apart
-    suspects: tuple[str, ...]  # reported every round and significantly below everybody else
+    groups: tuple[tuple[str, ...], ...]  # statistically indistinguishable members
+    suspects: tuple[str, ...]  # reported in every round and significantly below all others
     notes: tuple[str, ...]
-    doubts: tuple[Doubt, ...] = ()  # said before everything else
+    doubts: tuple[Doubt, ...] = ()  # shown before everything else
 
     @property
     def withheld(self) -> bool:
-        """Whether nobody is to be praised or accused by these numbers before somebody has looked."""
+        """Whether a doubt forbids praising or accusing members by these numbers until it is resolved."""
         return any(one.withholds for one in self.doubts)
 
     @property
     def digits(self) -> int:
-        """Decimals that contributions of this size need."""
+        """Decimals to show for contributions of this size."""
         return self.standings[0].digits
 
 
@@ -87,13 +87,13 @@ def summarise(
     clients: Sequence[str] = (),
     game: str | None = None,
 ) -> Summary:
-    """A score summed over rounds with intervals, ranks and shares, and the last round's LOO, FP and EE.
+    """Sum a score over rounds, with intervals, ranks and shares, and the last round's LOO, FP and EE.
 
     Args:
         rounds: reports in order; at least one.
         score: see :func:`fedmerit.scoring.accumulate`.
         missing: see :func:`fedmerit.scoring.accumulate`.
-        clients: the whole roster, where known; who never reported is noted.
+        clients: the whole roster, if known; members who never reported are noted.
         game: see :func:`fedmerit.scoring.doubts.doubts`.
     """
     total = accumulate(rounds, score=score, missing=missing)
@@ -118,7 +118,7 @@ def summarise(
             groups = indistinguishable(total)
         if total.n > 1:
             last_for_sure = ranks[:, 0] == total.n
-            if total.coverage is not None:  # a round that somebody missed accuses nobody
+            if total.coverage is not None:  # nobody is accused for missed rounds
                 last_for_sure &= total.coverage >= 1
             suspects = tuple(name for name, sure in zip(total.clients, last_for_sure, strict=True) if sure)
     at = {name: i for i, name in enumerate(total.clients)}
@@ -162,14 +162,15 @@ def summarise(
 
 
 def sure_signs(scores: Scores, *, level: float = 0.95) -> list[int]:
-    r"""Whose raw score is surely above zero (1) or below (-1), all claims right at once with the given level.
+    r"""Return 1 if a client's raw score is surely above zero, -1 if surely below, 0 otherwise.
 
-    Holm's method (1979) over the 2N one-sided hypotheses "at most 0" and "at least 0", two for each client:
+    All claims together are right with the given level. This is Holm's method (1979) over the 2N one-sided
+    hypotheses "at most 0" and "at least 0", two for each client:
 
     .. math:: |\mathrm{raw}_i| > z_{1 - a/(2N - k)} \, s_i, \qquad a = 1 - \mathrm{level}
 
-    with k the number of clients found. Single intervals would not do: of 19 clients that contributed
-    nothing, 38 % of all test sets put one below zero.
+    with k the number of clients found so far. Separate intervals would not suffice: with 19 clients that
+    contributed nothing, 38 % of all test sets put at least one below zero.
 
     Args:
         scores: N clients, with ``stderr``.
@@ -191,7 +192,7 @@ def sure_signs(scores: Scores, *, level: float = 0.95) -> list[int]:
 
 
 def digits_for(largest: float) -> int:
-    """Decimals for numbers up to this size: 4 for ordinary ones, more for small, fewer for large ones.
+    """Return the decimals for numbers up to this size: 4 as a rule, more for small, fewer for large ones.
 
     >>> [digits_for(size) for size in (0.0, 2e-5, 0.03, 1.0, 20_000.0, 1e9)]
     [4, 7, 4, 4, 2, 0]
@@ -203,7 +204,7 @@ def digits_for(largest: float) -> int:
 
 
 def absences(rounds: Sequence[Reports], clients: Sequence[str]) -> Iterator[Note]:
-    """Who was summed without a report, and when; who is on the roster and in no round at all."""
+    """Yield notes on members who were summed without a report, and on those who were in no round at all."""
     missed: dict[str, list[int]] = {}
     for place, reports in enumerate(rounds, start=1):
         for name in reports.silent:
@@ -217,7 +218,7 @@ def absences(rounds: Sequence[Reports], clients: Sequence[str]) -> Iterator[Note
 
 
 def unscored(rounds: Sequence[Reports], clients: Sequence[str] = ()) -> tuple[str, ...]:
-    """Who is on the roster, or was in a sum, and has no report in any round."""
+    """Return members who are on the roster, or were in a sum, and never reported."""
     silent = (name for reports in rounds for name in reports.silent)
     reported = {name for reports in rounds for name in reports.clients}
     return tuple(name for name in dict.fromkeys((*clients, *silent)) if name not in reported)
@@ -226,11 +227,11 @@ def unscored(rounds: Sequence[Reports], clients: Sequence[str] = ()) -> tuple[st
 # -------------------------------------------------------------------------------------------------- tables
 
 MOST_NAMED = 20
-"""Members named by a plan."""
+"""The most members that a plan names."""
 
 
 def print_summary(console: Console, summary: Summary, *, utility: str | None) -> None:
-    """What is in doubt; who, how much, how sure; then what to know about it."""
+    """Print the doubts, the table of standings, then the notes."""
     for doubt in summary.doubts:
         _say(console, f"WARNING: {doubt}")
     total = summary.total
@@ -313,19 +314,19 @@ def signed(value: float | None, digits: int = 4) -> str:
 
 
 def _fits(columns: Columns, width: int) -> bool:
-    """Whether the columns stand side by side with at least a dozen characters for a long name."""
+    """Return whether the columns fit side by side with at least a dozen characters for a long name."""
     widths = {name: max(map(len, (name, *cells))) for name, cells in columns.items()}
     widths["client"] = min(widths["client"], 12)
     return sum(widths.values()) + 3 * len(widths) + 1 <= width
 
 
 def _print_table(console: Console, columns: Columns) -> None:
-    """Print columns side by side, as rich would: but ten thousand rows in a moment."""
+    """Print columns side by side as rich would, but fast enough for ten thousand rows."""
     console.out("\n".join(table_lines(columns, console.width)), highlight=False)
 
 
 def table_lines(columns: Columns, width: int) -> list[str]:
-    """Lines of a table: names to the left, a long one over several lines; numbers to the right, never cut."""
+    """Return the lines of a table: names on the left, wrapped if long; numbers on the right, never cut."""
     widths = {name: max(map(cell_len, (name, *cells))) for name, cells in columns.items()}
     if "client" in widths:
         rest = sum(widths.values()) - widths["client"] + 3 * len(widths) + 1
@@ -349,7 +350,7 @@ def table_lines(columns: Columns, width: int) -> list[str]:
 
 
 def _folded(cell: str, size: int) -> list[str]:
-    """A cell over as many lines as it takes, between words where it can be."""
+    """Return a cell wrapped into lines, between words where possible."""
     if cell_len(cell) <= size:
         return [cell]
     return [one.plain.rstrip() for one in Text(cell).wrap(Console(width=size), size, overflow="fold")]
@@ -360,7 +361,7 @@ def _say(console: Console, text: str) -> None:
 
 
 def printable(text: str) -> str:
-    r"""Text as it may go to a terminal: what would move the cursor or break the line is spelled out.
+    r"""Return text that is safe on a terminal: characters that move the cursor or break lines are escaped.
 
     >>> print(printable("north\x1b[2J"))
     north\x1b[2J
@@ -377,7 +378,7 @@ def print_payouts(
     warning: str = "",
     doubts: Sequence[Doubt] = (),
 ) -> None:
-    """What is in doubt; name, share, amount, also of who never reported; what to know about it."""
+    """Print doubts, the share and amount of each member (also of those who never reported), and notes."""
     if warning:
         _say(console, f"WARNING: {warning}")
     for doubt in doubts:
@@ -396,7 +397,7 @@ def print_payouts(
 
 
 def print_truth(console: Console, content: Mapping[str, Any]) -> None:
-    """That plain updates were looked at, and how close the summed scores come to the ground truth."""
+    """Print that plain updates were analysed, and how close the summed scores come to the ground truth."""
     console.print("analysis: plain updates were looked at, which secure aggregation would have hidden")
     for utility, part in ((content["utility"], content), *content["companions"].items()):
         for name in ("MR-SV", "SV"):
@@ -412,7 +413,7 @@ def print_truth(console: Console, content: Mapping[str, Any]) -> None:
 
 
 def print_plan(console: Console, plan: Plan) -> None:
-    """What a run will cost: one line per score, then the rest."""
+    """Print what a run will cost: one line per score, then the rest."""
     console.print(
         f"{plan.members} members, {plan.rounds} rounds, {plan.parameters:,} parameters, on {plan.device}: "
         f"{plan.local_trainings} local trainings, about {_minutes(plan.train_minutes)}"
@@ -450,12 +451,12 @@ COMMAND = {
         "says so"
     ),
 }
-"""What notes say on the command line: the library names arguments, a command its options."""
+"""Words of notes on the command line, which names options where the library names arguments."""
 OPTION = "fedmerit rewards --on-undefined"
 
 
 def advice(text: str, option: str = OPTION) -> str:
-    """A message of the library that names the option in place of the argument.
+    """Return a message of the library that names the option in place of the argument.
 
     >>> fenced = Note("all-fenced", score="LOO")
     >>> print(advice(Note("undefined-decided", reason=fenced, decided="zero"), "--on-undefined"))
@@ -468,7 +469,7 @@ def advice(text: str, option: str = OPTION) -> str:
 
 
 class Step(Protocol):
-    """What the engine tells: see `fedmerit.simulation.run.Progress`."""
+    """A message from the engine: see `fedmerit.simulation.run.Progress`."""
 
     stage: Any
     round: int
@@ -490,7 +491,7 @@ _WORDS = {
 
 @contextmanager
 def watching(console: Console) -> Iterator[Watch]:
-    """A function to give to the engine."""
+    """Yield a watch for the engine that shows progress on the console."""
     if not console.is_terminal:
         yield _lines(console)
         return

@@ -1,1 +1,1 @@
-"""A federation on one machine, with torch: config -> data dealt to members -> rounds -> scores."""
+"""A federation on one machine, trained with torch: config -> data dealt to members -> rounds -> scores."""

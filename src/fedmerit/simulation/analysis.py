@@ -1,8 +1,8 @@
-"""Ground truth beside a run: every coalition of every round, every coalition retrained.
+"""Ground truth for a run: the utility of every coalition in every round, and of every coalition retrained.
 
-It needs what secure aggregation hides, the members' plain updates or data. So it exists in the engine that
-holds them anyway, and marks the run as analysis. Tables are kept in DIR/tables; later questions need no
-second run and no GPU.
+It needs the members' plain updates or data, which secure aggregation hides. So only the engine that holds
+them anyway can compute it, and the run is marked as analysis. The tables stay in DIR/tables, so that later
+questions need neither a second run nor a GPU.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ def from_this_round(
     score: str,
     evaluate: Evaluate | None = None,
 ) -> dict[str, float]:
-    """Weights from this round's own scores under plain averaging. Analysis only.
+    """Return weights from this round's own scores under plain averaging. For analysis only.
 
     Args:
-        federation: test pool and utilities.
-        number: of the round.
-        start: the model that all started from.
-        trained: everybody's local model.
-        score: that becomes weights.
-        evaluate: in the place of the federation's own evaluation.
+        federation: gives the test pool and the utilities.
+        number: the round.
+        start: the model that all members started from.
+        trained: the local model of each member.
+        score: the score that becomes the weights.
+        evaluate: replaces the federation's own evaluation.
     """
     finite = {name: model for name, model in trained.items() if bool(np.isfinite(model).all())}
     weights = dict.fromkeys(trained, 1.0)
@@ -82,25 +82,25 @@ def from_this_round(
 # -------------------------------------------------------------------------------------------- ground truth
 
 MOST_EXACT = 16
-"""Above this many members the rounds' Shapley values are sampled."""
+"""With more members than this, the Shapley values of rounds are sampled."""
 BUDGET = 4000
-"""Coalitions evaluated a round where they are sampled."""
+"""Coalitions evaluated per round when they are sampled."""
 
 Tell = Callable[[int, int], None]
 
 
 @dataclass(eq=False)
 class Truth:
-    """Computes and keeps the ground truth that a config asks for: an `Analysis` of plain rounds.
+    """An `Analysis` of plain rounds that computes and keeps the ground truth that a config asks for.
 
     Args:
         federation: data, network and settings.
-        folder: for tables.
-        tell: told (done, total) coalitions of a round.
-        evaluator: makes what evaluates all coalitions on a test slice; None takes the usual one.
-        most_exact: members up to which a round's Shapley values are exact.
-        budget: coalitions evaluated a round where they are sampled.
-        stacked: whether coalitions are retrained many at a time; None does so on a GPU.
+        folder: where the tables go.
+        tell: called with (done, total) coalitions of a round.
+        evaluator: makes the evaluator of coalitions on a test slice; None takes the usual one.
+        most_exact: the most members for whom a round's Shapley values are exact.
+        budget: coalitions evaluated per round when they are sampled.
+        stacked: whether many coalitions are retrained at a time; None does so on a GPU.
     """
 
     federation: Federation
@@ -130,7 +130,7 @@ class Truth:
     # ---------------------------------------------------------------------------------------- a round
 
     def summed(self, plain: PlainRound) -> dict[str, Any] | None:
-        """All coalition models of a round, evaluated and saved; returns the record for the ledger."""
+        """Evaluate and save all coalition models of a round; return the record for the ledger."""
         if "mr-shapley" not in self.federation.config.scoring.truth:
             return None
         outcome, before, weights = plain.outcome, plain.m0, plain.weights
@@ -151,8 +151,8 @@ class Truth:
         return {**facts, "sha256": self._save(f"round-{outcome.round:04d}.npz", outcome.included, arrays)}
 
     def of_slice(self, shown: Slice) -> Evaluator:
-        """What evaluates coalitions on a test slice."""
-        if shown.id not in self._evaluators:  # what is fastest is so for all rounds on these samples
+        """Return the evaluator of coalitions on a test slice."""
+        if shown.id not in self._evaluators:  # the fastest strategy serves all rounds on these samples
             make = self.evaluator or _usual
             self._evaluators = {shown.id: make(self.federation, shown)}
         return self._evaluators[shown.id]
@@ -171,7 +171,9 @@ class Truth:
         seed = self.federation.seed("sampled", outcome.round)
         asked: list[int] = []
 
-        def ask(mask: int) -> float:  # which coalitions are drawn depends on no value: so all in one go
+        def ask(
+            mask: int,
+        ) -> float:  # no value influences the draw, so all can be evaluated at once
             asked.append(mask)
             return 0.0
 
@@ -185,7 +187,7 @@ class Truth:
 
             found = sampled_shapley(value, outcome.included, budget=self.budget, seed=seed).scores
             arrays[f"sampled/{utility.name}"] = found.values
-            if found.stderr is not None:  # there are enough orders
+            if found.stderr is not None:  # enough orders were sampled
                 arrays[f"stderr/{utility.name}"] = found.stderr
         digest = self._save(f"round-{outcome.round:04d}.npz", outcome.included, arrays)
         return {"method": "sampled", "coalitions": len(seen), "sha256": digest}
@@ -199,7 +201,7 @@ class Truth:
     # ----------------------------------------------------------------------- every coalition, retrained
 
     def retrain(self, tell: Tell) -> None:
-        """Train every coalition from the first model with the run's own seeds; resumes after a kill."""
+        """Train every coalition from the first model with the run's own seeds; resume after a kill."""
         federation, config = self.federation, self.federation.config
         log = self.folder / "retraining.jsonl"
         known = _finished(log)
@@ -240,9 +242,9 @@ class Truth:
     # ------------------------------------------------------------------------------------------ the values
 
     def values(self, scored: Sequence[int]) -> dict[str, dict[str, Any]]:
-        r"""Per utility: MR-SV over the scored rounds, each round's own value, and the retrained one.
+        r"""Return, per utility, MR-SV over the scored rounds, the values of each round, and the retrained SV.
 
-        Where rounds were sampled, ``se_MR-SV`` is the sampling error, over R rounds with a seed each:
+        Where rounds were sampled, ``se_MR-SV`` is the sampling error over R rounds, each with its own seed:
 
         .. math:: \frac1R \sqrt{\sum_t s_t(i)^2}
         """
@@ -272,7 +274,7 @@ def _usual(federation: Federation, shown: Slice) -> Evaluator:
 
 
 def _value(path: Path, utility: str) -> dict[str, float]:
-    """A saved table's Shapley value, or the sampled one, by name."""
+    """Return the Shapley values of a saved table, or the sampled ones, by name."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             clients = [str(name) for name in arrays["clients"]]
@@ -286,8 +288,8 @@ def _value(path: Path, utility: str) -> dict[str, float]:
 
 
 def _errors(path: Path, utility: str) -> dict[str, float] | None:
-    """Standard errors of a sampled value by name, empty where it is exact, None where nobody knows."""
-    with np.load(path, allow_pickle=False) as arrays:  # has been read by _value before
+    """Return the standard errors of sampled values by name; empty if exact, None if they are unknown."""
+    with np.load(path, allow_pickle=False) as arrays:  # _value has read it before
         if f"sampled/{utility}" not in arrays:
             return {}
         if f"stderr/{utility}" not in arrays:
@@ -296,7 +298,7 @@ def _errors(path: Path, utility: str) -> dict[str, float] | None:
 
 
 def _finished(log: Path) -> dict[int, dict[str, float]]:
-    """Coalitions in the log; a line that a kill cut short is cut off."""
+    """Return the coalitions in the log, and remove a last line that a kill cut short."""
     known: dict[int, dict[str, float]] = {}
     whole = 0
     if not log.exists():

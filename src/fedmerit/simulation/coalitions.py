@@ -1,4 +1,4 @@
-"""Coalition models and their utilities, many at once: the ground truth that secure aggregation hides.
+"""Utilities of many coalition models at once: the ground truth that secure aggregation hides.
 
 ::
 
@@ -82,13 +82,13 @@ GAMES = ("additive", "renormalised")
 def coefficients(
     masks: Sequence[int] | Masks, weights: Sequence[float] | npt.NDArray[np.float64], game: str = "additive"
 ) -> npt.NDArray[np.float64]:
-    r"""The matrix that turns updates into coalition models, M(S) = M_0 + \sum_i c_{S,i} U_i, shape (K, N).
+    r"""Return the matrix (K, N) that turns updates into coalition models, M(S) = M_0 + \sum_i c_{S,i} U_i.
 
     .. math:: c_{S,i} = 1[i \in S] \quad\text{(additive)}, \qquad
               c_{S,i} = 1[i \in S] \frac{\sum_j w_j}{\sum_{j \in S} w_j} \quad\text{(renormalised)}
 
     where :math:`U_i = w_i (M_i - M_0) / \sum_j w_j`, so that the renormalised model is the weighted mean of
-    the local models of S. Both games agree on nobody and on everybody.
+    the local models of S. Both games agree on the empty and on the grand coalition.
 
     >>> coefficients([0, 1, 3], [1, 3], "renormalised")
     array([[0., 0.],
@@ -111,7 +111,7 @@ def coefficients(
 
 
 def check_count(n: int) -> None:
-    """A table over n clients can be built at all."""
+    """Raise an error if a table over n clients cannot be built."""
     if not 1 <= n <= MAX_TABLE_CLIENTS:
         raise InputError(
             f"a table has 2^N coalitions, so N must lie in 1 ... {MAX_TABLE_CLIENTS}, got {n};"
@@ -120,7 +120,7 @@ def check_count(n: int) -> None:
 
 
 def coalition_name(mask: int, clients: Sequence[str]) -> str:
-    """The members of a coalition, for messages.
+    """Return the names of a coalition's clients as text for messages.
 
     >>> coalition_name(5, ["A", "B", "C"])
     '{A, C}'
@@ -129,21 +129,21 @@ def coalition_name(mask: int, clients: Sequence[str]) -> str:
 
 
 # ------------------------------------------------------------------------------- all coalitions of a round
-# All coalition models of a round on the whole test set, by the fastest way that agrees with float32.
+# All coalition models of a round are evaluated on the whole test set, in the fastest way that agrees with
+# float32.
 #
-# On a CPU that is one model after another. On a GPU a short measurement decides between one model at a
-# time and a stack of them, in half precision, TF32 or float32, and for long jobs compiled; every candidate
-# is held against float32 on a sample of coalitions. What was chosen serves later rounds as long as it
-# agrees with float32 on a sample of theirs too; how far it strays is measured and recorded for every
-# round.
+# On a CPU models run one after another. On a GPU a short measurement decides between one model at a time and
+# a stack of them, in half precision, TF32 or float32, and for long jobs compiled. Every candidate is compared
+# with float32 on a sample of coalitions. Later rounds use the chosen strategy as long as it agrees with
+# float32 on a sample of their coalitions too. Its deviation is measured and recorded for every round.
 
 # -------------------------------------------------------------------------------------------------- memory
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that may be used unless told otherwise: 80 % of what a GPU has free, half of the machine's.
+    """Return the default memory limit in bytes: 80 % of a GPU's free memory, or half of the machine's memory.
 
-    Where this process may use only a share of the GPU, 80 % of what is left of that share.
+    If this process may use only a share of the GPU, the limit is at most 80 % of what is left of that share.
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
@@ -154,7 +154,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def try_forward(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[int, int]:
-    """Number of classes, and bytes of all layers' outputs, twice, for one image in float32."""
+    """Return the number of classes, and the bytes of one float32 image and twice its layers' outputs."""
     device = device_of(model)
     outputs = 4 * images.numel()
 
@@ -181,30 +181,30 @@ def try_forward(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[int, 
 # -------------------------------------------------------------------------------------------------- tables
 
 CPU_BATCH = 100
-"""Images per forward pass on a CPU: their activations stay in its cache, twice as fast as 1000."""
+"""Images per forward pass on a CPU: their activations fit in its cache, twice as fast as with 1000."""
 Vectors = npt.NDArray[Any] | Tensor
 Weights = Sequence[float] | npt.NDArray[np.float64]
 Progress = Callable[[int, int], None]
-"""Called with (done, in all)."""
+"""Called with (done, total)."""
 
 
 class Evaluator:
-    """Evaluates coalition models on one test set; what it learnt about the device serves all rounds.
+    """Evaluates coalition models on one test set, and reuses the strategy it has chosen in later rounds.
 
-    Every round's record tells its own deviation from float32, on ``CHECKED`` coalitions that are evaluated by
-    the fast strategy and in float32. Where a round strays by more than ``tolerance``, the strategy is chosen
-    anew on that round's models, and serves from then on.
+    The record of each round holds its own deviation from float32, on ``CHECKED`` coalitions evaluated both by
+    the fast strategy and in float32. If it exceeds ``tolerance``, a new strategy is chosen on that round's
+    models and used from then on.
 
     Args:
-        model: gives architecture and, unless ``device`` is given, the device. Left as it is.
+        model: gives the architecture and, unless ``device`` is given, the device; it is not changed.
         x: test images, shape (m, H, W, C).
         y: labels, shape (m,).
         utilities: names or resolved utilities.
         device: where to evaluate.
-        memory_limit: bytes that may be used there; by default most of what is free.
+        memory_limit: bytes that may be used there; by default `free_memory`.
         tolerance: largest deviation from float32 that a faster strategy may have, in any utility.
-        effort: to find a fast strategy on a GPU: ``none``, ``compile`` (tens of seconds), ``tune`` (minutes);
-            ``auto`` compiles when the job is longer than that.
+        effort: how hard to look for a fast strategy on a GPU: ``none``, ``compile`` (tens of seconds),
+            ``tune`` (minutes); ``auto`` compiles when the job takes longer than that.
         method: ``auto``, ``single`` (float32) or ``stacked`` (float32).
     """
 
@@ -251,15 +251,15 @@ class Evaluator:
         clients: Sequence[str] = (),
         progress: Progress | None = None,
     ) -> tuple[dict[str, Table], Evaluation]:
-        """The utility of every coalition, one table per utility.
+        """Return the utility of every coalition, one table per utility.
 
         Args:
             m0: the vector of the model before the round, shape (P,).
             updates: U_i, the weighted updates, shape (N, P).
-            weights: w_i, shape (N,); they matter in the renormalised game only.
+            weights: w_i, shape (N,); they matter only in the renormalised game.
             game: ``additive`` or ``renormalised``.
             clients: names.
-            progress: told of (coalitions done, coalitions in all).
+            progress: called with (coalitions done, coalitions in total).
         """
         n = len(updates)
         check_count(n)
@@ -282,10 +282,10 @@ class Evaluator:
         clients: Sequence[str] = (),
         total: int = 0,
     ) -> Game:
-        """A round whose coalitions can be asked for one by one; arguments as in ``tables``.
+        """Return a round whose coalitions can be evaluated one by one; arguments as in ``tables``.
 
-        ``total`` says how many will be: up to ``4 * CHECKED`` are evaluated in float32, for more a faster
-        strategy is looked for, or the one chosen before is held against float32 on this round.
+        ``total`` says how many coalitions will be evaluated: up to ``4 * CHECKED`` in float32; for more, by a
+        faster strategy, which is either the one chosen before, checked on this round, or a new one.
         """
         n = len(updates)
         names = names_of(clients, None, "coalitions: ") or names_of((), n, "")
@@ -304,23 +304,23 @@ class Evaluator:
         return play if few or self.users or self.method != "auto" else self._faster(play, total)
 
     def need(self, clients: int) -> int:
-        """Bytes for the smallest way to do it: test set, updates, a few models, one image's activations."""
+        """Return the least bytes needed: test set, updates, a few models, one image's activations."""
         images = 2 * 4 * self.images[:1].numel() * len(self.images)
         models = 4 * self.length * (2 * clients + 6)
         return images + models + 2 * self.per_image
 
     def check_memory(self, clients: int, more: int, what: str) -> None:
-        """An error before anything is spent, if it cannot fit."""
+        """Raise `InputError` if the memory needed exceeds the limit."""
         if (need := self.need(clients) + more) > self.memory:
             raise InputError(f"{what} {need / 1e6:,.0f} MB, {self.memory / 1e6:,.0f} MB may be used")
 
     def batch(self, clients: int) -> int:
-        """Images per forward pass: all that fit; on a CPU few."""
+        """Return the images per forward pass: as many as fit; on a CPU at most ``CPU_BATCH``."""
         fit = max(1, self._activations(clients) // self.per_image)
         return min(fit, len(self.images), CPU_BATCH if self.device.type == "cpu" else fit)
 
     def vector(self, values: Vectors, what: str) -> Tensor:
-        """A vector of the model's length and finite, on the device; an error that names it otherwise."""
+        """Return a vector on the device; raise `InputError` if its length is wrong or it is not finite."""
         vector = as_tensor(values)
         if vector.shape != (self.length,):
             got = tuple(vector.shape)
@@ -330,12 +330,12 @@ class Evaluator:
         return vector.to(self.device, torch.float32)
 
     def pool(self, clients: int) -> EvaluationSet:
-        """The test set on the device."""
+        """Return the test set on the device."""
         images = prepare(self.images, self.device)
         return EvaluationSet(images, self.labels, self.utilities, self.batch(clients))
 
     def rows(self, strategy: Strategy, of: _Round, masks: Masks) -> Iterator[Tensor]:
-        """Packed weights of coalitions, a chunk at a time: one matrix product over the updates."""
+        """Yield the packed weights of coalitions in chunks, each one matrix product over the updates."""
         base, moves = strategy.packing.pack(of.m0[None]), strategy.packing.pack(of.updates)
         room = self._activations(len(moves)) // 4
         most = 8 if self.device.type == "cpu" else 64
@@ -348,18 +348,18 @@ class Evaluator:
             yield rows
 
     def _activations(self, clients: int) -> int:
-        """Bytes for the outputs of layers: half of what is left, the rest is for weights."""
+        """Return the bytes for layers' outputs: half of what is left; the other half is for weights."""
         return max(0, self.memory - self.need(clients)) // 2
 
     def _faster(self, exact: Game, total: int) -> Game:
-        """The same round by the strategy chosen before, if that agrees with float32 here, or by a new one."""
+        """Return the round with the strategy chosen before, if it agrees with float32 here, or a new one."""
         n = len(exact.names)
         masks = sample(n)
         if self.chosen is not None and (found := self._again(exact, *self.chosen, masks)):
             return found
         if self.device.type != "cuda":
             return exact
-        self.chosen = None  # its memory is needed
+        self.chosen = None  # frees its memory
         strategy, record = self.chosen = choose(
             self.model,
             exact.strategy,
@@ -372,12 +372,12 @@ class Evaluator:
         return replace(exact, strategy=strategy, record=record)
 
     def _again(self, exact: Game, strategy: Strategy, record: Evaluation, masks: Masks) -> Game | None:
-        """The round by a strategy chosen before, with its deviation here; None where it strays too far."""
+        """Return the round with the strategy chosen before and its deviation; None if that is too large."""
         if strategy is exact.strategy:
             return replace(exact, record=record)
         found = replace(exact, strategy=strategy)
         away = np.abs(found.unrepaired(masks) - exact.unrepaired(masks)).max(0)
-        if not (away <= self.tolerance).all():  # also where something is not finite
+        if not (away <= self.tolerance).all():  # true also if a value is not finite
             return None
         deviation = dict(zip(record.deviation, away.tolist(), strict=True))
         return replace(found, record=replace(record, deviation=deviation, checked=len(masks)))
@@ -395,7 +395,7 @@ class _Round:
 
 @dataclass(frozen=True)
 class Game:
-    """The coalitions of one round, ready to be evaluated."""
+    """The coalitions of one round, and the strategy that evaluates them."""
 
     evaluator: Evaluator
     of: _Round
@@ -404,14 +404,14 @@ class Game:
     names: tuple[str, ...]
 
     def value(self, mask: int) -> float:
-        """The first utility of one coalition."""
+        """Return the first utility of one coalition."""
         return float(self.values(np.array([mask]))[0, 0])
 
     def values(self, masks: Masks, progress: Progress | None = None) -> npt.NDArray[np.float64]:
-        """Every utility of these coalitions, shape (K, U)."""
+        """Return every utility of these coalitions, shape (K, U)."""
         values = self.unrepaired(masks, progress)
         bad = np.flatnonzero(~np.isfinite(values).all(1))
-        if bad.size and self.strategy.precision in ("float16", "bfloat16"):  # out of range: now in float32
+        if bad.size and self.strategy.precision in ("float16", "bfloat16"):  # out of range: repeat in float32
             exact = Single(self.evaluator.model, self.strategy.pool)
             again = self.evaluator.rows(exact, self.of, masks[bad])
             values[bad] = np.concatenate([exact(rows).cpu().numpy() for rows in again])
@@ -423,7 +423,7 @@ class Game:
         return values
 
     def unrepaired(self, masks: Masks, progress: Progress | None = None) -> npt.NDArray[np.float64]:
-        """The same as the strategy gives them, finite or not."""
+        """Return every utility as the strategy computes it, finite or not."""
         values, done = np.empty((len(masks), len(self.evaluator.utilities))), 0
         for rows in self.evaluator.rows(self.strategy, self.of, masks):
             values[done : done + len(rows)] = self._evaluate(rows)
@@ -433,7 +433,7 @@ class Game:
         return values
 
     def _evaluate(self, rows: Tensor) -> npt.NDArray[np.float64]:
-        """Every utility of these packed models; in halves where the memory does not suffice after all."""
+        """Return every utility of these packed models; evaluate them in halves if the memory runs out."""
         try:
             found: npt.NDArray[np.float64] = self.strategy(rows).cpu().numpy()
             return found
@@ -461,17 +461,17 @@ def coalition_tables(
     progress: Progress | None = None,
     **settings: Any,
 ) -> tuple[dict[str, Table], Evaluation]:
-    """The tables of a single round: ``Evaluator(model, x, y, utilities, **settings).tables(m0, ...)``."""
+    """Return the tables of one round: ``Evaluator(model, x, y, utilities, **settings).tables(m0, ...)``."""
     evaluator = Evaluator(model, x, y, utilities, **settings)
     return evaluator.tables(m0, updates, weights, game=game, clients=clients, progress=progress)
 
 
 # ------------------------------------------------------------------------------------- the retraining game
-# The retraining game: every coalition trained from the same first model, as if the others did not exist.
+# In the retraining game every coalition trains from the same first model, as if the others did not exist.
 #
-# For one client all coalitions that hold it train on the same batches, so a stack of coalitions needs no
-# padding and its first layer sees each image once. In the first round they also start from the same model:
-# each client trains once for all of them.
+# All coalitions that contain a client train on the same batches of it. So a stack of coalitions needs no
+# padding, and its first layer sees each image once. In the first round they also start from the same model,
+# so each client trains once for all of them.
 
 Store = Callable[[int, dict[str, float]], None]
 """Called with a finished coalition's bitmask and its utilities."""
@@ -479,7 +479,7 @@ Store = Callable[[int, dict[str, float]], None]
 
 @dataclass(frozen=True)
 class Retraining:
-    """How the coalitions were trained: ``stack`` at once, ``trained`` now, ``known`` from before."""
+    """How coalitions were trained: ``stack`` at a time, ``trained`` in this call, ``known`` before it."""
 
     method: str
     stack: int
@@ -508,11 +508,11 @@ def retrain_tables(
     memory_limit: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[dict[str, Table], Retraining]:
-    r"""The utility of every coalition's own federation after R rounds, one table per utility.
+    r"""Return the utility of every coalition's own federation after R rounds, one table per utility.
 
     .. math:: M_{r+1}(S) = M_r(S) + \sum_{i \in S} w_i (T_{r,i}(M_r(S)) - M_r(S)) / \sum_{i \in S} w_i
 
-    where T_{r,i} is local training of client i with a fresh optimiser and the seed of (round, client).
+    where T_{r,i} is the local training of client i with a fresh optimiser and the seed of (round, client).
 
     Args:
         model: gives architecture and device; its weights are overwritten.
@@ -525,12 +525,12 @@ def retrain_tables(
         y: test labels.
         utilities: names or resolved utilities.
         clients: names.
-        known: coalitions that were finished before, by bitmask; they are not trained again.
-        store: told of every coalition as soon as it is finished.
+        known: utilities of coalitions finished before, by bitmask; they are not trained again.
+        store: called with every coalition as soon as it is finished.
         stack: most coalitions that train at once on a GPU; they also finish together.
-        stacked: True or False to insist; None stacks on a GPU.
+        stacked: whether to stack; None stacks on a GPU.
         memory_limit: bytes that may be used.
-        progress: told of (local trainings done, local trainings in all).
+        progress: called with (local trainings done, local trainings in total).
     """
     n = len(data)
     check_count(n)
@@ -557,11 +557,11 @@ def retrain_tables(
     seen = probe(model, sets[0]) if together else Probe()
 
     def local(rows: Tensor, round_: int, i: int) -> Tensor:
-        """Client i's training of every row, shape (K, P)."""
+        """Return every row after client i's training, shape (K, P)."""
         if together:
             with contextlib.suppress(torch.cuda.OutOfMemoryError):
                 return train_shared(model, rows.clone(), sets[i], settings, seeds[round_][i], seen)
-            if len(rows) > 1:  # in two halves then
+            if len(rows) > 1:  # retry in two halves
                 torch.cuda.empty_cache()
                 return torch.cat([local(half, round_, i) for half in rows.tensor_split(2)])
         return torch.stack([_train_one(model, row, sets[i], settings, seeds[round_][i]) for row in rows])

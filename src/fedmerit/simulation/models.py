@@ -1,9 +1,9 @@
 """The networks, and a model as one flat vector.
 
-The vector of a model is what is trained, summed and evaluated: every parameter, then every persistent
-floating-point buffer (BatchNorm's running statistics), each in the order of ``named_parameters`` and
-``named_buffers``. Integer buffers, such as BatchNorm's batch counter, cannot be averaged: they stay where
-they are, and ``left_out`` names them.
+The vector is what members train, sum and evaluate. It holds every parameter, then every persistent
+floating-point buffer (BatchNorm's running statistics), in the order of ``named_parameters`` and
+``named_buffers``. Integer buffers, such as BatchNorm's batch counter, cannot be averaged, so the vector
+does not hold them; ``left_out`` names them.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Norm = Literal["group", "batch"]
 Shape = tuple[int, int, int]
 """Height, width, channels of one image."""
 Images = npt.NDArray[Any] | Tensor
-"""Shape (m, H, W, C): uint8, or floats that are passed on as they are."""
+"""Shape (m, H, W, C): uint8, or floats that are passed on unchanged."""
 
 
 def build(name: str, input_shape: Shape, classes: int, norm: str = "group", seed: int = 0) -> nn.Module:
-    """The network ``name``, its weights drawn from ``seed`` only; global generators stay untouched.
+    """Return the network ``name`` with weights drawn from ``seed``; global generators are not touched.
 
     Args:
-        name: one of ``MODELS``, or ``module:factory``, called as ``factory(input_shape, classes)``.
+        name: one of ``MODELS``, or ``module:factory``, which is called as ``factory(input_shape, classes)``.
         input_shape: (height, width, channels) of one image.
         classes: number of classes.
         norm: ``group`` or ``batch``, the normalisation of the ResNets.
@@ -83,7 +83,7 @@ def _make(name: str, input_shape: Shape, classes: int, norm: str) -> Any:
             return factory(input_shape, classes)
         except FedmeritError:
             raise
-        except Exception as error:  # somebody else's code may raise anything
+        except Exception as error:  # a user's code may raise anything
             called = f"factory({input_shape}, {classes})"
             problem = f"{type(error).__name__}: {error}"
             raise ConfigError.at("model.name", f"{name!r} failed, called as {called}: {problem}") from error
@@ -95,7 +95,7 @@ def _make(name: str, input_shape: Shape, classes: int, norm: str) -> Any:
 
 @contextlib.contextmanager
 def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """Global generators seeded inside, as they were outside."""
+    """Seed the global generators inside the block, and restore them after it."""
     cuda = [device] if device is not None and device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda, device_type="cuda"):
         torch.default_generator.manual_seed(seed)
@@ -106,7 +106,7 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
 
 
 def load_object(name: str, setting: str) -> Callable[..., Any]:
-    """The callable behind ``module:attribute``, from the current folder or ``sys.path``."""
+    """Return the callable ``module:attribute``, from the current folder or ``sys.path``."""
     module, _, attribute = name.partition(":")
     here = os.getcwd()
     sys.path.insert(0, here)
@@ -124,8 +124,8 @@ def load_object(name: str, setting: str) -> Callable[..., Any]:
 class CNN(nn.Module):
     """Conv2d(c, 16, 3), Conv2d(16, 32, 3), Linear(flat, 128), Linear(128, classes), with ReLU between.
 
-    Convolutions keep the size (padding 1). With ``pool`` each is followed by a 2 x 2 max pooling, so a
-    224 x 224 image gives Linear(100352, 128); without, a 32 x 32 image gives Linear(32768, 128).
+    Convolutions keep the size (padding 1). With ``pool`` a 2 x 2 max pooling follows each, so a 224 x 224
+    image gives Linear(100352, 128). Without ``pool`` a 32 x 32 image gives Linear(32768, 128).
     """
 
     def __init__(self, input_shape: Shape, classes: int, *, pool: bool) -> None:
@@ -151,7 +151,7 @@ class CNN(nn.Module):
 
 
 class ResNet(nn.Module):
-    """ResNet (He et al. 2016) with torchvision's names in the state dict, whichever normalisation it has."""
+    """ResNet (He et al. 2016) with torchvision's names in the state dict, for either normalisation."""
 
     def __init__(
         self,
@@ -220,18 +220,18 @@ class _Block(nn.Module):
 def _norm(norm: str, channels: int) -> nn.Module:
     if norm == "batch":
         return nn.BatchNorm2d(channels)
-    return nn.GroupNorm(math.gcd(32, channels // 2), channels)  # at least two channels each
+    return nn.GroupNorm(math.gcd(32, channels // 2), channels)  # at least two channels per group
 
 
 def state(model: nn.Module) -> dict[str, Tensor]:
-    """What the vector holds, by name, in its order: parameters, then persistent floating-point buffers."""
+    """Return the tensors in the vector by name, in order: parameters, then persistent float buffers."""
     kept = model.state_dict().keys()
     buffers = {k: v for k, v in model.named_buffers() if k in kept and v.is_floating_point()}
     return {k: p.detach() for k, p in model.named_parameters()} | {k: v.detach() for k, v in buffers.items()}
 
 
 def left_out(model: nn.Module) -> tuple[str, ...]:
-    """Persistent buffers that the vector does not hold, as they are not numbers that can be averaged.
+    """Return the names of persistent buffers that the vector does not hold, because they are not floats.
 
     >>> left_out(nn.BatchNorm1d(2))
     ('num_batches_tracked',)
@@ -241,17 +241,17 @@ def left_out(model: nn.Module) -> tuple[str, ...]:
 
 
 def state_length(model: nn.Module) -> int:
-    """Length of the model's vector."""
+    """Return the length of the model's vector."""
     return sum(value.numel() for value in state(model).values())
 
 
 def flatten(model: nn.Module) -> Tensor:
-    """The model's vector as a new float32 tensor on its device."""
+    """Return the model's vector as a new float32 tensor on its device."""
     return torch.cat([value.reshape(-1).float() for value in state(model).values()])
 
 
 def to_vector(model: nn.Module) -> npt.NDArray[np.float32]:
-    """The model's vector as a new float32 array."""
+    """Return the model's vector as a new float32 array."""
     return flatten(model).cpu().numpy()
 
 
@@ -268,14 +268,14 @@ def load_vector(model: nn.Module, vector: npt.NDArray[Any] | Tensor) -> None:
 
 
 def as_tensor(values: npt.NDArray[Any] | Tensor) -> Tensor:
-    """A tensor that shares memory with the array, be it read-only: nothing here writes to its input."""
+    """Return a tensor that shares memory with the array, even a read-only one: nothing here writes to it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*not writable")
         return torch.as_tensor(values)
 
 
 def prepare(x: Images, device: torch.device | str = "cpu") -> Tensor:
-    """Images (m, H, W, C) as float32 (m, C, H, W): uint8 as x / 127.5 - 1, floats as they are."""
+    """Return images (m, H, W, C) as float32 (m, C, H, W): uint8 as x / 127.5 - 1, floats unchanged."""
     images = as_tensor(x)
     if images.ndim != 4:
         raise DataError(f"images must have shape (m, height, width, channels), got {tuple(images.shape)}")

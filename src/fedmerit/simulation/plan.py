@@ -1,8 +1,8 @@
-"""What a run will cost, before anything runs: models, trainings, minutes, memory, bytes, and what it can see.
+"""What a run will cost, before it starts: models, trainings, minutes, memory, bytes; and what it can resolve.
 
-Minutes come from about two seconds of calibration on this device with this network and these images; they are
-an estimate. The smallest gap between two members that the test pool can resolve follows from the spread of
-per-sample differences, for which the range seen on real networks is taken.
+Minutes are an estimate from about two seconds of calibration on this device with this network and these
+images. The smallest gap between two members that the test pool can resolve follows from the spread of
+per-sample differences; the plan uses the range of spreads seen on real networks.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ SPREAD = {
     "accuracy": (0.178, 0.546),
     "neg-loss": (0.209, 1.315),
 }
-"""Standard deviation over test samples of the difference of two members' alpha in one round: from the lowest
-10th to the highest 90th percentile over pairs and rounds of the runs in experiments/results (CIFAR-10 and
-Brain-MRI, errors of the two members added as squares). Other utilities are taken to be like accuracy."""
+"""Standard deviation over test samples of the difference between two members' alpha in one round: from the
+lowest 10th to the highest 90th percentile over pairs and rounds of the runs in experiments/results (CIFAR-10
+and Brain-MRI; the squared errors of the two members are added). Other utilities use the range of accuracy."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """One line of the plan: a score or a truth."""
+    """One line of the plan: a group of scores or a ground truth."""
 
     name: str
     models: int  # evaluated in the whole run, in this engine
@@ -46,26 +46,26 @@ class Cost:
 
 @dataclass(frozen=True)
 class Plan:
-    """What `fedmerit plan` says."""
+    """What `fedmerit plan` shows."""
 
     device: str
     parameters: int
     members: int
-    samples: tuple[tuple[str, int], ...]  # each member's name, and how many it trains on
+    samples: tuple[tuple[str, int], ...]  # each member's name and number of training samples
     rounds: int
     local_trainings: int
     train_minutes: float
     costs: tuple[Cost, ...]
     memory_bytes: int
-    bytes_up: int  # of one member in one round
-    flower_models: int  # most models one member evaluates in a round where it evaluates by itself
-    pool: int  # test samples of a round
-    gaps: tuple[float, float]  # smallest difference of alpha that a round can tell, for the two spreads
-    notes: tuple[str, ...]  # what a run of this config would say before it starts
+    bytes_up: int  # per member and round
+    flower_models: int  # most models per member and round when members evaluate
+    pool: int  # test samples per round
+    gaps: tuple[float, float]  # smallest difference in alpha that one round resolves, for the two spreads
+    notes: tuple[str, ...]  # what a run of this config would print before it starts
 
 
 def plan(config: Config, *, calibrate: bool = True) -> Plan:
-    """Cost of a run of this config on this machine."""
+    """Return what a run of this config costs on this machine."""
     federation = prepare(config, pool_key=bytes(32))
     config = federation.config
     rounds = config.training.rounds
@@ -99,7 +99,7 @@ def plan(config: Config, *, calibrate: bool = True) -> Plan:
 
 
 def _costs(config: Config, present: list[int], evaluation: float, train_minutes: float) -> list[Cost]:
-    fresh = config.data.test_reveal == "per-round"  # else M is the next round's M0, evaluated already
+    fresh = config.data.test_reveal == "per-round"  # otherwise M is the next round's M0, evaluated already
     models = sum(2 * n + 1 for n in present) + (len(present) if fresh else 1)
     found = [Cost("LOO, IOI, alpha, FP, EE", models, 0, models * evaluation)]
     if config.scoring.solo:
@@ -117,18 +117,18 @@ def _costs(config: Config, present: list[int], evaluation: float, train_minutes:
 
 
 def _memory(config: Config, federation: Federation, length: int) -> int:
-    """One update a member, one more each on the solo track, and a constant number of models beside them."""
+    """Return the bytes for one update per member (two with the solo track) and a fixed number of models."""
     per_member = 4 * length * (1 + config.scoring.solo)
     return len(federation.names) * per_member + 12 * 4 * length
 
 
 def _fixed_bytes(members: int) -> int:
-    """What the other messages of a round weigh, about: keys, sealed shares, signatures."""
+    """Return about how many bytes the other messages of a round take: keys, sealed shares, signatures."""
     return 900 + 330 * members
 
 
 def _calibration(federation: Federation) -> tuple[float, float]:
-    """Seconds per evaluated image and per trained sample, on this device."""
+    """Return the seconds per evaluated image and per trained sample on this device."""
     shown = federation.pool.slice(1)
     per_image = _clocked(lambda: federation.evaluate(federation.first, shown), federation) / len(shown.y)
     client = max(federation.clients, key=lambda client: len(client.y))
@@ -144,7 +144,7 @@ def _calibration(federation: Federation) -> tuple[float, float]:
 
 
 def _clocked(work: Callable[[], object], federation: Federation) -> float:
-    """Seconds of one call: the median over about a second, after one that warms up."""
+    """Return the median seconds per call, measured for about a second after one warm-up call."""
 
     def wait() -> None:
         if federation.device.type == "cuda":

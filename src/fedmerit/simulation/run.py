@@ -1,8 +1,8 @@
 """A rehearsal: a federation whose members share one process, from its settings to its scores.
 
-It is the real thing over a local transport: the coordinator, the members, the messages, the terms and the
-ledger are those of a run between machines, but one process holds all keys. What a member or the server may
-not see is kept apart by the code, not by walls.
+A rehearsal runs the real protocol over a local transport: the coordinator, the members, the messages, the
+terms and the ledger are those of a run between machines. But one process holds all keys, so only the code
+keeps members and server from seeing what they may not see.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def run(
     watch: Watch | None = None,
     observe: Observer | None = None,
 ) -> dict[str, Any]:
-    """Run a federation, or go on with one, and return the content of its ``scores.json``.
+    """Run or resume a federation and return the content of its ``scores.json``.
 
     Args:
         config: all settings.
         path: the run folder: new or empty, or with ``resume`` one that holds a run of the same config.
-        resume: go on after the last round in the ledger.
-        watch: told what happens.
-        observe: sees every byte the server receives.
+        resume: continue after the last round in the ledger.
+        watch: called with every step.
+        observe: sees every byte that the server receives.
     """
     check_usable(Path(path), resume=resume)
     if resume:
@@ -70,18 +70,18 @@ class Rehearsal:
     """One run in one folder.
 
     Args:
-        config: resolved; the folder was opened with it.
-        folder: of the run.
-        watch: told what happens.
-        observe: sees every byte the server receives.
-        dataset: its data, if that was read.
-        federation: made of both, if that was done; for a run that goes on, with the pool's key in its folder.
-        evaluate: in the place of the federation's own evaluation.
-        truth: in the place of the usual ground truth.
-        analyses: look at every plain round besides.
-        current_weights: weights of members from (round, M0, local models), where settings ask for current
-            scores; None takes those of ``training.weight_score``.
-        stacked: whether members train all at once; None does so on a GPU.
+        config: the resolved settings with which the folder was opened.
+        folder: the run folder.
+        watch: called with every step.
+        observe: sees every byte that the server receives.
+        dataset: the data, if it has been read.
+        federation: made from both, if that is done; for a resumed run, with the pool key from its folder.
+        evaluate: replaces the federation's own evaluation.
+        truth: replaces the usual ground truth.
+        analyses: further analyses that see every plain round.
+        current_weights: returns members' weights from (round, M0, local models) if the settings ask for
+            weights from current scores; None computes them from ``training.weight_score``.
+        stacked: whether all members train at once; None does so on a GPU.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Rehearsal:
     ) -> None:
         self.folder, self.watch = folder, watch or (lambda _: None)
         started = len(folder.ledger) > 0
-        if federation is None:  # whatever is wrong with the settings shows here
+        if federation is None:  # wrong settings raise here
             key = pool_key_in(folder) if started else secrets.token_bytes(32)
             federation = prepare(config, pool_key=key, dataset=dataset)
         self.federation, self.config = federation, federation.config
@@ -177,7 +177,7 @@ class Rehearsal:
         )
 
     def _restore(self) -> None:
-        """Go on after the last round in the ledger."""
+        """Restore the state after the last round in the ledger."""
         joined = {record.author for record in self.folder.ledger.records("join")}
         for name in self.federation.names if self.recorder.older else sorted(joined):
             self.transport.agree(name, self.recorder.agreed)
@@ -192,7 +192,7 @@ class Rehearsal:
     # ----------------------------------------------------------------------------------------------- a run
 
     def run(self) -> dict[str, Any]:
-        """All rounds that are not in the ledger yet."""
+        """Run all rounds that are not in the ledger yet, and return the scores."""
         total, closed = self.config.training.rounds, len(self.recorder.rounds)
         self.join()
         for number in range(closed + 1, total + 1):
@@ -203,14 +203,14 @@ class Rehearsal:
         return self.recorder.write_scores()
 
     def join(self) -> None:
-        """Every member agrees to the terms, once in a run."""
+        """Let every member who has not joined yet agree to the terms."""
         new = [name for name in self.federation.names if not self.transport.has_agreed(name)]
         asks = dict.fromkeys(new, self.coordinator.invitation()) if new else {}
         for _, answer in self.transport.exchange("join", asks) if asks else ():
             self.coordinator.admit("", answer)
 
     def _end(self) -> None:
-        """The last record, and everybody's signature under it; what a kill left out is made up for."""
+        """Write the end record and collect all signatures under it, or those that a kill left missing."""
         if not any(self.folder.ledger.records("end")):
             self.coordinator.finish(self.model)
             return
@@ -219,7 +219,7 @@ class Rehearsal:
             self.coordinator.seal([name for name in self.federation.names if name in missing])
 
     def round(self, number: int) -> None:
-        """Train, sum, evaluate, record."""
+        """Run one round: train, sum, evaluate, record."""
         self.transport.begin_round(number, self.model)
         model = self.coordinator.round(number, self.model, self.transport.expected(number))
         for text in self.coordinator.refused:
@@ -231,7 +231,7 @@ class Rehearsal:
         self.watch(Progress("round", number, total, done=number, total=total, text=self._summary()))
 
     def _beside(self, found: Round, outcome: Outcome | None) -> Beside:
-        """What a rehearsal records of a round besides: what its members remember, sample counts, analyses."""
+        """Return what only a rehearsal records of a round: members' memory, sample counts, analyses."""
         analysis = self.transport.analysed(outcome) if outcome is not None else {}
         self.transport.end_round()
         kept, totals_on = self.transport.dump()
@@ -246,7 +246,7 @@ class Rehearsal:
         return Beside(fields, analysis or None)
 
     def _weights(self) -> Weights | None:
-        """Weights that only a rehearsal has: of scores."""
+        """Return the function for weights from scores, which only a rehearsal has; None for other weights."""
         training, scoring = self.config.training, self.config.scoring
 
         def past(number: int, m0: Model, scheduled: Sequence[str]) -> Mapping[str, float]:
@@ -264,7 +264,7 @@ class Rehearsal:
         score = self.config.training.weight_score
         return from_this_round(self.federation, number, m0, trained, score, self.evaluate)
 
-    # ---------------------------------------------------------------------------------------- who watches
+    # ------------------------------------------------------------------------------------------- progress
 
     def _summary(self) -> str:
         last, paid = self.recorder.rounds[-1], self.config.scoring.utilities[0]
@@ -283,11 +283,11 @@ class Rehearsal:
         self._tell("coalitions", len(self.recorder.rounds) + 1, done, total)
 
 
-# ------------------------------------------------------------------------------------------------ its folder
+# ------------------------------------------------------------------------------------------- the run folder
 
 
 def check_engine(path: Path) -> None:
-    """Refuse to go on with a run between machines: nobody here holds its members' keys."""
+    """Raise `StoreError` if the folder holds a run of another engine, whose members' keys are not here."""
     file = path / LEDGER
     if not file.is_file():
         return
@@ -304,14 +304,14 @@ def check_engine(path: Path) -> None:
 
 
 def keep_pool_key(folder: Folder, key: bytes) -> None:
-    """Keep the secret behind the pool's salts, with mode 600."""
+    """Store the secret from which the pool's salts are derived, with mode 600."""
     path = folder.path / "keys" / "pool.key"
     path.parent.mkdir(mode=0o700, exist_ok=True)
     write(path, key, mode=0o600)
 
 
 def pool_key_in(folder: Folder) -> bytes:
-    """The secret behind the pool's salts, as the run started with it."""
+    """Return the secret from which the pool's salts are derived, as stored when the run started."""
     path = folder.path / "keys" / "pool.key"
     try:
         key = path.read_bytes()

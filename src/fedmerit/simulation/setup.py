@@ -1,4 +1,4 @@
-"""Config -> a federation ready to run: data dealt to members, the committed test pool, model and device."""
+"""A federation made ready to run from its config: members' data, committed test pool, model and device."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from fedmerit.simulation.training import TrainingSettings
 from fedmerit.simulation.utilities import Utility, evaluate, resolve_all
 
 OTHER_MIX = 0.2
-"""A class may make so much more of the training data than of the test pool before a run says so."""
+"""A run notes it when a class's share of the training data exceeds its share of the test pool by more."""
 
 
 def seed_for(config: Config, *what: str | int) -> int:
-    """A seed that depends on the run's seed and on what it is for, and on nothing else."""
+    """Return a seed that depends only on the run's seed and on what it is for."""
     return seed_from(config.run.seed, *what)
 
 
 Seeds = Callable[..., int]
-"""As `seed_for`: from the config and what a seed is for."""
+"""A function such as `seed_for`: (config, what the seed is for) -> seed."""
 
 
 def generator_for(config: Config, *what: str | int) -> np.random.Generator:
-    """A numpy generator with such a seed."""
+    """Return a numpy generator seeded by `seed_for`."""
     return np.random.default_rng(seed_for(config, *what))
 
 
 @dataclass(eq=False)
 class Federation:
-    """Everything a run needs besides keys and a folder."""
+    """Everything that a run needs except keys and a folder."""
 
     config: Config
     clients: tuple[ClientData, ...]
@@ -68,16 +68,16 @@ class Federation:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The members."""
+        """Names of the members."""
         return tuple(client.name for client in self.clients)
 
     def seed(self, *what: str | int) -> int:
-        """The run's seed for something."""
+        """Return the run's seed for a purpose, as `seed_for`."""
         return self.seeds(self.config, *what)
 
     @cached_property
     def fingerprint(self) -> str:
-        """HMAC of all members' training data under the pool's key: tells whether it changed."""
+        """HMAC of all members' training data under the pool's key; it shows whether the data changed."""
         digest = hmac.new(self.pool.key, digestmod=hashlib.sha256)
         for client in self.clients:
             digest.update(canonical([client.name, client.behaviour, list(client.x.shape)]))
@@ -86,9 +86,10 @@ class Federation:
         return digest.hexdigest()
 
     def training_data(self, client: ClientData, number: int) -> tuple[Images, Labels]:
-        """What a member trains on in a round: its own data, and for a cheat all test samples known by then.
+        """Return what a member trains on in a round.
 
-        With a fixed pool that is the pool; with fresh slices, those of the rounds before.
+        That is the member's own data. A member in ``corruption.test_set`` adds the test samples known by
+        then: the whole pool if it is fixed, otherwise the slices of earlier rounds.
         """
         if client.name not in self.config.corruption.test_set:
             return client.x, client.y
@@ -98,8 +99,8 @@ class Federation:
         return x, np.concatenate([client.y, *(shown.y for shown in known)])
 
     def evaluate(self, model: Model, shown: Slice) -> PerSample:
-        """Every utility of every sample of a slice, for the model of this vector."""
-        if self._shown is None or self._shown[0] != shown.id:  # a slice goes to the device once
+        """Return every utility of every sample of a slice for the model with this vector."""
+        if self._shown is None or self._shown[0] != shown.id:  # copy a slice to the device only once
             self._shown = (shown.id, as_tensor(shown.x).to(self.device), as_tensor(shown.y).to(self.device))
         self.evaluations += 1
         load_vector(self.network, model)
@@ -112,11 +113,11 @@ def read(config: Config) -> Dataset:
 
 
 def resolve(config: Config, dataset: Dataset) -> tuple[Config, tuple[str, ...]]:
-    """Return the config with its members named, and what a run says about them.
+    """Return the config with the names of its members, and the notes of a run about them.
 
-    With the schemes ``group`` and ``file`` the data or the saved partition names the members. Their names
-    stand in ``partition.names`` of the config that is returned, and all checks that name members are done.
-    A resolved config resolves to itself.
+    With the schemes ``group`` and ``file`` the data or the saved partition names the members. The returned
+    config has these names in ``partition.names`` and has passed all checks that involve members' names.
+    Resolving a resolved config changes nothing.
     """
     part = config.partition
     if part.scheme not in ("group", "file"):
@@ -139,13 +140,13 @@ def prepare(
     dataset: Dataset | None = None,
     seeds: Seeds = seed_for,
 ) -> Federation:
-    """Read the data, resolve the members, deal it to them, choose and commit the pool, build the model.
+    """Read the data, resolve the members, deal the data to them, commit to a test pool, build the model.
 
     Args:
-        config: of the run.
-        pool_key: secret behind the pool's salts; a resumed run passes the one it started with.
-        dataset: what `read` read, where that has been done.
-        seeds: gives the seed of the first model and of training, where those are to differ from the run's.
+        config: settings of the run.
+        pool_key: secret from which the pool's salts are derived; a resumed run passes its first one.
+        dataset: the result of `read`, if the data has been read.
+        seeds: replaces `seed_for` for the first model and for training.
     """
     dataset = read(config) if dataset is None else dataset
     config, said = resolve(config, dataset)
@@ -200,7 +201,7 @@ def prepare(
         tf32=config.training.tf32,
     )
     if any(":" in name for name in (config.model.name, *config.scoring.utilities)):
-        # somebody's own code: better to fail now than after hours of training
+        # a user's code: it should fail now rather than after hours of training
         evaluate(network, pool.slice(1).x, pool.slice(1).y, utilities)
     notes = [*dataset.notes, *said, *start_notes(config)]
     if mix := _class_mix(dataset.y_train, pool, dataset.classes):
@@ -222,7 +223,7 @@ def prepare(
 
 
 def start_notes(config: Config) -> Iterator[str]:
-    """Yield what follows from a resolved config alone and should be known before a run starts."""
+    """Yield what users should know before a run starts and what follows from a resolved config alone."""
     if faults := planted(config.corruption):
         yield faults
     fraction, members = config.participation.fraction, len(config.clients)
@@ -252,7 +253,7 @@ def start_notes(config: Config) -> Iterator[str]:
 
 
 def _class_mix(train: Labels, pool: Pool, classes: Sequence[str]) -> str:
-    """A note where members train on another mix of classes than they are measured on, else nothing."""
+    """Return a note if a class is much more frequent in the training data than in the pool, else ""."""
     shares = [np.bincount(y, minlength=len(classes)) / len(y) for y in (train, pool.y)]
     gap = shares[0] - shares[1]
     most = int(gap.argmax())
@@ -267,18 +268,18 @@ def _class_mix(train: Labels, pool: Pool, classes: Sequence[str]) -> str:
 
 
 def _sizes(given: Sequence[float]) -> list[float]:
-    """Counts as integers, fractions as they are."""
+    """Return counts as integers, and fractions unchanged."""
     return [int(size) for size in given] if all(float(s).is_integer() for s in given) else list(given)
 
 
 def utility_hash(utilities: Sequence[Utility]) -> str:
-    """SHA-256 over the definitions of all utilities, in order: part of the pool's commitment."""
+    """Return the SHA-256 of the definitions of all utilities, in order; the pool's commitment includes it."""
     listed = [[utility.name, utility.definition_hash()] for utility in utilities]
     return hashlib.sha256(canonical(listed)).hexdigest()
 
 
 def choose_device(name: str) -> torch.device:
-    """``auto`` takes a GPU if there is one."""
+    """Return the device with this name; ``auto`` takes a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -293,7 +294,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def schedule(config: Config, names: Sequence[str], number: int) -> tuple[str, ...]:
-    """Who takes part in a round: drawn from seed and round, less who is away; known before it starts."""
+    """Return who takes part in a round: members drawn from seed and round, except those who are away."""
     fraction, away = config.participation.fraction, config.participation.away
     drawn = set(names)
     if fraction < 1.0:
@@ -305,6 +306,6 @@ def schedule(config: Config, names: Sequence[str], number: int) -> tuple[str, ..
 
 
 def losses(config: Config, number: int) -> Mapping[str, str]:
-    """Who dies at which stage of this round."""
+    """Return which members are lost in this round, and at which stage."""
     split = {name: when.split(":") for name, when in config.participation.lost.items()}
     return {name: stage for name, (at, stage) in split.items() if int(at) == number}

@@ -1,7 +1,7 @@
 """Ways to evaluate many models of one architecture on one test set.
 
 A strategy takes rows of packed weights, shape (K, L), and returns the mean of every utility, shape (K, U).
-``Single`` runs one model after another, as it is or compiled, replayed from a CUDA graph on a GPU;
+``Single`` runs one model after another, compiled or not; on a GPU it can replay them from a CUDA graph.
 ``Stacked`` runs several in one forward pass (``torch.func.vmap``). Both use a copy of the user's module.
 """
 
@@ -30,14 +30,14 @@ from fedmerit.simulation.utilities import Utility, balance, call, checked, float
 
 Precision = Literal["float32", "tf32", "float16", "bfloat16"]
 Masks = npt.NDArray[np.int64]
-"""Coalitions as bitmasks: bit i is set iff client i is in."""
+"""Coalitions as bitmasks: bit i is set if and only if client i belongs to the coalition."""
 ALIGN = 64
-"""Numbers to which each tensor of a packed row is aligned: at least 128 bytes in half precision."""
+"""Each tensor of a packed row starts at a multiple of this many numbers: 128 bytes in half precision."""
 
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """The test set on the device, and what is to be known of a model there."""
+    """The test set on the device, the utilities to compute on it, and the batch size."""
 
     images: Tensor
     labels: Tensor
@@ -45,7 +45,7 @@ class EvaluationSet:
     batch: int
 
     def sums(self, logits: Tensor, part: slice, weights: Tensor | None) -> Tensor:
-        """Per utility the sum over a batch, float64; all NaN where the model's answers are not finite."""
+        """Return the sum of each utility over a batch in float64; all NaN if some logit is not finite."""
         logits, labels = logits.float(), self.labels[part]
         zero = torch.where(logits.isfinite().all(), 0.0, torch.nan).double()
         out = []
@@ -60,15 +60,15 @@ class EvaluationSet:
         return torch.stack(out)
 
     def parts(self) -> list[slice]:
-        """The batches, in order."""
+        """Return the batches in order."""
         return [slice(i, i + self.batch) for i in range(0, len(self.labels), self.batch)]
 
 
 class Packing:
     """Where each tensor of a model lies in a packed row.
 
-    Tensors start at multiples of ``ALIGN``, convolution kernels may be stored channels last, so that weights
-    made by one matrix product are used in place.
+    Tensors start at multiples of ``ALIGN``, and convolution kernels may be stored channels last. So the
+    result of one matrix product can be used as weights in place.
     """
 
     def __init__(self, model: nn.Module, *, channels_last: bool) -> None:
@@ -84,12 +84,12 @@ class Packing:
         self.order, self.length = torch.cat(order), length
 
     def pack(self, vectors: Tensor) -> Tensor:
-        """Vectors (K, P) as rows (K, L); the gaps hold zeros."""
+        """Return vectors (K, P) as rows (K, L), with zeros in the gaps."""
         order = self.order.to(vectors.device)
         return torch.where(order >= 0, vectors[:, order.clamp(min=0)], 0.0)
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
-        """The tensors of packed rows, with the rows' leading axes (none for a single row)."""
+        """Return the tensors of packed rows, with the rows' leading axes (none for a single row)."""
         out, lead = {}, rows.shape[:-1]
         for name, (begin, shape, last) in self.slots.items():
             piece = rows[..., begin : begin + shape.numel()]
@@ -102,7 +102,7 @@ class Packing:
 
 
 class Strategy(abc.ABC):
-    """Common to all: a copy of the model, the packing, the precision, and users' functions in float32."""
+    """What all strategies share: a copy of the model, the images, the packing and the precision."""
 
     kind = ""
 
@@ -128,7 +128,7 @@ class Strategy(abc.ABC):
         return f"{self.kind} {self.precision}"
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Means of every utility, float64 of shape (K, U), for rows of packed weights (K, L)."""
+        """Return the mean of every utility, float64 of shape (K, U), for rows of packed weights (K, L)."""
         with torch.no_grad(), self._numerics():
             sums = self._sums(rows)
             return sums / len(self.pool.labels)
@@ -146,19 +146,19 @@ class Strategy(abc.ABC):
 
     @abc.abstractmethod
     def _sums(self, rows: Tensor) -> Tensor:
-        """Sums over the test set of every utility, shape (K, U)."""
+        """Return the sum of every utility over the test set, shape (K, U)."""
 
 
 class Single(Strategy):
-    """One model after another: its weights are one flat buffer, so that a coalition is one copy away.
+    """Evaluates one model after another. Its weights are one flat buffer: one copy loads a coalition.
 
     Args:
         model: gives the architecture.
         pool: the test set.
         precision: of weights, images and products.
-        channels_last: memory layout of images and kernels.
-        compile_mode: of ``torch.compile``; None to run the module as it is.
-        graph: replay all kernels of an evaluation from a CUDA graph.
+        channels_last: whether images and kernels are stored channels last.
+        compile_mode: mode of ``torch.compile``; None runs the module uncompiled.
+        graph: whether to replay all kernels of an evaluation from a CUDA graph.
     """
 
     def __init__(
@@ -185,9 +185,9 @@ class Single(Strategy):
         if graph and not self.users and self.images.is_cuda:
             try:
                 self._capture()
-            except RuntimeError:  # a module that waits for the device: without a graph then
+            except RuntimeError:  # the module waits for the device: use no graph
                 generator = torch.cuda.default_generators[self.images.device.index]
-                generator.graphsafe_set_state(generator.clone_state())  # else dropout fails from here on
+                generator.graphsafe_set_state(generator.clone_state())  # otherwise dropout fails from now on
 
     def _evaluate(self) -> Tensor:
         parts = self.pool.parts()
@@ -196,7 +196,7 @@ class Single(Strategy):
         ).sum(0)
 
     def _capture(self) -> None:
-        """Record an evaluation; the first calls, outside the graph, compile and choose algorithms."""
+        """Record an evaluation as a graph, after two calls that compile and choose algorithms."""
         with torch.no_grad(), self._numerics():
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
@@ -223,7 +223,7 @@ class Single(Strategy):
         return out
 
     def _users(self, utility: Utility) -> float:
-        """The sum of a user's utility, held to what it promises; NaN where some of it is not finite."""
+        """Return the sum of a user's utility after checking it; NaN if some value is not finite."""
         values = call(utility, self.model, self.images, self.pool.labels).detach().cpu().numpy()
         if not np.isfinite(values).all():
             return math.nan
@@ -231,7 +231,7 @@ class Single(Strategy):
 
 
 class Stacked(Strategy):
-    """``size`` models per forward pass; the first layer sees the images once for all of them."""
+    """Evaluates ``size`` models per forward pass; they share the images as input of the first layer."""
 
     kind = "stacked"
 
@@ -263,25 +263,25 @@ class Stacked(Strategy):
         return torch.cat(out)
 
 
-# ----------------------------------------------------------------------------------------------- which one
+# -------------------------------------------------------------------------------------- choice of strategy
 
 CHECKED = 16
-"""Coalitions on which a strategy is measured and held against float32, nobody and everybody among them."""
+"""Coalitions, the empty and the grand one included, on which a strategy is timed and compared to float32."""
 Candidates = Iterator[tuple[str, Callable[[], Strategy]]]
 Effort = Literal["auto", "none", "compile", "tune"]
-"""How long to look: modules as they are, compiled, or compiled with many kernels tried for minutes."""
+"""What to try: uncompiled modules, compiled ones, or compiled ones tuned over many kernels for minutes."""
 WORTH = {"compile": 30.0, "tune": 180.0}
-"""Seconds that a job must take before ``auto`` makes such an effort, which takes about that long itself."""
+"""Seconds that a job must take before ``auto`` makes this effort, which itself takes about as long."""
 MODES = {"compile": "default", "tune": "max-autotune-no-cudagraphs"}
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How a table was made: by which strategy, how far that strays from float32, how long it took.
+    """How a table was made: the strategy, its deviation from float32, the time it took.
 
-    ``deviation``: per utility the largest |value - float32 value| on ``checked`` coalitions of this round
-    (none are checked when the strategy is float32 itself). ``tried``: each candidate's seconds per coalition,
-    or why it is out, in the round in which the strategy was chosen.
+    ``deviation`` is, per utility, the largest |value - float32 value| on ``checked`` coalitions of this round
+    (none are checked when the strategy is the float32 one). ``tried`` holds, for each candidate, its seconds
+    per coalition or why it was rejected, from the round in which the strategy was chosen.
     """
 
     method: str
@@ -296,7 +296,7 @@ class Evaluation:
 
 
 def sample(n: int) -> Masks:
-    """Coalitions to measure on: nobody, everybody and others at random; all of them where they are few."""
+    """Return coalitions to measure on: the empty, the grand and random ones, or all if they are few."""
     if 1 << n <= CHECKED:
         return np.arange(1 << n)
     inner = np.random.default_rng(0).integers(1, (1 << n) - 1, CHECKED - 2)
@@ -304,7 +304,7 @@ def sample(n: int) -> Masks:
 
 
 def plain(strategy: Strategy) -> Evaluation:
-    """The record of a strategy that needs no check."""
+    """Return the record of a strategy that needs no check."""
     deviation = dict.fromkeys((utility.name for utility in strategy.pool.utilities), 0.0)
     return Evaluation(strategy.name, strategy.precision, deviation, strategy.pool.batch)
 
@@ -319,15 +319,15 @@ def choose(
     effort: Effort,
     stack: int,
 ) -> tuple[Strategy, Evaluation]:
-    """The fastest strategy whose utilities stray from float32 by at most ``tolerance``, and its record.
+    """Return the fastest strategy that deviates from float32 by at most ``tolerance``, and its record.
 
     Args:
         model: gives the architecture.
-        exact: the float32 strategy that the others are held against.
-        rows: the packed weights of a sample of coalitions, for a given strategy's packing.
-        total: coalitions to be evaluated; a long job is worth compiling.
+        exact: the float32 strategy with which the others are compared.
+        rows: returns the packed weights of a sample of coalitions, in a given strategy's packing.
+        total: coalitions to be evaluated; compiling pays only for a long job.
         tolerance: largest deviation in any utility.
-        effort: what to try; ``auto`` leaves it to ``total``.
+        effort: what to try; with ``auto`` this depends on ``total``.
         stack: most models that fit in one forward pass.
     """
     names = [utility.name for utility in exact.pool.utilities]
@@ -344,7 +344,7 @@ def choose(
                 strategy = make()
                 sample = rows(strategy)
                 away = (strategy(sample) - reference).abs().amax(0)
-                if not bool((away <= tolerance).all()):  # also where something is not finite
+                if not bool((away <= tolerance).all()):  # true also if a value is not finite
                     tried[label] = f"strays from float32 by {float(away.max()):.2g}"
                     continue
                 close.add(strategy.precision)
@@ -389,7 +389,7 @@ def _compiled_candidates(
 
 
 def _precisions(close: set[Precision]) -> Iterator[Precision]:
-    """float16 keeps three more bits than bfloat16, which is for models that leave float16's range."""
+    """Yield the precisions to try; bfloat16, with three bits fewer, only for models that float16 fails on."""
     yield "float16"
     if "float16" not in close:
         yield "bfloat16"
@@ -397,7 +397,7 @@ def _precisions(close: set[Precision]) -> Iterator[Precision]:
 
 
 def _seconds(strategy: Strategy, rows: Tensor) -> float:
-    """Seconds per coalition, after a call that warms up."""
+    """Return the seconds per coalition: the better of two calls."""
     best = float("inf")
     for _ in range(2):
         began = time.perf_counter()

@@ -1,8 +1,8 @@
-"""Local training: Adam on the cross-entropy, a fresh optimiser each time, one client or many at once.
+"""Local training of one or many clients: Adam on the cross-entropy, with a fresh optimiser each time.
 
-On a CPU clients train one after another, on a GPU they are stacked where the model allows it. Both ways see
-the same samples in the same order, which depends on the client's seed only, so they agree up to rounding
-(dropout masks aside: a stack draws its own).
+On a CPU clients train one after another; on a GPU they are stacked if the model allows it. Both ways see the
+same samples in the same order, which depends only on the client's seed, so they agree up to rounding. The
+exception is dropout: a stack draws its own masks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TensorData = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Probe:
-    """Why a model cannot be stacked (None: nothing seen), its classes, the parameters its loss ignores."""
+    """Why a model cannot be stacked (None: no reason found), its classes, and parameters its loss ignores."""
 
     reason: str | None = None
     classes: int = 0
@@ -40,12 +40,12 @@ class Probe:
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Whether some layer normalises by the statistics of the batch."""
+    """Return whether some layer normalises by the statistics of the batch."""
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
 def probe(model: nn.Module, data: TensorData) -> Probe:
-    """Look at the model's gradients on three samples; its state is left as it was."""
+    """Find out from gradients on three samples whether a model can be stacked; its state is restored."""
     if has_batch_norm(model):
         return Probe("has BatchNorm, which normalises by the batch")
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -77,9 +77,9 @@ class Stack:
 
     Args:
         model: gives the architecture; its weights are not used.
-        starts: shape (K, P), on the device; the trained vectors will take its place.
-        optimiser: makes the optimiser of the stacked parameters; it must treat every number on its own.
-        ignored: parameters without a gradient, which the optimiser is to leave alone.
+        starts: shape (K, P), on the device; overwritten by the trained vectors.
+        optimiser: makes the optimiser of the stacked parameters; it must treat every number separately.
+        ignored: parameters without a gradient, which the optimiser does not change.
     """
 
     def __init__(
@@ -102,15 +102,15 @@ class Stack:
         self.result = starts
 
     def train(self, data: Sequence[TensorData], plan: Sequence[list[Tensor]], seed: int) -> Tensor:
-        """Train on one data set per model, or on one for all; the trained vectors, shape (K, P).
+        """Train on one data set per model, or on one for all; return the trained vectors, shape (K, P).
 
         Args:
             data: one (images, labels) per model, or a single one that all models share.
             plan: the batches of each data set, as indices into it.
-            seed: of dropout; masks differ between data sets and are the same for models that share one.
+            seed: of dropout; masks differ between data sets, but models that share one get the same masks.
         """
         shared = len(data) == 1
-        order = sorted(range(len(plan)), key=lambda i: -len(plan[i]))  # who is through first stands last
+        order = sorted(range(len(plan)), key=lambda i: -len(plan[i]))  # models with the fewest batches last
         index, weight = (part.to(self.device) for part in _padded(data, plan, order))
         images, labels = torch.cat([x for x, _ in data]), torch.cat([y for _, y in data])
         rows = list(range(self.size)) if shared else order
@@ -125,7 +125,7 @@ class Stack:
         )
 
         def move(at: Tensor, w: Tensor) -> None:
-            """One step of all models on the samples ``at``."""
+            """Take one step with all models on the samples ``at``."""
             x = prepare(images[at.flatten()], self.device).reshape(*at.shape, *_chw(images))
             batch = (x[0], labels[at[0]], w[0]) if shared else (x, labels[at], w)
             slopes = gradient({name: value.detach() for name, value in self.moving.items()}, fixed, *batch)
@@ -145,12 +145,12 @@ class Stack:
     def _loss(
         self, moving: dict[str, Tensor], fixed: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor
     ) -> Tensor:
-        """Mean cross-entropy over the n samples of weight 1/n; the padding has weight 0."""
+        """Return the mean cross-entropy: the n samples have weight 1/n, the padding has weight 0."""
         logits = torch.func.functional_call(self.model, {**moving, **fixed}, (x,))
         return (F.cross_entropy(logits, y, reduction="none") * weight).sum()
 
     def _retire(self, rows: list[int], active: int) -> None:
-        """Models that are through leave the end of the stack, their vectors go to ``result``."""
+        """Remove finished models from the end of the stack and put their vectors into ``result``."""
         now = len(next(iter(self.state.values())))
         if active == now:
             return
@@ -168,7 +168,7 @@ class Stack:
 def _padded(
     data: Sequence[TensorData], plan: Sequence[list[Tensor]], order: list[int]
 ) -> tuple[Tensor, Tensor]:
-    """Indices into all data sets laid end to end, and weights; both of shape (steps, data sets, batch)."""
+    """Return indices into the concatenated data sets, and weights: both (steps, data sets, batch)."""
     begin = np.cumsum([0] + [len(y) for _, y in data])
     steps, width = len(plan[order[0]]), max(len(batch) for batches in plan for batch in batches)
     index = torch.zeros(steps, len(plan), width, dtype=torch.int64)
@@ -196,9 +196,9 @@ Method = Literal["auto", "loop", "stacked"]
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Adam with weight decay (L2, added to the gradient), reset each time.
+    """Settings of Adam with weight decay (L2, added to the gradient); the optimiser is fresh each time.
 
-    ``tf32`` lets a GPU multiply in TF32: faster, and no longer the same numbers as a CPU up to rounding.
+    ``tf32`` lets a GPU multiply in TF32. This is faster, but results no longer equal a CPU's up to rounding.
     """
 
     local_epochs: int = 5
@@ -224,7 +224,7 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class TrainedVectors:
-    """One vector per client, how they were trained, and why not stacked where that was hoped for."""
+    """One vector per client, how they were trained, and why not stacked if stacking was tried."""
 
     vectors: list[Vector]
     method: Literal["loop", "stacked"]
@@ -232,7 +232,7 @@ class TrainedVectors:
 
 
 def batches(n: int, settings: TrainingSettings, seed: int) -> Iterator[Tensor]:
-    """Indices of every batch of all local epochs: a fresh permutation per epoch, the last batch may be short.
+    """Yield the indices of each batch: a new permutation per local epoch, whose last batch may be short.
 
     >>> [len(batch) for batch in batches(5, TrainingSettings(local_epochs=2, batch_size=3), seed=0)]
     [3, 2, 3, 2]
@@ -246,12 +246,12 @@ def batches(n: int, settings: TrainingSettings, seed: int) -> Iterator[Tensor]:
 def train(
     model: nn.Module, x: Images, y: npt.NDArray[Any] | Tensor, settings: TrainingSettings, seed: int
 ) -> None:
-    """Train the model in place, on its device. A result that is not finite is left as it is.
+    """Train the model in place, on its device. Results that are not finite are not checked here.
 
-    With BatchNorm a last batch of a single sample is skipped: it has no variance.
+    With BatchNorm, batches of a single sample are skipped, because they have no variance.
 
     Args:
-        model: to be trained.
+        model: the model to train.
         x: images, shape (n, H, W, C).
         y: labels, shape (n,).
         settings: epochs, batch size, Adam.
@@ -288,7 +288,7 @@ def train_many(
     seeds: Sequence[int],
     method: Method = "auto",
 ) -> TrainedVectors:
-    """Train one model per client, stacked on a GPU where the model allows it, else one after another.
+    """Train one model per client, stacked on a GPU if the model allows it, otherwise one after another.
 
     Args:
         model: gives architecture and device; its weights are overwritten.
@@ -296,7 +296,7 @@ def train_many(
         data: images and labels of each client.
         settings: epochs, batch size, Adam.
         seeds: one per client.
-        method: ``auto`` stacks on a GPU only; ``loop`` and ``stacked`` insist, the latter with an error.
+        method: ``auto`` stacks only on a GPU; ``loop`` never does; ``stacked`` raises an error if it cannot.
     """
     if len(seeds) != len(data):
         raise InputError(f"expected {len(data)} seeds, one per client, got {len(seeds)}")
@@ -312,12 +312,12 @@ def train_many(
         if note is None:
             try:
                 return TrainedVectors(_halving(model, seen, begin, data, settings, seeds), "stacked")
-            except RuntimeError as error:  # vmap's word for a forward that it cannot batch
+            except RuntimeError as error:  # vmap cannot batch this forward pass
                 note = f"cannot be stacked: {error}".splitlines()[0]
         if method == "stacked":
             raise InputError(f"the model {note}")
     vectors = []
-    aside = [(buffer, buffer.clone()) for buffer in model.buffers()]  # integer counters start anew each time
+    aside = [(buffer, buffer.clone()) for buffer in model.buffers()]  # restores counters per client
     for start, (x, y), seed in zip(begin, data, seeds, strict=True):
         for buffer, value in aside:
             buffer.copy_(value)
@@ -335,7 +335,7 @@ def _halving(
     settings: TrainingSettings,
     seeds: Sequence[int],
 ) -> list[Vector]:
-    """Stacked in one go, or in two halves where the memory does not suffice."""
+    """Train all clients in one stack, or in two halves if the memory does not suffice."""
     device = device_of(model)
     try:
         sets = [on_device(one, device) for one in data]
@@ -358,7 +358,7 @@ def _halving(
 def train_shared(
     model: nn.Module, starts: Tensor, data: TensorData, settings: TrainingSettings, seed: int, seen: Probe
 ) -> Tensor:
-    """Train K models, shape (K, P), on the batches of one client: what ``train`` does to each of them."""
+    """Train K models, shape (K, P), on the batches of one client, as ``train`` would train each of them."""
     stack = Stack(model, starts, partial(_adam, settings), seen.ignored)
     with exactly(settings):
         return stack.train([data], [list(batches(len(data[1]), settings, seed))], seed)
@@ -370,7 +370,7 @@ def _adam(settings: TrainingSettings, parameters: Sequence[Tensor]) -> torch.opt
 
 
 def on_device(data: Data, device: torch.device) -> TensorData:
-    """A client's data as tensors there, at least one sample."""
+    """Return a client's data as tensors on the device; raise `DataError` if there is no sample."""
     if len(data[0]) == 0:
         raise DataError("cannot train on 0 images")
     return as_tensor(data[0]).to(device), check_labels(data[1], len(data[0])).to(device)
@@ -378,7 +378,7 @@ def on_device(data: Data, device: torch.device) -> TensorData:
 
 @contextlib.contextmanager
 def exactly(settings: TrainingSettings) -> Iterator[None]:
-    """Products as the settings say, and cuDNN's algorithms that give the same bits twice."""
+    """Multiply in the precision of the settings inside, with cuDNN's deterministic algorithms."""
     before = torch.backends.cudnn.deterministic
     torch.backends.cudnn.deterministic = True
     try:

@@ -1,9 +1,9 @@
-"""Members in this process: they train, mask, evaluate and report as those elsewhere do, and share a machine.
+"""The members of a rehearsal: in one process, they train, mask, evaluate and report as in a run elsewhere.
 
-Each is a `protocol.member.Participant` with its own key and its own memory, and is told what a member between
-machines is told, in the same messages. What they share is hidden from none of them by walls, only by code:
-a model is one array, all train at once on a GPU, and an evaluation that everybody needs is made once. Who is
-lost in a rehearsal is lost here: its answers end at a stage.
+Each is a `protocol.member.Participant` with its own key and its own memory, and receives the same messages as
+a member of a run between machines. Only the code keeps members apart: they share one array per model, train
+together on a GPU, and share evaluations that all of them need. This module also lets members get lost: a lost
+member stops answering at a given stage.
 """
 
 from __future__ import annotations
@@ -43,15 +43,14 @@ from fedmerit.simulation.training import train_many
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-# --------------------------------------------------------------------------------------------- who watches
-
+# ------------------------------------------------------------------------------- progress and plain rounds
 Observer = Callable[[str, str, bytes], None]
-"""Sees (stage or exchange, member, bytes) of everything the server receives."""
+"""Called with (stage or exchange, member, bytes) for everything that the server receives."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Told to whoever watches: a step of a round has begun or advanced."""
+    """A message to the watcher: a step of a round has begun or advanced."""
 
     stage: Literal["train", "sum", "evaluate", "coalitions", "retrain", "round", "note"]
     round: int
@@ -66,11 +65,11 @@ Watch = Callable[[Progress], None]
 
 @dataclass(frozen=True, eq=False)
 class PlainRound:
-    """A round as no server may see it: everybody's update as it was summed.
+    """A round with each member's update as it was summed, which no server may see.
 
     Args:
-        m0: the model all started from.
-        outcome: what came of it.
+        m0: the model that all members started from.
+        outcome: the outcome of the round.
         weights: w_i of the members in the sum, in the order of ``outcome.included``.
     """
 
@@ -80,29 +79,32 @@ class PlainRound:
     _contribution: Callable[[str], npt.NDArray[np.float64]]
 
     def contribution(self, name: str) -> npt.NDArray[np.float64]:
-        """w_i d_i after rounding to integers, as large as two models: kept only where many analyses ask."""
+        """Return w_i d_i after rounding to integers.
+
+        It is as large as two models, so it is cached only if there are several analyses.
+        """
         return self._contribution(name)
 
     def update(self, name: str) -> Model:
-        """U_i = w_i d_i / W."""
+        """Return U_i = w_i d_i / W."""
         return (self.contribution(name) / self.outcome.total_weight).astype(np.float32)
 
 
 class Analysis(Protocol):
-    """Looks at plain rounds, which only a rehearsal has."""
+    """Something that looks at plain rounds, which only a rehearsal has."""
 
     def summed(self, plain: PlainRound) -> Mapping[str, Any] | None:
-        """After the reports of a round: what the ledger is to say of it, if anything."""
+        """Return what the ledger should record about a round, if anything; called after its reports."""
 
 
-# -------------------------------------------------------------------------------------------- whose keys
+# -------------------------------------------------------------------------------------------------- keys
 
 
 @dataclass(frozen=True, repr=False)
 class Identities:
-    """Private keys of a rehearsal: the server's and everybody's, and the roster that they make.
+    """The private keys of the server and the members of a rehearsal, and the roster of their public keys.
 
-    Without masks there are none.
+    Without masks there are no keys.
     """
 
     roster: Roster
@@ -111,12 +113,12 @@ class Identities:
 
     @classmethod
     def none(cls, config: Config) -> Identities:
-        """Names without keys."""
+        """Return the members without keys."""
         return cls(roster_in(config, None), None, dict.fromkeys(config.clients))
 
     @classmethod
     def in_folder(cls, folder: Path, config: Config, *, make: bool) -> Identities:
-        """Read the keys there; with ``make``, make those (mode 600) that are not there yet."""
+        """Read the keys from a folder; with ``make``, make missing ones (mode 600)."""
         folder.mkdir(mode=0o700, exist_ok=True)
         keys = {}
         try:
@@ -139,17 +141,17 @@ class Identities:
 
 
 class LocalTransport:
-    """Carries a coordinator's messages to members in this process: a `protocol.coordinator.Transport`.
+    """A `protocol.coordinator.Transport` that carries messages to members in this process.
 
     Args:
         federation: data, network and settings.
-        identities: everybody's keys.
+        identities: the keys of server and members.
         run: identifier of the run.
-        evaluate: shared by all.
-        watch: told what happens.
-        observe: sees every byte the server receives.
+        evaluate: the evaluations that all members share.
+        watch: called with every step.
+        observe: sees every byte that the server receives.
         analyses: look at the plain updates of every round with a sum.
-        stacked: whether members train at once; None does so on a GPU.
+        stacked: whether all members train at once; None does so on a GPU.
     """
 
     def __init__(
@@ -183,26 +185,26 @@ class LocalTransport:
         self.local = LocalTraining(federation, stacked=stacked)
         if federation.config.scoring.solo:
             self.local.solo = dict.fromkeys(federation.names, federation.first)
-        self.m0 = federation.first  # of the round that is going on
-        self.before = federation.first  # and of the one before it
+        self.m0 = federation.first  # start of the current round
+        self.before = federation.first  # start of the round before
         self._trained: dict[str, Model] = {}
         self._number = 0
 
     def begin_round(self, number: int, m0: Model) -> None:
-        """What the train messages of the next round carry, by reference."""
+        """Set the number and the starting model of the next round."""
         self._number, self.m0, self._trained = number, m0, {}
-        if self.local.solo:  # who is lost to the federation trains alone all the same
+        if self.local.solo:  # members lost in this round still train their solo model
             self.train(self.expected(number))
 
     def end_round(self) -> None:
-        """Forget everybody's update, and remember the model that it started from."""
+        """Forget the updates of this round, and remember the model that it started from."""
         for state in self.states.values():
             state.drop_update(self._number)
         self.before = self.m0
         self._trained = {}
 
     def train(self, scheduled: Sequence[str]) -> Mapping[str, Model]:
-        """Everybody's local model of this round, before it is asked for: for weights that hang on them."""
+        """Train scheduled members who have not trained in this round yet; return all local models so far."""
         missing = [name for name in scheduled if name not in self._trained]
         if missing:
             self._trained |= self.local.train(
@@ -217,13 +219,13 @@ class LocalTransport:
         return self._trained
 
     def expected(self, number: int) -> Sequence[str]:
-        """Who is scheduled; after the last round, everybody."""
+        """Return who is scheduled in a round; after the last round, all members."""
         names = self.federation.names
         over = number > self.federation.config.training.rounds
         return names if over else schedule(self.federation.config, names, number)
 
     def exchange(self, kind: Exchange, asks: Mapping[str, Parcel]) -> Iterator[tuple[str, bytes]]:
-        """Each member's answer, made when it is asked for: at most one masked update is held at a time."""
+        """Yield each member's answer as it is made, so that at most one masked update is held at a time."""
         work, opened, config = None, _Opened(), self.federation.config
         number = opened(next(iter(asks.values())))[0].round
         lost, following = losses(config, number), losses(config, number + 1)
@@ -242,11 +244,11 @@ class LocalTransport:
             try:
                 answer = member.answer_opened(*opened(parcel), parcel, "", work)
             except ProtocolError as error:
-                if kind == "report":  # told what cannot be: this process is at fault, and nobody else
+                if kind == "report":  # only a fault of this process can cause it
                     raise
                 self.note(f"round {number}: {name} refuses: {error}")
                 continue
-            if kind == "train" and member.declined:  # to others than the rehearsal's owner it tells no reason
+            if kind == "train" and member.declined:  # only a rehearsal's owner learns the reason
                 self.note(f"round {number}: {name} declined and is not in the sum: {member.declined}")
             if self.observe:
                 self.observe("masked" if kind == "train" else kind, name, answer)
@@ -259,20 +261,20 @@ class LocalTransport:
         client = next(client for client in self.federation.clients if client.name == name)
 
         def train() -> Trained:
-            with np.errstate(all="ignore"):  # a diverged model is refused where it is encoded
+            with np.errstate(all="ignore"):  # encoding refuses a diverged model
                 return Trained(m0, trained - m0, len(client.y))
 
         return lambda: Work(m0, b"", train, m0_hash=self.m0_hash)
 
     @property
     def m0_hash(self) -> str:
-        """Of the model that all start from; worked out once a round."""
+        """Hash of the model that all members start from, computed once per round."""
         if getattr(self, "_hashed", (None,))[0] is not self.m0:
             self._hashed = (self.m0, model_hash(self.m0))
         return self._hashed[1]
 
     def analysed(self, outcome: Outcome) -> dict[str, Any]:
-        """What the analyses say of a round with a sum."""
+        """Return what the analyses record about a round with a sum."""
         parts = {name: self.members[name].contribution for name in outcome.included}
         weights = tuple(float(self._weight(name)) for name in outcome.included)
 
@@ -293,7 +295,7 @@ class LocalTransport:
     # -------------------------------------------------------------------------------- what members remember
 
     def dump(self) -> tuple[dict[str, npt.NDArray[Any]], str]:
-        """What members must not forget between rounds, and the test slice that their sums are over."""
+        """Return what members must remember between rounds, and the test slice of their reported sums."""
         kept: dict[str, npt.NDArray[Any]] = {f"solo/{name}": one for name, one in self.local.solo.items()}
         totals_on = ""
         for name, state in self.states.items():
@@ -304,15 +306,15 @@ class LocalTransport:
         return kept, totals_on
 
     def agree(self, name: str, agreed: Agreed) -> None:
-        """Remind a member of what it agreed to when it joined."""
+        """Restore the terms that a member agreed to when it joined."""
         self.states[name].put("terms", [agreed.terms, agreed.commitment, agreed.server])
 
     def has_agreed(self, name: str) -> bool:
-        """Whether a member has joined."""
+        """Return whether a member has joined."""
         return self.states[name].get("terms") is not None
 
     def restore(self, last: Round, kept: Mapping[str, npt.NDArray[Any]], before: Model) -> None:
-        """Give members back what they remembered after a round, and the model that it started from."""
+        """Restore what members remembered after the last round, and the model that it started from."""
         totals: dict[str, dict[str, npt.NDArray[Any]]] = {}
         for key, values in kept.items():
             kind, name, *rest = key.split("/")
@@ -327,10 +329,10 @@ class LocalTransport:
             self.states[name].put(f"{last.number:04d}.report", said)
         self.before, self._number = before, last.number
 
-    # -------------------------------------------------------------------------------------------- who watches
+    # ----------------------------------------------------------------------------------------------- progress
 
     def note(self, text: str) -> None:
-        """Tell whoever watches."""
+        """Send a note to the watcher."""
         self.watch(Progress("note", 0, self.federation.config.training.rounds, text=text))
 
     def _tell(self, stage: Any, done: int = 0, total: int = 0) -> None:
@@ -338,7 +340,7 @@ class LocalTransport:
 
 
 class _Opened:
-    """Messages as they are read: the same one to all is read once."""
+    """Unpacks messages, and a message that goes to all members only once."""
 
     def __init__(self) -> None:
         self._last: tuple[Parcel | None, Any] = (None, None)
@@ -351,7 +353,7 @@ class _Opened:
 
 
 def _is_lost(lost: Mapping[str, str], name: str, kind: Exchange) -> bool:
-    """Whether a member that dies at a stage answers this exchange no more."""
+    """Return whether a member is lost at or before this exchange, and so does not answer it."""
     order = [exchange_of(stage) for stage in STAGES]
     return name in lost and kind in order[order.index(exchange_of(lost[name])) :]
 
@@ -359,18 +361,18 @@ def _is_lost(lost: Mapping[str, str], name: str, kind: Exchange) -> bool:
 # ------------------------------------------------------------------------------------------ local training
 
 NOISE = 0.01
-"""A noise free rider's standard deviation, in units of the model's."""
+"""Standard deviation of a noise free rider's update, as a multiple of that of the model's weights."""
 
 
 @dataclass(eq=False)
 class LocalTraining:
-    """Trains the members of a federation, one after another on a CPU, stacked on a GPU.
+    """The local training of a federation's members: one after another on a CPU, stacked on a GPU.
 
     Args:
         federation: data, network and settings.
-        solo: per member the model it trains alone from the first one; empty where nobody does.
-        notes: what somebody should be told, once.
-        stacked: all members at once; None does so on a GPU, where it is faster.
+        solo: per member, the model that it trains alone from the first one; empty without a solo track.
+        notes: what users should be told once.
+        stacked: whether all members train at once; None does so on a GPU, where it is faster.
     """
 
     federation: Federation
@@ -386,16 +388,16 @@ class LocalTraining:
         stale: Model,
         tell: Callable[[int, int], None],
     ) -> dict[str, Model]:
-        """Every scheduled member's local model after round ``number`` at home.
+        """Return the local model of every scheduled member after training in round ``number``.
 
-        Seeds depend on run seed, round and member only.
+        Seeds depend only on run seed, round and member.
 
         Args:
-            number: of the round.
-            scheduled: who takes part.
+            number: the round.
+            scheduled: names of the members who take part.
             start: the global model.
             stale: the global model of one round earlier, which a stale free rider sends back.
-            tell: told (done, total) members.
+            tell: called with (done, total) members.
         """
         clients = [client for client in self.federation.clients if client.name in scheduled]
         honest = [client for client in clients if client.behaviour == "honest"]

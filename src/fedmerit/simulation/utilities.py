@@ -1,4 +1,4 @@
-"""Utilities: how good a model is, one number per test sample; v is their mean. Higher is better, always.
+"""Utilities: how good a model is, as one number per test sample. v is their mean; higher is always better.
 
 With p = softmax(logits), y the right class, m samples of which m_y have class y, and C classes:
 
@@ -11,8 +11,8 @@ neg-loss                log p_y                                 <= 0
 module:function         function(model, images, labels)         in [0, 1] unless ``function.unit = False``
 ======================  ======================================  ========
 
-A user's function gets the model in evaluation mode, all images of the slice as float32 (m, C, H, W) and their
-labels (m,), both on the model's device, and returns m numbers.
+A user's function receives the model in evaluation mode, all images of the slice as float32 (m, C, H, W) and
+their labels (m,), both on the model's device. It returns m numbers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ PerSample = Callable[[Tensor, Tensor], Tensor]
 class Utility:
     """A per-sample utility: of logits and labels, or a user's ``function`` of model, images and labels.
 
-    ``unit``: its mean lies in [0, 1]. ``balanced``: divided by the share of the sample's class, times 1/C.
+    ``unit``: whether its mean lies in [0, 1]. ``balanced``: whether values are divided by C times the share
+    of the sample's class.
     """
 
     name: str
@@ -52,7 +53,7 @@ class Utility:
     function: Callable[..., Any] | None = field(default=None, compare=False)
 
     def definition_hash(self) -> str:
-        """SHA-256 of the definition; for a user's function, of its source."""
+        """Return the SHA-256 of the definition, which for a user's function is its source."""
         return hashlib.sha256(self.definition.encode()).hexdigest()
 
 
@@ -86,7 +87,7 @@ UTILITIES: dict[str, Utility] = {
 
 
 def resolve(name: str | Utility) -> Utility:
-    """The utility of that name, from ``UTILITIES`` or a user's ``module:function``.
+    """Return the utility of this name, from ``UTILITIES`` or a user's ``module:function``.
 
     >>> resolve("brier").unit, resolve("neg-loss").unit
     (True, False)
@@ -109,7 +110,7 @@ def resolve(name: str | Utility) -> Utility:
 
 
 def resolve_all(names: Sequence[str | Utility]) -> tuple[Utility, ...]:
-    """The utilities of these names, at least one and none twice."""
+    """Return the utilities of these names; raise `ConfigError` if there is none, or one twice."""
     found = tuple(resolve(name) for name in names)
     if not found or len({utility.name for utility in found}) < len(found):
         raise ConfigError.at("scoring.utilities", f"expected different names, got {[u.name for u in found]}")
@@ -123,14 +124,14 @@ def evaluate(
     utilities: Sequence[str | Utility],
     batch_size: int | None = None,
 ) -> dict[str, npt.NDArray[np.float64]]:
-    """Every utility of every sample, from one forward pass in float32 (and one call per user's function).
+    """Return every utility of every sample, from one float32 forward pass and one call per user's function.
 
     Args:
-        model: on the device where it is to be evaluated; put in evaluation mode and back.
+        model: evaluated on its own device, in evaluation mode; its mode is restored.
         x: images, shape (m, H, W, C).
         y: labels in 0 ... C-1, shape (m,).
         utilities: names, or results of ``resolve``.
-        batch_size: images per forward pass; by default 1000, on a CPU 100, which its cache can hold.
+        batch_size: images per forward pass; by default 1000, but 100 on a CPU, which fit in its cache.
 
     Returns:
         Per utility, float64 of shape (m,).
@@ -163,7 +164,7 @@ def evaluate(
 
 
 def call(utility: Utility, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    """A user's utility of every sample, float64."""
+    """Return a user's utility of every sample in float64."""
     assert utility.function is not None
     try:
         given = as_tensor(utility.function(model, images, labels)).double()
@@ -173,7 +174,7 @@ def call(utility: Utility, model: nn.Module, images: Tensor, labels: Tensor) -> 
 
 
 def balance(labels: Tensor, classes: int) -> Tensor:
-    """m / (C m_y) for every sample, float64; a class without a sample is an error, not a guess."""
+    """Return m / (C m_y) for every sample in float64; raise `DataError` if a class has no sample."""
     counts = torch.bincount(labels, minlength=classes)
     if not bool(counts.all()):
         absent = int((counts == 0).nonzero()[0])
@@ -182,7 +183,7 @@ def balance(labels: Tensor, classes: int) -> Tensor:
 
 
 def check_labels(y: npt.NDArray[Any] | Tensor, samples: int) -> Tensor:
-    """Labels as int64 of shape (samples,), at least one."""
+    """Return labels as int64 of shape (samples,); raise `DataError` if they are not, or if there is none."""
     labels = as_tensor(y)
     if labels.shape != (samples,) or labels.is_floating_point():
         got = f"shape {tuple(labels.shape)}, {labels.dtype}"
@@ -193,7 +194,7 @@ def check_labels(y: npt.NDArray[Any] | Tensor, samples: int) -> Tensor:
 
 
 def check_logits(logits: Any, labels: Tensor) -> Tensor:
-    """The model's answer as float32 (m, C), with every label below C."""
+    """Return the logits as float32 (m, C); raise `DataError` if their shape or some label does not fit."""
     if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(labels):
         got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         raise DataError(f"the model must return logits of shape ({len(labels)}, classes), got {got}")
@@ -202,14 +203,14 @@ def check_logits(logits: Any, labels: Tensor) -> Tensor:
 
 
 def check_range(labels: Tensor, classes: int) -> None:
-    """Every label lies in 0 ... classes-1."""
+    """Raise `DataError` if some label lies outside 0 ... classes-1."""
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
         raise DataError(f"labels must lie in 0 ... {classes - 1}, got {low if low < 0 else high}")
 
 
 def checked(utility: Utility, values: npt.NDArray[np.float64], samples: int) -> npt.NDArray[np.float64]:
-    """One finite number per sample, in [0, 1] where the utility promises it."""
+    """Return the values; raise `ReportError` if one is missing, not finite, or outside a promised [0, 1]."""
     name = f"utility {utility.name!r}"
     if values.shape != (samples,):
         raise ReportError(f"{name} must return {samples} numbers, one per sample, got shape {values.shape}")
@@ -225,19 +226,19 @@ def checked(utility: Utility, values: npt.NDArray[np.float64], samples: int) -> 
 
 
 def _rounding_off(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Values that left [0, 1] by float32 rounding alone, put back on its edge."""
+    """Return the values with those that left [0, 1] only by float32 rounding set to 0 or 1."""
     values = np.where((values < 0) & (values > -1e-6), 0.0, values)
     return np.where((values > 1) & (values < 1 + 1e-6), 1.0, values)
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Device of the model's parameters."""
+    """Return the device of the model's parameters."""
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 @contextlib.contextmanager
 def evaluation(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients inside, every submodule's mode as it was outside."""
+    """Use evaluation mode without gradients inside the block; restore every submodule's mode after it."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -250,7 +251,7 @@ def evaluation(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def float32(*, tf32: bool = False) -> Iterator[None]:
-    """Full float32 products inside, or TF32 where asked for; only a GPU knows the difference."""
+    """Multiply in full float32 inside the block, or in TF32 if asked; this matters only on a GPU."""
     if not torch.cuda.is_available():
         yield
         return

@@ -1,5 +1,5 @@
-"""A finished run, or a file of reports -> one self-contained HTML page and figures (extra ``page``).
+"""One self-contained HTML page, and figures, of a run or a file of reports (extra ``page``).
 
-``source`` reads, ``facts`` computes, ``text`` and ``promises`` say it, ``charts`` draws it, ``html`` puts it
-together and leaves it beside a run's scores.
+``source`` reads the input, ``facts`` computes, ``text`` and ``promises`` word it, ``charts`` draws it, and
+``html`` assembles the page and writes it beside a run's scores.
 """

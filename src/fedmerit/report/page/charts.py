@@ -1,7 +1,7 @@
-"""The charts of a page as Vega-Lite specs. Colours are CSS variables: light, dark and print are one chart.
+"""The charts of a page as Vega-Lite specs. Colours are CSS variables, so one chart serves screen and print.
 
-Every chart is a function from facts to an altair chart as wide as its container. A name may hold any
-character: names are data here, never part of an expression.
+Every chart is a function from facts to an altair chart as wide as its container. A name may contain any
+character, because names are only data here, never part of an expression.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from fedmerit.scoring.types import UNIT_UTILITIES
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif"
 _LOCALE = {"number": {"decimal": ".", "thousands": ",", "grouping": [3], "currency": ["", ""], "minus": "-"}}
-"""A minus as the terminal writes it."""
+"""Writes a minus sign as the terminal does."""
 PLAIN_ZERO = "datum.value === 0 ? '0' : datum.label"
 
 
 def on(rows: list[dict[str, Any]]) -> Any:
-    """A chart of these rows; altair's own types are too loose to be checked beyond this."""
+    """Return a chart of these rows; typed Any, because altair's own types are too loose to be checked."""
     return alt.Chart(alt.Data(values=rows))  # type: ignore[no-untyped-call]
 
 
@@ -42,7 +42,7 @@ def ticks_of(first: int, last: int, most: int = 8) -> list[int]:
 
 
 def scale_of(values: list[float]) -> alt.Scale:
-    """From the least to the largest value; room around them where they are all the same."""
+    """Return a scale from the least to the largest value, with room around them if all are equal."""
     if max(values) > min(values):
         return alt.Scale(zero=False)
     room = 0.1 * abs(values[0]) or 1.0
@@ -50,7 +50,7 @@ def scale_of(values: list[float]) -> alt.Scale:
 
 
 def with_room(low: float, high: float, left: int, right: int) -> alt.ExprRef:
-    """A domain that leaves so many pixels free on either side, whatever the width."""
+    """Return a domain that leaves this many pixels free on either side at any width."""
     span = (high - low) or 1.0
     pixel = f"{span!r} / max(60, width - {left + right})"
     return alt.ExprRef(f"[{low!r} - {left} * {pixel}, {high!r} + {right} * {pixel}]")
@@ -98,23 +98,23 @@ LIGHT = {
     "--mute": "#85857f",
     "--paper": "#ffffff",
 }
-"""The variables that charts use, as they are on white paper."""
+"""The values on white paper of the CSS variables that charts use."""
 
 MOST_ROWS = 60
-"""Members in a chart; of more, the first."""
+"""The most members in a chart; of more, it shows the first."""
 MOST_SMALL = 24
-"""Small charts of one member each."""
+"""The most small charts of one member each."""
 ROW = 30
 MOST_BRACKETS = 3
-"""Groups marked in a chart; of more, none."""
+"""The most groups marked in a chart; of more, it marks none."""
 MOST_BARS = 120
-"""Rounds in a chart of bars; of more, the last."""
+"""The most rounds in a bar chart; of more, it shows the last."""
 LABEL, NAME = 62, 88
-"""Pixels that a number and a name take."""
+"""Width of a number and of a name in pixels."""
 
 
 def contribution(facts: Facts) -> alt.TopLevelMixin:
-    """Bars with 95 % intervals, best first."""
+    """Return bars of the contributions with 95 % intervals, best first."""
     rows: list[dict[str, Any]] = []
     short = _labels(facts)
     for one in facts.summary.standings[:MOST_ROWS]:
@@ -134,7 +134,7 @@ def contribution(facts: Facts) -> alt.TopLevelMixin:
     low, high = min(0.0, *(row["low"] for row in rows)), max(0.0, *(row["high"] for row in rows))
     brackets = _brackets(facts, rows)
     room = 5 * len(brackets)
-    right = LABEL + room if high > 0 else room + 8 if brackets else 0  # beyond the bars, which end at zero
+    right = LABEL + room if high > 0 else room + 8 if brackets else 0  # free space beside the bars
     scale = alt.Scale(domain=with_room(low, high, LABEL if low < 0 else 0, right), nice=False)
     base = on(rows)
     y = _members(rows)
@@ -161,7 +161,7 @@ def contribution(facts: Facts) -> alt.TopLevelMixin:
 
 
 def ranks(facts: Facts) -> alt.TopLevelMixin | None:
-    """The ranks each member may have, all right at once with 95 %; None without standard errors."""
+    """Return the simultaneous 95 % intervals of all members' ranks; None without standard errors."""
     if facts.total.stderr is None:
         return None
     short = _labels(facts)
@@ -186,7 +186,7 @@ def ranks(facts: Facts) -> alt.TopLevelMixin | None:
 
 
 def course_rows(facts: Facts) -> list[dict[str, Any]]:
-    """One row per member and round shown."""
+    """Return one row per member and round shown."""
     return [
         {"member": course.client, "round": number, "total": total or 0.0, "missed": number in course.missed}
         for course in facts.courses[:MOST_SMALL]
@@ -195,7 +195,7 @@ def course_rows(facts: Facts) -> list[dict[str, Any]]:
 
 
 def course(facts: Facts, rows: list[dict[str, Any]], who: str, *, param: str = "who") -> alt.TopLevelMixin:
-    """One member's sum over the rounds, the others behind it."""
+    """Return one member's sum over the rounds, with the other members behind it."""
     chosen = alt.param(name=param, value=who)
     base = on(rows)
     x = alt.X(
@@ -230,7 +230,7 @@ def course(facts: Facts, rows: list[dict[str, Any]], who: str, *, param: str = "
 
 
 def quality(facts: Facts) -> alt.TopLevelMixin:
-    """The utility of the shared model after each round: the paid one in front, companions behind."""
+    """Return the utility of the shared model after each round: the paid one in front, companions behind."""
     measured = {facts.utility or "utility": facts.source.rounds}
     if facts.utility in UNIT_UTILITIES:
         measured |= {
@@ -238,7 +238,7 @@ def quality(facts: Facts) -> alt.TopLevelMixin:
         }
     rows: list[dict[str, Any]] = []
     for name, rounds in measured.items():
-        if facts.one_slice:  # v(M0) of round 1 is on the same samples
+        if facts.one_slice:  # v(M0) of round 1 was measured on the same samples
             rows.append({"utility": name, "round": facts.shown[0] - 1, "value": rounds[0].empty})
         numbers = set(facts.shown)
         for place, one in enumerate(rounds, start=1):
@@ -281,7 +281,7 @@ def quality(facts: Facts) -> alt.TopLevelMixin:
 
 
 def sums(facts: Facts) -> alt.TopLevelMixin:
-    """Each round's gain as a bar, and what the contributions add up to as a diamond."""
+    """Return each round's gain as a bar, and the sum of its contributions as a diamond."""
     kept = [one for one in facts.rounds if one.gain is not None][-MOST_BARS:]
     rows = [{"round": one.number, "gain": one.gain, "explained": one.explained} for one in kept]
     base = on(rows)
@@ -311,7 +311,7 @@ def sums(facts: Facts) -> alt.TopLevelMixin:
 
 
 def _apart(ends: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Names at the ends of lines, best first, moved down where they would cover each other."""
+    """Return the labels at the ends of lines, best first, moved down where they would overlap."""
     values = [row["value"] for row in rows]
     line = 0.065 * ((max(values) - min(values)) or 1.0)  # the height of a line of text
     placed: list[dict[str, Any]] = []
@@ -325,9 +325,9 @@ def _apart(ends: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[dict[
 
 
 def _brackets(facts: Facts, rows: list[dict[str, Any]]) -> list[Any]:
-    """One at the right edge for every group of members that cannot be told apart, if there are few.
+    """Return brackets at the right edge for groups of indistinguishable members, if there are few groups.
 
-    A tick a member: a group may skip one in the ranking.
+    Each member of a group has a tick, because a group may skip a member in the ranking.
     """
     drawn = {row["member"] for row in rows}
     called = _labels(facts)

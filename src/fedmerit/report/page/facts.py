@@ -1,4 +1,4 @@
-"""The facts of a page as plain data: what charts draw, tables list and sentences say."""
+"""The facts of a page as plain data, for its charts, tables and sentences."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from fedmerit.scoring.uncertainty import compare_pairs
 
 @dataclass(frozen=True)
 class Decided:
-    """The last decision of a ledger, with the names that the page shows."""
+    """The last decision in a ledger, with the names that the page shows."""
 
     number: int
     record: int
     replaces: int | None
-    rounds: int  # it covers
-    planned: int  # of the whole run
+    rounds: int  # rounds that it covers
+    planned: int  # rounds of the whole run
     terms: Terms
     defined: bool  # whether the scores allowed shares
     budget: str
     lines: tuple[tuple[str, str, str], ...]  # member, share, amount: best paid first
     foot: tuple[tuple[str, str], ...]
-    doubts: tuple[Doubt, ...]  # about the reports that it rests on
-    overruled: tuple[Doubt, ...]  # those of them that it was made despite
-    basis: Mapping[str, str]  # what it pays by, where that is not the contribution of part 1
+    doubts: tuple[Doubt, ...]  # about the reports on which it rests
+    overruled: tuple[Doubt, ...]  # doubts despite which it was made
+    basis: Mapping[str, str]  # the score it pays by, if that is not the contribution of part 1
 
 
 def terms_of(source: Source) -> Terms:
-    """The terms of the decision that stands; the usual ones where there is none."""
+    """Return the terms of the decision in force, or the usual ones if there is none."""
     last = _last(source)
     return Terms("0", str(source.rounds[0].utility), missing=source.missing) if last is None else last.terms
 
@@ -57,11 +57,11 @@ def _last(source: Source) -> Decision | None:
 
 
 def decided(source: Source, unscored: tuple[str, ...]) -> Decided | None:
-    """The decision that stands, or None where there is none that verifies.
+    """Return the decision in force, or None if there is none that verifies.
 
     Args:
-        source: with the names to be shown.
-        unscored: who never reported, under those names.
+        source: the source with the names to be shown.
+        unscored: members who never reported, under those names.
     """
     last = _last(source)
     if last is None:
@@ -110,22 +110,22 @@ class RuleFacts:
 
 
 def rules_of(original: Source, source: Source) -> tuple[RuleFacts, ...]:
-    """Every rule; arguments as those of :func:`fedmerit.report.page.facts.gather`."""
+    """Return the facts of every rule; arguments as in :func:`fedmerit.report.page.facts.gather`."""
     total, shown = payable(original), payable(source)
     return tuple(_rule(source, total, shown, rule) for rule in get_args(Rule))
 
 
 def payable(source: Source) -> Scores:
-    """What is divided: the score that the decision names, or the contribution, summed over all rounds."""
+    """Return the summed score to pay by: the one that the decision names, or the contribution."""
     terms = terms_of(source)
     measured = {str(source.rounds[0].utility): source.rounds, **source.companions}
     return accumulate(measured[terms.utility], score=terms.score, missing=terms.missing)
 
 
 def _rule(source: Source, total: Scores, shown: Scores, rule: Rule) -> RuleFacts:
-    """One rule, from the scores with the real names and with those that the page shows.
+    """Return the facts of one rule, from the scores under real names and under the names shown.
 
-    What is said comes from the latter alone: whatever a message names, it names nobody by its real name.
+    Messages come only from the latter, so that they never contain a real name.
     """
     said: tuple[str, ...] = ()
     problem = ""
@@ -159,16 +159,16 @@ def _divided(source: Source, total: Scores, rule: Rule) -> Shares:
 # --------------------------------------------------------------------------------------------------- facts
 
 MOST_POINTS = 60
-"""Rounds shown of one member's course; of more rounds, evenly spaced ones."""
+"""The most rounds shown of one member's course; of more, evenly spaced ones."""
 MOST_CELLS = 4000
-"""Cells of a table of members and rounds; larger ones are left to scores.csv."""
+"""The most cells in a table of members and rounds; larger tables are only in scores.csv."""
 MOST_INFLUENCE = 20
-"""Members in the table of who influences whom."""
+"""The most members in the table of who influences whom."""
 
 
 @dataclass(frozen=True)
 class Course:
-    """One member's sum after each round shown, and the rounds it has no report in."""
+    """One member's sum after each round shown, and the rounds without its report."""
 
     client: str
     totals: tuple[float | None, ...]
@@ -177,17 +177,17 @@ class Course:
 
 @dataclass(frozen=True)
 class Absence:
-    """Somebody who missed rounds: which, why, what the others gained then, and what it makes in the sum."""
+    """A member who missed rounds: which, why, the model's gain in them, and their value at its own mean."""
 
     client: str
     rounds: Mapping[int, str]
     gain: float
-    at_own_mean: float | None  # what the missed rounds would count at the member's own mean, if it has one
+    at_own_mean: float | None  # value of the missed rounds at the member's own mean, if it has one
 
 
 @dataclass(frozen=True)
 class RoundFacts:
-    """One round: how many reported, its gain, what the contributions add up to, the status of FP and EE."""
+    """One round: number of reports, gain, sum of contributions, status of FP and EE."""
 
     number: int
     reported: int
@@ -199,28 +199,28 @@ class RoundFacts:
 
 @dataclass(frozen=True)
 class Companion:
-    """The same question asked with another utility."""
+    """The comparison of members by another utility."""
 
     utility: str
     summary: Summary
     spearman: float | None
-    sure: int  # pairs that the paid utility tells apart
-    confirms: int  # how many of them this one tells apart the same way round
+    sure: int  # pairs that differ significantly by the paid utility
+    confirms: int  # how many of them this utility orders the same way
     contradicts: tuple[tuple[str, str], ...]  # (better, worse) by the paid one, surely the reverse by this
     turned: Mapping[str, bool]  # surely above zero by this and below by the paid (True), or the reverse
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything a page says."""
+    """Everything that a page says."""
 
     source: Source
     summary: Summary
-    letters: Mapping[str, str]  # groups of members that cannot be told apart; none where all can
+    letters: Mapping[str, str]  # groups of indistinguishable members; empty if there is none
     shown: tuple[int, ...]  # rounds shown
     courses: tuple[Course, ...]  # best first
     absences: tuple[Absence, ...]
-    unscored: tuple[str, ...]  # without a report in any round
+    unscored: tuple[str, ...]  # members who never reported
     decided: Decided | None
     rounds: tuple[RoundFacts, ...]
     companions: tuple[Companion, ...]
@@ -230,32 +230,32 @@ class Facts:
 
     @property
     def total(self) -> Scores:
-        """The contributions, summed over rounds."""
+        """The contributions summed over rounds."""
         return self.summary.total
 
     @property
     def utility(self) -> str | None:
-        """Name of the utility that ranks members here: the paid one, unless a decision names another."""
+        """Name of the utility that ranks members here: the paid one unless a decision names another."""
         return self.source.rounds[0].utility
 
     @property
     def terms(self) -> Terms:
-        """Those of the decision that stands, or the usual ones."""
+        """The terms of the decision in force, or the usual ones."""
         return terms_of(self.source)
 
     @property
     def paid_by(self) -> str | None:
-        """Name of the utility that is paid by."""
+        """Name of the utility by which members are paid."""
         return self.decided.terms.utility if self.decided else self.utility
 
     @property
     def payable(self) -> Scores:
-        """What budgets are divided by: the score that the terms name."""
+        """The score that the terms name, by which budgets are divided."""
         return payable(self.source)
 
     @property
     def unfinished(self) -> tuple[int, int] | None:
-        """Rounds closed and rounds planned of a run that is not over; None where it is, or is no run."""
+        """Closed and planned rounds of a run that is not over; None if it is over, or not a run."""
         if self.source.book is None or self.source.settings is None:
             return None
         closed, planned = len(self.source.book.rounds), self.source.settings["training"]["rounds"]
@@ -263,7 +263,7 @@ class Facts:
 
     @property
     def level_digits(self) -> int:
-        """Decimals that show the utilities of the shared model, and how they changed."""
+        """Decimals for the utilities of the shared model and their changes."""
         levels = [abs(value) for one in self.source.rounds for value in (one.empty, one.grand)]
         return max(digits_for(max(levels)), digits_for(abs(self.total.gain)))
 
@@ -279,12 +279,12 @@ class Facts:
 
 
 def gather(source: Source, original: Source) -> Facts:
-    """All facts of a source.
+    """Return all facts of a source.
 
     Args:
-        source: with the names to be shown.
-        original: with the real ones; shares are computed from it, so that they are those of
-            ``fedmerit rewards`` to the last bit, whatever the members are called here.
+        source: the source with the names to be shown.
+        original: the source with the real names; shares are computed from it, so that they equal those of
+            ``fedmerit rewards`` to the last bit, whatever names are shown.
     """
     rounds = source.rounds
     game = None if source.settings is None else source.settings["scoring"]["game"]
@@ -309,7 +309,7 @@ def gather(source: Source, original: Source) -> Facts:
 
 
 def _shown(count: int) -> list[int]:
-    """Places of at most MOST_POINTS rounds, first and last among them, evenly spaced."""
+    """Return the places of at most MOST_POINTS evenly spaced rounds, including the first and the last."""
     if count <= MOST_POINTS:
         return list(range(1, count + 1))
     step = (count - 1) / (MOST_POINTS - 1)
@@ -317,7 +317,7 @@ def _shown(count: int) -> list[int]:
 
 
 def _letters(summary: Summary) -> dict[str, str]:
-    """a, b, ...: members that share a letter cannot be told apart."""
+    """Return letters a, b, ... per member; members who share a letter are statistically indistinguishable."""
     if not any(len(group) > 1 for group in summary.groups) or len(summary.groups) > 26:
         return {}
     return {
@@ -340,7 +340,7 @@ def _courses(source: Source, summary: Summary, shown: list[int]) -> tuple[Course
 
 
 def _missed(source: Source) -> dict[str, dict[int, str]]:
-    """Member -> round that was scored -> why there is no report of it."""
+    """Return member -> scored round without its report -> why there is none."""
     books = {one.number: one for one in source.book.rounds} if source.book else {}
     found: dict[str, dict[int, str]] = {}
     for place, reports in enumerate(source.rounds, start=1):
@@ -416,7 +416,7 @@ def _companion(source: Source, summary: Summary, utility: str) -> Companion:
 def _influence(
     rounds: tuple[Reports, ...],
 ) -> tuple[int | None, tuple[str, ...], tuple[tuple[float, ...], ...]] | None:
-    """Of the last round in which it exists."""
+    """Return round, names and rows of who influences whom, from the last round in which it is defined."""
     for reports in reversed(rounds):
         if 2 <= reports.n <= MOST_INFLUENCE:
             try:

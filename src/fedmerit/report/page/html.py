@@ -1,4 +1,4 @@
-"""Facts -> one HTML file that needs nothing else, styles, data, charts, scripts inside; and its figures."""
+"""The page as one HTML file that contains its styles, data, charts and scripts; and its figures as files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PATH = Path(__file__).with_name("vega.js")
 
 
 def bundle() -> str:
-    """The script that defines ``vega`` for the page: View, parse, Warn. Charts come compiled to Vega."""
+    """Return the script that defines ``vega`` (View, parse, Warn) for charts that are compiled to Vega."""
     import vl_convert
 
     address = (
@@ -63,7 +63,7 @@ either, because names are escaped."""
 
 
 def page_of_run(folder: Path) -> str:
-    """Write a finished run's page beside its scores; says where it is, or how to get one, or why not."""
+    """Write a run's page beside its scores; return where it is, or how to get one, or why there is none."""
     if not _installed():
         return f"for a page that anybody can open: pip install 'fedmerit[page]', then fedmerit page {folder}"
 
@@ -78,7 +78,7 @@ def page_of_run(folder: Path) -> str:
 
 
 def for_coordinator(path: Path) -> str:
-    """Whom a page is for where members see their own numbers only."""
+    """Return a message that the page is only for the coordinator, for runs with private numbers."""
     return (
         f"{path} shows everybody's numbers: it is for the coordinator alone; a member gets its own statement "
         "(fedmerit rewards) and its own copy of the ledger (fedmerit export --for NAME)"
@@ -86,7 +86,7 @@ def for_coordinator(path: Path) -> str:
 
 
 def refreshed(folder: Path) -> str:
-    """Write the page beside a run's scores anew, where there is one; says what was done, if anything."""
+    """Rewrite the page beside a run's scores if there is one; return what was done, or an empty string."""
     path = folder / NAME
     if not path.is_file():
         return ""
@@ -105,7 +105,7 @@ def refreshed(folder: Path) -> str:
 
 
 def check_target(path: Path, *, force: bool) -> None:
-    """Refuse to write a page where there is no folder, or over something that is none of ours."""
+    """Raise `StoreError` if the folder is missing, or if the file exists and is not one of our pages."""
     if not path.parent.is_dir():
         raise StoreError(f"{path}: could not be written: there is no folder {path.parent}")
     if path.exists() and not force and OURS not in path.read_text(encoding="utf-8", errors="replace"):
@@ -120,27 +120,27 @@ def _installed() -> bool:
 
 INSTALL = "pip install 'fedmerit[page]'"
 BUDGET = "10000.00"
-"""What the page divides until somebody types another budget; that of the decision where there is one."""
+"""The budget on the page until the reader types another, if there is no decision with a budget."""
 
 
 def page(path: str | Path, *, pseudonyms: bool = False) -> str:
-    """The page of a run folder or a file of reports, as text; the same bytes for the same folder.
+    """Return the page of a run folder or a file of reports; the same input gives the same bytes.
 
     Args:
         path: see :func:`fedmerit.report.page.source.read_source`.
-        pseudonyms: whether names are replaced.
+        pseudonyms: whether to replace names.
     """
     return render(facts_of(path, pseudonyms=pseudonyms))
 
 
 def facts_of(path: str | Path, *, pseudonyms: bool = False) -> Facts:
-    """The facts behind a page; arguments as :func:`page`."""
+    """Return the facts of a page; arguments as in :func:`page`."""
     original = read_source(path)
     return gather(pseudonymised(original) if pseudonyms else original, original)
 
 
 def render(facts: Facts) -> str:
-    """The page that says these facts."""
+    """Return the page with these facts."""
     try:
         import jinja2
         import vl_convert
@@ -162,7 +162,7 @@ def render(facts: Facts) -> str:
     for name, chart in drawn.items():
         if chart is not None:
             specs[name] = vl_convert.vegalite_to_vega(chart.to_dict(), vl_version="6.4")
-            specs[name].pop("$schema", None)  # an address, and nothing here looks anything up
+            specs[name].pop("$schema", None)  # an address, but the page fetches nothing
     style = _asset("page.css")
     script = _asset("vega.js") + "\n" + _asset("money.js") + "\n" + _asset("page.js")
     environment = jinja2.Environment(
@@ -184,7 +184,7 @@ def render(facts: Facts) -> str:
         budget=_budget(facts),
         paid=_paid(facts),
         about=_rules(facts)[facts.rules[0].name]["about"],
-        checks=[line for line in facts.source.checks if line.code != "head"],  # has its own line
+        checks=[line for line in facts.source.checks if line.code != "head"],  # shown separately
         small=[one.client for one in facts.courses[: charts.MOST_SMALL]],
         most_rows=charts.MOST_ROWS,
         most_bars=charts.MOST_BARS,
@@ -199,7 +199,7 @@ def render(facts: Facts) -> str:
 
 
 def _rules(facts: Facts) -> dict[str, Any]:
-    """What the payouts are computed from: integers as text, names in the order in which equals get a cent."""
+    """Return the data for computing payouts: integers as text, names in the order that breaks ties."""
     return {
         one.name: {
             "problem": words.note(one.problem),
@@ -213,7 +213,7 @@ def _rules(facts: Facts) -> dict[str, Any]:
 
 
 def _paid(facts: Facts) -> tuple[list[tuple[str, str, str]], list[tuple[str, str]]]:
-    """The payouts that the page opens with: lines of the table, and its foot."""
+    """Return the payouts that the page first shows: the lines of the table, and its foot."""
     first = facts.rules[0]
     if first.problem:
         return [], []
@@ -232,29 +232,29 @@ def _asset(name: str) -> str:
 
 
 def _json(content: Any) -> str:
-    """JSON that may stand inside a script element: nothing in it can end the element or begin a comment."""
+    """Return JSON that is safe in a script element: it can neither end the element nor begin a comment."""
     text = json.dumps(content, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _hash(text: str) -> str:
-    """As a content security policy names an inline element."""
+    """Return the hash by which a content security policy names an inline element."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 # ------------------------------------------------------------------------------------------------- figures
-# The page's charts as files: PNG, SVG or PDF, in the colours of white paper.
+# The page's charts as PNG, SVG or PDF files, in colours for white paper.
 
 Kind = Literal["png", "pdf", "svg"]
 WIDTH = 640
-"""Pixels of a figure; PNG has three for each."""
+"""Width of a figure in pixels; a PNG has three times as many."""
 
 
 def figures(facts: Facts, kind: str) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of all figures.
+    """Yield the names and contents of all figures.
 
     Args:
-        facts: of the page they belong to.
+        facts: the facts of the page.
         kind: "png", "pdf" or "svg".
     """
     if kind not in get_args(Kind):
@@ -293,7 +293,7 @@ def _specs(facts: Facts) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _on_paper(spec: dict[str, Any]) -> dict[str, Any]:
-    """The same chart with colours in place of CSS variables."""
+    """Return the same chart with colours in place of CSS variables."""
     from fedmerit.report.page.charts import LIGHT
 
     plain = re.sub(r'"var\((--[a-z]+)\)"', lambda found: json.dumps(LIGHT[found[1]]), json.dumps(spec))

@@ -1,4 +1,4 @@
-"""What is guaranteed and what is not, and what the server saw: for the run at hand, not in general."""
+"""What this particular run guarantees and what it does not, and what its server saw."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GROSS = " No: do not pay by these numbers before somebody has looked; see the t
 
 
 def adds_up(facts: Facts) -> str:
-    """The sum of the contributions against the gain."""
+    """Return a sentence that compares the sum of the contributions with the gain."""
     said = float(facts.total.raw.sum())
     gain, explained = (signed(value, facts.summary.digits) for value in (facts.total.gain, said))
     found = facts.summary.doubts
@@ -45,7 +45,7 @@ def adds_up(facts: Facts) -> str:
 
 
 def statuses(facts: Facts) -> list[str]:
-    """In which rounds the paper's normalised scores are not in order."""
+    """Return in which rounds FP and EE, the paper's normalised scores, are in order, and in which not."""
     scored = [one for one in facts.rounds if one.gain is not None]
     said = []
     good = [key for key in ("FP", "EE") if all(one.status[key] == "ok" for one in scored)]
@@ -66,7 +66,7 @@ def _s(items: Sequence[object]) -> str:
 
 
 def heading(facts: Facts, utility: str | None) -> str:
-    """A measure as the head of a column: with a mark where it is paid by."""
+    """Return a measure as the heading of a column, marked if members are paid by it."""
     if utility != facts.paid_by:
         return spoken(utility)
     return (
@@ -75,7 +75,7 @@ def heading(facts: Facts, utility: str | None) -> str:
 
 
 def _first(facts: Facts) -> str:
-    """The measure that ranks members on this page."""
+    """Return the name of the measure that ranks members on this page."""
     return "the paid measure" if facts.paid_by == facts.utility else spoken(facts.utility)
 
 
@@ -87,7 +87,7 @@ def _turned(client: str, helped: bool, measure: str, first: str) -> str:
 
 
 def companions(facts: Facts) -> list[str]:
-    """Whether other measures of quality tell another story."""
+    """Return sentences on whether other measures of quality contradict the ranking."""
     said = []
     for one in facts.companions:
         name = spoken(one.utility)
@@ -117,7 +117,7 @@ def companions(facts: Facts) -> list[str]:
 
 
 def guaranteed(facts: Facts) -> list[str]:
-    """What holds."""
+    """Return what this run guarantees."""
     found = [
         "Ranks and payouts follow raw contributions, with their sign, never a score that may be reversed.",
         "Payouts are whole cents and add up to the budget exactly, less what a rule leaves unpaid.",
@@ -137,13 +137,13 @@ def guaranteed(facts: Facts) -> list[str]:
 
 
 def private(facts: Facts) -> bool:
-    """Whether members of this run see their own numbers only, so that the page is for the coordinator."""
+    """Return whether members see only their own numbers, so that the page is for the coordinator alone."""
     settings = facts.source.settings
     return settings is not None and settings["scoring"]["visibility"] == "coordinator"
 
 
 def not_guaranteed(facts: Facts) -> list[str]:
-    """What does not hold, or is not known."""
+    """Return what this run does not guarantee, or what is unknown."""
     source = facts.source
     found = []
     if private(facts):
@@ -192,7 +192,7 @@ def not_guaranteed(facts: Facts) -> list[str]:
 
 
 def server_saw(facts: Facts) -> tuple[list[str], list[str]] | None:
-    """What the server saw and did not see; None where nothing is known about it."""
+    """Return what the server saw and what it did not see; None if that is unknown."""
     book, settings = facts.source.book, facts.source.settings
     if book is None or settings is None:
         return None
@@ -218,7 +218,7 @@ def server_saw(facts: Facts) -> tuple[list[str], list[str]] | None:
 
 
 def costs(facts: Facts) -> list[tuple[str, str]]:
-    """What the run took."""
+    """Return what the run cost, as names and values."""
     found = []
     known, book = facts.source.costs, facts.source.book
     if known.seconds is not None:
@@ -248,7 +248,7 @@ def costs(facts: Facts) -> list[tuple[str, str]]:
 
 
 def provenance(facts: Facts) -> list[tuple[str, str, bool]]:
-    """Name, value, and whether the value is a fingerprint."""
+    """Return where the numbers come from: name, value, and whether the value is a fingerprint."""
     book = facts.source.book
     if book is None:
         return []

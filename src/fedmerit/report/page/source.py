@@ -1,4 +1,4 @@
-"""What a page is made from: a file of reports, or a run folder with its ledger; names may be replaced."""
+"""The source of a page: a file of reports, or a run folder with its ledger; with real names or pseudonyms."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from fedmerit.verify import verify_folder
 
 NAME = "costs.json"
 BYTES_A_PARAMETER = 4
-"""Of a masked input on the wire (see docs/threats.md)."""
+"""Bytes per parameter of a masked input on the wire (see docs/threats.md)."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of each timed round, parameters of the model; None where unknown."""
+    """Seconds of each timed round, and the number of parameters of the model; None if unknown."""
 
     seconds: tuple[float, ...] | None = None
     parameters: int | None = None
 
 
 def timed(watch: Callable[[Any], None], folder: Path) -> Callable[[Any], None]:
-    """A watch that also notes how long each round took, in ``costs.json``.
+    """Return a watch that also records in ``costs.json`` how long each round took.
 
     Args:
-        watch: called with every step first.
-        folder: of the run; a resumed run adds to what the file holds.
+        watch: called first with every step.
+        folder: the run folder; a resumed run adds to its file.
     """
     last = [time.monotonic()]
 
@@ -61,7 +61,7 @@ def timed(watch: Callable[[Any], None], folder: Path) -> Callable[[Any], None]:
 
 
 def read_costs(folder: Path) -> Costs:
-    """What is known about the cost of the run in this folder."""
+    """Return what is known about the cost of the run in this folder."""
     seconds = _seconds(folder)
     checkpoints = sorted((folder / "checkpoints").glob("model-*.safetensors"))
     return Costs(
@@ -82,7 +82,7 @@ def _seconds(folder: Path) -> dict[str, float]:
 
 
 def _parameters(path: Path) -> int:
-    """Numbers in a safetensors file, from its header: u64 length, then JSON with the shapes."""
+    """Return how many numbers a safetensors file holds, from its header: u64 length, JSON with shapes."""
     try:
         with path.open("rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
@@ -95,12 +95,12 @@ def _parameters(path: Path) -> int:
 
 
 ABORTED = "aborted"
-"""Why a round has no sum, where that is not known or not told."""
+"""The reason why a round has no sum if it is unknown or withheld."""
 
 
 @dataclass(frozen=True)
 class Book:
-    """What the ledger of a run says."""
+    """What the ledger of a run records."""
 
     run: Mapping[str, Any]
     pool: Mapping[str, Any]
@@ -112,34 +112,34 @@ class Book:
 
 @dataclass(frozen=True)
 class Source:
-    """Reports, and whatever else lies beside them; None or empty where it does not."""
+    """Reports, and all that was found beside them; what was not found is None or empty."""
 
     rounds: tuple[Reports, ...]
     clients: tuple[str, ...]
     missing: Missing = "zero"
     companions: Mapping[str, tuple[Reports, ...]] = field(default_factory=dict)
-    aborted: Mapping[int, str] = field(default_factory=dict)  # round without a sum -> why
-    unreported: tuple[int, ...] = ()  # rounds that were summed, and that nobody reported on
+    aborted: Mapping[int, str] = field(default_factory=dict)  # round without a sum -> reason
+    unreported: tuple[int, ...] = ()  # summed rounds without any report
     truth: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # by utility and value
     settings: Mapping[str, Mapping[str, Any]] | None = None
     corruption: Corruption = field(default_factory=Corruption)  # with the real names
     book: Book | None = None
     checks: tuple[Note, ...] = ()  # what verifying the folder found
     broken: str = ""  # why the folder does not verify
-    broken_record: int | None = None  # the record that is wrong, where one can be named
-    changed: tuple[str, str] | None = None  # a score file that differs from the sound ledger, and how
+    broken_record: int | None = None  # the record that is wrong, if known
+    changed: tuple[str, str] | None = None  # a score file that differs from a valid ledger, and how
     costs: Costs = field(default_factory=Costs)
     names: Mapping[str, str] = field(default_factory=dict)  # real -> shown
-    pseudonyms: bool = False  # whether the names shown are not the real ones
+    pseudonyms: bool = False  # whether the names shown are pseudonyms
 
     @property
     def planted(self) -> str:
-        """Which faults the settings planted, under the names shown; nothing where there are none."""
+        """Sentence on the faults that the settings planted, with the names shown; empty if there are none."""
         return planted(self.corruption, self.names if self.pseudonyms else None)
 
 
 def read_source(path: str | Path) -> Source:
-    """Everything a page can be made from.
+    """Read everything that a page can be made from.
 
     Args:
         path: a run folder, or a file of reports (.json, such as a lone ``scores.json``, or .csv).
@@ -151,7 +151,7 @@ def read_source(path: str | Path) -> Source:
     if (path / "config.toml").is_file():
         config = of_folder(path)
         source = replace(source, settings=config.as_dict(), missing=config.scoring.missing)
-        if source.corruption == Corruption():  # no ledger that can be read says of any
+        if source.corruption == Corruption():  # no readable ledger names any
             source = replace(source, corruption=config.corruption)
     return replace(source, costs=read_costs(path))
 
@@ -177,7 +177,7 @@ def _of_file(file: Path) -> Source:
 
 
 def _of_run(folder: Path) -> Source:
-    """From the ledger, which is the record; from the score files where it cannot be followed."""
+    """Read a run from its ledger, or from its score files if the ledger does not verify."""
     lines: list[Note] = []
     changed, corruption = None, Corruption()
     try:
@@ -185,7 +185,7 @@ def _of_run(folder: Path) -> Source:
         corruption = found.config.corruption
         try:
             lines.extend(verify_folder(folder))
-        except CopyDiffers as error:  # nothing of this page comes from that file
+        except CopyDiffers as error:  # the page uses nothing from that file
             changed = error.file, str(error)
         ledger, rounds, scoring = found.ledger, found.rounds, found.config.scoring
         run, pool = first_body(ledger, "run"), first_body(ledger, "pool")
@@ -193,7 +193,7 @@ def _of_run(folder: Path) -> Source:
         book = Book(run, pool, rounds, decisions, ledger.head, len(ledger))
     except StoreError:  # nothing is scored yet
         raise
-    except FedmeritError as error:  # the page says so: a reader must learn of it, not of an exit code
+    except FedmeritError as error:  # the page must say so: its readers see no exit code
         if not (folder / "scores.json").is_file():
             raise
         file_alone = _of_file(folder / "scores.json")
@@ -203,7 +203,7 @@ def _of_run(folder: Path) -> Source:
     file = folder / "scores.json"
     readable = file.is_file() and (changed is None or changed[0] != file.name)
     raw = _document(file) if readable else {}
-    complete = len(raw.get("rounds", ())) == len(rounds)  # if not, the file is from before the last round
+    complete = len(raw.get("rounds", ())) == len(rounds)  # if not, the file is older than the last round
     return Source(
         rounds=tuple(found.content.rounds),
         clients=found.config.clients,
@@ -220,13 +220,13 @@ def _of_run(folder: Path) -> Source:
 
 
 def pseudonymised(source: Source) -> Source:
-    """The same with names that say nothing: Member A, B, ..., in the order of the ranking.
+    """Return the same source with pseudonyms: Member A, B, ..., in the order of the ranking.
 
-    Everything that follows the order of the roster is put in the order of the new names, and settings that
-    are paths are withheld: either would tell who is who. Notes get the new names before they are text. Text
-    that has no code, such as the message of an error or why a round was aborted, may hold a name in any form:
-    cut off, escaped, in other letters. So none of it is shown, whether or not a name is found in it: to show
-    it only where none is found would tell something too.
+    Everything in roster order is sorted by the new names, and settings that could identify members (paths,
+    options, sizes, merged groups) are withheld. Notes get the new names before their text is made. Text
+    without a code, such as an error message or the reason of an abort, may contain a name in any form: cut
+    off, escaped, in other letters. So no such text is shown. Showing it only where no name is found would
+    also reveal something.
     """
     ranking = accumulate(source.rounds, missing=source.missing).ranking()
     everybody = dict.fromkeys((*ranking, *source.clients))
@@ -289,9 +289,9 @@ def _untold(record: int | None) -> Note:
 def _renamed_settings(
     settings: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """Settings with the names replaced where they hold names, and only there.
+    """Return the settings with members' names replaced, but only where settings hold names.
 
-    Elsewhere a value that is spelled like a name is none: to replace it would give that name away.
+    Elsewhere a value that is spelled like a name is not one, and replacing it would reveal that name.
     """
     changed = {section: dict(part) for section, part in settings.items()}
     for section, key in (("partition", "names"), *OF_MEMBERS):
@@ -309,7 +309,7 @@ def _renamed_settings(
 
 
 def _renamed_setting(value: Any, both: bool, names: Mapping[str, str]) -> Any:
-    """A list of members, or a table by member (``both``: of members too), in the order of the new names."""
+    """Return a list or table of members with new names, sorted by them; ``both`` renames values too."""
     if isinstance(value, list):
         return sorted(names.get(name, SOMEBODY) for name in value)
     if isinstance(value, dict):
@@ -322,15 +322,15 @@ def _renamed_setting(value: Any, both: bool, names: Mapping[str, str]) -> Any:
 
 
 def _document(file: Path) -> dict[str, Any]:
-    """The object that a run's scores.json is; empty for a file of another shape."""
+    """Return the object in a run's scores.json; empty for a file of another form."""
     if file.suffix.lower() != ".json":
         return {}
-    raw = json.loads(file.read_bytes().decode("utf-8-sig"))  # has been read as reports before
+    raw = json.loads(file.read_bytes().decode("utf-8-sig"))  # was read as reports before
     return raw if isinstance(raw, dict) and "rounds" in raw else {}
 
 
 def _unscored(raw: Mapping[str, Any]) -> tuple[list[int], tuple[int, ...]]:
-    """Rounds that were aborted, and rounds that nobody reported on."""
+    """Return the aborted rounds, and the rounds without any report."""
     without = [one for one in raw.get("rounds") or () if "reports" in one and one["reports"] is None]
     aborted_ = [int(one["round"]) for one in without if one.get("aborted")]
     return aborted_, tuple(int(one["round"]) for one in without if not one.get("aborted"))

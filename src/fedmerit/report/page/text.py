@@ -1,4 +1,4 @@
-"""What the page says in sentences. They state findings, name who, and never more than the facts allow."""
+"""The sentences of the page. They state findings, name members, and claim no more than the facts allow."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ PAGE = {
     "silent": "member {client!r} was summed but sent no report: round {rounds}",
     "nothing-positive": "nobody's {score} is above zero, so there is nothing to divide by",
 }
-"""What notes say on the page, where the words of the library are not those of its readers."""
+"""Words of notes on the page, where its readers need other words than the library's."""
 _CALLED = {"score": {"ALPHA": "contribution"}}
 _GAPS = ("gap", "jump")
-"""Codes of notes about rounds that do not join up."""
+"""Codes of notes about rounds that do not start where the one before ended."""
 
 
 def notes(facts: Facts) -> list[str]:
-    """What to know beside the ranking; the status of FP and EE, which rank nobody, is told in part 4.
+    """Return the notes on the ranking; the status of FP and EE, which rank nobody, is in part 4.
 
-    Under pseudonyms no text without a code is shown: nobody knows whether it names somebody.
+    With pseudonyms no text without a code is shown, because it may name a member.
     """
-    known = _GAPS if gaps_known(facts) else ()  # then the page opens with them
+    known = _GAPS if gaps_known(facts) else ()  # the page opens with them
     told = [one for one in facts.summary.notes if code_of(one) not in (*NORMALISED, *known)]
     return [note(one) for one in told if code_of(one) or not facts.source.pseudonyms]
 
 
 def note(text: str) -> str:
-    """A note of the library in the words of the page; text without a code as it is.
+    """Return a note of the library in the words of the page; text without a code is unchanged.
 
     >>> print(note(Note("no-shares", why=Note("nothing-positive", score="ALPHA", positive=0.0))))
     nobody's contribution is above zero, so there is nothing to divide by
@@ -60,12 +60,12 @@ def note(text: str) -> str:
     """
     if not isinstance(text, Note):
         return text
-    told = text.part("nothing-positive") or text  # of nothing, no option makes more
+    told = text.part("nothing-positive") or text  # no option helps then, so none is named
     return told.worded(PAGE, _CALLED, option=OPTION)
 
 
 def gaps_known(facts: Facts) -> bool:
-    """Whether rounds do not join up, and only because of rounds that are known to have no report."""
+    """Return whether there are gaps between rounds, all explained by rounds known to have no report."""
     without = set(facts.source.unreported)
     for place, (earlier, later) in enumerate(pairwise(facts.source.rounds), start=1):
         between = range(number_of(earlier, place) + 1, number_of(later, place + 1))
@@ -89,21 +89,21 @@ SCORES = {
     "COS": "how far {0} update points the way of the sum",
     "MERIT": "what {0} own training reached alone, plus what {0} updates added alone",
 }
-"""Scores that may be paid by, other than the contribution."""
+"""Scores other than the contribution by which members may be paid."""
 
 
 def noun(score: str) -> str:
-    """A score as the page and the statements call it."""
+    """Return the name of a score on the page and in statements."""
     return "contribution" if score == "ALPHA" else score
 
 
 def basis(terms: Terms) -> str:
-    """What a decision pays by, as the name of a column."""
+    """Return the score that a decision pays by, as the heading of a column."""
     return f"{noun(terms.score)} by {spoken(terms.utility)}"
 
 
 def rule_text(rule: str, score: str = "ALPHA") -> str:
-    """What a rule does.
+    """Return what a rule does.
 
     >>> rule_text("fair", "LOO")
     'In proportion to the summed LOO; whoever is below zero earns nothing.'
@@ -112,12 +112,12 @@ def rule_text(rule: str, score: str = "ALPHA") -> str:
 
 
 def about(terms: Terms) -> str:
-    """What the rule of these terms does, within which bounds."""
+    """Return what the rule of these terms does, and within which bounds."""
     return " ".join([rule_text(terms.rule, terms.score), *_bounds(terms)])
 
 
 def _bounds(terms: Terms) -> list[str]:
-    """What smallest and largest shares were agreed, and who pays for them; nothing where none were."""
+    """Return the agreed smallest and largest shares, and who pays for them; empty if there are none."""
     ends = []
     if terms.floor > 0:
         ends.append(f"no member that reported has a share below {terms.floor:.2%}, whatever its score")
@@ -133,12 +133,12 @@ def _bounds(terms: Terms) -> list[str]:
 
 
 def usual(terms: Terms) -> bool:
-    """Whether nothing but budget, rule and measure was chosen."""
+    """Return whether the terms pay by the contribution, without bounds on shares."""
     return (terms.score, terms.floor, terms.cap) == ("ALPHA", 0.0, 1.0)
 
 
 def decision(one: Decided) -> list[str]:
-    """What was decided: in one sentence, then on which terms."""
+    """Return what was decided in one sentence, then the terms."""
     terms = one.terms
     covers = f"{one.rounds} of {one.planned} rounds" if one.rounds < one.planned else rounds(one.rounds)
     said = [
@@ -183,17 +183,17 @@ STATUS = {
 
 
 def count(number: int) -> str:
-    """A small number as a word."""
+    """Return a small number as a word."""
     return _COUNTS[number] if number < len(_COUNTS) else str(number)
 
 
 def rounds(number: int) -> str:
-    """So many rounds."""
+    """Return a number of rounds in words."""
     return "one round" if number == 1 else f"{count(number)} rounds"
 
 
 def title(facts: Facts) -> str:
-    """What the page opens with: what to do about a doubt that withholds the rest, or who contributed what."""
+    """Return the title: what to do about a doubt that withholds the rest, or who contributed what."""
     for doubt in facts.summary.doubts:
         if doubt.withholds:
             return f"{'Do not pay by these numbers' if doubt.gross else 'Look before you pay'}: {doubt.short}"
@@ -201,7 +201,7 @@ def title(facts: Facts) -> str:
 
 
 def headline(facts: Facts) -> str:
-    """Who contributed what, in one sentence."""
+    """Return in one sentence who contributed what."""
     standings, n = facts.summary.standings, facts.total.n
     if facts.total.stderr is None:
         return f"{_without_errors(facts)}; how sure that is cannot be said"
@@ -214,7 +214,7 @@ def headline(facts: Facts) -> str:
         return "No member is sure to have improved the model" + worse
     if len(leaders) == 1:
         return f"{leaders[0]} contributed most" + worse
-    if not set(leaders) <= set(helpful):  # the first is known to have improved the model, not all of these
+    if not set(leaders) <= set(helpful):  # not all of these surely improved the model
         if len(leaders) == roster:
             return f"The {count(n)} members cannot be told apart"
         if len(leaders) == n:
@@ -230,7 +230,7 @@ def headline(facts: Facts) -> str:
 
 
 def _without_errors(facts: Facts) -> str:
-    """The headline where nothing is known about errors: no winner where there is none."""
+    """Return the headline without standard errors; it names no winner if there is none."""
     standings = facts.summary.standings
     leaders = [one.client for one in standings if one.rank == 1]
     if standings[0].total <= 0:
@@ -248,7 +248,7 @@ def _all(number: int) -> str:
 
 
 def _some(number: int, facts: Facts) -> str:
-    """So many of those that could be measured: nothing is said against who sent no report."""
+    """Return a count of the members who could be measured; members without a report are not judged."""
     n = facts.total.n
     which = "members that reported" if facts.unscored else "members"
     if number == n:
@@ -258,7 +258,7 @@ def _some(number: int, facts: Facts) -> str:
 
 
 def lede(facts: Facts) -> list[str]:
-    """The finding in a few sentences, numbers included."""
+    """Return the finding in a few sentences with numbers."""
     said = [_change(facts), *map(sentence, in_words((), facts.source.unreported))]
     if not facts.summary.withheld:
         said += _places(facts)
@@ -275,7 +275,7 @@ def lede(facts: Facts) -> list[str]:
 
 
 def _places(facts: Facts) -> list[str]:
-    """Who stands first, and who last."""
+    """Return who stands first, and who last."""
     total, said = facts.total, []
     standings = facts.summary.standings
     best, worst = standings[0], standings[-1]
@@ -295,7 +295,7 @@ def _places(facts: Facts) -> list[str]:
 
 
 def _change(facts: Facts) -> str:
-    """How the shared model changed, in numbers that agree with each other."""
+    """Return how the shared model changed, in numbers that are rounded consistently."""
     total, reports, digits = facts.total, facts.source.rounds, facts.level_digits
     span = _span(facts)
     measure = f"the {spoken(facts.utility) if defined(facts) else facts.utility} of the shared model"
@@ -317,7 +317,7 @@ def _change(facts: Facts) -> str:
 
 
 def _span(facts: Facts) -> str:
-    """Which rounds the change covers."""
+    """Return which rounds the change covers."""
     number, last = facts.total.rounds, facts.source.rounds[-1].round
     if facts.unfinished:
         closed, planned = facts.unfinished
@@ -341,7 +341,7 @@ def _place(equals: Sequence[Standing], where: str, n: int) -> str:
 
 
 def how_sure(facts: Facts) -> str:
-    """What the plus-minus covers and what it does not."""
+    """Return what the plus-minus covers and what it does not."""
     if facts.total.stderr is None:
         return "No standard errors were reported, so how sure this is cannot be said."
     return (
@@ -353,7 +353,7 @@ def how_sure(facts: Facts) -> str:
 
 
 def together(facts: Facts) -> str:
-    """Who cannot be told apart."""
+    """Return which members are statistically indistinguishable."""
     if facts.total.stderr is None:
         return ""
     groups = [group for group in facts.summary.groups if len(group) > 1]
@@ -367,7 +367,7 @@ def together(facts: Facts) -> str:
 
 
 def built_up(facts: Facts) -> str:
-    """When the gain was made."""
+    """Return in which rounds the gain was made."""
     reports, gain = facts.source.rounds, facts.total.gain
     if gain <= 0 or len(reports) < 3:
         which = "The rounds with reports" if facts.source.unreported else "The rounds"
@@ -382,7 +382,7 @@ def built_up(facts: Facts) -> str:
 
 
 def away(facts: Facts) -> list[str]:
-    """Who was away, and what it cost."""
+    """Return who missed rounds, and what that cost."""
     if not facts.absences:
         return ["Nobody missed a round."]
     said = []
@@ -401,7 +401,7 @@ def away(facts: Facts) -> list[str]:
 
 
 def noise_share(facts: Facts) -> str:
-    """What a member without any contribution could expect from luck."""
+    """Return the share that a member without any contribution could expect from noise."""
     terms = facts.terms
     nothing = null_share(facts.payable)
     if nothing is None or (terms.floor, terms.cap) != (0.0, 1.0):
@@ -412,17 +412,17 @@ def noise_share(facts: Facts) -> str:
 
 
 def defined(facts: Facts) -> bool:
-    """Whether the utility is what its name means here: a file may hold a Brier score that falls."""
+    """Return whether the utility means what its name means here; in a file, a lower "brier" may be better."""
     return facts.utility != "brier" or facts.source.settings is not None
 
 
 def spoken(utility: str | None) -> str:
-    """A utility's name in a sentence."""
+    """Return a utility's name for use in a sentence."""
     return {"brier": "1 - Brier/2", None: "utility"}.get(utility) or str(utility).replace("-", " ")
 
 
 def sentence(text: str) -> str:
-    """A note as a sentence.
+    """Return a note as a sentence.
 
     >>> sentence("round 4 was aborted")
     'Round 4 was aborted.'
