@@ -211,8 +211,8 @@ def as_markdown(one: Statement) -> str:
         "## What it rests on",
         f"Record {one.decision.record} of the ledger. Keep this head of the ledger:",
         f"    {one.head}",
-        "Whoever changes the ledger later contradicts it: `fedmerit verify DIR --head HEAD` tells you. "
-        "Compare it with the other members, by a way that the coordinator does not run.",
+        "If somebody changes the ledger later, `fedmerit verify DIR --head HEAD` tells you. "
+        "Compare it with the other members out of band, not through the coordinator.",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -267,7 +267,7 @@ def _earns(one: Statement) -> str:
         f"the {measure} of the shared model changed by {gain} {_over(one)}."
     )
     if decision.shares.status != "ok":
-        text += " The scores allowed no shares, so that the agreed way out was taken."
+        text += " The scores could not be turned into shares, so the agreed fallback was used."
     if one.standing.total < 0 and rule != "equal":
         text += " Below zero counts as zero."
     return text

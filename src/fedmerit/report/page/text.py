@@ -156,7 +156,7 @@ def decision(one: Decided) -> list[str]:
     if one.basis:
         said.append(f"It does not pay by the contribution of part 1, but by the column “{basis(terms)}”.")
     if not one.defined:
-        said.append("The scores allowed no shares, so that the agreed way out was taken.")
+        said.append("The scores could not be turned into shares, so the agreed fallback was used.")
     return [*said, about(terms)]
 
 
@@ -378,7 +378,7 @@ def built_up(facts: Facts) -> str:
     part = f"{sums[place - 1] / gain:.0%}"
     of = f"{count(len(reports))} with reports" if facts.source.unreported else count(len(reports))
     gained = "the gain in rounds with reports" if facts.source.unreported else "the whole gain"
-    return f"{first} of {of} brought {part} of {gained}. Who is away then misses most."
+    return f"{first} of {of} brought {part} of {gained}. A member that is absent then misses the most."
 
 
 def away(facts: Facts) -> list[str]:
