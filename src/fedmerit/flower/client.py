@@ -334,7 +334,8 @@ def secure(
         value: ``value(arrays, test)`` says how good a model is on test samples ``test.x``, ``test.y``: one
             number in [0, 1] per sample, or a mapping from names to several such arrays.
         metrics: names of training and evaluation metrics that may leave this machine; by default none.
-        place: returns where this member's key and roster are, if not where `place_of` looks.
+        place: returns where this member's key and roster are, if not where `place_of` looks; in a simulation,
+            the place must say ``rehearsal=True``.
         weighted_by: the metric that holds the number of training samples; it stays secret.
         accept: called with the settings the server proposes; raises a `RefusedError` for those this member
             does not agree to. By default a member agrees to nothing weaker than fedmerit's own choice.
