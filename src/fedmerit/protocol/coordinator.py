@@ -13,6 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from fedmerit.config import Config
@@ -146,6 +147,11 @@ class Coordinator:
     def config(self) -> Config:
         return self.recorder.config
 
+    @cached_property
+    def _first_hash(self) -> str:
+        assert self.first is not None
+        return model_hash(self.first)
+
     def ask(self, kind: Exchange, number: int, body: Mapping[str, Any]) -> Parcel:
         """Return a signed message of this run."""
         return Ask(kind, self.recorder.run, number, body).pack(self.recorder.sign)
@@ -259,8 +265,7 @@ class Coordinator:
         if early is not None and early[1] == number and early[0].setting.members == scheduled:
             return early[0]
         server = self._new_server(self._setting(number, scheduled))
-        body = {"members": list(scheduled)}
-        for name, answer in self._exchange("advertise", number, dict.fromkeys(scheduled, body)):
+        for name, answer in self._exchange("advertise", number, scheduled, {"members": list(scheduled)}):
             self._receive(server, name, answer)
         return server
 
@@ -272,10 +277,8 @@ class Coordinator:
         try:
             shown = server.advance()
             for stage in server.setting.stages[1:]:
-                more = told if stage == "masked" else {}
-                bodies = {id(broadcast): {"list": broadcast, **more} for broadcast in shown.values()}
-                asks = {name: bodies[id(broadcast)] for name, broadcast in shown.items()}
-                for name, answer in self._exchange(exchange_of(stage), number, asks):
+                body = {"list": next(iter(shown.values())), **(told if stage == "masked" else {})}
+                for name, answer in self._exchange(exchange_of(stage), number, [*shown], body):
                     self._receive(server, name, answer)
                 if stage == "masked":
                     self.recorder.masked(number, server.inputs)
@@ -321,8 +324,8 @@ class Coordinator:
         found.reports = {name: found.reports[name] for name in found.included if name in found.reports}
         if server is None:
             return
-        others = {name: {"members": following} for name in following if name not in asks}
-        for name, answer in self._exchange("advertise", number + 1, others):
+        others = [name for name in following if name not in asks]
+        for name, answer in self._exchange("advertise", number + 1, others, {"members": following}):
             self._receive(server, name, answer)
         if set(following) <= {*server.heads["advertise"]}:
             self._early = server, number + 1
@@ -355,7 +358,7 @@ class Coordinator:
                 "grand": evaluate(outcome.model, shown, outcome.bound_to["m"]),
             }
             if self.first is not None:
-                found["first"] = evaluate(self.first, shown, model_hash(self.first))
+                found["first"] = evaluate(self.first, shown, self._first_hash)
         except Exception as error:  # user code: one model must not end the run
             if self.rehearsal:
                 raise
@@ -377,25 +380,19 @@ class Coordinator:
         """Ask members to sign the ledger's last head."""
         head = self.recorder.head
         number = min(len(self.recorder.rounds), self.config.training.rounds)
-        body = {"head": head}
-        for name, signature in self._exchange("close", number, dict.fromkeys(members, body)):
+        for name, signature in self._exchange("close", number, members, {"head": head}):
             if not self.recorder.seen(name, head, signature):
                 self.note(f"{name} did not sign the ledger's head")
 
     # --------------------------------------------------------------------------------------------- internals
 
     def _exchange(
-        self, kind: Exchange, number: int, bodies: Mapping[str, Mapping[str, Any]]
+        self, kind: Exchange, number: int, members: Sequence[str], body: Mapping[str, Any]
     ) -> Iterable[tuple[str, bytes]]:
-        if not bodies:
+        """Send one message, packed and signed once, to all of these members."""
+        if not members:
             return ()
-        packed: dict[int, Parcel] = {}
-        asks = {}
-        for name, body in bodies.items():  # usually all share one body, which is packed once
-            if id(body) not in packed:
-                packed[id(body)] = self.ask(kind, number, body)
-            asks[name] = packed[id(body)]
-        return self.transport.exchange(kind, asks)
+        return self.transport.exchange(kind, dict.fromkeys(members, self.ask(kind, number, body)))
 
     def _receive(self, server: PlainServer, name: str, answer: bytes) -> None:
         try:

@@ -152,6 +152,16 @@ def _number(name: str) -> int:
     return int(name.partition(".")[0])
 
 
+def _sums(state: MemberState, before: int) -> tuple[str, dict[str, npt.NDArray[Any]]] | None:
+    if (last := state.last("report", before)) is None:
+        return None
+    return last[4], {name: as_array(kept, "<f8") for name, kept in last[5].items()}
+
+
+def _weight(update: Sequence[Any]) -> float:
+    return 1.0 if update[2] is None else float(update[2])
+
+
 def as_array(kept: Any, kind: str) -> npt.NDArray[Any]:
     """Return an array that was stored in a state, which may hand back its bytes."""
     return kept if isinstance(kept, np.ndarray) else np.frombuffer(kept, kind).copy()
@@ -425,14 +435,28 @@ class Participant:
         state.put(_file(ask.round, "update"), [work.m0, delta, own, trained.shape, told])
         return message
 
-    def contribution(self, run: str, number: int) -> tuple[npt.NDArray[np.float64], float]:
-        """Return w_i d_i of a round as it was summed, and w_i; rehearsals also use it for their analysis."""
+    def contribution(self, run: str, number: int) -> npt.NDArray[np.float64]:
+        """Return w_i d_i of a round as it was summed; for a rehearsal's analyses."""
         state = self.state(run)
         client, update = self._client(number, state), state.get(_file(number, "update"))
         if client is None or update is None:
             raise BindingError(f"brought nothing to the sum of round {number}", member=self.name)
         encoding, _ = self._encoding(Agreed(*state.get("terms")), client, update)
         return self._contribution(client, update, encoding)
+
+    def weight(self, run: str, number: int) -> float:
+        """Return w_i of a round that this member is in the sum of; for a rehearsal's analyses."""
+        return _weight(self.state(run).get(_file(number, "update")))
+
+    def sums(self, run: str, before: int) -> tuple[str, dict[str, npt.NDArray[Any]]] | None:
+        """Return test slice and per-sample sums of the last report before a round; None without a report."""
+        return _sums(self.state(run), before)
+
+    def restore_sums(
+        self, run: str, number: int, m: str, slice_id: str, sums: Mapping[str, npt.NDArray[Any]]
+    ) -> None:
+        """Store what `sums` returned as that of a round which ended with the model of hash ``m``."""
+        self.state(run).put(_file(number, "report"), [b"", b"", number, m, slice_id, sums])
 
     def _encoding(
         self, agreed: Agreed, client: Client | PlainClient, update: Sequence[Any]
@@ -444,11 +468,10 @@ class Participant:
 
     def _contribution(
         self, client: Client | PlainClient, update: Sequence[Any], encoding: Encoding
-    ) -> tuple[npt.NDArray[np.float64], float]:
+    ) -> npt.NDArray[np.float64]:
         assert client.rounding is not None
-        delta, own = as_array(update[1], "<f4"), update[2]
-        words = encoding.encode(delta, weight=own, seed=client.rounding).words
-        return encoding.dequantise(words), 1.0 if own is None else float(own)
+        delta = as_array(update[1], "<f4")
+        return encoding.dequantise(encoding.encode(delta, weight=update[2], seed=client.rounding).words)
 
     def _report(self, ask: Ask, state: MemberState, agreed: Agreed, asked: bytes) -> bytes:
         """Answer one request per round, and repeat that answer: any other would reveal more on the update."""
@@ -462,7 +485,7 @@ class Participant:
         state.put(_file(ask.round, "asked"), asked)
         m0 = as_array(update[0], "<f4")
         encoding, public = self._encoding(agreed, client, update)
-        contribution, weight = self._contribution(client, update, encoding)
+        contribution, weight = self._contribution(client, update, encoding), _weight(update)
         try:
             outcome = ask.outcome
             self._check_told(outcome, agreed, client, m0, state.get(_file(ask.round, "began")))
@@ -507,9 +530,8 @@ class Participant:
         if not isinstance(evaluate, Evaluations):
             evaluate = Evaluations(evaluate)
         scorer = Scorer(self.name, evaluate, scoring.game)
-        if (last := state.last("report", number)) is not None:
-            scorer.totals_on = last[4]
-            scorer.totals = {name: as_array(kept, "<f8") for name, kept in last[5].items()}
+        if (last := _sums(state, number)) is not None:
+            scorer.totals_on, scorer.totals = last
         return scorer
 
     def _next_keys(self, ask: Ask, state: MemberState, agreed: Agreed) -> bytes:

@@ -8,7 +8,7 @@ keeps members and server from seeing what they may not see.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,9 @@ from fedmerit.simulation.transport import (
     Watch,
 )
 from fedmerit.storage.run_folder import Folder, check_usable, write
+
+CurrentWeights = Callable[[int, Model, Mapping[str, Model]], Mapping[str, float]]
+"""(round, M0, local models) -> weights of the members in this very round. Analysis only."""
 
 __all__ = ["Progress", "Rehearsal", "Watch", "run"]
 
@@ -96,7 +99,7 @@ class Rehearsal:
         evaluate: Evaluate | None = None,
         truth: Truth | None = None,
         analyses: Sequence[Analysis] = (),
-        current_weights: Any = None,
+        current_weights: CurrentWeights | None = None,
         stacked: bool | None = None,
     ) -> None:
         self.folder, self.watch = folder, watch or (lambda _: None)

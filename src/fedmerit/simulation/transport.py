@@ -188,11 +188,11 @@ class LocalTransport:
         self.m0 = federation.first  # start of the current round
         self.before = federation.first  # start of the round before
         self._trained: dict[str, Model] = {}
-        self._number = 0
+        self._number, self._m0_hash = 0, ""
 
     def begin_round(self, number: int, m0: Model) -> None:
         """Set the number and the starting model of the next round."""
-        self._number, self.m0, self._trained = number, m0, {}
+        self._number, self.m0, self._m0_hash, self._trained = number, m0, "", {}
         if self.local.solo:  # members lost in this round still train their solo model
             self.train(self.expected(number))
 
@@ -269,17 +269,15 @@ class LocalTransport:
     @property
     def m0_hash(self) -> str:
         """Hash of the model that all members start from, computed once per round."""
-        if getattr(self, "_hashed", (None,))[0] is not self.m0:
-            self._hashed = (self.m0, model_hash(self.m0))
-        return self._hashed[1]
+        self._m0_hash = self._m0_hash or model_hash(self.m0)
+        return self._m0_hash
 
     def analysed(self, outcome: Outcome) -> dict[str, Any]:
         """Return what the analyses record about a round with a sum."""
-        parts = {name: self.members[name].contribution for name in outcome.included}
-        weights = tuple(float(self._weight(name)) for name in outcome.included)
+        weights = tuple(self.members[name].weight(self.run, outcome.round) for name in outcome.included)
 
         def contribution(name: str) -> npt.NDArray[np.float64]:
-            return parts[name](self.run, outcome.round)[0]
+            return self.members[name].contribution(self.run, outcome.round)
 
         kept = cache(contribution) if len(self.analyses) > 1 else contribution
         plain = PlainRound(self.m0, outcome, weights, kept)
@@ -287,10 +285,6 @@ class LocalTransport:
         for analysis in self.analyses:
             said |= analysis.summed(plain) or {}
         return said
-
-    def _weight(self, name: str) -> float:
-        own = self.states[name].get(f"{self._number:04d}.update")[2]
-        return 1.0 if own is None else own
 
     # -------------------------------------------------------------------------------- what members remember
 
@@ -300,9 +294,9 @@ class LocalTransport:
         totals_on = ""
         for name, state in self.states.items():
             kept[f"released/{name}"] = np.frombuffer(state.released().dump(), np.uint8)
-            if (last := state.last("report", self._number + 1)) is not None:
-                totals_on = totals_on or last[4]
-                kept |= {f"totals/{name}/{utility}": values for utility, values in last[5].items()}
+            if (last := self.members[name].sums(self.run, self._number + 1)) is not None:
+                totals_on = totals_on or last[0]
+                kept |= {f"totals/{name}/{utility}": values for utility, values in last[1].items()}
         return kept, totals_on
 
     def agree(self, name: str, agreed: Agreed) -> None:
@@ -325,8 +319,8 @@ class LocalTransport:
             else:
                 totals.setdefault(name, {})["/".join(rest)] = values
         for name, sums in totals.items():
-            said = [b"", b"", last.number, last.body["m"], last.body["totals_on"], sums]
-            self.states[name].put(f"{last.number:04d}.report", said)
+            told = (last.number, last.body["m"], last.body["totals_on"])
+            self.members[name].restore_sums(self.run, *told, sums)
         self.before, self._number = before, last.number
 
     # ----------------------------------------------------------------------------------------------- progress
