@@ -116,7 +116,7 @@ def test_a_model_that_is_not_finite_is_refused(odd, where):
 
 def test_members_that_weigh_nothing_together_have_summed_to_nothing():
     m0 = np.zeros(5, np.float32)
-    with pytest.raises(BindingError, match="4 members cannot weigh 0 together"):
+    with pytest.raises(BindingError, match="4 members cannot have a total weight of 0"):
         told(m0, m0, 0.0).check("A", m0, 0.0, Encoding(5, 4, 4.0, "public", 1), dict.fromkeys("ABCD", 0.0))
 
 
@@ -126,5 +126,5 @@ def test_a_weight_below_ones_own_and_one_for_each_other_is_refused():
     for total in (106.0, 7000.0):
         told(m0, m0, total, NAMES).check("A", m0, 100.0, encoding, None)
     for total in (105.0, 7.0, 7001.0):
-        with pytest.raises(BindingError, match=f"7 members cannot weigh {total:g} together"):
+        with pytest.raises(BindingError, match=f"7 members cannot have a total weight of {total:g}"):
             told(m0, m0, total, NAMES).check("A", m0, 100.0, encoding, None)

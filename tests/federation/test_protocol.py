@@ -123,15 +123,30 @@ def test_a_member_refuses_a_sum_it_is_not_in_and_samples_never_committed():
 @pytest.mark.parametrize(
     ("change", "encoding", "public", "message"),
     [
-        ({"total_weight": 1e-3}, {}, None, "3 members cannot weigh 0.001 together"),
-        ({"total_weight": float("nan")}, {}, None, "3 members cannot weigh nan together"),
-        ({"total_weight": 2.0, "included": ("A", "B")}, {}, None, "a sum of 2 members is no secret"),
+        ({"total_weight": 1e-3}, {}, None, "3 members cannot have a total weight of 0.001"),
+        ({"total_weight": float("nan")}, {}, None, "3 members cannot have a total weight of nan"),
+        ({"total_weight": 2.0, "included": ("A", "B")}, {}, None, "a sum of 2 members hides no update"),
         ({"included": ("A", "A", "A")}, {}, None, "asked to report on a sum we are not in"),
         ({"model": M0 + 5}, {}, None, "further from M0 than members within the bound 1 can move it"),
-        ({"total_weight": 2.0}, {"weights": "secret", "weight_cap": 9}, None, "cannot weigh 2 together"),
-        ({"total_weight": 28.0}, {"weights": "secret", "weight_cap": 9}, None, "cannot weigh 28 together"),
-        ({}, {"weights": "public", "weight_cap": 2}, {"A": 1, "B": 2, "C": 2}, "cannot weigh 3 together"),
-        ({}, {"weights": "public", "weight_cap": 2}, {"A": 1, "B": 2}, "cannot weigh 3 together"),
+        (
+            {"total_weight": 2.0},
+            {"weights": "secret", "weight_cap": 9},
+            None,
+            "cannot have a total weight of 2",
+        ),
+        (
+            {"total_weight": 28.0},
+            {"weights": "secret", "weight_cap": 9},
+            None,
+            "cannot have a total weight of 28",
+        ),
+        (
+            {},
+            {"weights": "public", "weight_cap": 2},
+            {"A": 1, "B": 2, "C": 2},
+            "cannot have a total weight of 3",
+        ),
+        ({}, {"weights": "public", "weight_cap": 2}, {"A": 1, "B": 2}, "cannot have a total weight of 3"),
     ],
 )
 def test_a_member_answers_no_outcome_that_members_cannot_have_summed_to(change, encoding, public, message):
@@ -144,11 +159,11 @@ def test_a_member_answers_no_outcome_that_members_cannot_have_summed_to(change, 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"round": 2}, "answers round 2, this is round 1"),
+        ({"round": 2}, "answers round 2, but this is round 1"),
         ({"client": "D"}, "member D: reports on a sum it is not in"),
         ({"measured": {}}, "expected utilities accuracy, got"),
         *[
-            ({"bound_to": what}, f"computed on another {what} than ours")
+            ({"bound_to": what}, f"computed on a different {what} from ours")
             for what in ("m0", "m", "weight", "slice")
         ],
     ],

@@ -191,7 +191,7 @@ def test_a_large_answer_to_an_invitation_is_refused(federation):
     data = pack(["A", bytes(64), bytes(SIZE)])
 
     def refuse():
-        with pytest.raises(MessageError, match=f"answers an invitation with {len(data)} bytes"):
+        with pytest.raises(MessageError, match=f"answered an invitation with {len(data)} bytes"):
             federation.shown.admit("here", data)
 
     assert peak_of(refuse) < 100_000
@@ -229,7 +229,7 @@ def test_a_member_keeps_so_many_runs_and_says_how_to_go_on(federation, monkeypat
         member.answer(invitation(federation), "here")
     with pytest.raises(RefusedError, match="cannot keep another run; its own log says why"):
         member.answer(invitation(federation), "here")
-    assert f"{home}: holds 5 runs, and a member keeps at most 5; those that were only" in caplog.text
+    assert f"{home}: holds 5 runs, and a member keeps at most 5. Invitations are deleted" in caplog.text
     assert len([path for path in home.iterdir() if path.is_dir()]) == 5
     assert federation.round(1, M0) is not None  # what it joined before goes on
     for path in home.iterdir():  # a day later

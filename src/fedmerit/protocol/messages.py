@@ -118,9 +118,9 @@ class Outcome:
         if member not in self.included or len(set(self.included)) != n:
             problem = "asked to report on a sum we are not in"
         elif n < 3:
-            problem = f"a sum of {n} members is no secret"
+            problem = f"a sum of {n} members hides no update"
         elif not (least <= total <= most and total > 0):
-            problem = f"{n} members cannot weigh {total:g} together"
+            problem = f"{n} members cannot have a total weight of {total:g}"
         elif not self.furthest(m0) <= self._reach(encoding):
             problem = f"M lies further from M0 than members within the bound {encoding.bound:g} can move it"
         if problem:
@@ -204,7 +204,7 @@ def accept(report: Report, outcome: Outcome, utilities: Sequence[str]) -> None:
     """Raise unless a report is about this round and computed on exactly these models, weights and samples."""
     if report.round != outcome.round:
         raise BindingError(
-            f"answers round {report.round}, this is round {outcome.round}",
+            f"answers round {report.round}, but this is round {outcome.round}",
             stage="report",
             member=report.client,
         )
@@ -213,7 +213,9 @@ def accept(report: Report, outcome: Outcome, utilities: Sequence[str]) -> None:
     for what in {**outcome.bound_to, **report.bound_to}:
         if report.bound_to.get(what) != outcome.bound_to.get(what):
             named = what if what in outcome.bound_to else f"{what!r:.40}"
-            raise BindingError(f"computed on another {named} than ours", stage="report", member=report.client)
+            raise BindingError(
+                f"computed on a different {named} from ours", stage="report", member=report.client
+            )
     if set(report.measured) != set(utilities):
         raise MessageError(
             f"expected utilities {', '.join(utilities)}, got {sorted(report.measured)!r:.200}",
@@ -368,7 +370,7 @@ FORMAT: Final = "fedmerit remote 2"
 LEAST_SAMPLES: Final = 10
 KINDS: Final = "fiub"  # kinds of dtype in a message: numbers, never objects
 VALUES: Final = 256
-"""Most values in a message of the server, plus two per member: it holds one list of names at a time."""
+"""Most values in a message of the server; two per member are added, for its one list of names."""
 
 
 def exchange_of(stage: str) -> Exchange:
@@ -429,7 +431,9 @@ class Ask:
                             raise MessageError("expected no arrays beside it", stage=exchange)
                         arrays = {name: _little(array) for name, array in parcel.arrays.items()}
                         if named != {name: _named(array) for name, array in arrays.items()}:
-                            raise MessageError("its arrays are not those that it names", stage=exchange)
+                            raise MessageError(
+                                "its arrays do not match the hashes that it names", stage=exchange
+                            )
                         ask = cls(exchange, run, number, body, arrays)
                         return ask, partial(_verifies, inner, signature)
         raise MessageError(f"not a message of {FORMAT}")
@@ -456,7 +460,7 @@ def _verifies(inner: bytes, signature: bytes, key: bytes) -> bool:
 
 
 def _little(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return an array as it is hashed and sent: C order, little-endian; no copy if it is so already."""
+    """Return an array as it is hashed and sent: C order, little-endian; copy it only if needed."""
     if values.dtype.kind not in KINDS:
         raise MessageError(f"a message carries numbers, got {values.dtype}", stage="report")
     return np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
@@ -491,12 +495,12 @@ def unpack(data: bytes, what: str, *, values: int | None = None, text: int = -1)
 
 
 def words_limit(members: int) -> int:
-    """Return the most bytes of names and settings; a member stores them, so they must stay small."""
+    """Return the most bytes that names and settings may have, few because a member stores them."""
     return 65_536 + 1024 * members
 
 
 def ask_limit(exchange: Exchange, members: int) -> int:
-    """Return the most bytes of a message to one of so many members, without its arrays.
+    """Return the most bytes that a message in a run with this many members may have, without its arrays.
 
     Only a request for a report has arrays. Members compare them with their own model and the pool's
     commitment; their size is limited by the transport alone.
@@ -570,7 +574,7 @@ def checked_head(ask: Ask) -> str:
     """Return the ledger's head in a message; raise MessageError unless it is 64 hexadecimal digits."""
     head: str = ask.get("head", str)
     if not re.fullmatch("[0-9a-f]{64}", head):
-        raise MessageError("not a head of a ledger", stage=ask.exchange)
+        raise MessageError("not the head of a ledger", stage=ask.exchange)
     return head
 
 
