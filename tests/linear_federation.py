@@ -133,9 +133,7 @@ class Federation:
         self.updates: dict[tuple[int, str], np.ndarray] = {}  # (round, member) -> its change of the model
         self.passed: list[Passed] = []  # in order
         self.before: list[Callable[[str, Ask], Ask | None]] = []  # -> another message, or None for this one
-        self.after: list[
-            Callable[[str, Ask, bytes], bytes | None]
-        ] = []  # -> an answer; None: it is lost
+        self.after: list[Callable[[str, Ask, bytes], bytes | None]] = []  # -> an answer; None: it is lost
         self.train = self.linear  # (member, round, M0) -> its change of the model
         self.evaluate: Callable[[np.ndarray, Any], dict[str, np.ndarray]] = fit
         self.members = {} if files else {name: self._member(name) for name in self.names}

@@ -23,20 +23,21 @@ from fedmerit.protocol.terms import check_roster
 @pytest.mark.parametrize(
     ("kind", "change", "reason"),
     [
-        ("report", lambda b: b.update(model=0 * b["model"] + 100), "further from M0"),
+        ("report", lambda b: b.update(sum=0 * b["sum"] + 2**31 - 1), "the sum lies beyond what"),
         (
             "report",
             lambda b: b.update(included=b["included"][:3]),
             "the members in the sum are not those we signed for",
         ),
         ("report", lambda b: b.update(m0="0" * 64), "the server's M0 is not ours"),
-        ("report", lambda b: b.update(total=1e9), "cannot have a total weight"),
         (
             "report",
             lambda b: b.update(salts=0 * b["salts"]),
             "differs from what was committed",
         ),
-        ("report", lambda b: b.update(model=b["model"][:-1]), "expected a model of"),
+        ("report", lambda b: b.update(sum=b["sum"][:-1]), "expected a sum of"),
+        ("report", lambda b: b.update(sum=b["sum"].astype(float)), "expected a sum of"),
+        ("report", lambda b: b.update(salts=b["salts"][:-1]), "of salt each"),
         ("share", lambda b: b.update(list=b"FMB1"), "bytes that no member of this protocol writes"),
         (
             "advertise",
@@ -124,7 +125,7 @@ def test_one_request_for_a_report_is_answered_and_no_other(home):
     before_the_end(home, LIAR, asks["report", 2].run)
     again = ask_again(home, grid, asks["report", 2])
     assert take(again.content)  # the very same: the same answer
-    for change in ({"total": 5.0}, {"model": 0 * asks["report", 2].arrays["model"]}, {"next": 0}):
+    for change in ({"included": []}, {"sum": 0 * asks["report", 2].arrays["sum"]}, {"next": 0}):
         with pytest.raises(RefusedError, match=REFUSED):
             ask_again(home, grid, asks["report", 2], **change)
 

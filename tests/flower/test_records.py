@@ -96,7 +96,7 @@ def test_a_server_that_tells_one_member_another_model_is_found_by_that_members_f
     grid = grid_of(tmp_path)
 
     def nudged(body):
-        body["model"] = body["model"] + np.float32(1e-4)
+        body["sum"] = body["sum"] + np.uint32(1)
 
     grid.before = telling(tmp_path, "report", 1, nudged)
     strategy, rounds = run(tmp_path, grid)

@@ -61,7 +61,7 @@ FORMS = {
     "join": _form(MEMBER, "run address run_config terms commitment server"),
     "schedule": _form(SERVER, "round members weights"),
     "masked": _form(SERVER, "round inputs"),
-    "outcome": _form(SERVER, "round m0 m weight slice included head"),
+    "outcome": _form(SERVER, "round m0 m weight slice included head", "x"),
     "report": _form(MEMBER, "run salt round bound_to cosine measured"),
     "analysis": _form(SERVER, "round", others=True),
     "round": _form(
@@ -231,7 +231,7 @@ class _Walk:
         return self.scheduled.index(name) if name in self.scheduled else len(self.scheduled)
 
     def outcome(self, body: Mapping[str, Any]) -> None:
-        for what in ("m0", "m", "slice", "included", "head"):
+        for what in ("m0", "m", "slice", "included", "head", *({"x"} & body.keys())):
             _hex(body[what], what)
         self.m0 = body["m0"]
         one = self.rounds[self.closed] if self.closed < len(self.rounds) else None

@@ -28,6 +28,7 @@ from fedmerit.protocol.messages import (
     Parcel,
     Report,
     Round,
+    Told,
     accept,
     check_numbers,
     exchange_of,
@@ -217,26 +218,19 @@ class Coordinator:
             weights = None if public is None else tuple(public[name] for name in scheduled)
             server.begin(Task(bytes.fromhex(m0_hash), encoding, weights, extra))
             self._sum(server, number, found, public)
+            result = server.result
+            assert result is not None
+            told = Told(number, result.words, result.included, self.pool.slice(number), m0_hash, head)
+            outcome = Outcome.of(told, moved(m0, result.weighted_sum, result.total_weight), result)
         except ProtocolError as error:
             found.aborted, found.included = str(error), ()
             self.note(f"round {number} aborted, the model is unchanged: {error}")
             self.recorder.close(found, m0, None, None)
             return None
-        assert server.result is not None
-        model = moved(m0, server.result.weighted_sum, server.result.total_weight)
-        outcome = Outcome(
-            number,
-            model,
-            server.result.total_weight,
-            server.result.included,
-            self.pool.slice(number),
-            m0_hash,
-            head,
-        )
         found.included, there = outcome.included, self._there(server)
-        del server  # its sums are as large as three models
-        self._reports(found, outcome, there)
-        self.recorder.close(found, model, outcome, self._measured(m0, outcome))
+        del server, result  # its sums are as large as three models
+        self._reports(found, told, outcome, there)
+        self.recorder.close(found, outcome.model, outcome, self._measured(m0, outcome))
         if not self.rehearsal:
             log.info(
                 "round %d: %d scheduled, %d summed, %d reported",
@@ -246,7 +240,7 @@ class Coordinator:
             self.note(
                 f"round {number}: {name} measured a different v(M0) or v(M) from the one used for scores"
             )
-        return model
+        return outcome.model
 
     def _weights(self, number: int, m0: Model, scheduled: Sequence[str]) -> Mapping[str, float] | None:
         """Return the weight of every member, or None if weights are not public."""
@@ -300,7 +294,7 @@ class Coordinator:
 
     # ----------------------------------------------------------------------------------------------- reports
 
-    def _reports(self, found: Round, outcome: Outcome, there: Sequence[str]) -> None:
+    def _reports(self, found: Round, told: Told, outcome: Outcome, there: Sequence[str]) -> None:
         """Ask the remaining members for reports and, in the same message, for keys for the next round."""
         number = found.number
         following: list[str] = []
@@ -310,7 +304,7 @@ class Coordinator:
         server = None
         if len(following) >= least_scheduled(self.config):
             server = self._new_server(self._setting(number + 1, following))
-        ask = outcome_ask(self.recorder.run, outcome, following if server else [])
+        ask = outcome_ask(self.recorder.run, told, following if server else [])
         asks = dict.fromkeys(there, ask.pack(self.recorder.sign)) if there else {}
         for name, answer in self.transport.exchange("report", asks) if asks else ():
             try:

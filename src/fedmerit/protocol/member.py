@@ -30,8 +30,8 @@ from fedmerit.protocol.messages import (
     Ask,
     Evaluate,
     Model,
-    Outcome,
     Parcel,
+    Told,
     Work,
     checked_head,
     join_body,
@@ -492,9 +492,10 @@ class Participant:
         encoding, public = self._encoding(agreed, client, update)
         contribution, weight = self._contribution(client, update, encoding), _weight(update)
         try:
-            outcome = ask.outcome
-            self._check_told(outcome, agreed, client, m0, state.get(_file(ask.round, "began")))
-            outcome.check(self.name, m0, weight, encoding, public)
+            told = ask.told(encoding.words)
+            self._check_told(told, agreed, client, state.get(_file(ask.round, "began")))
+            outcome = told.outcome(m0, encoding, public)
+            outcome.check(self.name, weight, encoding)
         except FedmeritError as error:
             state.put("left", str(error))
             raise
@@ -509,26 +510,20 @@ class Participant:
         state.drop_rounds(before=ask.round)
         return reply
 
-    def _check_told(
-        self, outcome: Outcome, agreed: Agreed, client: Client | PlainClient, m0: Model, m0_hash: str
-    ) -> None:
-        """Raise unless the stated outcome fits the sum, the M0 and the test pool that this member knows."""
-        if outcome.model.size != m0.size:
-            raise MessageError(
-                f"expected a model of {m0.size} numbers, got {outcome.model.size}", stage="report"
-            )
-        if len(outcome.slice.y) < LEAST_SAMPLES and not self.rehearsal:
+    def _check_told(self, told: Told, agreed: Agreed, client: Client | PlainClient, m0_hash: str) -> None:
+        """Raise unless what is told fits the sum, the M0 and the test pool that this member knows."""
+        if len(told.slice.y) < LEAST_SAMPLES and not self.rehearsal:
             raise MessageError(
                 f"expected at least {LEAST_SAMPLES} test samples: a report on fewer reveals too much",
                 stage="report",
             )
-        if outcome.included != client.survivors:
+        if told.included != client.survivors:
             raise BindingError(
                 "the members in the sum are not those we signed for", stage="report", member=self.name
             )
-        if outcome.m0_hash != m0_hash:
+        if told.m0_hash != m0_hash:
             raise BindingError("the server's M0 is not ours", stage="report", member=self.name)
-        outcome.slice.verify(agreed.commitment, outcome.round)
+        told.slice.verify(agreed.commitment, told.round)
 
     def _scorer(self, state: MemberState, agreed: Agreed, number: int, shape: Any) -> Scorer:
         """Return the member's side of scoring, with the sums stored with its last report."""

@@ -263,7 +263,7 @@ class Task:
             of = dict(zip(setting.members, self.weights, strict=True))
             weight = math.fsum(of[member] for member in included)
         decoded = self.encoding.decode(total, included=len(included), public_total=weight)
-        return Result(included, decoded.weighted_sum, decoded.total_weight)
+        return Result(included, total, decoded.weighted_sum, decoded.total_weight)
 
     def binding(self, setting: Setting) -> bytes:
         """Return what every mask of this round is bound to: the context of its key derivation."""
@@ -283,6 +283,7 @@ class Result:
     """The result of a round."""
 
     included: tuple[str, ...]  # members whose updates are in the sum
+    words: Words  # the sum of their integers modulo 2^32
     weighted_sum: npt.NDArray[np.float64]  # sum of w_i d_i
     total_weight: float  # W
 
