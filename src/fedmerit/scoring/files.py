@@ -516,7 +516,11 @@ def scores_of(reports: Reports) -> dict[str, Scores | None]:
     """
     found: dict[str, Scores | None] = {}
     for name, entry in SCORES.items():
-        if (name == "SOLO" and reports.solo is None) or (name == "COS" and reports.cosine is None):
+        if (
+            not entry.reported
+            or (name == "SOLO" and reports.solo is None)
+            or (name == "COS" and reports.cosine is None)
+        ):
             continue
         try:
             found[name] = entry.function(reports)

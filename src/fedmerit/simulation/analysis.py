@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.errors import ConfigError, StoreError
+from fedmerit.errors import ConfigError, FedmeritError, StoreError
 from fedmerit.identity import exact
 from fedmerit.protocol.measure import cosine, mean
 from fedmerit.protocol.messages import Evaluate, Model, Outcome
@@ -30,8 +30,11 @@ from fedmerit.scoring.ground_truth import sampled_shapley, shapley
 from fedmerit.scoring.scores import SCORES
 from fedmerit.scoring.types import Reports, Table
 from fedmerit.simulation.coalitions import Evaluator, retrain_tables
+from fedmerit.simulation.direction import BLOCKS, direction, missing_gradient
+from fedmerit.simulation.models import as_tensor, load_vector
 from fedmerit.simulation.setup import Federation
 from fedmerit.simulation.transport import PlainRound
+from fedmerit.simulation.utilities import Utility
 from fedmerit.storage.run_folder import write
 
 # ------------------------------------------------------------------------------------- weights from scores
@@ -77,6 +80,84 @@ def from_this_round(
         round=number,
     )
     return weights | weights_of(SCORES[score].function(reports).raw, reports.clients)
+
+
+# ------------------------------------------------------------------------------- along a public direction
+
+
+@dataclass(eq=False)
+class Phi:
+    """An `Analysis` of plain rounds: everybody's Aumann-Shapley score, per utility that has a gradient.
+
+    The direction of a round is public. A member's scalar products with it are numbers that the member itself
+    could state.
+
+    Args:
+        federation: network, test pool and utilities.
+        utilities: those to score by; None takes all of the federation.
+        blocks: of the test set, for standard errors; at most one per test sample.
+
+    Attributes:
+        rounds: per round and utility, what was found; see :meth:`summed`.
+        without: per utility that has no direction, why.
+    """
+
+    federation: Federation
+    utilities: Sequence[Utility] | None = None
+    blocks: int = BLOCKS
+    rounds: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    without: dict[str, FedmeritError] = field(default_factory=dict)
+    _shown: tuple[str, Any, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.utilities is None:
+            self.utilities = self.federation.utilities
+        shown, network = self.federation.pool.slice(1), self.federation.network
+        load_vector(network, self.federation.first)
+        for utility in self.utilities:
+            if why := missing_gradient(network, shown.x, shown.y, utility):
+                self.without[utility.name] = why
+
+    def summed(self, plain: PlainRound) -> None:
+        """Keep, per utility, the products of everybody's update with every block's gradient, shape (B, N).
+
+        Beside them: the participants, the blocks' sizes, whether blocks have the same mix of classes, the
+        gain v(M) - v(M0), what the quadrature leaves of it (``rest``), and the points of the path.
+        """
+        outcome, device = plain.outcome, self.federation.device
+        shown = outcome.slice
+        if self._shown is None or self._shown[0] != shown.id:
+            self._shown = shown.id, as_tensor(shown.x).to(device), as_tensor(shown.y).to(device)
+        _, x, y = self._shown
+        found: dict[str, dict[str, Any]] = {}
+        updates: list[Model] = []
+        for utility in self.utilities or ():
+            if utility.name in self.without:
+                continue
+            updates = updates or [plain.update(name) for name in outcome.included]
+            try:
+                way = direction(
+                    self.federation.network,
+                    plain.m0,
+                    outcome.model,
+                    x,
+                    y,
+                    utility,
+                    blocks=min(self.blocks, len(y)),
+                )
+            except FedmeritError as error:  # a sum over the other rounds would not be what it says
+                self.without[utility.name] = error
+                continue
+            found[utility.name] = {
+                "participants": list(outcome.included),
+                "blocks": way.products(updates).tolist(),
+                "sizes": list(way.sizes),
+                "stratified": way.stratified,
+                "gain": way.gain,
+                "rest": way.rest,
+                "points": way.points,
+            }
+        self.rounds[outcome.round] = found
 
 
 # -------------------------------------------------------------------------------------------- ground truth
