@@ -433,7 +433,7 @@ def _matrix(values: Any, what: str, row: str) -> npt.NDArray[Any]:
         expected = "(P,) or (blocks, P)" if what == "gradient" else "(clients, P)"
         raise ReportError(f"PHI: {what} must have shape {expected}, none of them 0, got {array.shape}")
     for place, one in enumerate(array):
-        if not (np.abs(one) <= LARGEST).all():
+        if not max(-float(one.min()), float(one.max())) <= LARGEST:  # false also if one is NaN
             raise ReportError(f"PHI: {what}: every value must be {A_NUMBER}; {row} {place} has another one")
     return array
 

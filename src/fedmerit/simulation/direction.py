@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from fedmerit.errors import DataError, InputError, NoGradient, ReportError
 from fedmerit.scoring.scores import from_blocks
 from fedmerit.scoring.types import Scores
 from fedmerit.simulation.coalitions import free_memory, try_forward
-from fedmerit.simulation.models import Images, as_tensor, prepare, state, state_length
+from fedmerit.simulation.models import Images, as_tensor, flatten, prepare, state, state_length
 from fedmerit.simulation.utilities import (
     Utility,
     balance,
@@ -173,10 +173,14 @@ def direction(
 
 
 def missing_gradient(model: nn.Module, x: Images, y: Vectors, utility: str | Utility) -> NoGradient | None:
-    """Return why this model has no direction for this utility, or None if it has one; two images tell."""
-    vector = torch.cat([value.reshape(-1).float() for value in state(model).values()])
+    """Return why this model has no direction for this utility, or None if it has one.
+
+    Two images tell, but a user's utility may need them all.
+    """
+    of, vector = replace(resolve(utility), balanced=False), flatten(model)
+    few = slice(None) if of.function is not None else slice(2)
     try:
-        path = _Path(model, vector, vector, x[:2], y[:2], resolve(utility), 1, 0, None)
+        path = _Path(model, vector, vector, x[few], y[few], of, 1, 0, None)
         with _setting(model):
             path.value(0.0)  # a model or utility that fails anyway fails here
             path.mean_gradient(1)
