@@ -111,7 +111,7 @@ class BothGames(Rehearsal):
                 stacked=False if special.get("loop") else None,
                 **sampled,
             )
-        self.phi = Phi(federation, resolve_all(along(config)))
+        phi = Phi(federation, resolve_all(along(config)))
         self.renormalised: list[dict[str, dict[str, list[float]]]] = []
         self.other_truth: dict[str, list[list[float]]] = {}
         self.paths = Paths(federation.first)
@@ -123,7 +123,8 @@ class BothGames(Rehearsal):
             federation=federation,
             evaluate=quick,
             truth=truth,
-            analyses=[self.phi, *([self] if special.get("games", "both") == "both" else [])],
+            phi=phi,
+            analyses=[self] if special.get("games", "both") == "both" else [],
             current_weights=ShapleyWeights(federation) if special.get("weights") == "MR-SV" else None,
             stacked=False if loop else None,
         )

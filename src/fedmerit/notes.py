@@ -44,6 +44,10 @@ WORDS: dict[str, str] = {
     "opposite-signs": "{where}{score}: pot {pot:.6g} and sum {sum:.6g} have opposite signs",
     "empty-pot": "{where}{score}: nothing to distribute, the pot is 0",
     "empty-up-to-rounding": "{where}{score}: nothing to distribute, the pot is 0 up to rounding",
+    "phi-no-gradient": "PHI of {utility} is left out: the utility has no gradient",
+    "phi-no-coordinate": "PHI of {utility} is left out: it has no gradient at {what!r}, a part of the model",
+    "phi-failed": "PHI of {utility} is left out: no gradient could be computed in round {round}",
+    "phi-private": "PHI is left out: members may not see each other's scores (scoring.visibility)",
     # values of a table
     "multiple": "the weights of all coalitions sum to {total:.6g}, not 1: this is a multiple of a semivalue",
     "few-orders": "no standard error from {pairs} pairs of orders, {least} are needed",

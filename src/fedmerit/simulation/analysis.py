@@ -12,7 +12,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.errors import ConfigError, FedmeritError, StoreError
+from fedmerit.errors import ConfigError, FedmeritError, NoGradient, StoreError
 from fedmerit.identity import exact
+from fedmerit.notes import Note
 from fedmerit.protocol.measure import cosine, mean
 from fedmerit.protocol.messages import Evaluate, Model, Outcome
 from fedmerit.protocol.pool import Slice
@@ -99,15 +100,16 @@ class Phi:
 
     Attributes:
         rounds: per round and utility, what was found; see :meth:`summed`.
-        without: per utility that has no direction, why.
+        without: per utility that has no direction, why, and since which round; 0 is before the first.
     """
 
     federation: Federation
     utilities: Sequence[Utility] | None = None
     blocks: int = BLOCKS
     rounds: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)
-    without: dict[str, FedmeritError] = field(default_factory=dict)
+    without: dict[str, tuple[FedmeritError, int]] = field(default_factory=dict)
     _shown: tuple[str, Any, Any] | None = None
+    _told: int = 0
 
     def __post_init__(self) -> None:
         if self.utilities is None:
@@ -116,7 +118,7 @@ class Phi:
         load_vector(network, self.federation.first)
         for utility in self.utilities:
             if why := missing_gradient(network, shown.x, shown.y, utility):
-                self.without[utility.name] = why
+                self.without[utility.name] = why, 0
 
     def summed(self, plain: PlainRound) -> None:
         """Keep, per utility, the products of everybody's update with every block's gradient, shape (B, N).
@@ -146,7 +148,7 @@ class Phi:
                     blocks=min(self.blocks, len(y)),
                 )
             except FedmeritError as error:  # a sum over the other rounds would not be what it says
-                self.without[utility.name] = error
+                self.without[utility.name] = error, outcome.round
                 continue
             found[utility.name] = {
                 "participants": list(outcome.included),
@@ -158,6 +160,32 @@ class Phi:
                 "points": way.points,
             }
         self.rounds[outcome.round] = found
+
+    def recorded(self, number: int, utilities: Sequence[str]) -> dict[str, Any]:
+        """Return what the ledger holds of a round: for each of these utilities, every member's products."""
+        found = {}
+        for name, one in self.rounds[number].items():
+            if name in utilities:
+                columns = zip(*one["blocks"], strict=True)
+                own = zip(one["participants"], columns, strict=True)
+                found[name] = {
+                    "blocks": {client: [exact(value) for value in values] for client, values in own},
+                    **{key: one[key] for key in ("sizes", "stratified", "points")},
+                    **{key: exact(one[key]) for key in ("gain", "rest")},
+                }
+        return found
+
+    def new_notes(self) -> Iterator[Note]:
+        """Yield a note on each utility that is left out and was not yet named."""
+        new = list(self.without.items())[self._told :]
+        self._told = len(self.without)
+        for name, (error, number) in new:
+            if number or not isinstance(error, NoGradient):
+                yield Note("phi-failed", utility=name, round=number)
+            elif error.coordinate:
+                yield Note("phi-no-coordinate", utility=name, what=error.coordinate)
+            else:
+                yield Note("phi-no-gradient", utility=name)
 
 
 # -------------------------------------------------------------------------------------------- ground truth
