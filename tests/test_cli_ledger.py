@@ -232,7 +232,7 @@ def test_verify_with_a_roster_says_what_it_shows_of_a_rehearsal(fedmerit, folder
     write_roster(tmp_path / "others.toml", Roster(others))
     code, _, err = fedmerit("verify", folder, "--roster", tmp_path / "others.toml")
     assert code == 2
-    assert "its keys are not those of" in err
+    assert "its keys do not match" in err
     assert "the key of A is" in err
     assert "a rehearsal makes its own keys" in err
     code, _, err = fedmerit("verify", folder, "--roster", tmp_path / "nowhere.toml")
