@@ -124,7 +124,7 @@ def test_score_as_a_table(fedmerit, reports):
     assert "50%" in out
     assert "ALPHA summed over 2 rounds; gain +0.5000, sum of ALPHA +0.4150" in out
     assert "LOO, FP, EE: of round 2 alone" in out
-    assert "note: client 'west' reported 1 of 2 rounds; the rest counts as zero" in out
+    assert "note: member 'west' reported 1 of 2 rounds; the rest counts as zero" in out
 
 
 def test_score_as_json_and_csv_reads_back(fedmerit, reports, tmp_path):
@@ -144,7 +144,7 @@ def test_one_round_of_json(fedmerit, tmp_path):
     code, out, _ = fedmerit("score", write(tmp_path / "r.json", ROUND), "--score", "merit")
     assert code == 0
     assert "MERIT summed over 1 round, utility accuracy" in out
-    assert "how sure this is cannot be said" in out
+    assert "nobody can say how sure this is" in out
 
 
 def test_numbers_too_large_to_subtract_are_one_line_too(tmp_path):
@@ -836,7 +836,7 @@ def test_another_utility_of_a_run_is_scored_and_paid(fedmerit, tmp_path):
 
 def test_listed_clients_are_told_and_unknown_ones_refused(fedmerit, tmp_path):
     path = write(tmp_path / "r.json", {"clients": ["north", "south", "west"], "rounds": [ROUND]})
-    gone = "client 'west' is on the list of clients but never reported"
+    gone = "member 'west' is on the list of members but never reported"
     assert gone in fedmerit("score", path)[1]
     assert gone in fedmerit("rewards", path, "--budget", "1")[1]
     written = json.loads(fedmerit("score", path, "--format", "json")[1])

@@ -53,7 +53,7 @@ def test_the_two_kinds_are_told_apart(folder):
 def test_a_statement_does_not_say_that_a_summed_round_did_not_come_about(folder):
     assert call("rewards", folder, "--budget", "100", "--rule", "equal").exit_code == 0
     text = (folder / "statements" / "client-2.md").read_text()
-    assert "- Round 3 did not come about: the shared model stayed as it was." in text
+    assert "- Round 3 was aborted: the shared model stayed as it was." in text
     assert (
         "- Round 1 was summed, but no report on it arrived from anybody: how the shared model changed then "
         "is in nobody's score." in text
