@@ -27,7 +27,9 @@ with warnings.catch_warnings():  # some releases of typer use what some releases
 from fedmerit import __version__
 from fedmerit.config import Config, load
 from fedmerit.errors import FileFormatError, InputError
-from fedmerit.report.terminal import summarise, watching
+from fedmerit.report.facts import Facts
+from fedmerit.report.source import Source
+from fedmerit.report.terminal import print_facts, watching
 from fedmerit.scoring.files import as_csv, as_json, document, read
 from fedmerit.simulation.run import Progress
 
@@ -111,7 +113,7 @@ def test_score_as_a_table(fedmerit, reports):
     code, out, err = fedmerit("score", reports)
     assert (code, err) == (0, "")
     lines = [line.split() for line in out.splitlines()]
-    assert ["client", "alpha", "rank", "share", "rounds", "LOO", "FP", "EE"] in lines
+    assert ["member", "alpha", "rank", "share", "rounds", "LOO", "FP", "EE"] in lines
     # south: alpha 0.2 + 0.1, errors 0.02 twice on unnamed, hence the same, samples: 1.96 * 0.04
     assert next(line for line in lines if line[:1] == ["south"])[:5] == [
         "south",
@@ -422,7 +424,7 @@ def test_hostile_json_gives_a_result_or_an_error_of_ours(tmp_path_factory, field
         assert str(path) in str(error)  # noqa: PT017 - either outcome is fine, but not without the name
         return
     with suppress(InputError), np.errstate(all="ignore"):  # differences of huge numbers are not finite
-        summarise(rounds)
+        print_facts(Console(file=io.StringIO()), Facts(Source(rounds=tuple(rounds), clients=())))
         json.loads(as_json(document(rounds)))
 
 

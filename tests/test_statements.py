@@ -7,7 +7,7 @@ import pytest
 
 from fedmerit.config import from_dict
 from fedmerit.ledger.decisions import Terms, decide
-from fedmerit.report.facts import Facts, facts_from
+from fedmerit.report.facts import Facts
 from fedmerit.report.source import Book, Source
 from fedmerit.report.statement import as_markdown
 from fedmerit.scoring.types import Reports
@@ -23,16 +23,20 @@ def reports(alpha, se, *, clients=(), number=1, silent=()):
     )  # fmt: skip
 
 
+def facts_from(one):
+    return Facts(Source(rounds=(one,), clients=one.clients))
+
+
 def test_a_member_is_like_those_that_no_pair_of_intervals_parts_it_from():
     """B lies between A and C and is apart from neither; D is far below all, E far above."""
     given = reports([0.30, 0.27, 0.24, 0.0, 0.9], [0.01] * 5, clients=tuple("ABCDE"))
-    assert facts_from([given]).alike == {"A": ("B",), "B": ("A", "C"), "C": ("B",), "D": (), "E": ()}
+    assert facts_from(given).alike == {"A": ("B",), "B": ("A", "C"), "C": ("B",), "D": (), "E": ()}
 
 
 def test_whom_a_member_is_like_is_its_row_of_all_pairs():
     rng = np.random.default_rng(3)
     for _ in range(30):
-        facts = facts_from([reports(rng.normal(0, 0.1, 7), rng.uniform(0, 0.05, 7))])
+        facts = facts_from(reports(rng.normal(0, 0.1, 7), rng.uniform(0, 0.05, 7)))
         names, better = facts.total.clients, compare_pairs(facts.total).better
         for i, name in enumerate(names):
             row = {names[j] for j in range(7) if j != i and not better[i, j] and not better[j, i]}
@@ -40,9 +44,9 @@ def test_whom_a_member_is_like_is_its_row_of_all_pairs():
 
 
 def test_whom_a_member_is_like_cannot_be_said_without_errors_or_of_too_many(monkeypatch):
-    assert facts_from([reports([0.1, 0.2], None)]).alike == {}
+    assert facts_from(reports([0.1, 0.2], None)).alike == {}
     monkeypatch.setattr("fedmerit.report.facts.MOST_COMPARED", 1)
-    assert facts_from([reports([0.1, 0.2], [0.01, 0.01])]).alike == {}
+    assert facts_from(reports([0.1, 0.2], [0.01, 0.01])).alike == {}
 
 
 def decided(rounds, terms):

@@ -15,12 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmerit.notes import code_of
-from fedmerit.report.facts import MOST_COMPARED, facts_from, sure_signs
+from fedmerit.report.facts import MOST_COMPARED, Facts
+from fedmerit.report.source import Source
 from fedmerit.report.terminal import print_facts, table_lines
 from fedmerit.report.text import on_terminal, printable
 from fedmerit.scoring.rewards import shares
 from fedmerit.scoring.types import Reports, Scores
-from fedmerit.scoring.uncertainty import compare_pairs
+from fedmerit.scoring.uncertainty import compare_pairs, sure_signs
 
 
 def reports(number=1, *, se=0.001, clients=("good", "fair", "bad"), **other):
@@ -38,6 +39,10 @@ def reports(number=1, *, se=0.001, clients=("good", "fair", "bad"), **other):
         round=number,
         **other,
     )
+
+
+def facts_from(rounds, *, score="ALPHA", missing="zero", clients=()):
+    return Facts(Source(rounds=tuple(rounds), clients=clients, missing=missing), score=score)
 
 
 def shown(facts, width=100):

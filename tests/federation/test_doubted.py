@@ -31,7 +31,7 @@ def runs(tmp_path_factory):
     home = tmp_path_factory.mktemp("runs")
     (home / "blunders.py").write_text(
         "def error(model, images, labels):\n"
-        "    return 1 - model(images).softmax(1).Facts(1, labels[:, None])[:, 0].clamp(0, 1)\n"
+        "    return 1 - model(images).softmax(1).gather(1, labels[:, None])[:, 0].clamp(0, 1)\n"
     )
     with pytest.MonkeyPatch.context() as patched:
         patched.syspath_prepend(str(home))

@@ -291,7 +291,7 @@ def test_every_utility_runs_and_a_users_own_too(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "def margin(model, images, labels):\n"
         "    p = model(images).softmax(1)\n"
-        "    return p.Facts(1, labels[:, None])[:, 0].clamp(0, 1)\n"
+        "    return p.gather(1, labels[:, None])[:, 0].clamp(0, 1)\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -18,7 +18,7 @@ from fedmerit.cli.run import write_page
 from fedmerit.errors import InputError, StoreError
 from fedmerit.notes import listed
 from fedmerit.report.page import text as words
-from fedmerit.report.page.html import PATH, bundle, facts_of, figures, page
+from fedmerit.report.page.html import OURS, PATH, bundle, facts_of, figures, page
 from fedmerit.report.source import read_costs, timed
 from fedmerit.report.text import rank_text, total_text
 from fedmerit.scoring.accumulate import accumulate
@@ -354,6 +354,9 @@ def test_the_command_overwrites_only_pages(tmp_path):
     for force in (["--force"], []):  # then it is one
         assert CliRunner().invoke(app, ["page", str(path), "--out", str(target), *force]).exit_code == 0
     assert "North" in target.read_text(encoding="utf-8")
+    target.write_text(f"<footer>{OURS[1]}0.1.0.</p></footer>")  # as an earlier version wrote it
+    assert CliRunner().invoke(app, ["page", str(path), "--out", str(target)]).exit_code == 0
+    assert OURS[0] in target.read_text(encoding="utf-8")
     lost = tmp_path / "gone" / "x.html"
     refused = CliRunner().invoke(app, ["page", str(path), "--out", str(lost)]).exception
     assert str(refused) == f"{lost}: could not be written: there is no folder {lost.parent}"

@@ -89,8 +89,7 @@ def as_csv(scores: Scores) -> str:
 def as_html(scores: Scores) -> str:
     """Return the table that a notebook shows: best first, numbers as on the terminal, names escaped."""
     from fedmerit.notes import words
-    from fedmerit.report.facts import digits_for
-    from fedmerit.report.text import signed
+    from fedmerit.report.text import digits_for, signed
 
     digits = digits_for(float(np.max(np.abs(scores.values))))
     found = columns(scores)

@@ -17,16 +17,23 @@ import numpy.typing as npt
 
 from fedmerit.errors import InputError, UndefinedScore, UndefinedShares
 from fedmerit.ledger.decisions import Decision, Terms, cents
-from fedmerit.notes import Note, code_of
+from fedmerit.notes import Note
 from fedmerit.report.source import Source
+from fedmerit.report.text import digits_for
 from fedmerit.scoring.accumulate import Missing, accumulate, number_of
 from fedmerit.scoring.agreement import agreement
 from fedmerit.scoring.doubts import Doubt, doubts
 from fedmerit.scoring.files import scores_of, totals_of
 from fedmerit.scoring.rewards import Rule, Shares, payouts, shares
-from fedmerit.scoring.scores import NORMALISED, alpha, influence
-from fedmerit.scoring.types import Reports, Scores, rounding
-from fedmerit.scoring.uncertainty import compare_pairs, holm, indistinguishable, intervals, rank_intervals
+from fedmerit.scoring.scores import alpha, influence
+from fedmerit.scoring.types import Reports, Scores
+from fedmerit.scoring.uncertainty import (
+    compare_pairs,
+    indistinguishable,
+    intervals,
+    rank_intervals,
+    sure_signs,
+)
 
 MOST_COMPARED = 1000
 """With more clients pairs are not compared: that takes N^2 memory, and the groups are too long to read."""
@@ -317,11 +324,6 @@ class Facts:
             found += one.notes if one else ()
         return tuple(dict.fromkeys([*found, *self._fair[1]]))
 
-    @property
-    def ranking_notes(self) -> list[str]:
-        """The notes without those on FP and EE, which rank nobody."""
-        return [note for note in self.notes if code_of(note) not in NORMALISED]
-
     # ----------------------------------------------------------------------------- member by member and round
 
     @cached_property
@@ -389,10 +391,8 @@ class Facts:
     def shown(self) -> dict[int, int]:
         """Round number -> its place, of at most MOST_POINTS evenly spaced rounds, first and last included."""
         count = len(self.source.rounds)
-        places = range(1, count + 1)
-        if count > MOST_POINTS:
-            step = (count - 1) / (MOST_POINTS - 1)
-            places = sorted({1 + round(k * step) for k in range(MOST_POINTS)})  # type: ignore[assignment]
+        step = max(1.0, (count - 1) / (MOST_POINTS - 1))
+        places = sorted({1 + round(k * step) for k in range(min(count, MOST_POINTS))})
         return {number_of(self.source.rounds[place - 1], place): place for place in places}
 
     @cached_property
@@ -482,9 +482,8 @@ class Facts:
         return self._payable(self.source)
 
     def _payable(self, source: Source) -> Scores:
-        terms = self.terms
-        measured = {str(self.utility): source.rounds, **source.companions}
-        return accumulate(measured[terms.utility], score=terms.score, missing=terms.missing)
+        rounds = {str(self.utility): source.rounds, **source.companions}[self.terms.utility]
+        return accumulate(rounds, score=self.terms.score, missing=self.terms.missing)
 
     @cached_property
     def rules(self) -> tuple[RuleFacts, ...]:
@@ -601,9 +600,8 @@ class Facts:
     @cached_property
     def truth(self) -> tuple[tuple[str, str, Mapping[str, float | None]], ...]:
         """Utility, kind of ground truth, and its rank correlation with each summed score."""
-        source = self.source
+        source, found = self.source, []
         rounds_of = {str(self.utility): source.rounds, **source.companions}
-        found = []
         for utility, values in source.truth.items():
             totals = totals_of(rounds_of[utility], missing=source.missing)
             for value, truth in values.items():
@@ -621,59 +619,3 @@ def _agreements(
         own = [known.get(name, 0.0) for name in clients]
         spearman[score] = agreement(own, truth).spearman if complete else None
     return spearman
-
-
-def facts_from(
-    rounds: Sequence[Reports],
-    *,
-    score: str = "ALPHA",
-    missing: Missing = "zero",
-    clients: Sequence[str] = (),
-) -> Facts:
-    """Return the facts of reports alone; at least one round."""
-    return Facts(Source(rounds=tuple(rounds), clients=tuple(clients), missing=missing), score=score)
-
-
-# ------------------------------------------------------------------------------------------------- numbers
-
-
-def sure_signs(scores: Scores, *, level: float = 0.95) -> list[int]:
-    r"""Return 1 if a client's raw score is surely above zero, -1 if surely below, 0 otherwise.
-
-    All claims together are right with the given level. This is Holm's method (1979) over the 2N one-sided
-    hypotheses "at most 0" and "at least 0", two for each client:
-
-    .. math:: |\mathrm{raw}_i| > z_{1 - a/(2N - k)} \, s_i, \qquad a = 1 - \mathrm{level}
-
-    with k the number of clients found so far. Separate intervals would not suffice: with 19 clients that
-    contributed nothing, 38 % of all test sets put at least one below zero.
-
-    Args:
-        scores: N clients, with ``stderr``.
-        level: in (0, 1).
-
-    >>> s = Scores(score="ALPHA", clients=("A", "B", "C"), values=[1, -2.2, -9], raw=[1, -2.2, -9], gain=4,
-    ...            stderr=[1, 1, 1])
-    >>> sure_signs(s)
-    [0, 0, -1]
-    """
-    assert scores.stderr is not None
-    size, noise, stderr = np.abs(scores.raw), rounding(scores.raw), scores.stderr
-
-    def sure(critical: float) -> npt.NDArray[np.bool_]:
-        return np.asarray(size > critical * stderr + noise)
-
-    critical = holm(lambda c: int(np.count_nonzero(sure(c))), 2 * scores.n, level)
-    return [int(sign) for sign in np.sign(scores.raw) * sure(critical)]
-
-
-def digits_for(largest: float) -> int:
-    """Return the decimals for numbers up to this size: 4 as a rule, more for small, fewer for large ones.
-
-    >>> [digits_for(size) for size in (0.0, 2e-5, 0.03, 1.0, 20_000.0, 1e9)]
-    [4, 7, 4, 4, 2, 0]
-    """
-    if not largest:
-        return 4
-    power = math.floor(math.log10(largest))
-    return min(15, 2 - power) if power < -2 else 4 if power < 3 else max(0, 6 - power)

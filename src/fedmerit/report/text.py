@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import math
+from typing import TYPE_CHECKING
+
 from fedmerit.ledger.decisions import Terms
 from fedmerit.notes import Note, called, listed, words
-from fedmerit.report.facts import Facts, Standing
+
+if TYPE_CHECKING:
+    from fedmerit.report.facts import Facts, Standing
 
 # ------------------------------------------------------------------------------------------------- numbers
+
+
+def digits_for(largest: float) -> int:
+    """Return the decimals for numbers up to this size: 4 as a rule, more for small, fewer for large ones.
+
+    >>> [digits_for(size) for size in (0.0, 2e-5, 0.03, 1.0, 20_000.0, 1e9)]
+    [4, 7, 4, 4, 2, 0]
+    """
+    if not largest:
+        return 4
+    power = math.floor(math.log10(largest))
+    return min(15, 2 - power) if power < -2 else 4 if power < 3 else max(0, 6 - power)
 
 
 def signed(value: float | None, digits: int = 4) -> str:

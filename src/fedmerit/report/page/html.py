@@ -18,12 +18,13 @@ from typing import Any, Literal, get_args
 from fedmerit.config import VERSION, written
 from fedmerit.errors import FedmeritError, InputError, MissingExtra, StoreError
 from fedmerit.notes import words
-from fedmerit.report.facts import Facts, digits_for
+from fedmerit.report.facts import Facts
 from fedmerit.report.page import text
 from fedmerit.report.source import pseudonymised, read_source
 from fedmerit.report.text import (
     about,
     bare_text,
+    digits_for,
     on_page,
     rank_text,
     samples_text,

@@ -18,6 +18,7 @@ from fedmerit.report.text import about, made_worse, noun, on_page, signed, spoke
 from fedmerit.scoring.accumulate import join_up, number_of
 from fedmerit.scoring.doubts import balance
 from fedmerit.scoring.rewards import null_share
+from fedmerit.scoring.scores import NORMALISED
 
 # --------------------------------------------------------------------------------- 1: who contributed what
 
@@ -194,7 +195,7 @@ def notes(facts: Facts) -> list[str]:
     With pseudonyms no text without a code is shown, because it may name a member.
     """
     known = _GAPS if gaps_known(facts) else ()  # the page opens with them
-    told = [one for one in facts.ranking_notes if code_of(one) not in known]
+    told = [one for one in facts.notes if code_of(one) not in (*NORMALISED, *known)]
     return [on_page(one) for one in told if code_of(one) or not facts.source.pseudonyms]
 
 
