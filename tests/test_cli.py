@@ -803,7 +803,7 @@ def test_a_plan_says_what_a_run_will_cost(fedmerit, tmp_path):
         "(analysis)",
         "16",
     ]
-    assert "50 test samples tell two members apart" in out
+    assert "50 test samples separate two members" in out
     assert "participation.fraction" not in out
     assert re.search(r"^training samples: client-0 \d+, client-1 \d+, client-2 \d+$", out, flags=re.M)
     code, out, _ = fedmerit("plan", tmp_path / "c.toml", "--set", "participation.fraction=0.1")
@@ -854,7 +854,7 @@ def test_a_run_with_ground_truth_says_so_and_how_close_the_scores_come(fedmerit,
     truth = "scoring.truth=['mr-shapley', 'shapley']"
     code, out, _ = fedmerit("run", tmp_path / "c.toml", "--out", tmp_path / "run", "--set", truth)
     assert code == 0
-    assert "analysis: plain updates were looked at" in out
+    assert "analysis: plain updates were analysed" in out
     for utility in ("expected-accuracy", "accuracy", "brier"):
         assert f"Spearman with the MR-SV of {utility}: ALPHA " in out
         assert f"Spearman with the retrained Shapley value of {utility}: ALPHA " in out
