@@ -9,7 +9,7 @@ from lies import LIAR
 from fedmerit.errors import LedgerError
 from fedmerit.identity import SERVER, Member, Roster, exact, load_key, public_key, read_roster
 from fedmerit.report.page.html import facts_of
-from fedmerit.report.page.promises import not_guaranteed
+from fedmerit.report.page.text import not_guaranteed
 from fedmerit.verify import verify_copy, verify_folder
 
 
