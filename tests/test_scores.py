@@ -396,7 +396,7 @@ def test_reports_from_a_table_read_the_right_coalitions(table):
 def test_one_note_says_why_there_is_an_equal_split():
     flat = Reports(empty=1, grand=1, alone=[1, 1], without=[1, 1], round=2)
     assert fp(flat).notes == (
-        "round 2: FP: the sums of alpha, LOO, IOI over clients are zero; split equally",
+        "round 2: FP: the sums of alpha, LOO, IOI over members are zero; split equally",
     )
     assert fp(flat, pot="gain").notes == ("round 2: FP: nothing to distribute, the pot is 0",)
     assert ee(flat, pot="gain").notes == ("round 2: EE: nothing to distribute, the pot is 0",)
