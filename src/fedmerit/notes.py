@@ -84,7 +84,7 @@ WORDS: dict[str, str] = {
         "the positive part of {score} is {positive:.6g}, no more than two standard errors ({noise:.6g})"
     ),
     "all-fenced": "the fence leaves no positive {score}: the others' scores are all too low",
-    "undefined": "{reason}; set on_undefined to 'equal' or 'zero' to say what to do then",
+    "undefined": "{reason}; on_undefined='equal' or 'zero' would say what to do then",
     "undefined-decided": "{reason}; on_undefined={decided!r} decided",
     "no-shares": "no shares: {why}",
     "no-division": "these scores allow no shares by this rule",
