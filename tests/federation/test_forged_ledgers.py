@@ -9,6 +9,7 @@ from fedmerit.identity import SERVER, exact, load_key, number
 from fedmerit.verify import verify_copy, verify_folder
 from forging import body_of, copy_for, written
 from linear_federation import LIAR, Federation
+from raising import raises
 
 NAMES = tuple(f"client-{i}" for i in range(4))
 SAMPLES = 20  # of the test slice
@@ -115,6 +116,24 @@ def test_members_that_measured_otherwise_are_named_and_most_of_them_are_believed
     said = [line for line in verify_folder(home / "run") if "is scored with" in line]
     assert [line.partition(" = ")[0] for line in said] == [f"round 2: {name} signed v(M)" for name in away]
     assert said[0].startswith("round 2: client-0 signed v(M) = 0.125 of fit, the round is scored with 0.")
+
+
+# ------------------------------------------------------------------------------------------------- the engine
+
+
+@pytest.mark.parametrize("engine", ["else", "", None])
+def test_a_run_of_an_engine_that_nobody_knows_is_refused(home, engine):
+    """What its records should hold, and what its signatures prove, depends on the engine."""
+
+    def tell(ledger, records):
+        for record in records[:2]:
+            body = body_of(record) | ({"engine": engine} if record.kind == "run" else {})
+            yield record.author, record.kind, body, record.signature
+
+    written(home, tell)
+    with raises(LedgerError, record=1) as caught:
+        list(verify_folder(home / "run"))
+    assert "engine: expected one of " in str(caught.value)
 
 
 # ------------------------------------------------------------------------ a round that was aborted, or not

@@ -13,6 +13,7 @@ from fedmerit.ledger.decisions import Terms
 from fedmerit.ledger.records import sees
 from fedmerit.verify import record_decision, verify_copy, verify_folder
 from linear_federation import LIAR, Federation
+from raising import raises
 
 NAMES = tuple(f"client-{i}" for i in range(4))
 
@@ -163,7 +164,7 @@ def test_a_join_that_its_member_did_not_sign_is_named(home):
         )
 
     anew(home, other)
-    with pytest.raises(LedgerError, match=r"\(join by client-2\): not signed by client-2"):
+    with raises(LedgerError, record=5, code="unsigned"):
         list(verify_folder(home / "run"))
 
 
