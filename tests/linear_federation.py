@@ -137,6 +137,7 @@ class Federation:
         self.before: list[Callable[[str, Ask], Ask | None]] = []  # -> another message, or None for this one
         self.after: list[Callable[[str, Ask, bytes], bytes | None]] = []  # -> an answer; None: it is lost
         self.sent = lambda name, number, m0: m0  # the M0 that a member's train message carries
+        self.extra = lambda name, number: b""  # digest of all else that the train message carries
         self.train = self.linear  # (member, round, M0) -> its change of the model
         self.evaluate: Callable[[np.ndarray, Any], dict[str, np.ndarray]] = fit
         self.members = {} if files else {name: self._member(name) for name in self.names}
@@ -330,7 +331,7 @@ class Federation:
             delta = self.updates[number, name] = self.train(name, number, m0)
             return Trained(m0, delta, self._count(name))
 
-        return Work(m0, b"", train)
+        return Work(m0, self.extra(name, number), train)
 
     # ------------------------------------------------------------------------------------------ the members
 

@@ -111,10 +111,10 @@ def test_one_changed_byte_anywhere_is_found(original, tmp_path_factory, seq, col
     db.execute(f"UPDATE records SET {column} = CAST(? AS {kept}) WHERE seq = ?", (bytes(changed), seq))
     db.commit()
     db.close()
-    with pytest.raises(
-        LedgerError, match=rf"^record {seq} \(|damaged after record {seq - 1}: Could not decode"
-    ):
+    with pytest.raises(LedgerError) as caught:
         verify(path)
+    found = caught.value
+    assert found.record == seq or (found.code == "damaged" and f"after record {seq - 1}: " in str(found))
 
 
 @given(
@@ -287,7 +287,7 @@ def test_a_fork_that_is_chained_anew_lacks_the_seal(path):
             ledger.append(
                 record.author, record.kind, body, signature=record.signature, seal=lambda _, r=record: r.seal
             )
-    with pytest.raises(LedgerError, match=r"^record 3 \(report by south\): not signed by south"):
+    with raises(LedgerError, record=3, code="unsigned"):
         verify(path)
 
 
@@ -600,7 +600,7 @@ def test_records_that_an_earlier_version_added_are_no_damage(path):
 
 def test_a_ledger_that_lost_all_its_records_is_not_begun_anew(path):
     sql(path, ("DELETE FROM records",))
-    lost = pytest.raises(LedgerError, match="the last one here is record 0")
+    lost = raises(LedgerError, code="damaged")
     with Ledger(path) as ledger, lost, ledger.transaction():
         append(ledger, SERVER, "run", {})
 

@@ -12,6 +12,7 @@ from fedmerit.errors import BindingError, MessageError, RefusedError
 from fedmerit.protocol.member import REFUSED
 from fedmerit.protocol.messages import EXCHANGES, Ask
 from fedmerit.protocol.terms import cautious, check_roster
+from fedmerit.secagg.messages import to_broadcast
 from linear_federation import LIAR, Federation
 from raising import raises
 
@@ -97,6 +98,29 @@ def test_a_model_that_is_not_the_last_one_is_not_trained(federation):
     federation.run()
     assert federation.verified()
     assert federation.rounds[1].declined == (LIAR,)
+
+
+def test_a_server_that_would_sum_them_gets_no_share(federation):
+    """With a learning rate of 0 for all others, the sum would be one member's update."""
+    federation.extra = lambda name, number: b"another learning rate" if name == LIAR else b""
+    heads = {}
+
+    def keep(name, ask, answer):
+        if ask.exchange == "train":
+            heads[ask.round, name] = answer[8 : 8 + int.from_bytes(answer[4:8], "big")]
+        return answer
+
+    def everybody(name, ask):
+        if ask.exchange != "check":
+            return None
+        return replace(ask, body={"list": to_broadcast("masked", [heads[ask.round, one] for one in NAMES])})
+
+    federation.after.append(keep)
+    federation.before.append(everybody)
+    federation.run()
+    assert federation.verified()
+    assert all(one.aborted and not one.included for one in federation.rounds)
+    assert {one.ask.exchange for one in federation.passed} == {*EXCHANGES} - {"unmask", "report"}
 
 
 @pytest.mark.parametrize(

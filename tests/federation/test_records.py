@@ -59,6 +59,15 @@ def test_who_joined_and_who_signed_the_end_is_told_and_nobody_calls_it_a_rehears
     assert not any("rehearsal" in line for line in lines)
 
 
+@pytest.mark.parametrize("terms", [{}, {"engine": "flower"}], ids=["before", "today"])
+def test_ledgers_whose_terms_name_no_engine_are_read_with_the_careful_words(tmp_path, terms):
+    federation = Federation(tmp_path, rounds=1, terms=terms).run()
+    joins = [record for record in federation.records if record.kind == "join"]
+    assert all(("engine" in record.body["terms"]) is bool(terms) for record in joins)
+    careful = "members: 4 of 4 joined, each with its own key; this cannot show whose machines they were"
+    assert careful in federation.verified()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_member_finds_all_heads_it_was_ever_shown(home, name):
     lines = list(verify_folder(home / "run", heads=heads_of(home, name), member=name))
