@@ -215,7 +215,8 @@ def test_a_round_that_nobody_reported_in_is_refused_with_its_number():
     def nobody(number):
         return Reports(empty=0, grand=1, alone=[], without=[], silent=["A", "B", "C"], round=number)
 
-    expected = "expected at least 1 report, but all 3 clients are silent; leave the round out, it counts for nobody"
+    expected = "expected at least 1 report, but all 3 clients are silent; leave the round out, "
+    expected += "it counts for nobody"
     with raises(ReportError, round=2, problem=expected):
         accumulate([make(1), nobody(2)])
     with raises(ReportError, round=1, problem=expected):

@@ -185,6 +185,29 @@ def test_nothing_is_said_twice_in_a_round(over):
         over.ask(LIAR, Ask("advertise", over.run_id, 2, {"members": list(NAMES)}))
 
 
+def test_who_was_killed_while_it_trained_does_not_train_again(tmp_path, caplog):
+    """From a model of the server's choice, say: what it began is on its disk before it trains."""
+    federation, asks = Federation(tmp_path, files=True), {}
+
+    def killed(name, number, m0):
+        if name == LIAR:
+            raise KeyboardInterrupt
+        return federation.linear(name, number, m0)
+
+    federation.before.append(lambda name, ask: asks.update({(name, ask.exchange): ask}))
+    with federation.begun():
+        federation.train = killed
+        with pytest.raises(KeyboardInterrupt):
+            federation.round(1)
+        federation.train = federation.linear
+        with raises(RefusedError, logged=True):
+            federation.ask(LIAR, asks[LIAR, "train"])
+        assert "trains once a round" in caplog.text
+        with raises(RefusedError, logged=True):  # nor with new keys
+            federation.ask(LIAR, asks[LIAR, "advertise"])
+    assert (1, LIAR) not in federation.updates
+
+
 def test_one_last_head_is_signed(over):
     over.finish()
     close = over.asked(LIAR)["close", 2]
