@@ -23,6 +23,7 @@ from fedmerit.scoring.rewards import division, payouts
 from fedmerit.simulation.run import run
 from fedmerit.verify import read_run, record_decision, verify_copy, verify_folder
 from ledgers import Keys
+from raising import raises
 
 OVERRIDES = (
     "training.rounds=3",
@@ -509,5 +510,5 @@ def test_visibility_of_the_coordinator_alone_excludes_settings_that_tell_everybo
         "training.weights=scores",
         'scoring.truth=["mr-shapley"]',
     ):
-        with pytest.raises(ConfigError, match=r"^scoring\.visibility"):
+        with raises(ConfigError, setting="scoring.visibility"):
             tiny("scoring.visibility=coordinator", setting)

@@ -22,6 +22,7 @@ from fedmerit.simulation.plan import plan
 from fedmerit.simulation.run import Rehearsal, run
 from fedmerit.simulation.setup import prepare, read, resolve
 from fedmerit.verify import verify_folder
+from raising import raises
 
 SITES = [f"Site {i}" for i in range(1, 11)]
 SMALL = {
@@ -420,7 +421,7 @@ def test_sizes_belong_to_names_in_the_order_they_were_written():
 
 def test_a_partition_file_that_is_not_named(tmp_path):
     raw = {**SMALL, "data": {"test_size": 50}, "partition": {"scheme": "file"}}
-    with pytest.raises(DataError, match=r"^partition\.file: missing: "):
+    with raises(DataError, setting="partition.file"):
         run(from_dict(raw), tmp_path / "run")
 
 

@@ -2,9 +2,6 @@
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from federation_in import NAMES, grid_of, make_keys, run
-from forging import body_of, copy_for, written
-from lies import LIAR
 
 from fedmerit.errors import LedgerError
 from fedmerit.identity import SERVER, Member, Roster, exact, load_key, public_key, read_roster
@@ -12,6 +9,10 @@ from fedmerit.notes import words
 from fedmerit.report.page.html import facts_of
 from fedmerit.report.page.text import not_guaranteed
 from fedmerit.verify import verify_copy, verify_folder
+from forging import body_of, copy_for, written
+from linear_federation import LIAR, Federation
+
+NAMES = tuple(f"client-{i}" for i in range(4))
 
 
 @pytest.fixture
@@ -131,8 +132,7 @@ def test_whose_key_differs_and_who_is_missing_is_named(home):
 
 def test_public_weights_of_the_roster_are_compared_too(tmp_path):
     weights = dict(zip(NAMES, (3.0, 1.0, 2.0, 1.0), strict=True))
-    make_keys(tmp_path, weights=weights)
-    run(tmp_path, grid_of(tmp_path), weights="roster")
+    Federation(tmp_path, files=True, weights=weights).run()
     assert any(
         line.startswith("keys: they match")
         for line in verify_folder(tmp_path / "run", roster=tmp_path / "roster.toml")
