@@ -108,6 +108,13 @@ def heads_in(broadcast):
     return msgpack.unpackb(broadcast[4:])[2]
 
 
+def seen_in(broadcast):
+    """What members sign as seen for a list: the digest over the digests of its heads."""
+    _, stage, heads = msgpack.unpackb(broadcast[4:])
+    digests = [hashlib.sha256(head).digest() for head in heads]
+    return hashlib.sha256(msgpack.packb(["fedmerit secagg list 1", stage, digests])).digest()
+
+
 def head_of(message):
     """The raw head of a member's message."""
     return message[8 : 8 + int.from_bytes(message[4:8], "big")]

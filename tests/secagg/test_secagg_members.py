@@ -6,7 +6,7 @@ import hashlib
 import os
 
 import pytest
-from parties import A, B, C, D, Parties, body_of, caught, head_of, heads_in
+from parties import A, B, C, D, Parties, body_of, caught, head_of, heads_in, seen_in
 
 from fedmerit.errors import (
     BindingError,
@@ -22,43 +22,12 @@ def tampered_shares(parties, name, change):
     client = parties.clients[name]
     message = client.share(parties.shown[name])
     parties.sent["share"][name] = message
-    body = [list(row) for row in body_of(parties, message)]
-    change(client, body)
+    rows, stale = body_of(parties, message)
+    change(client, rows)
     seen = client._state.seen
-    forged = parties.forge(name, "share", body, seen=seen)
+    forged = parties.forge(name, "share", [rows, stale], seen=seen)
     client._state.said = hashlib.sha256(head_of(forged)).digest()
     return forged
-
-
-def test_a_share_that_decrypts_to_garbage_names_the_dealer():
-    parties = Parties(4).play(until="share")
-
-    def garbage(client, body):
-        body[1][1] = os.urandom(len(body[1][1]))
-
-    parties.server.receive(tampered_shares(parties, A, garbage))
-    for name in (B, C, D):
-        parties.server.receive(parties.answer(name))
-    parties.shown = parties.server.advance()
-    with pytest.raises(ShareError, match="does not decrypt") as error:
-        parties.answer(B)
-    caught(error, ShareError, "share", A)
-    assert parties.answer(C)  # the others were dealt good ones
-
-
-def test_a_dealer_that_commits_to_other_shares_than_it_deals_is_named_by_the_holder():
-    parties = Parties(4).play(until="share")
-
-    def other(client, body):
-        body[1][3] = os.urandom(32)
-
-    parties.server.receive(tampered_shares(parties, A, other))
-    for name in (B, C, D):
-        parties.server.receive(parties.answer(name))
-    parties.shown = parties.server.advance()
-    with pytest.raises(ShareError, match="another share than it committed to") as error:
-        parties.answer(B)
-    caught(error, ShareError, "share", A)
 
 
 def test_a_dealer_that_leaves_somebody_out_is_named():
@@ -68,9 +37,8 @@ def test_a_dealer_that_leaves_somebody_out_is_named():
         parties.server.receive(message)
     caught(error, ShareError, "share", A)
     shown = [head_of(message), *(head_of(parties.answer(name)) for name in (B, C, D))]
-    with pytest.raises(ShareError, match="dealt no share to hospital-b") as error:
-        parties.clients[B].masked(to_broadcast("share", shown), parties.update(B))
-    caught(error, ShareError, "share", A)
+    parties.clients[B].masked(to_broadcast("share", shown), parties.update(B))
+    assert parties.clients[B].complaints == (A,)  # even if the server shows it all the same
 
 
 @pytest.mark.parametrize("kind", ["seed", "key"])
@@ -123,7 +91,7 @@ def _lie(parties, victim):
 def test_shares_of_the_wrong_kind_or_of_others_are_refused():
     parties = Parties(4).play(until="unmask")
     shares = parties.clients[B]._state.shares
-    seen = hashlib.sha256(parties.shown[B]).digest()
+    seen = seen_in(parties.shown[B])
     wrong = [[i, "key", shares[name][0]] for i, name in enumerate(parties.names)]
     few = [[i, "seed", shares[name][1]] for i, name in enumerate(parties.names[:3])]
     odd = [[i, "both", shares[name][1]] for i, name in enumerate(parties.names)]
@@ -144,7 +112,7 @@ def test_masked_words_that_were_not_signed_are_refused():
 def test_someone_in_the_sum_who_dealt_no_shares_is_noticed():
     parties = Parties(5).play(until="check", lost=[("share", "hospital-e")])
     seen = parties.clients[A]._state.seen
-    body = [parties.task.digest, parties.task.m0_hash, bytes(32)]
+    body = [parties.task.digest, parties.task.m0_hash, bytes(32), []]
     intruder = seal_head(parties, "hospital-e", body, seen)
     shown = to_broadcast("masked", [*heads_in(parties.shown[A]), intruder])
     with pytest.raises(BindingError, match="without having dealt shares") as error:
