@@ -71,11 +71,11 @@ def test_a_key_of_small_order_names_its_owner(point, which):
     keys[2 * which] = bytes.fromhex(point)  # the mask key, or that of the channel with B
     bad = [keys[0], bytes(32), bytes(32), b"".join(keys[1:]), 1, bytes(64)]
     message = parties.forge(A, "advertise", bad)
-    with pytest.raises(BindingError, match="agrees on nothing secret") as error:
+    with pytest.raises(BindingError, match="a secret which everybody knows") as error:
         parties.server.receive(message)
     caught(error, BindingError, "advertise", A)
     others = [head_of(parties.answer(name)) for name in (B, C, D)]
-    with pytest.raises(BindingError, match="agrees on nothing secret") as error:
+    with pytest.raises(BindingError, match="a secret which everybody knows") as error:
         parties.clients[B].share(to_broadcast("advertise", [head_of(message), *others]))
     caught(error, BindingError, "share", A)
     assert np.all([parties.clients[B].stage == "stopped", A in parties.server.waiting])

@@ -45,7 +45,7 @@ class Server(PlainServer):
     """
 
     def __init__(self, setting: Setting, task: Task | None = None) -> None:
-        self.lied: list[str] = []  # members who released another share than they were dealt
+        self.lied: list[str] = []  # members who released a share that they were not dealt
         self.heads: dict[str, dict[str, Head]]  # signed and public; for the ledger
         self.broadcasts: dict[str, bytes] = {}  # what was shown after each stage; for the ledger
         self._seen = NOTHING_SEEN  # what members sign as seen in this stage
@@ -67,13 +67,15 @@ class Server(PlainServer):
             if head.stage not in (self.stage, DECLINE):
                 raise BindingError(f"{self.stage} is due", stage=head.stage, member=head.sender)
             if head.sender not in self.waiting:
-                raise BindingError("was heard already, or left before", stage=head.stage, member=head.sender)
+                raise BindingError(
+                    "has sent its message already, or has left", stage=head.stage, member=head.sender
+                )
             if head.stage == DECLINE:
                 self.declined.append(head.sender)
                 return head.sender
             if head.seen != self._seen:
                 raise BindingError(
-                    "answers other messages than it was shown", stage=head.stage, member=head.sender
+                    "answers messages that it was not shown", stage=head.stage, member=head.sender
                 )
             if head.stage == "advertise":
                 channels = (masks.channel_of(head, place) for place in range(self.setting.n))
@@ -155,7 +157,9 @@ class Server(PlainServer):
 
     def _check_dealt(self, head: Head) -> None:
         if [row[0] for row in head.body[0]] != self._places("advertise"):
-            raise ShareError("deals to others than those who advertised", stage="share", member=head.sender)
+            raise ShareError(
+                "does not deal to exactly the members who advertised", stage="share", member=head.sender
+            )
 
     def _add(self, head: Head, payload: memoryview) -> None:
         task, sender = self._task, head.sender
@@ -163,11 +167,13 @@ class Server(PlainServer):
             raise BindingError("came before the task", stage="masked", member=sender)
         digest, m0_hash, words_digest, complaints = head.body
         if m0_hash != task.m0_hash:
-            raise BindingError("trained from another model M0", stage="masked", member=sender)
+            raise BindingError("trained from a different model M0", stage="masked", member=sender)
         if digest != task.digest:
-            raise BindingError("masked for another encoding or weights", stage="masked", member=sender)
+            raise BindingError(
+                "masked for a different encoding or different weights", stage="masked", member=sender
+            )
         if len(payload) != 4 * task.encoding.words or digest_of(payload) != words_digest:
-            raise BindingError("its words are not those it signed", stage="masked", member=sender)
+            raise BindingError("its words do not match the hash it signed", stage="masked", member=sender)
         for place, opened in complaints:
             self._check_complaint(head, place, opened)
         np.add(self._sum, masks.from_wire(payload), out=self._sum)
@@ -188,7 +194,11 @@ class Server(PlainServer):
         members, sender = self.setting.members, head.sender
         place, bad = members.index(sender), _complaints(self.heads["masked"][sender])
         if [row[0] for row in head.body] != [dealer for dealer in self._places("share") if dealer not in bad]:
-            raise ShareError("releases shares of others than the dealers", stage="unmask", member=sender)
+            raise ShareError(
+                "does not release shares of exactly those who dealt it good ones",
+                stage="unmask",
+                member=sender,
+            )
         for peer_place, kind, share in head.body:
             peer = members[peer_place]
             if kind != ("seed" if peer in self.heads["masked"] else "key"):
@@ -198,11 +208,11 @@ class Server(PlainServer):
             if masks.commitment(f"{kind} share", share, self.setting.session, peer, sender) != dealt:
                 self.lied += [] if sender in self.lied else [sender]
                 raise ShareError(
-                    f"released another share than {peer} dealt it", stage="unmask", member=sender
+                    f"released a share that {peer} did not deal it", stage="unmask", member=sender
                 )
 
     def _unmask(self) -> Result:
-        """Take off the self-masks of the members in the sum and the pairwise masks of those who are not."""
+        """Remove the self-masks of members in the sum, and the pairwise masks of the other members."""
         setting, task = self.setting, self._task
         assert task is not None
         binding = task.binding(setting)
@@ -233,7 +243,7 @@ class Server(PlainServer):
             dealt = self.heads["share"][dealer]
             self.blames.append(masks.blame_for_secret(self.setting, dealer, kind, shares, advertised, dealt))
             raise ShareError(
-                "dealt shares of something else than it committed to", stage="unmask", member=dealer
+                "dealt shares of a secret that it did not commit to", stage="unmask", member=dealer
             )
         return secret
 
@@ -295,7 +305,7 @@ def run_in_memory(
         raise RefusedError("there is nothing to sum", stage="setting")
     counts = None if weights is None else _counts(weights, len(arrays))
     if seed is not None and not isinstance(seed, bytes):
-        seed_bytes(seed)  # raises if it is no seed
+        seed_bytes(seed)  # raises if it is not a seed
         seed = whole(seed)
     identities = [Ed25519PrivateKey.generate() for _ in arrays]
     names = tuple(f"client-{index}" for index in range(len(arrays)))
