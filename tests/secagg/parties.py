@@ -130,6 +130,16 @@ def body_of(parties, message):
     return open_message(message, parties.setting, 0)[0].body
 
 
+def tampered_shares(parties, name, change):
+    """The share message of a dealer that changes what it deals to others."""
+    client = parties.clients[name]
+    rows, stale = body_of(parties, client.share(parties.shown[name]))
+    change(rows)
+    forged = parties.forge(name, "share", [rows, stale])
+    client._state.said = hashlib.sha256(head_of(forged)).digest()
+    return forged
+
+
 def caught(error, kind, stage=None, member=None):
     """Whether an error has this very type and names stage and member."""
     assert type(error.value) is kind

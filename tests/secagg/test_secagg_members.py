@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 
 import pytest
-from parties import A, B, C, D, Parties, body_of, caught, head_of, heads_in, seen_in
+from parties import A, B, C, D, Parties, caught, head_of, heads_in, seen_in, tampered_shares
 
 from fedmerit.errors import (
     BindingError,
@@ -17,22 +16,9 @@ from fedmerit.secagg import masks
 from fedmerit.secagg.messages import to_broadcast
 
 
-def tampered_shares(parties, name, change):
-    """The share message of a dealer that changes what it deals to others."""
-    client = parties.clients[name]
-    message = client.share(parties.shown[name])
-    parties.sent["share"][name] = message
-    rows, stale = body_of(parties, message)
-    change(client, rows)
-    seen = client._state.seen
-    forged = parties.forge(name, "share", [rows, stale], seen=seen)
-    client._state.said = hashlib.sha256(head_of(forged)).digest()
-    return forged
-
-
 def test_a_dealer_that_leaves_somebody_out_is_named():
     parties = Parties(4).play(until="share")
-    message = tampered_shares(parties, A, lambda client, body: body.pop(1))
+    message = tampered_shares(parties, A, lambda rows: rows.pop(1))
     with pytest.raises(ShareError, match="does not deal to exactly") as error:
         parties.server.receive(message)
     caught(error, ShareError, "share", A)
@@ -57,6 +43,9 @@ def test_a_dealer_whose_shares_do_not_lie_on_one_polynomial_is_named_never_a_wro
     with pytest.raises(ShareError, match="a secret that it did not commit to") as error:
         parties.play(lost=lost)
     caught(error, ShareError, "unmask", A)
+    (blame,) = parties.server.blames
+    assert (blame.member, blame.by, blame.why) == (A, None, "secret")
+    assert masks.judge(parties.setting, blame.evidence) == blame
     assert parties.server.result is None
     assert parties.server.stage == "aborted"
 

@@ -14,6 +14,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 from parties import Parties, head_of, secrets_of
+from test_secagg_blame import go, opened_rows
 
 from fedmerit.identity import Member, Roster
 from fedmerit.secagg import STAGES, Encoded, Encoding, Task, masks, state
@@ -196,6 +197,14 @@ def check_no_plain_byte_reaches_the_server():
             assert secret[16:] not in got
 
 
+def check_a_complaint_opens_one_channel():
+    """Of all shares, the opened keys read those between complainers and the dealers they complain about."""
+    bad = {"hospital-a": ("hospital-c", "hospital-d"), "hospital-b": ("hospital-f", "hospital-g")}
+    parties = go(Parties(7), bad=bad, how="other shares")
+    pairs = {(dealer, victim) for dealer, victims in bad.items() for victim in victims}
+    assert set(opened_rows(parties)) == pairs | {pair[::-1] for pair in pairs}
+
+
 # -------------------------------------------------------------------------------------------- broken variants
 
 
@@ -263,6 +272,11 @@ def weight_not_masked(patch):
     patch.setattr(masks, "add_masks", lambda words, keys: real(words[:-1], keys))
 
 
+def one_channel_key_for_all_peers(patch):
+    real = masks.channel_key
+    patch.setattr(masks, "channel_key", lambda secret, session, name, peer: real(secret, session, name, ""))
+
+
 def shares_not_encrypted(patch):
     patch.setattr(masks, "seal_shares", lambda *args: bytes(12) + args[-1] + bytes(16))
     patch.setattr(masks, "open_shares", lambda *args: args[-1][12:-16])
@@ -277,6 +291,7 @@ CHECKS = [
     check_masks_have_more_than_32_bits,
     check_masks_are_bound,
     check_no_plain_byte_reaches_the_server,
+    check_a_complaint_opens_one_channel,
 ]
 
 BROKEN = [
@@ -293,6 +308,7 @@ BROKEN = [
     (no_masks_at_all, check_no_plain_byte_reaches_the_server),
     (weight_not_masked, check_no_plain_byte_reaches_the_server),
     (shares_not_encrypted, check_no_plain_byte_reaches_the_server),
+    (one_channel_key_for_all_peers, check_a_complaint_opens_one_channel),
 ]
 
 
