@@ -416,6 +416,9 @@ class MemoryRecorder:
     def masked(self, number: int, inputs: Mapping[str, str]) -> None:
         """Do nothing."""
 
+    def blame(self, number: int, blame: Any) -> None:
+        """Do nothing: the round names who is to blame."""
+
     def take(self, report: Report, signature: bytes) -> bool:
         return self._signed(report.client, "report", report.body(self.run), signature)
 

@@ -64,7 +64,7 @@ def told(member, alpha, terms):
     given = reports(alpha, [0.01] * len(alpha), clients=tuple("ABCD"[: len(alpha)]))
     decision = decide([SimpleNamespace(to_reports=lambda _: given)], terms)
     standing = {one.client: one for one in summarise([given], score=terms.score).standings}[member]
-    counted = {"counted": (1,), "silent": (), "declined": (), "lost": (), "away": ()}
+    counted = {"counted": (1,), "silent": (), "declined": (), "blamed": (), "lost": (), "away": ()}
     return as_markdown(
         Statement(
             member=member, decision=decision, rounds=counted, aborted=(), unreported=(), standing=standing,

@@ -151,6 +151,16 @@ WORDS: dict[str, str] = {
         "kept: the report of round {rounds} is not in the ledger: it was lost on the way, the server was "
         "stopped before recording it, or the server left it out"
     ),
+    "kept-unheard": (
+        "kept: in round {round} {client} complained that {other} dealt it a bad share; the ledger has neither"
+        " its masked input nor this blame: the answer was lost on the way, or the server left it out"
+    ),
+    "blamed-share": "blame: in round {round} {client} dealt {other} a bad share (proved by record {record})",
+    "blamed-complaint": "blame: in round {round} {client} complained falsely (proved by record {record})",
+    "blamed-secret": (
+        "blame: in round {round} {client} shared out something else than it committed to (proved by record "
+        "{record})"
+    ),
     "signed": "{client}: last signed the head of {place}",
     "signed-none": "{client}: signed no head",
     "rounds": "rounds: {closed} of {planned}, {aborted} aborted",

@@ -37,7 +37,7 @@ from fedmerit.storage.run_folder import write
 
 # --------------------------------------------------------------------------------------------------- facts
 
-STATUSES = ("counted", "silent", "declined", "lost", "away")
+STATUSES = ("counted", "silent", "declined", "blamed", "lost", "away")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Statement:
 
     member: str
     decision: Decision
-    rounds: Mapping[str, tuple[int, ...]]  # by status: counted, silent, declined, lost, away
+    rounds: Mapping[str, tuple[int, ...]]  # by status, one of STATUSES
     aborted: tuple[int, ...]  # rounds that did not change the model
     unreported: tuple[int, ...]  # summed rounds without any report, which are in nobody's score
     standing: Standing | None  # None if the member never reported
@@ -109,7 +109,9 @@ def statements(rounds: Sequence[Round], config: Config, decision: Decision, head
 
 def _what_happened(name: str, rounds: Sequence[Round]) -> dict[str, tuple[int, ...]]:
     found: dict[str, list[int]] = {status: [] for status in STATUSES}
+    blamed = False
     for one in rounds:
+        blamed = blamed or name in one.blamed
         if not one.reports:  # aborted or unreported rounds are listed separately
             continue
         if name in one.reports:
@@ -118,6 +120,8 @@ def _what_happened(name: str, rounds: Sequence[Round]) -> dict[str, tuple[int, .
             found["silent"].append(one.number)
         elif name in one.declined:
             found["declined"].append(one.number)
+        elif blamed:
+            found["blamed"].append(one.number)
         else:
             found["lost" if name in one.scheduled else "away"].append(one.number)
     return {status: tuple(numbers) for status, numbers in found.items()}
@@ -172,6 +176,7 @@ def _alike(summary: Summary) -> dict[str, tuple[str, ...]]:
 _WORDS = {
     "silent": "your update was in the sum, but no report of yours arrived in time",
     "declined": "you declined, and your update was not in the sum",
+    "blamed": "you were left out, because you broke the protocol, as a record of the ledger proves",
     "lost": "you were expected, but your update did not arrive",
     "away": "you were not on the list of who takes part",
 }

@@ -342,6 +342,7 @@ def _courses(source: Source, summary: Summary, shown: list[int]) -> tuple[Course
 def _missed(source: Source) -> dict[str, dict[int, str]]:
     """Return member -> scored round without its report -> why there is none."""
     books = {one.number: one for one in source.book.rounds} if source.book else {}
+    blamed = {name: one.number for one in books.values() for name in one.blamed}
     found: dict[str, dict[int, str]] = {}
     for place, reports in enumerate(source.rounds, start=1):
         number, reported = number_of(reports, place), set(reports.clients)
@@ -353,6 +354,8 @@ def _missed(source: Source) -> dict[str, dict[int, str]]:
                 why = "in the sum, sent no report"
             elif book is None:
                 why = "no report"
+            elif blamed.get(name, number + 1) <= number:
+                why = f"left out: broke the protocol in round {blamed[name]}"
             elif name not in book.scheduled:
                 why = "away"
             else:
@@ -389,6 +392,8 @@ def _rounds(source: Source) -> tuple[RoundFacts, ...]:
             remarks.append(f"no report from {', '.join(map(quoted, reports.silent))}")
         if number in books and books[number].declined:
             remarks.append(f"declined: {', '.join(map(quoted, books[number].declined))}")
+        if number in books and books[number].blamed:
+            remarks.append(f"broke the protocol: {', '.join(map(quoted, books[number].blamed))}")
         explained = math.fsum(alpha(reports).values.tolist())
         found.append(RoundFacts(number, reports.n, reports.gain, explained, status, "; ".join(remarks)))
     return tuple(sorted(found, key=lambda one: one.number))
