@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+from contextlib import ExitStack
 
 import msgpack
 import pytest
@@ -18,33 +19,18 @@ from fedmerit.report.statement import _what_happened
 from fedmerit.secagg import masks
 from fedmerit.secagg.client import Client
 from fedmerit.verify import verify_copy, verify_folder
-from linear_federation import Federation
+from linear_federation import Federation, dealing_badly
 
 DEALER, RIVAL = "client-1", "client-2"
 
 
 @pytest.fixture
-def bad_dealer(monkeypatch):
+def bad_dealer():
     """A member whose program deals some holders garbage in one round; everybody runs in this process."""
-    real = masks.seal_shares
-
-    def deal(setting_round, *holders):
-        session = {}
-        share = Client.share
-
-        def noting(self, broadcast):
-            session[self.setting.session] = self.setting.round
-            return share(self, broadcast)
-
-        def sealing(shared, session_, dealer, holder, shares):
-            if dealer == DEALER and holder in holders and session[session_] == setting_round:
-                return os.urandom(92)
-            return real(shared, session_, dealer, holder, shares)
-
-        monkeypatch.setattr(Client, "share", noting)
-        monkeypatch.setattr(masks, "seal_shares", sealing)
-
-    return deal
+    with ExitStack() as stack:
+        yield lambda number, *holders: stack.enter_context(
+            dealing_badly(*((DEALER, number, holder) for holder in holders))
+        )
 
 
 def complaining(federation, name, dealer, key=None):
