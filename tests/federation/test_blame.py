@@ -13,9 +13,9 @@ import pytest
 from fedmerit.errors import LedgerError
 from fedmerit.identity import SERVER, canonical, content
 from fedmerit.ledger.chain import START, link
-from fedmerit.report.page.facts import _missed
-from fedmerit.report.page.source import read_source
-from fedmerit.report.statement import _what_happened
+from fedmerit.report.facts import Facts
+from fedmerit.report.page.text import remark
+from fedmerit.report.source import read_source
 from fedmerit.secagg import masks
 from fedmerit.secagg.client import Client
 from fedmerit.verify import verify_copy, verify_folder
@@ -100,12 +100,11 @@ def test_the_rival_stays_in_the_sum_and_the_dealer_takes_part_in_no_later_round(
 def test_it_is_the_dealer_whom_missing_rounds_cost(tmp_path, bad_dealer):
     bad_dealer(1, RIVAL)
     federation = Federation(tmp_path, 7, 3).run()
-    happened = {name: _what_happened(name, federation.rounds) for name in federation.names}
-    assert happened[RIVAL]["counted"] == (1, 2, 3)
-    assert (happened[DEALER]["counted"], happened[DEALER]["blamed"]) == ((1,), (2, 3))
-    missed = _missed(read_source(federation.folder))
-    why = "left out: broke the protocol in round 1"
-    assert missed == {DEALER: {2: why, 3: why}}
+    facts = Facts(read_source(federation.folder))
+    assert facts.rounds_of(RIVAL, "counted") == (1, 2, 3)
+    assert facts.happened[DEALER] == {1: "counted", 2: "blamed", 3: "blamed"}
+    assert [one.client for one in facts.absences] == [DEALER]
+    assert [remark(one) for one in facts.rounds] == [f"broke the protocol: {DEALER}", "", ""]
 
 
 def test_a_false_complaint_costs_its_author_the_round_and_the_run(tmp_path):
@@ -121,7 +120,7 @@ def test_a_false_complaint_costs_its_author_the_round_and_the_run(tmp_path):
     assert any(
         line.startswith(f"blame: in round 2 {RIVAL} complained falsely") for line in federation.verified()
     )
-    assert _what_happened(RIVAL, federation.rounds)["blamed"] == (2, 3)
+    assert Facts(read_source(federation.folder)).rounds_of(RIVAL, "blamed") == (2, 3)
 
 
 def test_a_dealer_that_spoils_a_round_for_all_spoils_one(tmp_path, bad_dealer):

@@ -353,7 +353,7 @@ def test_weights_from_the_current_round_are_the_papers_and_mark_the_run_as_analy
             (schedule,) = ledger.records("schedule")
         weights = [number(value) for value in schedule.body["weights"].values()]
         np.testing.assert_allclose(weights, expected, rtol=1e-3)
-        assert "analysis: plain updates were looked at" in list(verify_folder(folder))
+        assert "analysis: plain updates were analysed" in list(verify_folder(folder))
     assert "analysis" not in run(tiny("training.rounds=1", "training.weights=scores"), tmp_path / "past")
 
 
