@@ -124,6 +124,8 @@ WORDS: dict[str, str] = {
         "keys: those of {roster}, roster hash {hash}; but {holder} held them all, so they do not show "
         "who spoke"
     ),
+    "keys-earlier": "roster: an earlier one, as {roster} states it; changes since then: {changes}",
+    "roster-before": "roster: follows from the one with hash {hash}",
     "keys-stated": _STATED,
     "keys-hashed": _STATED + ", or the hash of your roster with {hash}",
     "keys-weighted": (

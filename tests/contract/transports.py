@@ -77,10 +77,10 @@ class Way(Protocol):
 
 
 def make_keys(home: Path, scenario: Scenario) -> Roster:
-    """Everybody's key, and the roster, in a folder."""
+    """Everybody's key, the server's too, and the roster, in a folder."""
     weights: Mapping[str, Any] = scenario.roster if scenario.weights == "roster" else {}
     members = [Member(name, new_key(home / f"{name}.pem"), weights.get(name)) for name in scenario.names]
-    write_roster(home / "roster.toml", roster := Roster(members))
+    write_roster(home / "roster.toml", roster := Roster(members, new_key(home / "server.pem")))
     return roster
 
 
@@ -144,8 +144,8 @@ class Linear:
         ran, m0 = Ran(home / "run"), np.zeros(SIZE, np.float32)
         with Folder(ran.folder, config, text=text) as folder:
             (folder.path / "keys").mkdir()
-            new_key(folder.path / "keys" / "server.pem")
-            key = load_key(folder.path / "keys" / "server.pem")
+            (folder.path / "keys" / "server.pem").symlink_to(home / "server.pem")
+            key = load_key(home / "server.pem")
             recorder = LedgerRecorder(
                 folder, config, roster, key, secrets.token_hex(16), "flower", terms, pool.commitment
             )

@@ -59,6 +59,7 @@ def dump_state(setting: Setting, name: str, state: State) -> bytes:
     """Return bytes for a file that nobody else can read; their checksum shows damage, not tampering."""
     who = [setting.run, setting.round, setting.attempt, list(setting.members), setting.config_hash]
     roster = [[member.name, member.key, member.weight] for member in setting.roster.members]
+    stated = [setting.roster.server, setting.roster.previous, setting.roster.quorum]
     what = {f.name: getattr(state, f.name) for f in fields(state) if f.name != "task"}
     task = state.task and [
         state.task.m0_hash,
@@ -66,7 +67,7 @@ def dump_state(setting: Setting, name: str, state: State) -> bytes:
         None if state.task.weights is None else list(state.task.weights),
         state.task.extra,
     ]
-    body = pack(FORMAT, who, [setting.threshold, setting.checked], roster, name, what, task)
+    body = pack(FORMAT, who, [setting.threshold, setting.checked], roster, name, what, task, stated)
     return hashlib.sha256(body).digest() + body
 
 
@@ -76,10 +77,10 @@ def load_state(data: bytes) -> tuple[Setting, str, State]:
     if hashlib.sha256(body).digest() != data[:32]:
         raise MessageError("not the saved state of a client, or damaged")
     try:
-        form, who, (threshold, checked), roster, name, what, task = msgpack.unpackb(body)
+        form, who, (threshold, checked), roster, name, what, task, *rest = msgpack.unpackb(body)
         if form != FORMAT:
             raise MessageError("the saved state of another version")
-        members = Roster(Member(*row) for row in roster)
+        members = Roster((Member(*row) for row in roster), *(rest[0] if rest else ()))  # 0.1.0 has no rest
         run, number, attempt, names, config_hash = who
         setting = Setting(run, number, attempt, names, members, config_hash, threshold, checked)
         return setting, name, State(**what, task=task and _task(*task))
