@@ -1,8 +1,8 @@
 """Names, keys, the roster, and the encoding of signed values, used by secure sums, protocol and ledger.
 
 The roster is fixed before round 1 and its hash enters every mask and every signature, so a server cannot
-swap a key without being caught. Only its owner may read a private key file: it is written in one step with
-mode 600, and a file with a looser mode is refused.
+swap a key without being caught. Only its owner may read a private key file: the file is written in one step
+with mode 600, and refused if its mode is looser.
 
 A roster file is TOML (or the same content as JSON)::
 
@@ -12,7 +12,7 @@ A roster file is TOML (or the same content as JSON)::
 
     [[members]]
     name = "Hospital A"
-    key = "ed25519:8f1c..."     # what `new_key` printed; 64 hexadecimal digits
+    key = "ed25519:8f1c..."     # as `fedmerit keys new` printed it; 64 hexadecimal digits
     weight = 1200               # optional: this member's public weight
 
 Between runs a roster can change. The next one states the hash of the one before it (``previous``) and carries
@@ -107,7 +107,7 @@ def number(text: Any) -> float:
 
 def _refuse_floats(value: Any, where: str, depth: int = 0) -> None:
     if depth > DEEPEST:
-        raise LedgerError(f"{where:.80}: deeper than {DEEPEST} levels")
+        raise LedgerError(f"{where:.80}: nested deeper than {DEEPEST} levels")
     if isinstance(value, float):
         raise LedgerError(f"{where}: floats have no place in a signed record, use exact()")
     if isinstance(value, Mapping):
@@ -128,7 +128,7 @@ def content(author: str, kind: str, body: Mapping[str, Any]) -> bytes:
 
 
 def commitment(body: Mapping[str, Any]) -> bytes:
-    """Return the hash of a body, which reveals nothing about the body if that has a ``salt``."""
+    """Return the hash of a body. It reveals nothing about a body that has a ``salt``."""
     return hashlib.sha256(b"fedmerit body 1\0" + canonical(body)).digest()
 
 
@@ -275,7 +275,7 @@ class Roster:
                 raise KeyFileError(f"{member.name}: shares its key with another member of the roster")
         check_names(names)
         if len({member.weight is None for member in ordered}) > 1:
-            raise KeyFileError("either every member of the roster has a weight or none has")
+            raise KeyFileError("expected a weight for every member of the roster or for none")
         if server is not None:
             _check_key(SERVER, server)
             if server in keys:
@@ -386,7 +386,7 @@ def new_key(path: str | os.PathLike[str]) -> bytes:
 
 
 def load_key(path: str | os.PathLike[str]) -> Ed25519PrivateKey:
-    """Read an identity key; refuse a file that others than its owner can access."""
+    """Read an identity key; refuse a file that anybody but its owner can access."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -586,8 +586,8 @@ def _check_key(name: str, key: Any) -> None:
         raise KeyFileError(f"{name}: a public key has 32 bytes")
     if _small_order(key):
         raise KeyFileError(
-            f"{name}: {PREFIX}{key.hex()} is no key of a person: signatures that anybody can make verify "
-            "under it; make one with `fedmerit keys new`"
+            f"{name}: {PREFIX}{key.hex()} protects nothing: anybody can make signatures that verify under "
+            "it; make a key with `fedmerit keys new`"
         )
 
 
