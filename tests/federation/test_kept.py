@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedmerit.config import as_toml, from_dict
 from fedmerit.errors import LedgerError, RoundAborted
-from fedmerit.identity import Member, Roster, load_key, new_key
+from fedmerit.identity import Member, Roster, load_key, new_key, public_key
 from fedmerit.ledger.recorder import LedgerRecorder
 from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.measure import Evaluations
@@ -78,7 +78,8 @@ class Federation:
 
     def __init__(self, folder, *, optimiser=False):
         self.folder = folder
-        roster = Roster([Member(name, new_key(folder / f"{name}.pem")) for name in ALL])
+        key, run = Ed25519PrivateKey.generate(), secrets.token_hex(16)
+        roster = Roster([Member(name, new_key(folder / f"{name}.pem")) for name in ALL], public_key(key))
         settings = {
             "partition": {"names": ALL},
             "training": {"rounds": 4, "weights": "uniform"},
@@ -87,7 +88,6 @@ class Federation:
         text, config = as_toml(settings), from_dict(settings)
         pool = pool_of(np.zeros((20, 1)), np.zeros(20))
         terms = terms_of(text, roster, optimiser=optimiser)
-        key, run = Ed25519PrivateKey.generate(), secrets.token_hex(16)
         self.transport, self.run, self.open = Transport(folder, roster), run, ExitStack()
 
         def coordinator(name):
