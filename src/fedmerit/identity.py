@@ -381,7 +381,7 @@ def new_key(path: str | os.PathLike[str]) -> bytes:
     pem = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    _write_new(path, pem, 0o600)
+    write_new(path, pem, 0o600)
     return public_key(key)
 
 
@@ -429,7 +429,7 @@ def write_roster(path: str | os.PathLike[str], roster: Roster) -> None:
     table = {"format": FORMAT, **stated(roster, roster.signatures, roster.before)}
     as_json = Path(path).suffix == ".json"
     text = json.dumps(table, ensure_ascii=False, indent=1) + "\n" if as_json else toml_of(table)
-    _write_new(Path(path), text.encode(), 0o644)
+    write_new(Path(path), text.encode())
 
 
 def stated(roster: Roster, signatures: Mapping[str, bytes], before: Roster | None = None) -> dict[str, Any]:
@@ -605,7 +605,7 @@ def _small_order(key: bytes) -> bool:
     return y * (y * y - 1) * (_D * y**4 + 2 * y * y - 1) % _P == 0
 
 
-def _write_new(path: Path, data: bytes, mode: int) -> None:
+def write_new(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Create a file in one step: complete, with its mode from the start, and never over an existing file."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
