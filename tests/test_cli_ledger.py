@@ -145,32 +145,32 @@ def test_a_members_copy_where_only_the_coordinator_sees_all(fedmerit, closed, tm
 def test_a_page_with_everybodys_numbers_is_not_for_everybody_where_only_the_coordinator_sees_all(
     fedmerit, folder, closed
 ):
-    mine = f"{closed / 'page.html'} shows everybody's numbers: it is for the coordinator alone"
+    mine = f"{closed / 'page.html'} shows the numbers of all members: it is for the coordinator alone"
     assert page_of_run(closed).startswith(mine)
     assert fedmerit("page", closed)[1].splitlines()[1].startswith(mine)
-    said = "this page shows everybody's: it is for the coordinator alone"
+    said = "this page shows the numbers of all members. It is for the coordinator alone"
     shown = unescape((closed / "page.html").read_text())
     assert said in shown
-    assert shown.index("This page shows everybody’s numbers.") < shown.index(said)
+    assert shown.index("This page shows the numbers of all members.") < shown.index(said)
     assert page_of_run(folder) == f"for everybody else: open {folder / 'page.html'} in a browser"
     assert fedmerit("page", folder)[1] == f"wrote {folder / 'page.html'}\n"
     shown = unescape((folder / "page.html").read_text())
     assert said not in shown
-    assert "shows everybody’s numbers" not in shown
+    assert "This page shows the numbers" not in shown
     assert "--roster FILE" not in shown  # one process held all keys, and the page says that
 
 
 def test_a_score_file_that_was_deleted_was_not_there_and_not_older(fedmerit, folder):
     whole = {name: (folder / name).read_bytes() for name in ("scores.json", "scores.csv")}
     (folder / "scores.json").unlink()
-    assert "wrote scores.json anew, which was not there\n" in fedmerit("page", folder)[1]
+    assert "wrote scores.json again, which was missing\n" in fedmerit("page", folder)[1]
     for name in whole:
         (folder / name).unlink()
-    assert "wrote scores.json and scores.csv anew, which were not there\n" in fedmerit("page", folder)[1]
+    assert "wrote scores.json and scores.csv again, which were missing\n" in fedmerit("page", folder)[1]
     (folder / "scores.json").unlink()
     lines = whole["scores.csv"].splitlines(keepends=True)
     (folder / "scores.csv").write_bytes(b"".join(line for line in lines if not line.startswith(b"2,")))
-    said = "wrote scores.json and scores.csv anew, which were not there or 1 round older than the ledger\n"
+    said = "wrote scores.json and scores.csv again, which were missing or 1 round older than the ledger\n"
     assert said in fedmerit("page", folder)[1]
     assert whole == {name: (folder / name).read_bytes() for name in whole}
 
@@ -232,7 +232,7 @@ def test_verify_with_a_roster_says_what_it_shows_of_a_rehearsal(fedmerit, folder
     write_roster(tmp_path / "others.toml", Roster(others))
     code, _, err = fedmerit("verify", folder, "--roster", tmp_path / "others.toml")
     assert code == 2
-    assert "its keys are not those of" in err
+    assert "its keys do not match" in err
     assert "the key of A is" in err
     assert "a rehearsal makes its own keys" in err
     code, _, err = fedmerit("verify", folder, "--roster", tmp_path / "nowhere.toml")

@@ -75,7 +75,7 @@ def test_ten_sites_and_the_one_with_wrong_labels_is_the_one_that_is_named(tmp_pa
     assert planned.stdout.startswith("10 members, 2 rounds")
     done = call("run", toml, "--out", tmp_path / "run")
     assert done.exit_code == 0, done.stderr
-    assert "Site 10 is significantly below everybody else" in done.stdout
+    assert "Site 10 is significantly below every other member" in done.stdout
     assert "Site 2 is significantly below" not in done.stdout
     content = json.loads((tmp_path / "run" / "scores.json").read_text())
     assert content["clients"] == SITES

@@ -52,7 +52,8 @@ def test_a_simulation_is_a_rehearsal_to_verify_and_on_the_page(simulated):
     assert not any(line.startswith(("members: ", "keys: ")) for line in lines)
     lines = list(verify_folder(simulated / "run", roster=read_roster(simulated / "roster.toml")))
     assert any(
-        line.endswith("; but one simulation held them all, so they do not show who spoke") for line in lines
+        line.endswith("; but one simulation held all of them, so they do not show who spoke")
+        for line in lines
     )
     made = CliRunner().invoke(app, ["page", str(simulated / "run")])
     assert made.exit_code == 0, made.output

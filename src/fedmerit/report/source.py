@@ -1,4 +1,4 @@
-"""The source of a page: a file of reports, or a run folder with its ledger; with real names or pseudonyms."""
+"""What a run left behind: reports, or a folder with its ledger; under real names or pseudonyms."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from fedmerit.config import OF_MEMBERS, Corruption, of_folder
+from fedmerit.config import OF_MEMBERS, Config, Corruption, of_folder
 from fedmerit.errors import CopyDiffers, FedmeritError, FileFormatError, LedgerError, StoreError
 from fedmerit.ledger.decisions import Decision, decisions_of
 from fedmerit.ledger.records import first_body, unreported
-from fedmerit.notes import SOMEBODY, Note, planted
+from fedmerit.notes import Note, planted, words
 from fedmerit.protocol.messages import Round
 from fedmerit.scoring.accumulate import Missing, accumulate
-from fedmerit.scoring.files import LEDGER, VECTORS, read_content, scores_in
+from fedmerit.scoring.files import LEDGER, VECTORS, Content, read_content, scores_in
 from fedmerit.scoring.types import Reports
-from fedmerit.storage.run_folder import recorded, scored_in, write
+from fedmerit.storage.run_folder import Recorded, recorded, scored_in, write
 from fedmerit.verify import verify_folder
 
 # --------------------------------------------------------------------------------------------------- costs
@@ -94,10 +94,6 @@ def _parameters(path: Path) -> int:
 # -------------------------------------------------------------------------------------------------- source
 
 
-ABORTED = "aborted"
-"""The reason why a round has no sum if it is unknown or withheld."""
-
-
 @dataclass(frozen=True)
 class Book:
     """What the ledger of a run records."""
@@ -121,6 +117,7 @@ class Source:
     aborted: Mapping[int, str] = field(default_factory=dict)  # round without a sum -> reason
     unreported: tuple[int, ...] = ()  # summed rounds without any report
     truth: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # by utility and value
+    phi: Mapping[str, Sequence[float | None]] = field(default_factory=dict)  # the sum of PHI by utility
     settings: Mapping[str, Mapping[str, Any]] | None = None
     corruption: Corruption = field(default_factory=Corruption)  # with the real names
     book: Book | None = None
@@ -136,6 +133,21 @@ class Source:
     def planted(self) -> str:
         """Sentence on the faults that the settings planted, with the names shown; empty if there are none."""
         return planted(self.corruption, self.names if self.pseudonyms else None)
+
+    @property
+    def game(self) -> str | None:
+        """The game of the run; None if there is nothing but reports."""
+        return None if self.settings is None else str(self.settings["scoring"]["game"])
+
+    @property
+    def private(self) -> bool:
+        """Whether members see only their own numbers, so that the whole is for the coordinator alone."""
+        return self.settings is not None and self.settings["scoring"]["visibility"] == "coordinator"
+
+    @property
+    def planned(self) -> int | None:
+        """Rounds of the whole run, if known."""
+        return None if self.settings is None else int(self.settings["training"]["rounds"])
 
 
 def read_source(path: str | Path) -> Source:
@@ -156,6 +168,55 @@ def read_source(path: str | Path) -> Source:
     return replace(source, costs=read_costs(path))
 
 
+def source_of(
+    content: Content, run: Recorded | None = None, config: Config | None = None, *, missing: Missing = "zero"
+) -> Source:
+    """Return reports that were read already as a source, without verifying anything.
+
+    Args:
+        content: the reports of one utility.
+        run: the ledger that they are from, if there is one.
+        config: the settings beside a file of reports, if there are any; of a run, the ledger has them.
+        missing: what a missed round counts.
+    """
+    settings = run.config if run else config
+    rounds = run.rounds if run else ()
+    return Source(
+        rounds=tuple(content.rounds),
+        clients=tuple(content.clients),
+        missing=missing,
+        aborted={one.number: one.aborted for one in rounds if one.aborted},
+        unreported=unreported(rounds),
+        settings=settings.as_dict() if settings else None,
+        corruption=settings.corruption if settings else Corruption(),
+        book=Book({}, {}, rounds, (), run.ledger.head, len(run.ledger)) if run else None,
+        names={name: name for name in content.clients},
+    )
+
+
+def source_as_decided(rounds: Sequence[Round], config: Config, decision: Decision, head: str) -> Source:
+    """Return the rounds on which a decision rests as a source.
+
+    Args:
+        rounds: all rounds of the run.
+        config: the settings of the run.
+        decision: the decision as recorded.
+        head: the head of the ledger that includes the decision.
+    """
+    terms, counted = decision.terms, tuple(rounds[: decision.rounds])
+    return Source(
+        rounds=tuple(found for one in counted if (found := one.to_reports(terms.utility)) is not None),
+        clients=config.clients,
+        missing=terms.missing,
+        aborted={one.number: one.aborted for one in counted if one.aborted},
+        unreported=unreported(counted),
+        settings=config.as_dict(),
+        corruption=config.corruption,
+        book=Book({}, {}, counted, (decision,), head, decision.record),
+        names={name: name for name in config.clients},
+    )
+
+
 def _of_file(file: Path) -> Source:
     content = read_content(file)
     raw = _document(file)
@@ -169,9 +230,10 @@ def _of_file(file: Path) -> Source:
         rounds=tuple(content.rounds),
         clients=clients,
         companions=companions,
-        aborted=dict.fromkeys(aborted_, ABORTED),
+        aborted=dict.fromkeys(aborted_, words("name.aborted")),
         unreported=unreported_,
         truth=_truth(raw),
+        phi=_phi(raw),
         names={name: name for name in clients},
     )
 
@@ -211,6 +273,7 @@ def _of_run(folder: Path) -> Source:
         aborted={one.number: one.aborted for one in rounds if one.aborted},
         unreported=unreported(rounds),
         truth=_truth(raw) if complete else {},
+        phi=_phi(raw) if complete else {},
         corruption=corruption,
         book=book,
         checks=tuple(lines),
@@ -237,13 +300,13 @@ def pseudonymised(source: Source) -> Source:
         if len(everybody) <= len(letters)
         else [f"{k:0{width}d}" for k in range(1, len(everybody) + 1)]
     )
-    names = {name: f"Member {mark}" for name, mark in zip(everybody, marks, strict=False)}
+    names = {name: words("name.pseudonym", mark=mark) for name, mark in zip(everybody, marks, strict=False)}
 
     def plain(one: Round) -> Round:
         lists = ("scheduled", "included", "declined", "silent")
         changed = {key: tuple(sorted(names[name] for name in getattr(one, key))) for key in lists}
         reports = {names[name]: report for name, report in one.reports.items()}
-        return replace(one, **changed, reports=reports, aborted=one.aborted and ABORTED)  # type: ignore[arg-type]
+        return replace(one, **changed, reports=reports, aborted=one.aborted and words("name.aborted"))  # type: ignore[arg-type]
 
     order = np.argsort([names[name] for name in source.clients])
     return replace(
@@ -253,11 +316,12 @@ def pseudonymised(source: Source) -> Source:
         companions={
             key: tuple(_renamed(one, names) for one in rounds) for key, rounds in source.companions.items()
         },
-        aborted=dict.fromkeys(source.aborted, ABORTED),
+        aborted=dict.fromkeys(source.aborted, words("name.aborted")),
         truth={
             utility: {key: [values[i] for i in order] for key, values in each.items()}
             for utility, each in source.truth.items()
         },
+        phi={utility: [values[i] for i in order] for utility, values in source.phi.items()},
         settings=None if source.settings is None else _renamed_settings(source.settings, names),
         book=None
         if source.book is None
@@ -304,18 +368,19 @@ def _renamed_settings(
         ("partition", "merge"),
     ):
         if changed[section][key]:
-            changed[section][key] = "withheld"
+            changed[section][key] = words("name.withheld")
     return changed
 
 
 def _renamed_setting(value: Any, both: bool, names: Mapping[str, str]) -> Any:
     """Return a list or table of members with new names, sorted by them; ``both`` renames values too."""
+    somebody = words("name.somebody")
     if isinstance(value, list):
-        return sorted(names.get(name, SOMEBODY) for name in value)
+        return sorted(names.get(name, somebody) for name in value)
     if isinstance(value, dict):
-        items = ((names.get(name, SOMEBODY), item) for name, item in value.items())
+        items = ((names.get(name, somebody), item) for name, item in value.items())
         return {
-            name: names.get(item, SOMEBODY) if both else item
+            name: names.get(item, somebody) if both else item
             for name, item in sorted(items, key=lambda pair: pair[0])
         }
     return value
@@ -334,6 +399,16 @@ def _unscored(raw: Mapping[str, Any]) -> tuple[list[int], tuple[int, ...]]:
     without = [one for one in raw.get("rounds") or () if "reports" in one and one["reports"] is None]
     aborted_ = [int(one["round"]) for one in without if one.get("aborted")]
     return aborted_, tuple(int(one["round"]) for one in without if not one.get("aborted"))
+
+
+def _phi(raw: Mapping[str, Any]) -> dict[str, list[float | None]]:
+    """Return the sum of PHI over rounds, per utility that has one, in the order of the clients."""
+    found = {}
+    for utility, part in ((raw.get("utility"), raw), *(raw.get("companions") or {}).items()):
+        values = (part.get("cumulative") or {}).get("PHI")
+        if isinstance(values, list) and len(values) == len(raw.get("clients") or ()):
+            found[str(utility)] = values
+    return found
 
 
 def _truth(raw: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
