@@ -227,7 +227,7 @@ def test_verify_with_a_roster_says_what_it_shows_of_a_rehearsal(fedmerit, folder
     code, out, _ = fedmerit("verify", folder, "--roster", path)
     assert code == 0
     assert f"keys: they match {path}, roster hash " in out
-    assert "; but one process held them all, so they do not show who spoke" in out
+    assert "; but one process held all of them, so they do not show who spoke" in out
     others = [Member(name, new_key(tmp_path / f"{name}.pem")) for name in "ABCD"]
     write_roster(tmp_path / "others.toml", Roster(others))
     code, _, err = fedmerit("verify", folder, "--roster", tmp_path / "others.toml")

@@ -157,7 +157,7 @@ def test_an_empty_file_is_a_valid_run_and_the_commented_one_says_the_same(tmp_pa
 
 def test_the_commented_file_explains_every_choice():
     lines = {line.partition(" = ")[0]: line for line in commented_config().splitlines()}
-    assert "# fixed | per-round; per-round: disjoint slices" in lines["test_reveal"]
+    assert "# fixed | per-round; per-round: a fresh slice" in lines["test_reveal"]
     assert lines["lost"].startswith('lost = {}  # {client-2 = "3:masked"}')
     assert "# Who takes part when." in commented_config()
     assert "called as factory(input_shape, classes)" in commented_config()
@@ -348,7 +348,7 @@ def test_counts_stay_counts_and_fractions_fractions():
         ({"partition": {"scheme": "group", "merge": {"North": []}}},
          r"^partition\.merge\.North: expected at least one group, got none"),
         ({"partition": {"scheme": "group", "merge": {"North": ["a", "b"], "South": ["c", "a"]}}},
-         r"^partition\.merge: group 'a' is in 'North' and in 'South'"),
+         r"^partition\.merge: group 'a' is in both 'North' and 'South'"),
         ({"partition": {"scheme": "group", "merge": {"North": "a"}}},
          r"^partition\.merge: expected a table of a list of texts by name"),
         ({"corruption": {"duplicate": {"client-0": "x"}}},
