@@ -31,7 +31,7 @@ from fedmerit.ledger.records import (
 )
 from fedmerit.notes import Note, planted, words
 from fedmerit.protocol.messages import Round
-from fedmerit.protocol.terms import EMBEDDED, REHEARSALS
+from fedmerit.protocol.terms import EMBEDDED, REHEARSALS, stated_of
 from fedmerit.scoring.doubts import check_payable, doubts
 from fedmerit.scoring.files import LEDGER
 from fedmerit.storage.run_folder import (
@@ -109,6 +109,9 @@ def _check(run: Mapping[str, Any], config: Config, roster: Roster, name: str) ->
             f"its members agreed to a roster with hash {stated!s:.64}, but {name} has {roster.hash.hex()}: "
             "names and keys are the same; public weights, server, quorum or the roster before it are not"
         )
+    terms = run.get("terms", {})
+    if {key: terms[key] for key in ("previous", "quorum") if key in terms} != stated_of(roster):
+        raise LedgerError(f"its terms state another quorum, or another roster before it, than {name}")
 
 
 def _how_to_compare(run: Mapping[str, Any], config: Config) -> Note:

@@ -12,13 +12,14 @@ from fedmerit.identity import (
     SERVER,
     Member,
     Roster,
+    canonical,
     public_key,
     read_roster,
     signed_as,
     write_roster,
 )
 from fedmerit.keys import Change, read_change
-from fedmerit.verify import verify_folder
+from fedmerit.verify import about_keys, verify_folder
 from linear_federation import Federation, write_key
 
 NAMES = ("A", "B", "C", "D", "E")
@@ -366,9 +367,16 @@ def test_terms_that_name_another_roster_before_are_refused(tmp_path):
 
 
 def test_a_ledger_that_names_another_roster_before_is_found(years):
-    """By the reader's roster; also where all members' keys sign the lie."""
+    """By the reader's roster, even if everybody signed the lie."""
     second = years.next(names=THREE)
     found = years.run(second, THREE)
     assert list(verify_folder(found.folder, roster=second))
+    run = json.loads(canonical(found.records[0].body))
+    for lie in ({"previous": "00" * 32}, {"quorum": 3}):
+        told = {**run, "terms": {**run["terms"], **lie}}
+        with pytest.raises(LedgerError, match="its terms state another quorum, or another roster before it"):
+            list(about_keys(told, found.config, second, "the roster"))
+        (said, *_) = about_keys(told, found.config, None, "")
+        assert said.code == "keys-weighted"  # without a roster the hash in the terms is no longer explained
     with pytest.raises(LedgerError, match=r"its keys do not match the roster: client-3 is on it"):
         list(verify_folder(found.folder, roster=years.roster))

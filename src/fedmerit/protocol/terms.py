@@ -152,7 +152,7 @@ def proposed(
         "config": text,
         "config_hash": recorded_hash(text),
         "roster": roster.hash.hex(),
-        **_stated(roster),
+        **stated_of(roster),
         "strategy": strategy,
         "optimiser": optimiser,
         "evaluates": evaluates,
@@ -163,7 +163,7 @@ def proposed(
     }
 
 
-def _stated(roster: Roster) -> dict[str, Any]:
+def stated_of(roster: Roster) -> dict[str, Any]:
     """Return what the terms say of a roster beside its hash."""
     found = {"previous": roster.previous and roster.previous.hex(), "quorum": roster.quorum}
     return {key: value for key, value in found.items() if value is not None}
@@ -277,7 +277,7 @@ def check_roster(terms: Mapping[str, Any], config: Config, roster: Roster, membe
     """Raise unless the server's roster, names and public weights match the member's own file."""
     if terms.get("roster") != roster.hash.hex():
         raise BindingError("the server's roster differs from ours", stage="join", member=member)
-    if {key: terms[key] for key in ("previous", "quorum") if key in terms} != _stated(roster):
+    if {key: terms[key] for key in ("previous", "quorum") if key in terms} != stated_of(roster):
         raise BindingError("the terms state another roster before ours", stage="join", member=member)
     if set(config.clients) != set(roster.names):
         raise BindingError("the settings and the roster name different members", stage="join", member=member)
