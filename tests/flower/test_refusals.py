@@ -19,7 +19,7 @@ import fedmerit.flower
 from fedmerit.errors import MessageError, ProtocolError
 from fedmerit.flower.codec import BYTES, KIND, put, take
 from fedmerit.flower.grid import SecureGrid
-from fedmerit.identity import canonical, exact, new_key
+from fedmerit.identity import Roster, canonical, exact, new_key, read_roster, write_roster
 from fedmerit.protocol.messages import Parcel, model_hash, pack, unpack
 
 # --------------------------------------------------------------------------------------------- who takes part
@@ -42,10 +42,12 @@ def test_a_node_without_a_place_on_the_roster_does_not_take_part(home, caplog):
 
 
 def test_a_member_with_another_roster_refuses_to_join(home, tmp_path_factory):
+    """The same server, other members."""
     other = tmp_path_factory.mktemp("other")
-    make_keys(other)
+    theirs = Roster(read_roster(make_keys(other)).members, read_roster(home / "roster.toml").server)
+    write_roster(other / "theirs.toml", theirs)
     grid = grid_of(home)
-    grid.contexts[101].node_config["fedmerit-roster"] = str(other / "roster.toml")
+    grid.contexts[101].node_config["fedmerit-roster"] = str(other / "theirs.toml")
     grid.contexts[101].node_config["fedmerit-key"] = str(other / "client-1.pem")
     strategy, rounds = run(home, grid, join=0.5)
     assert all(LIAR not in one.scheduled and len(one.reports) == 3 for one in rounds)
