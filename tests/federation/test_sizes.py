@@ -116,7 +116,7 @@ def test_a_large_message_is_refused_before_it_is_parsed(federation, kind, place)
     if place == "body":
         data = b"\x95\xa9advertise\xd9\x20" + federation.run_id.encode() + b"\x01\x81\xa7members" + data
     if place != "outside":
-        data = pack([FORMAT, data, bytes(64)])
+        data = pack([FORMAT, "0.1.0", data, bytes(64)])
     member = federation.member("A")
 
     def refuse():
