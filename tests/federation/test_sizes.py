@@ -231,9 +231,9 @@ def test_a_large_answer_to_an_invitation_is_refused(federation):
 
 
 def invitation(federation, **change):
-    """As anybody can write one who knows the hash of the roster: to another run, with another key."""
-    key = Ed25519PrivateKey.generate()
+    """As the server can write any number of them: to another run."""
     recorder = federation.coordinator.recorder
+    key = recorder.key
     body = {
         "terms": {**recorder.terms, **change},
         "commitment": recorder.commitment,
