@@ -92,7 +92,7 @@ class Federation:
         samples: training samples of a member; 50 where it is not named.
         weights: on the roster.
         settings: sections of the config, over those that this makes.
-        terms: over the terms that this makes.
+        terms: over the terms that this makes; None leaves one out.
         accept: the members' rule for settings.
         roster: in place of the one that this makes from its keys; the members' files are not written then.
         evaluates: whether the server can evaluate models; else the members' medians count.
@@ -132,6 +132,7 @@ class Federation:
         self.pool = pool_of(*data("test", 20 * slices, seed), slices, key=self._secret("pool"))
         self.terms = {**terms_of(self.text, self.roster), "evaluates": "server" if evaluates else "members"}
         self.terms |= ({} if masks else {"engine": EMBEDDED}) | dict(terms or {})
+        self.terms = {key: value for key, value in self.terms.items() if value is not None}
         self.run_id = self._secret("run").hex()[:32]
         self.model = np.zeros(SIZE, np.float32)  # M0 of the round, or the last M
         self.models: list[np.ndarray] = []  # M0 of every round, and at the end the last M

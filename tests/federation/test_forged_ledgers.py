@@ -129,7 +129,9 @@ def test_a_run_of_an_engine_that_nobody_knows_is_refused(home, engine):
 
     def tell(ledger, records):
         for record in records[:2]:
-            body = body_of(record) | ({"engine": engine} if record.kind == "run" else {})
+            body = body_of(record)
+            if record.kind == "run":
+                body |= {"engine": engine, "terms": {**body["terms"], "engine": engine}}
             yield record.author, record.kind, body, record.signature
 
     written(home, tell)

@@ -50,7 +50,7 @@ def over(federation):
         ("report", lambda b: b.update(sum=b["sum"][:-1]), "expected a sum of"),
         ("report", lambda b: b.update(sum=b["sum"].astype(float)), "expected a sum of"),
         ("report", lambda b: b.update(salts=b["salts"][:-1]), "of salt each"),
-        ("share", lambda b: b.update(list=b"FMB1"), "bytes that no member of this protocol writes"),
+        ("share", lambda b: b.update(list=b"FMB2"), "bytes that no member of this protocol writes"),
         (
             "advertise",
             lambda b: b.update(members=["client-0", LIAR]),
@@ -186,7 +186,7 @@ def test_one_request_for_a_report_is_answered_and_no_other(over, caplog, what):
         over.ask(
             LIAR, asked, **{what: {"sum": nudged, "included": list(NAMES[:3]), "next": list(NAMES)}[what]}
         )
-    assert "was asked for a report of this round before" in caplog.text
+    assert "has had another request for a report on this round" in caplog.text
 
 
 def test_nothing_is_said_twice_in_a_round(over):
