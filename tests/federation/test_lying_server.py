@@ -54,7 +54,7 @@ def over(federation):
         (
             "advertise",
             lambda b: b.update(members=["client-0", LIAR]),
-            "scheduled with 2 members, but at least",
+            "scheduled with 2 members, but at least 3",
         ),
         ("advertise", lambda b: b.update(members=["client-0", LIAR, "nobody"]), "not on the roster"),
     ],
@@ -183,8 +183,9 @@ def test_one_request_for_a_report_is_answered_and_no_other(over, caplog, what):
     assert over.ask(LIAR, asked) == said  # the very same: the same answer
     nudged = asked.arrays["sum"] + np.uint32(1)
     with raises(RefusedError, logged=True):
-        told = {"sum": nudged, "included": list(NAMES[:3]), "next": list(NAMES)}[what]
-        over.ask(LIAR, asked, **{what: told})
+        over.ask(
+            LIAR, asked, **{what: {"sum": nudged, "included": list(NAMES[:3]), "next": list(NAMES)}[what]}
+        )
     assert "has had another request for a report on this round" in caplog.text
 
 
