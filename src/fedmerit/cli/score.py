@@ -100,6 +100,7 @@ def score(
 
     SOURCE is a file of reports (.json or .csv), or a run folder.
     """
+    from fedmerit.ledger.records import put_phi
     from fedmerit.report.terminal import print_summary, summarise
     from fedmerit.scoring.doubts import doubts
     from fedmerit.scoring.files import as_csv, as_json, document
@@ -122,6 +123,8 @@ def score(
         print_summary(out, advised(summary), utility=rounds[0].utility)
     else:
         written = document(rounds, clients=clients, missing=counts)
+        if run:
+            put_phi(written, run.rounds, str(rounds[0].utility), counts)
         write(as_json(written) if format is Format.json else as_csv(written))
         _warn(doubts(rounds, game=game))
 
