@@ -68,6 +68,12 @@ WORDS: dict[str, str] = {
         "{rounds:numbered} {rounds:was|were} summed, but nobody reported on {rounds:it|them}: what changed "
         "in the model then is in nobody's score and in no gain"
     ),
+    # at a member's own machine
+    "secret-weights": (
+        "this run weighs members by their numbers of samples: everybody is told the total of each round, so "
+        "where members come and go, differences of totals tell these numbers; where they matter, agree on "
+        'weights = "uniform"'
+    ),
     # shares
     "negative-refused": "negative {score} of {clients:first 5}, and negative='refuse' was asked",
     "negative": "negative {score} counts as zero: {clients:first 5}",

@@ -16,6 +16,7 @@ from fedmerit.identity import exact, load_key, read_roster
 from fedmerit.protocol.member import REFUSED
 from fedmerit.protocol.messages import Ask, pack, unpack
 from fedmerit.protocol.terms import check_roster
+from states import without
 
 # ----------------------------------------------------------------------------------------- a dishonest server
 
@@ -76,7 +77,7 @@ def test_a_secured_app_gives_no_plain_update(home):
 
 def before_the_end(home, who, run_):
     """The member as it was before it signed the last head, after which it answers nothing else."""
-    (home / f"{who}.pem.state" / run_ / "seen").unlink()
+    without(home / f"{who}.pem", run_, "seen")
 
 
 def test_terms_are_pinned(home):

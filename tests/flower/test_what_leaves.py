@@ -20,6 +20,7 @@ from fedmerit.protocol.member import REFUSED
 from fedmerit.protocol.messages import EXCHANGES, Ask
 from fedmerit.protocol.terms import cautious
 from fedmerit.verify import verify_folder
+from states import names_in
 
 
 def test_what_leaves_a_member_is_masked_and_little(home):
@@ -85,6 +86,7 @@ def test_a_schedule_smaller_than_agreed_is_refused(home, caplog):
     grid, kept = grid_of(home), []
     grid.before = lambda node, message: kept.append(message) if node == 101 else None
     run(home, grid)
+    shutil.rmtree(home / "client-1.pem.state")  # of a member who knows no earlier run
     join = exchange_of(kept[0])
     terms = dict(join.body["terms"])
     config = terms["config"].replace("least = 0", "least = 4")
@@ -104,9 +106,11 @@ def test_a_members_files_are_its_own_and_say_nothing(home):
     grid = grid_of(home)
     run(home, grid)
     folder = next((home / "client-1.pem.state").glob("*/"))
-    kept = sorted(path.name for path in folder.iterdir())
-    of_a_round = ["0002.asked", "0002.began", "0002.client", "0002.report", "0002.update"]
-    assert kept == [*of_a_round, "heads", "seen", "terms"]  # nothing of round 1
+    of_a_round = {"0002.asked", "0002.began", "0002.client", "0002.report", "0002.update"}
+    kept = names_in(home / "client-1.pem")[folder.name]
+    assert kept == {*of_a_round, "floor", "seen", "terms"}  # nothing of round 1
+    files = {path.name.rpartition(".")[0] or path.name for path in folder.iterdir()}
+    assert {"heads", "terms", "0002.update"} <= files <= {"heads", *kept}
     first = task.federation().first.tobytes()
     for path in folder.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -131,10 +135,10 @@ def test_a_member_that_lost_what_it_must_never_do_again_does_nothing(home, caplo
     asks = [exchange_of(message) for message in kept]
     assert {ask.exchange for ask in asks} == {*EXCHANGES}
     state = home / "client-1.pem.state"
-    lost(state / "released", how)
+    lost(state / "state", how)
     before = sorted(state.rglob("*"))
     told = "is gone; it says" if how == "deleted" else "damaged, or of another key; it says"
-    told = f"{state / 'released'}: {told} what this member must never do again; put back a copy"
+    told = f"{state / 'state'}: {told} what this member must never do again; put back a copy of the whole"
     for ask in (Ask("join", "ab" * 16, 0, asks[0].body), *asks):  # an invitation to any other run, and all
         caplog.clear()
         with pytest.raises(RefusedError, match="lost what it keeps" if ask.exchange == "join" else REFUSED):
@@ -157,7 +161,7 @@ def test_what_a_member_must_never_do_again_is_kept_from_the_first_invitation_on(
     run(home, grid)
     shutil.rmtree(home / "client-1.pem.state")  # a new machine: nothing can tell
     ask_of(home, grid, exchange_of(kept[0]))
-    assert (home / "client-1.pem.state" / "released").exists()
+    assert (home / "client-1.pem.state" / "state").exists()
     ask_of(home, grid, exchange_of(kept[0]))
 
 

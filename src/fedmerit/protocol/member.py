@@ -14,8 +14,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -24,6 +25,7 @@ import numpy.typing as npt
 from fedmerit.config import Config
 from fedmerit.errors import BindingError, FedmeritError, MessageError, ProtocolError, RefusedError, StoreError
 from fedmerit.identity import Roster, canonical, commitment, content, seed_from
+from fedmerit.notes import Note
 from fedmerit.protocol.measure import Evaluations, Scorer
 from fedmerit.protocol.messages import (
     LEAST_SAMPLES,
@@ -40,11 +42,14 @@ from fedmerit.protocol.messages import (
 )
 from fedmerit.protocol.terms import (
     FLOWER,
+    REHEARSALS,
     Agreed,
+    Lineage,
     cautious,
     check_roster,
     config_in,
     least_scheduled,
+    lineage_of,
     refuse_rehearsal,
     scheduled_encoding,
 )
@@ -61,6 +66,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedmerit")
 REFUSED = "refuses; the reason is in its own log"
 AFTER_LAST = "has signed the last head of the run"
+KEPT_ROUNDS = 2
+"""How many rounds before the latest a member still answers in; it deletes the files of those before."""
 Evaluator = Callable[[Any, Sequence[str]], Evaluate]
 """(shape noted by training, names of utilities) -> a function that evaluates a model on a test slice."""
 
@@ -74,14 +81,27 @@ class MemberState(Protocol):
     returns a client as it is or as its dump.
     """
 
+    @property
+    def counter(self) -> int:
+        """A number greater than in any message that this member sent before."""
+
     def held(self) -> AbstractContextManager[None]:
         """Return a lock that lets one message at a time through."""
+
+    def check(self) -> None:
+        """Raise StoreError if anything is lost that this member needs to answer."""
 
     def open(self) -> None:
         """Prepare to store a run."""
 
+    def save(self) -> None:
+        """Write what was set since the last time; only then may the answer leave."""
+
+    def room(self, size: int) -> None:
+        """Raise StoreError unless so many more bytes may be stored."""
+
     def put(self, name: str, value: Any) -> None:
-        """Store a value under a name."""
+        """Set the value of a name; `save` makes it count."""
 
     def get(self, name: str) -> Any:
         """Return the value stored under a name, or None."""
@@ -93,63 +113,24 @@ class MemberState(Protocol):
         """Return what this member must never do again, in any run."""
 
     def put_released(self, released: Released) -> None:
-        """Store what must never be done again, before the message that changed it is sent."""
+        """Set what must never be done again; `save` makes it count."""
+
+    def lineage(self, name: str) -> Lineage:
+        """Return what this member remembers of a federation from run to run."""
+
+    def put_lineage(self, name: str, lineage: Lineage) -> None:
+        """Set what this member remembers of a federation; `save` makes it count."""
 
     def add_kept(self, *lines: str) -> None:
-        """Append lines about what the member was shown, did and said, for a comparison with the ledger."""
+        """Add lines about what the member was shown, did and said, for a comparison with the ledger."""
 
     def drop_rounds(self, *, before: int) -> None:
-        """Delete what is stored of rounds before this one."""
+        """Delete what is stored of rounds before this one; but not the latest report."""
 
 
-class MemoryState:
-    """A member's state in memory: for rehearsals, which can be repeated, and for tests."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, Any] = {}
-        self._released = Released()
-
-    def held(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def open(self) -> None:
-        """Do nothing."""
-
-    def put(self, name: str, value: Any) -> None:
-        self._values[name] = value
-
-    def get(self, name: str) -> Any:
-        return self._values.get(name)
-
-    def last(self, what: str, before: int) -> Any:
-        found = [name for name in self._values if name.endswith(f".{what}") and _number(name) < before]
-        return self._values[max(found, key=_number)] if found else None
-
-    def released(self) -> Released:
-        return self._released
-
-    def put_released(self, released: Released) -> None:
-        self._released = released
-
-    def add_kept(self, *lines: str) -> None:
-        """Do nothing: within one process there is nobody to compare with."""
-
-    def drop_update(self, number: int) -> None:
-        """Delete a round's update and client: they are as large as a model and no longer needed."""
-        for what in ("client", "update"):
-            self._values.pop(_file(number, what), None)
-
-    def drop_rounds(self, *, before: int) -> None:
-        for name in [name for name in self._values if "." in name and _number(name) < before]:
-            del self._values[name]
-
-
-def _file(number: int, what: str) -> str:
+def file_name(number: int, what: str) -> str:
+    """Return the name of a value of a round."""
     return f"{number:04d}.{what}"
-
-
-def _number(name: str) -> int:
-    return int(name.partition(".")[0])
 
 
 def _sums(state: MemberState, before: int) -> tuple[str, dict[str, npt.NDArray[Any]]] | None:
@@ -269,10 +250,12 @@ class Participant:
                 raise BindingError("not signed by the server it names", stage="join", member=self.name)
             config = config_in(ask.get("terms", dict))  # may be slow, so it is done without the lock
             with state.held():
-                return self._join(ask, state, address, config, server)
+                answer = self._join(ask, state, address, config, server)
+                state.save()
+                return answer
         with state.held():
             try:
-                state.released()  # raises if the record of past actions is lost
+                state.check()
                 kept = state.get("terms")
                 if kept is None:
                     raise BindingError("was asked before it joined", stage=ask.exchange, member=self.name)
@@ -283,7 +266,9 @@ class Participant:
                 agreed = Agreed(*kept)
                 if not self._signed(signed_by, agreed.server):
                     raise BindingError("not signed by the server", stage=ask.exchange, member=self.name)
-                return self._answer(ask, state, agreed, hashlib.sha256(data.head).digest(), work)
+                answer = self._answer(ask, state, agreed, hashlib.sha256(data.head).digest(), work)
+                state.save()
+                return answer
             except Exception as error:
                 if self.rehearsal:
                     raise
@@ -316,7 +301,7 @@ class Participant:
         check_roster(terms, config, self.roster, self.name)
         self.accept(config)
         with self._joining("lost what it keeps; its own log says which file"):
-            state.released()
+            state.check()
         if (left := state.get("left")) is not None:
             log.warning("%s refuses to join again, it has left the run: %s", self.name, left)
             raise RefusedError(REFUSED, logged=True)
@@ -327,12 +312,29 @@ class Participant:
         signature = self._sign("join", body)
         kept = state.get("terms")
         if kept is None:
+            self._check_pins(ask.run, terms, config, state)
             with self._joining("cannot keep another run; its own log says why"):
                 state.open()
-            state.put("terms", [terms, pool, server])
+                state.put("terms", [terms, pool, server])
+            if config.training.weights == "secret" and not self.rehearsal:
+                log.warning("%s", Note("secret-weights"))
         elif not same(body, join_body(ask.run, address, *kept, run_config=self.run_config)):
             raise RefusedError("asked to agree to something else than before", stage="join", member=self.name)
         return pack([self.name, signature, self.run_config])
+
+    def _check_pins(
+        self, run: str, terms: Mapping[str, Any], config: Config, state: MemberState
+    ) -> Lineage | None:
+        """Raise RefusedError if earlier runs speak against this one; return None in a rehearsal."""
+        if self.rehearsal or terms.get("engine", FLOWER) in REHEARSALS:
+            return None
+        lineage = state.lineage(lineage_of(self.roster))
+        try:
+            lineage.check(run, config, time.time())
+        except RefusedError as error:
+            log.warning("%s: %s", self.name, error)
+            raise
+        return lineage
 
     @contextmanager
     def _joining(self, refusal: str) -> Iterator[None]:
@@ -348,15 +350,24 @@ class Participant:
     ) -> bytes:
         """Return fresh keys for a round; refuse if this member has gone beyond keys and shares in it."""
         setting = self._setting(number, agreed, members, run)
+        if number < (state.get("floor") or 0):
+            raise RefusedError("is further than this round", stage="advertise", member=self.name)
         before = self._client(number, state)
         if before is not None and (
-            before.stage not in ("share", "masked") or state.get(_file(number, "began"))
+            before.stage not in ("share", "masked") or state.get(file_name(number, "began"))
         ):
             raise RefusedError("is further in this round", stage="advertise", member=self.name)
         client = self._new_client(setting, agreed, state)
         message = client.advertise()
         self._keep(state, client)
+        self._end_rounds(state, before=number - KEPT_ROUNDS)
         return message
+
+    def _end_rounds(self, state: MemberState, *, before: int) -> None:
+        """Take no further part in rounds before this one, and delete what is stored of them."""
+        if before > (state.get("floor") or 0):
+            state.put("floor", before)
+            state.drop_rounds(before=before)
 
     def _setting(self, number: int, agreed: Agreed, members: Sequence[Any], run: str) -> Setting:
         config = agreed.config
@@ -378,7 +389,7 @@ class Participant:
         shown = ask.get("list", bytes)
         if due == "masked":
             client.readable(shown)  # fail on unreadable bytes before training
-            if work is None or state.get(_file(ask.round, "began")):
+            if work is None or state.get(file_name(ask.round, "began")):
                 raise RefusedError("trains once a round, and a model", stage=due)
         self.masked, self.declined = False, ""
         try:
@@ -390,7 +401,7 @@ class Participant:
                 message = client.handle(shown)
         except MessageError:
             raise
-        except ProtocolError as error:
+        except (ProtocolError, StoreError) as error:
             if not self.rehearsal:
                 log.warning("%s leaves round %d: %s", self.name, ask.round, error)
             message, self.declined = client.decline(), str(error)
@@ -401,7 +412,7 @@ class Participant:
             message, self.declined = client.decline(), str(error)
         self._keep(state, client)
         if due == "masked" and self.masked:
-            trained = kept_trained(ask.round, state.get(_file(ask.round, "began")))
+            trained = kept_trained(ask.round, state.get(file_name(ask.round, "began")))
             state.add_kept(trained, kept_masked(ask.round, self.name, client.sent(message)))
         elif due == "unmask" and client.stage == "done":
             state.add_kept(kept_released(ask.round, client.survivors))
@@ -421,7 +432,13 @@ class Participant:
         steady = last is not None and last[2] == ask.round - 1 and not agreed.terms.get("optimiser")
         if steady and m0_hash != last[3]:
             raise BindingError("M0 is not the M of the round before", stage="masked", member=self.name)
-        state.put(_file(ask.round, "began"), m0_hash)
+        state.room(8 * work.m0.size)
+        lineage = self._check_pins(ask.run, agreed.terms, config, state)
+        if lineage is not None:
+            lineage.begin(ask.run, config, time.time())
+            state.put_lineage(lineage_of(self.roster), lineage)
+        state.put(file_name(ask.round, "began"), m0_hash)
+        state.save()
         trained = work.train()
         work.check(trained, config)
         told = ask.body.get("weights") if self.rehearsal else None
@@ -432,13 +449,13 @@ class Participant:
         delta = np.asarray(trained.delta, np.float32)  # as it is stored
         message = client.masked(shown, Update(task, delta, weight, self._rounding(ask.round)))
         own = weight if public is None else public[self.name]
-        state.put(_file(ask.round, "update"), [work.m0, delta, own, trained.shape, told])
+        state.put(file_name(ask.round, "update"), [work.m0, delta, own, trained.shape, told])
         return message
 
     def contribution(self, run: str, number: int) -> npt.NDArray[np.float64]:
         """Return w_i d_i of a round as it was summed; for a rehearsal's analyses."""
         state = self.state(run)
-        client, update = self._client(number, state), state.get(_file(number, "update"))
+        client, update = self._client(number, state), state.get(file_name(number, "update"))
         if client is None or update is None:
             raise BindingError(f"brought nothing to the sum of round {number}", member=self.name)
         encoding, _ = self._encoding(Agreed(*state.get("terms")), client, update)
@@ -446,7 +463,7 @@ class Participant:
 
     def weight(self, run: str, number: int) -> float:
         """Return w_i of a round that this member is in the sum of; for a rehearsal's analyses."""
-        return _weight(self.state(run).get(_file(number, "update")))
+        return _weight(self.state(run).get(file_name(number, "update")))
 
     def sums(self, run: str, before: int) -> tuple[str, dict[str, npt.NDArray[Any]]] | None:
         """Return test slice and per-sample sums of the last report before a round; None without a report."""
@@ -456,7 +473,7 @@ class Participant:
         self, run: str, number: int, m: str, slice_id: str, sums: Mapping[str, npt.NDArray[Any]]
     ) -> None:
         """Store what `sums` returned as that of a round which ended with the model of hash ``m``."""
-        self.state(run).put(_file(number, "report"), [b"", b"", number, m, slice_id, sums])
+        self.state(run).put(file_name(number, "report"), [b"", b"", number, m, slice_id, sums])
 
     def _encoding(
         self, agreed: Agreed, client: Client | PlainClient, update: Sequence[Any]
@@ -475,23 +492,25 @@ class Participant:
 
     def _report(self, ask: Ask, state: MemberState, agreed: Agreed, asked: bytes) -> bytes:
         """Answer one request per round, and repeat that answer: any other would reveal more on the update."""
-        client, update = self._known_client(ask, state), state.get(_file(ask.round, "update"))
+        client, update = self._known_client(ask, state), state.get(file_name(ask.round, "update"))
         if client.stage != "done" or update is None:
             raise BindingError("has nothing to report on", stage="report")
-        if (said := state.get(_file(ask.round, "report"))) is not None and said[0] == asked:
+        if (said := state.get(file_name(ask.round, "report"))) is not None and said[0] == asked:
             return bytes(said[1])
-        if state.get(_file(ask.round, "asked")) is not None:
+        if state.get(file_name(ask.round, "asked")) is not None:
             raise RefusedError("was asked for a report of this round before", stage="report")
-        state.put(_file(ask.round, "asked"), asked)
+        state.put(file_name(ask.round, "asked"), asked)
+        state.save()
         m0 = as_array(update[0], "<f4")
         encoding, public = self._encoding(agreed, client, update)
         contribution, weight = self._contribution(client, update, encoding), _weight(update)
         try:
             outcome = ask.outcome
-            self._check_told(outcome, agreed, client, m0, state.get(_file(ask.round, "began")))
+            self._check_told(outcome, agreed, client, m0, state.get(file_name(ask.round, "began")))
             outcome.check(self.name, m0, weight, encoding, public)
         except FedmeritError as error:
             state.put("left", str(error))
+            state.save()
             raise
         scorer = self._scorer(state, agreed, ask.round, update[3])
         report = scorer.report(m0, outcome, contribution, weight, solo=self.solo, direction=self.rehearsal)
@@ -500,8 +519,8 @@ class Participant:
         reply = pack([canonical(body), self._sign("report", body), following])
         said = [asked, reply, ask.round, outcome.bound_to["m"], scorer.totals_on, scorer.totals]
         state.add_kept(kept_head(ask.round - 1, outcome.head), kept_report(ask.round, body, outcome.bound_to))
-        state.put(_file(ask.round, "report"), said)
-        state.drop_rounds(before=ask.round)
+        state.put(file_name(ask.round, "report"), said)
+        self._end_rounds(state, before=ask.round)
         return reply
 
     def _check_told(
@@ -571,7 +590,7 @@ class Participant:
 
     def _client(self, number: int, state: MemberState) -> Client | PlainClient | None:
         """Return the state machine of a round, or None."""
-        kept: Any = state.get(_file(number, "client"))
+        kept: Any = state.get(file_name(number, "client"))
         if not isinstance(kept, bytes):
             client: Client | PlainClient | None = kept
             return client
@@ -586,9 +605,9 @@ class Participant:
         return client
 
     def _keep(self, state: MemberState, client: Client | PlainClient) -> None:
-        """Store what must never be done again, then the client's state; only then may the answer be sent."""
+        """Set what must never be done again, and the client: written before the answer leaves."""
         state.put_released(client.released)
-        state.put(_file(client.setting.round, "client"), client)
+        state.put(file_name(client.setting.round, "client"), client)
 
     def _rounding(self, number: int) -> int | None:
         return None if self.seed is None else seed_from(self.seed, "rounding", number, self.name)
