@@ -48,7 +48,7 @@ def test_members_join_leave_and_miss_rounds():
 def test_warm_up_rounds_are_not_counted():
     rounds = [make(1), make(2, alone=[0.75, 0.5, 0.5])]
     assert accumulate(rounds, warmup=1).as_dict() == {"A": 0.375, "B": 0.25, "C": 0.25}
-    with pytest.raises(ReportError, match="2 rounds, of which 2 are warm-up"):
+    with pytest.raises(ReportError, match="2 rounds, and the first 2 are warm-up"):
         accumulate(rounds, warmup=2)
 
 

@@ -538,7 +538,7 @@ def test_a_folder_in_use_or_of_another_config_is_refused(plain):
     _, folder = plain
     with pytest.raises(StoreError, match="not empty; use --resume"):
         run(tiny(), folder)
-    with pytest.raises(StoreError, match=r"another config: training.rounds is 2 there and 3 here"):
+    with pytest.raises(StoreError, match=r"a different config: training.rounds is 2 there and 3 here"):
         run(tiny("training.rounds=3"), folder, resume=True)
     before = scores_json(folder)
     run(tiny(), folder, resume=True)  # finished: nothing to do, nothing changed
@@ -588,7 +588,7 @@ def test_a_plan_says_before_the_run_what_the_run_says_at_its_start(tmp_path):
     assert tuple(said[: len(planned)]) == planned
     for expected in (
         "Rehearsal: the labels of client-3 were flipped on purpose (corruption.label_flip).",
-        "3 members: none may be lost, and any two of them see the third one's update",
+        "3 members: none may be lost, and any two of them can compute the third one's update",
         "no check: members do not compare what they are asked to unmask, so updates are hidden only from a "
         "server that follows the protocol",
         "participation.away: round 2 will be aborted: fewer than 3 of all 4 members are scheduled",

@@ -86,7 +86,7 @@ def test_older_files_are_told_and_written_anew_as_the_engine_would_have(older, w
     assert "or `fedmerit rewards` writes what is missing, from the ledger" in about
     done = call("rewards", folder, "--budget", "10", "--rule", "equal")
     assert done.exit_code == 0
-    assert f"wrote {' and '.join(names)} anew, which" in done.output
+    assert f"wrote {' and '.join(names)} again, which" in done.output
     for name in BOTH:
         assert (folder / name).read_bytes() == (whole / name).read_bytes()
     assert not [line for line in verify_folder(folder) if line.startswith("files: ")]
@@ -140,7 +140,7 @@ def test_a_changed_copy_accuses_no_ledger_and_hides_no_decision(whole, tmp_path,
     lines = []
     with pytest.raises(CopyDiffers, match=r"^scores\.csv line\.2\..*: states ") as caught:
         lines.extend(verify_folder(folder))
-    advice = f"scores.csv a copy that was changed: delete it, and `fedmerit page {folder}` writes it anew"
+    advice = f"scores.csv a copy that was changed: delete it, and `fedmerit page {folder}` writes it again"
     assert advice in str(caught.value)
     assert any(line.startswith("payouts: decision 1 ") for line in lines)
     assert lines[-1].startswith("head: ")
@@ -191,7 +191,9 @@ def test_what_only_a_resumed_run_can_write_is_left_to_it(tmp_path):
     (tmp_path / "run" / "scores.csv").unlink()
     (about,) = [line for line in verify_folder(tmp_path / "run") if line.startswith("files: ")]
     assert about.startswith("files: scores.csv is not there: `fedmerit run --resume` writes what is missing")
-    with pytest.raises(StoreError, match="holds ground truth, which no ledger does: `fedmerit run --resume`"):
+    with pytest.raises(
+        StoreError, match="holds ground truth, which the ledger does not: `fedmerit run --resume`"
+    ):
         renew(tmp_path / "run")
     run(config, tmp_path / "run", resume=True)
     assert renew(tmp_path / "run") == ""

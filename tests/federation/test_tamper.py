@@ -167,7 +167,7 @@ def test_a_file_that_is_empty_gone_or_cut_inside_a_line(lines, tmp_path):
     whole = b"".join(lines)
     for end in range(1, len(whole)):
         if whole[end - 1 : end] != b"\n":
-            with pytest.raises(LedgerError, match="the last line is not whole"):
+            with pytest.raises(LedgerError, match="the last line is incomplete"):
                 Copy_at(tmp_path, whole[:end])
 
 
@@ -287,7 +287,7 @@ def test_a_fork_after_the_last_signed_head_is_found_by_who_kept_it(folder):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda body: body.update(head="00" * 32), "its author saw another history"),
+        (lambda body: body.update(head="00" * 32), "its author saw a different history"),
         (lambda body: body.update(round=1), "signs round 1, but its head is that of record"),
         (lambda body: body.update(run="00"), "belongs to another run"),
         (lambda body: body.clear(), "not a record of its kind"),
@@ -346,7 +346,7 @@ def test_ten_thousand_records_are_all_checked(tmp_path):
         assert verify_chain(ledger, lambda _: PUBLIC) is True
     with Ledger(path) as ledger:
         ledger._db.execute("UPDATE records SET kind = 'raport' WHERE seq = 9876")
-        with pytest.raises(LedgerError, match=r"^record 9876 \(raport by .*\): altered"):
+        with pytest.raises(LedgerError, match=r"^record 9876 \(raport by .*\): this record was altered"):
             verify_chain(ledger, lambda _: PUBLIC)
 
 

@@ -171,7 +171,7 @@ def test_members_that_never_come_back_end_the_run(home, gone, available):
     grid.before = before
     own = FedAvg(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=available)
     needed = max(3, available)
-    with pytest.raises(RunAborted, match=rf"^{4 - gone} members are there, {needed} are needed") as caught:
+    with pytest.raises(RunAborted, match=rf"^{4 - gone} members are present, {needed} are needed") as caught:
         start(contributions(home, own, join=0.05), grid, 6)
     assert "client-0" in str(caught.value)
     assert 1 in caught.value.closed
@@ -215,7 +215,7 @@ class Forgets(FedAvg):
 )
 def test_a_strategys_own_mistake_between_rounds_leaves_a_closed_ledger(home, strategy, rounds, closed):
     own = strategy(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=2)
-    with pytest.raises(ProtocolError, match=r"something else than the others|norm\.running_var"):
+    with pytest.raises(ProtocolError, match=r"a message that differs from the others|norm\.running_var"):
         start(contributions(home, own), members(home), rounds)
     kinds, (end,) = kinds_in(home / "run")
     assert end["rounds"] == closed

@@ -87,7 +87,7 @@ def test_a_member_that_lost_the_folder_of_a_run_takes_no_further_part_in_it(home
     _, rounds = finished(home, grid, 3)
     assert LIAR in {*rounds[0].included} & {*rounds[0].silent}
     assert [set(one.reports) for one in rounds[1:]] == [{*NAMES} - {LIAR}] * 2
-    assert ": is gone; put back this very file" in caplog.text
+    assert ": missing; put back this very file" in caplog.text
 
 
 def test_who_always_refuses_is_scheduled_no_more_and_seldom_invited(home):

@@ -16,7 +16,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -32,8 +32,8 @@ from fedmerit.protocol.messages import (
     Ask,
     Evaluate,
     Model,
-    Outcome,
     Parcel,
+    Told,
     Work,
     checked_head,
     join_body,
@@ -128,6 +128,73 @@ class MemberState(Protocol):
         """Delete what is stored of rounds before this one; but not the latest report."""
 
 
+class MemoryState:
+    """A member's state in memory, a `MemberState`: a rehearsal can be repeated."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+        self._released = Released()
+        self._lineages: dict[str, Lineage] = {}
+        self.counter = 1
+
+    def held(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def check(self) -> None:
+        """Do nothing."""
+
+    def open(self) -> None:
+        """Do nothing."""
+
+    def save(self) -> None:
+        """Count up."""
+        self.counter += 1
+
+    def room(self, size: int) -> None:
+        """Do nothing."""
+
+    def put(self, name: str, value: Any) -> None:
+        self._values[name] = value
+
+    def get(self, name: str) -> Any:
+        return self._values.get(name)
+
+    def last(self, what: str, before: int) -> Any:
+        found = [name for name in self._values if name.endswith(f".{what}") and _number(name) < before]
+        return self._values[max(found, key=_number)] if found else None
+
+    def released(self) -> Released:
+        return self._released
+
+    def put_released(self, released: Released) -> None:
+        self._released = released
+
+    def lineage(self, name: str) -> Lineage:
+        return self._lineages.get(name, Lineage())
+
+    def put_lineage(self, name: str, lineage: Lineage) -> None:
+        self._lineages[name] = lineage
+
+    def add_kept(self, *lines: str) -> None:
+        """Do nothing: within one process there is nobody to compare with."""
+
+    def drop_update(self, number: int) -> None:
+        """Delete a round's update and client: they are as large as a model and no longer needed."""
+        for what in ("client", "update"):
+            self._values.pop(file_name(number, what), None)
+
+    def drop_rounds(self, *, before: int) -> None:
+        rounds = [name for name in self._values if "." in name]
+        last = max((name for name in rounds if name.endswith(".report")), key=_number, default="")
+        for name in rounds:
+            if _number(name) < before and name != last:
+                del self._values[name]
+
+
+def _number(name: str) -> int:
+    return int(name.partition(".")[0])
+
+
 def file_name(number: int, what: str) -> str:
     """Return the name of a value of a round."""
     return f"{number:04d}.{what}"
@@ -190,7 +257,7 @@ class Participant:
         state: returns the state of a run, given the run's identifier.
         evaluator: returns the function that evaluates models.
         accept: raises a `RefusedError` for settings that this member does not agree to.
-        seed: of the stochastic rounding, for rehearsals that are to be repeated; None draws one.
+        seed: seed of the stochastic rounding, for rehearsals that must be repeatable; None draws one.
         run_config: digest of the settings that the transport handed this node for the run.
         rehearsal: whether one process holds all members. It may then look at plain updates and sum them
             without masks, and its errors are raised.
@@ -212,7 +279,7 @@ class Participant:
         engines: Sequence[str] = (FLOWER,),
     ) -> None:
         if identity is None and not rehearsal:
-            raise RefusedError("takes part without a key in no run but a rehearsal", member=name)
+            raise RefusedError("has no key: only a rehearsal can do without one", member=name)
         self.name, self.identity, self.roster, self.state = name, identity, roster, state
         self.evaluator, self.accept, self.seed, self.run_config = evaluator, accept, seed, run_config
         self.rehearsal, self.engines = rehearsal, engines
@@ -319,7 +386,9 @@ class Participant:
             if config.training.weights == "secret" and not self.rehearsal:
                 log.warning("%s", Note("secret-weights"))
         elif not same(body, join_body(ask.run, address, *kept, run_config=self.run_config)):
-            raise RefusedError("asked to agree to something else than before", stage="join", member=self.name)
+            raise RefusedError(
+                "asked to agree to terms that differ from those it signed", stage="join", member=self.name
+            )
         return pack([self.name, signature, self.run_config])
 
     def _check_pins(
@@ -338,7 +407,7 @@ class Participant:
 
     @contextmanager
     def _joining(self, refusal: str) -> Iterator[None]:
-        """Refuse to join in these words if this member's files are not in order; its log says why."""
+        """Turn a problem with this member's files into this refusal to join; its own log says which."""
         try:
             yield
         except StoreError as error:
@@ -356,7 +425,7 @@ class Participant:
         if before is not None and (
             before.stage not in ("share", "masked") or state.get(file_name(number, "began"))
         ):
-            raise RefusedError("is further in this round", stage="advertise", member=self.name)
+            raise RefusedError("is past this stage of the round", stage="advertise", member=self.name)
         client = self._new_client(setting, agreed, state)
         message = client.advertise()
         self._keep(state, client)
@@ -372,11 +441,14 @@ class Participant:
     def _setting(self, number: int, agreed: Agreed, members: Sequence[Any], run: str) -> Setting:
         config = agreed.config
         if not 1 <= number <= config.training.rounds:
-            raise BindingError(f"not one of {config.training.rounds} rounds: {number}", stage="advertise")
+            raise BindingError(
+                f"there are {config.training.rounds} rounds, got round {number}", stage="advertise"
+            )
         least = least_scheduled(config)
         if len(members) < least:
             raise RefusedError(
-                f"scheduled with {len(members)} members, at least {least} were agreed on", stage="advertise"
+                f"scheduled with {len(members)} members, but at least {least} were agreed on",
+                stage="advertise",
             )
         return agreed.setting(run, number, (str(name) for name in members), self.roster)
 
@@ -385,12 +457,12 @@ class Participant:
         client = self._known_client(ask, state)
         due: str = "masked" if ask.exchange == "train" else ask.exchange
         if client.stage != due:
-            raise BindingError(f"{due} was asked, but {client.stage} is due", stage=due)
+            raise BindingError(f"asked for {due}, but {client.stage} is due", stage=due)
         shown = ask.get("list", bytes)
         if due == "masked":
             client.readable(shown)  # fail on unreadable bytes before training
             if work is None or state.get(file_name(ask.round, "began")):
-                raise RefusedError("trains once a round, and a model", stage=due)
+                raise RefusedError("trains once per round, and only with a model to train", stage=due)
         self.masked, self.declined = False, ""
         try:
             if due == "masked":
@@ -462,17 +534,17 @@ class Participant:
         return self._contribution(client, update, encoding)
 
     def weight(self, run: str, number: int) -> float:
-        """Return w_i of a round that this member is in the sum of; for a rehearsal's analyses."""
+        """Return w_i of a round whose sum includes this member; for a rehearsal's analyses."""
         return _weight(self.state(run).get(file_name(number, "update")))
 
     def sums(self, run: str, before: int) -> tuple[str, dict[str, npt.NDArray[Any]]] | None:
-        """Return test slice and per-sample sums of the last report before a round; None without a report."""
+        """Return test slice and per-sample sums of the last report before a round; None if there is none."""
         return _sums(self.state(run), before)
 
     def restore_sums(
         self, run: str, number: int, m: str, slice_id: str, sums: Mapping[str, npt.NDArray[Any]]
     ) -> None:
-        """Store what `sums` returned as that of a round which ended with the model of hash ``m``."""
+        """Store what `sums` returned, as the sums after a round; ``m`` is the hash of its model M."""
         self.state(run).put(file_name(number, "report"), [b"", b"", number, m, slice_id, sums])
 
     def _encoding(
@@ -491,23 +563,24 @@ class Participant:
         return encoding.dequantise(encoding.encode(delta, weight=update[2], seed=client.rounding).words)
 
     def _report(self, ask: Ask, state: MemberState, agreed: Agreed, asked: bytes) -> bytes:
-        """Answer one request per round, and repeat that answer: any other would reveal more on the update."""
+        """Answer one request per round; repeat the answer if asked again. Another one would reveal more."""
         client, update = self._known_client(ask, state), state.get(file_name(ask.round, "update"))
         if client.stage != "done" or update is None:
             raise BindingError("has nothing to report on", stage="report")
         if (said := state.get(file_name(ask.round, "report"))) is not None and said[0] == asked:
             return bytes(said[1])
         if state.get(file_name(ask.round, "asked")) is not None:
-            raise RefusedError("was asked for a report of this round before", stage="report")
+            raise RefusedError("has had another request for a report on this round", stage="report")
         state.put(file_name(ask.round, "asked"), asked)
         state.save()
         m0 = as_array(update[0], "<f4")
         encoding, public = self._encoding(agreed, client, update)
         contribution, weight = self._contribution(client, update, encoding), _weight(update)
         try:
-            outcome = ask.outcome
-            self._check_told(outcome, agreed, client, m0, state.get(file_name(ask.round, "began")))
-            outcome.check(self.name, m0, weight, encoding, public)
+            told = ask.told(encoding.words)
+            self._check_told(told, agreed, client, state.get(file_name(ask.round, "began")))
+            outcome = told.outcome(m0, encoding, public)
+            outcome.check(self.name, weight, encoding)
         except FedmeritError as error:
             state.put("left", str(error))
             state.save()
@@ -523,24 +596,20 @@ class Participant:
         self._end_rounds(state, before=ask.round)
         return reply
 
-    def _check_told(
-        self, outcome: Outcome, agreed: Agreed, client: Client | PlainClient, m0: Model, m0_hash: str
-    ) -> None:
-        """Raise unless the stated outcome fits the sum, the M0 and the test pool that this member knows."""
-        if outcome.model.size != m0.size:
+    def _check_told(self, told: Told, agreed: Agreed, client: Client | PlainClient, m0_hash: str) -> None:
+        """Raise unless what is told fits the sum, the M0 and the test pool that this member knows."""
+        if len(told.slice.y) < LEAST_SAMPLES and not self.rehearsal:
             raise MessageError(
-                f"expected a model of {m0.size} numbers, got {outcome.model.size}", stage="report"
-            )
-        if len(outcome.slice.y) < LEAST_SAMPLES and not self.rehearsal:
-            raise MessageError(
-                f"a test slice has {LEAST_SAMPLES} samples or more: fewer say too much about each",
+                f"expected at least {LEAST_SAMPLES} test samples: a report on fewer reveals too much",
                 stage="report",
             )
-        if outcome.included != client.survivors:
-            raise BindingError("others are in the sum than we signed", stage="report", member=self.name)
-        if outcome.m0_hash != m0_hash:
-            raise BindingError("the server speaks of another M0 than ours", stage="report", member=self.name)
-        outcome.slice.verify(agreed.commitment, outcome.round)
+        if told.included != client.survivors:
+            raise BindingError(
+                "the members in the sum are not those we signed for", stage="report", member=self.name
+            )
+        if told.m0_hash != m0_hash:
+            raise BindingError("the server's M0 is not ours", stage="report", member=self.name)
+        told.slice.verify(agreed.commitment, told.round)
 
     def _scorer(self, state: MemberState, agreed: Agreed, number: int, shape: Any) -> Scorer:
         """Return the member's side of scoring, with the sums stored with its last report."""
@@ -570,12 +639,14 @@ class Participant:
     def _close(self, ask: Ask, state: MemberState, agreed: Agreed) -> bytes:
         head = checked_head(ask)
         if not 1 <= ask.round <= agreed.config.training.rounds:
-            raise BindingError(f"not one of {agreed.config.training.rounds} rounds", stage="close")
+            raise BindingError(
+                f"there are {agreed.config.training.rounds} rounds, got round {ask.round}", stage="close"
+            )
         if (seen := state.get("seen")) is None:
             state.put("seen", [ask.round, head])
             state.add_kept(kept_head(ask.round, head))
         elif seen != [ask.round, head]:
-            raise RefusedError("has signed another last head", stage="close", member=self.name)
+            raise RefusedError("has signed a different last head", stage="close", member=self.name)
         body = {"run": ask.run, "round": ask.round, "head": head}
         return self._sign("seen", body)
 
@@ -601,7 +672,7 @@ class Participant:
 
     def _known_client(self, ask: Ask, state: MemberState) -> Client | PlainClient:
         if (client := self._client(ask.round, state)) is None:
-            raise BindingError(f"knows nothing of round {ask.round}", stage=ask.exchange, member=self.name)
+            raise BindingError(f"has no state of round {ask.round}", stage=ask.exchange, member=self.name)
         return client
 
     def _keep(self, state: MemberState, client: Client | PlainClient) -> None:

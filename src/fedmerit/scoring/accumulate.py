@@ -130,7 +130,7 @@ def _counted(rounds: Sequence[Reports], warmup: int) -> Sequence[Reports]:
     if isinstance(warmup, bool) or not isinstance(warmup, int | np.integer) or warmup < 0:
         raise InputError(f"warmup must be 0 or more rounds, a whole number, got {warmup!r:.100}")
     if len(rounds) <= warmup:
-        raise ReportError(f"nothing to accumulate: {len(rounds)} rounds, of which {warmup} are warm-up")
+        raise ReportError(f"nothing to accumulate: {len(rounds)} rounds, and the first {warmup} are warm-up")
     utilities = {reports.utility for reports in rounds}
     if len(utilities) > 1:
         names = ", ".join(sorted(str(name) for name in utilities))

@@ -130,7 +130,7 @@ def _round_of(path: Path, number: int, lines: list[tuple[int, dict[str, str]]]) 
             if cells[name] != first[name] and not (
                 numbers and _number(path, line, cells, name) == given[name]
             ):
-                other = f"but {first[name]!r} on line {first_line}; it is one for the whole round"
+                other = f"but {first[name]!r} on line {first_line}; expected one value for the whole round"
                 if name == "utility":
                     other += "; several utilities go into JSON, under companions"
                 fail(path, f"line {line}", f"round {number}: {name} is {cells[name]!r}, {other}")
@@ -424,7 +424,7 @@ def _check_spellings(path: Path, rounds: Sequence[Reports], clients: Sequence[st
     one, other = (f"{name} ({place})" for name, place in zip(spelled(*found), at, strict=True))
     raise FileFormatError(
         f"{path}: {one} and {other} differ only in case, blanks or how letters are composed: expected one "
-        "spelling of one member"
+        "spelling per member"
     )
 
 

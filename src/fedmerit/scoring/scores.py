@@ -333,7 +333,7 @@ def influence(reports: Reports) -> np.ndarray[tuple[int, int], np.dtype[np.float
     zero = np.flatnonzero(np.abs(about) <= sum_of_others(1e-12 * np.abs(said) + noise(reports)))
     if zero.size:
         name = reports.clients[zero[0]]
-        raise UndefinedScore(f"{reports.where}the others' words about client {name!r} add up to zero")
+        raise UndefinedScore(f"{reports.where}the others' reports on client {name!r} add up to zero")
     matrix = said[:, None] / about[None, :]
     np.fill_diagonal(matrix, 0.0)
     return matrix

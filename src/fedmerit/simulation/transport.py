@@ -9,7 +9,6 @@ member stops answering at a given stage.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -23,7 +22,7 @@ from fedmerit.data.partitions import ClientData
 from fedmerit.errors import MissingExtra, ProtocolError
 from fedmerit.identity import SERVER, Roster, load_key, new_key, public_key
 from fedmerit.protocol.measure import Evaluations
-from fedmerit.protocol.member import Participant, file_name
+from fedmerit.protocol.member import MemoryState, Participant
 from fedmerit.protocol.messages import (
     Ask,
     Exchange,
@@ -36,7 +35,7 @@ from fedmerit.protocol.messages import (
     exchange_of,
     model_hash,
 )
-from fedmerit.protocol.terms import Agreed, Lineage, roster_in
+from fedmerit.protocol.terms import Agreed, roster_in
 from fedmerit.secagg.state import Released
 from fedmerit.simulation.setup import Federation, losses, schedule
 from fedmerit.simulation.training import train_many
@@ -96,76 +95,6 @@ class Analysis(Protocol):
 
     def summed(self, plain: PlainRound) -> Mapping[str, Any] | None:
         """Return what the ledger should record about a round, if anything; called after its reports."""
-
-
-# ----------------------------------------------------------------------------------- a member's own memory
-
-
-class MemoryState:
-    """A member's state in memory, a `protocol.member.MemberState`: a rehearsal can be repeated."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, Any] = {}
-        self._released = Released()
-        self._lineages: dict[str, Lineage] = {}
-        self.counter = 1
-
-    def held(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def check(self) -> None:
-        """Do nothing."""
-
-    def open(self) -> None:
-        """Do nothing."""
-
-    def save(self) -> None:
-        """Count up."""
-        self.counter += 1
-
-    def room(self, size: int) -> None:
-        """Do nothing."""
-
-    def put(self, name: str, value: Any) -> None:
-        self._values[name] = value
-
-    def get(self, name: str) -> Any:
-        return self._values.get(name)
-
-    def last(self, what: str, before: int) -> Any:
-        found = [name for name in self._values if name.endswith(f".{what}") and _number(name) < before]
-        return self._values[max(found, key=_number)] if found else None
-
-    def released(self) -> Released:
-        return self._released
-
-    def put_released(self, released: Released) -> None:
-        self._released = released
-
-    def lineage(self, name: str) -> Lineage:
-        return self._lineages.get(name, Lineage())
-
-    def put_lineage(self, name: str, lineage: Lineage) -> None:
-        self._lineages[name] = lineage
-
-    def add_kept(self, *lines: str) -> None:
-        """Do nothing: within one process there is nobody to compare with."""
-
-    def drop_update(self, number: int) -> None:
-        """Delete a round's update and client: they are as large as a model and no longer needed."""
-        for what in ("client", "update"):
-            self._values.pop(file_name(number, what), None)
-
-    def drop_rounds(self, *, before: int) -> None:
-        rounds = [name for name in self._values if "." in name]
-        last = max((name for name in rounds if name.endswith(".report")), key=_number, default="")
-        for name in rounds:
-            if _number(name) < before and name != last:
-                del self._values[name]
-
-
-def _number(name: str) -> int:
-    return int(name.partition(".")[0])
 
 
 # -------------------------------------------------------------------------------------------------- keys

@@ -1,4 +1,4 @@
-"""A member's state. Every message may be handled by a new process, so the state lies next to the key.
+"""A member's state. Every message may be handled by a new process, so the state is next to the key.
 
 ::
 
@@ -33,18 +33,22 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedmerit.errors import StoreError
+from fedmerit.errors import ConfigError, StoreError
+from fedmerit.identity import Roster, load_key
+from fedmerit.ledger.records import first_body
+from fedmerit.notes import Note
 from fedmerit.protocol.messages import pack, unpack
-from fedmerit.protocol.terms import Lineage
+from fedmerit.protocol.terms import Lineage, lineage_of
+from fedmerit.scoring.files import LEDGER
 from fedmerit.secagg.state import Released
-from fedmerit.storage.run_folder import sweep, write
+from fedmerit.storage.run_folder import snapshot, sweep, write
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -55,7 +59,7 @@ _VALUE = re.compile(r"(?:terms|left|seen|[0-9]+\.[a-z]+)(?:\.[0-9a-f]{8})?")
 IDLE = 86_400.0
 """Seconds without a message after which a run counts as over although it never ended."""
 MOST_RUNS = 100
-"""Most runs that a member stores: a server can cause a folder with a single invitation."""
+"""Most runs that a member stores: a single invitation by a server makes a folder."""
 SMALL = 4096
 """Most bytes of a value within the file `state`; a larger one has a file of its own."""
 DISK = 4 * 2**30
@@ -100,8 +104,8 @@ class StateFile:
             mode = stat.S_IMODE(self.home.stat().st_mode)
             if os.name == "posix" and mode & 0o077:
                 raise StoreError(
-                    f"{self.home}: a member's state must have mode 700, got {mode:o}; others could put back "
-                    f"what must never be done again; run: chmod 700 {self.home}"
+                    f"{self.home}: a member's state must have mode 700, got {mode:o}; otherwise others could "
+                    f"replace its record of what must never be done again; run: chmod 700 {self.home}"
                 )
             lock = (self.home / ".lock").open("w")
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -133,7 +137,7 @@ class StateFile:
             data = self.path.read_bytes()
         except FileNotFoundError:
             if self.runs_on_disk():
-                raise StoreError(f"{self.path}: is gone; {LOST}") from None
+                raise StoreError(f"{self.path}: missing; {LOST}") from None
             return {"counter": 0, "released": b"", "disk": None, "rosters": {}, "runs": {}}
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be read: {error}; {LOST}") from error
@@ -142,7 +146,7 @@ class StateFile:
         head = len(MAGIC + VERSION)
         plain = self._unsealed(data[head:], _bound("", "state")) if data[:head] == MAGIC + VERSION else None
         if plain is None:
-            raise StoreError(f"{self.path}: damaged, or of another key; {LOST}")
+            raise StoreError(f"{self.path}: damaged, or encrypted with another key; {LOST}")
         found: dict[str, Any] = unpack(plain, f"the state in {self.path}")
         return found
 
@@ -261,7 +265,7 @@ class StateFile:
             return None
         files = list(self._older())
         if self.home / "released" not in files:
-            raise StoreError(f"{self.home / 'released'}: is gone; {LOST}")
+            raise StoreError(f"{self.home / 'released'}: missing; {LOST}")
         self._content = {"counter": 0, "released": b"", "disk": None, "rosters": {}, "runs": {}}
         for folder in self.runs_on_disk():
             newest = max((path.stat().st_mtime for path in folder.iterdir()), default=0.0)
@@ -273,7 +277,7 @@ class StateFile:
             run = "all runs" if path.name == "released" else path.parent.name
             plain = self._unsealed(path.read_bytes(), pack(["fedmerit member state 1", run, path.name]))
             if plain is None:
-                raise StoreError(f"{path}: damaged, or of another key; {LOST}")
+                raise StoreError(f"{path}: damaged, or encrypted with another key; {LOST}")
             value = unpack(plain, f"the state in {path}")
             if path.name == "released":
                 self._content["released"] = value
@@ -323,7 +327,7 @@ class MemberFiles:
         for name, (seal, size) in kept["files"].items():
             path = self.folder / file_name(name, seal)
             if not path.exists():
-                raise StoreError(f"{path}: is gone; {GONE}")
+                raise StoreError(f"{path}: missing; {GONE}")
             if path.stat().st_size != size:
                 raise StoreError(f"{path}: damaged: expected {size} bytes, got {path.stat().st_size}; {GONE}")
         heads, more = stated_heads(self.folder / "heads", kept["heads"])
@@ -337,13 +341,15 @@ class MemberFiles:
         self.file.touched |= {folder.name for folder in self.file.runs_on_disk()}
         going = sum(not self._tidied(run) for run in [*runs] if run != self.run)
         if going:
-            log.warning("joins a run while %d other(s) are not over; what is kept for those stays", going)
+            log.warning(
+                "joins a run while %d other run(s) are not over; keeps what it stored for them", going
+            )
         stored = [run for run in runs if run != self.run and (self.home / run).exists()]
         if len(stored) >= MOST_RUNS:
             raise StoreError(
-                f"{self.home}: holds {len(stored)} runs, and a member keeps at most {MOST_RUNS}; those that "
-                "were only invitations go after a day; of those that are over, verify what you need "
-                "(fedmerit verify --heads) and delete the folders"
+                f"{self.home}: holds {len(stored)} runs, and a member keeps at most {MOST_RUNS}. Invitations "
+                "are deleted after a day. Verify the runs that are over (fedmerit verify --heads), then "
+                "delete their folders"
             )
         self.folder.mkdir(mode=0o700, exist_ok=True)
         runs.setdefault(self.run, new_run())
@@ -462,9 +468,115 @@ def stated_heads(path: Path, stated: list[Any]) -> tuple[bytes, int]:
     length, digest = stated
     data = path.read_bytes() if path.exists() else b""
     if len(data) < length or hashlib.sha256(data[:length]).digest() != digest:
-        what = "is gone" if not path.exists() else "cut or changed"
+        what = "missing" if not path.exists() else "cut or changed"
         raise StoreError(f"{path}: {what}: expected {length} bytes as they were written; {GONE}")
     return data[:length], len(data) - length
+
+
+# --------------------------------------------------------------------------------- for the member's owner
+
+
+def about_state(key_file: Path) -> Iterator[Note]:
+    """Yield what a member's state holds, line by line; see `fedmerit member show`."""
+    file = StateFile(key_file, load_key(key_file))
+    if not file.home.exists():
+        yield Note("state-none", path=str(file.home))
+        return
+    content = file.content
+    yield Note("state", path=str(file.path), counter=content["counter"], disk=content["disk"] or DISK)
+    for roster, kept in content["rosters"].items():
+        lineage = Lineage.load(kept)
+        yield Note("state-roster", hash=roster, runs=len(lineage.recent(time.time())), most=lineage.most)
+        yield Note("state-pins", hash=roster, what=lineage.told() or "nothing yet")
+    for run, kept in content["runs"].items():
+        over = {*kept["values"], *kept["files"]} & {"seen", "left"}
+        size = sum(size for _, size in kept["files"].values())
+        when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(kept["time"]))
+        yield Note("state-run-over" if over else "state-run", hash=run, what=when, bytes=size)
+
+
+def allow(key_file: Path, changes: Mapping[str, str], roster: Roster | None = None) -> None:
+    """Change what a member agrees to from run to run, as its owner says; see `fedmerit member allow`.
+
+    Args:
+        key_file: the member's key.
+        changes: setting -> value as text: ``disk`` (bytes), or a setting of `Lineage.allow`.
+        roster: of the federation; not needed if the member knows of only one.
+    """
+    file = StateFile(key_file, load_key(key_file))
+    with file.held():
+        content = file.content
+        known = [lineage_of(roster)] if roster is not None else [*content["rosters"]]
+        for name, text in changes.items():
+            if name == "disk":
+                if not text.isdecimal() or int(text) < 2**20:
+                    raise ConfigError(f"disk={text}: expected bytes, at least {2**20}", setting="disk")
+                content["disk"] = int(text)
+                continue
+            if len(known) != 1:
+                raise ConfigError(
+                    f"{name}: expected --roster FILE: this member knows of {len(known)} rosters", setting=name
+                )
+            lineage = Lineage.load(content["rosters"].get(known[0]))
+            lineage.allow(name, text)
+            content["rosters"][known[0]] = lineage.dump()
+        file.save()
+
+
+def examine(key_file: Path) -> Iterator[Note]:
+    """Check a member's key and files, and yield what was found line by line; "problem" is the code of faults.
+
+    Raises:
+        StoreError: the member answers a message at this moment.
+    """
+    file = StateFile(key_file, load_key(key_file))
+    if not file.home.exists():
+        yield Note("state-none", path=str(file.home))
+        return
+    with file.held(wait=False):
+        try:
+            content = file.content
+        except StoreError as error:
+            yield Note("problem", what=str(error))
+            return
+        yield Note("state", path=str(file.path), counter=content["counter"], disk=content["disk"] or DISK)
+        for run, kept in content["runs"].items():
+            problems = list(_faults(file, run, kept))
+            yield from problems
+            if not problems:
+                yield Note("state-in-order", hash=run, files=len(kept["files"]), lines=kept["heads"][0])
+        for path in (file.path, *(item for folder in file.runs_on_disk() for item in folder.iterdir())):
+            if path.exists() and (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
+                yield Note("problem", what=f"{path}: expected mode 600, got {mode:o}; run: chmod 600 {path}")
+        free = shutil.disk_usage(file.home).free
+        if free < SPARE:
+            yield Note("problem", what=f"{file.home}: the disk has {free} bytes left, expected {SPARE}")
+        yield Note("free", bytes=free)
+    yield Note("restore-member")
+
+
+def heads_of(key_file: Path, folder: Path) -> Path:
+    """Return a member's own file about the run in a run folder."""
+    run = first_body(snapshot(folder / LEDGER), "run")["run"]
+    return key_file.with_name(key_file.name + ".state") / str(run) / "heads"
+
+
+def _faults(file: StateFile, run: str, kept: Mapping[str, Any]) -> Iterator[Note]:
+    for name in kept["files"]:
+        try:
+            file.get(run, name)
+        except StoreError as error:
+            yield Note("problem", what=str(error))
+    try:
+        _, more = stated_heads(file.home / run / "heads", kept["heads"])
+    except StoreError as error:
+        yield Note("problem", what=str(error))
+    else:
+        if more:
+            yield Note("state-tail", path=str(file.home / run / "heads"), bytes=more)
+
+
+# ---------------------------------------------------------------------------------------------------- bytes
 
 
 def _plain(value: Any) -> Any:
