@@ -256,7 +256,7 @@ def test_merit_is_the_last_solo_plus_ioi_summed():
     ("rounds", "options", "message"),
     [
         ([], {}, "nothing to accumulate: 0 rounds"),
-        ([make(1)], {"score": "FP"}, "score must be one of ALPHA, LOO, IOI, COS, MERIT, got 'FP'"),
+        ([make(1)], {"score": "FP"}, "score must be one of ALPHA, LOO, IOI, COS, MERIT, PHI, got 'FP'"),
         ([make(1)], {"missing": "skip"}, "missing must be 'zero' or 'own-mean'"),
         ([make(1)], {"warmup": -1}, "warmup must be 0 or more"),
         ([make(1), make(2)], {"warmup": 1.5}, "warmup must be 0 or more rounds, a whole number, got 1.5"),

@@ -165,7 +165,7 @@ class Scoring:
 
     utilities: Sequence[str] = setting(
         ("expected-accuracy", "accuracy", "brier"),
-        "also: balanced-accuracy, neg-loss",
+        "also: sharpened-accuracy, balanced-accuracy, neg-loss",
         above='or one of your own: "module:function", called as function(model, images, '
         "labels); it returns a number per sample",
     )

@@ -44,6 +44,10 @@ WORDS: dict[str, str] = {
     "opposite-signs": "{where}{score}: pot {pot:.6g} and sum {sum:.6g} have opposite signs",
     "empty-pot": "{where}{score}: nothing to distribute, the pot is 0",
     "empty-up-to-rounding": "{where}{score}: nothing to distribute, the pot is 0 up to rounding",
+    "phi-no-gradient": "PHI of {utility} is left out: the utility has no gradient",
+    "phi-no-coordinate": "PHI of {utility} is left out: it has no gradient at {what!r}, a part of the model",
+    "phi-failed": "PHI of {utility} is left out: no gradient could be computed in round {round}",
+    "phi-private": "PHI is left out: members may not see each other's scores (scoring.visibility)",
     # values of a table
     "multiple": "the weights of all coalitions sum to {total:.6g}, not 1: this is a multiple of a semivalue",
     "few-orders": "no standard error from {pairs} pairs of orders, {least} are needed",
@@ -54,6 +58,10 @@ WORDS: dict[str, str] = {
     "partly-own-mean": (
         "client {client!r} reported {seen} of {rounds} rounds; the rest counts at its own mean"
     ),
+    "summed-zero": "client {client!r} was in {seen} of {rounds} rounds' sums; the rest counts as zero",
+    "summed-own-mean": (
+        "client {client!r} was in {seen} of {rounds} rounds' sums; the rest counts at its own mean"
+    ),
     "never-reported": "client {client!r} was in the sum but never reported: " + NO_SCORE,
     "only-listed": "client {client!r} is on the list of clients but never reported: " + NO_SCORE,
     "silent": "client {client!r} was summed but sent no report: round {rounds}",
@@ -63,6 +71,7 @@ WORDS: dict[str, str] = {
     "jump-between": "round {earlier} ends at {ends:.6g} and round {later} begins at {begins:.6g}",
     "bound-unnamed": "standard errors of rounds that do not name their slice were added up: an upper bound",
     "bound-shared": "standard errors of rounds on the same test samples were added up: an upper bound",
+    "bound-blocks": "standard errors of rounds with other blocks were added up: an upper bound",
     "aborted": "{rounds:numbered} {rounds:was|were} aborted: the model stayed as it was",
     "unreported": (
         "{rounds:numbered} {rounds:was|were} summed, but nobody reported on {rounds:it|them}: what changed "

@@ -67,7 +67,7 @@ FORMS = {
     "round": _form(
         SERVER,
         "round included declined silent aborted m slice utilities samples checkpoint",
-        "evaluated members_checkpoint totals_on",
+        "evaluated members_checkpoint totals_on phi",
     ),
     "scores": _form(SERVER, "round cumulative_alpha"),
     "totals": _form(SERVER, "round utilities"),
@@ -284,6 +284,8 @@ class _Walk:
         _hex(body["m"], "m")
         self._utilities(body, bool(one.reports or one.withheld))
         self._samples(body["samples"])
+        if "phi" in body:
+            self._phi(body["phi"], included, aborted=bool(body["aborted"]))
         _hex(body["checkpoint"], "the checkpoint")
         if self._agreed:
             by = body.get("evaluated")
@@ -327,6 +329,30 @@ class _Walk:
                     raise LedgerError(
                         f"states a different {name} of the first model than an earlier round on this slice"
                     )
+
+    def _phi(self, given: Any, included: Sequence[str], *, aborted: bool) -> None:
+        """Raise LedgerError unless these are the Aumann-Shapley scores of everybody in the sum, by block."""
+        scoring = self.config.scoring
+        if not self._rehearsal or aborted or scoring.visibility != "all":
+            raise LedgerError(
+                "phi: only a rehearsal whose members see all scores has it, for a round with a sum"
+            )
+        if not set(given) <= set(scoring.utilities):
+            raise LedgerError(f"phi is about the utilities {', '.join(map(str, given))[:100]}")
+        for name, one in given.items():
+            if set(one) != {"blocks", "sizes", "stratified", "gain", "rest", "points"}:
+                raise LedgerError(f"phi of {name}: has other fields than it should")
+            sizes, blocks = one["sizes"], one["blocks"]
+            counts = [*sizes, one["points"]]
+            if not sizes or not all(type(count) is int and count > 0 for count in counts):
+                raise LedgerError(f"phi of {name}: expected whole numbers above 0 as sizes and points")
+            if list(blocks) != list(included) or any(len(own) != len(sizes) for own in blocks.values()):
+                raise LedgerError(f"phi of {name}: expected {len(sizes)} numbers of everybody in the sum")
+            values = [one["gain"], one["rest"], *(value for own in blocks.values() for value in own)]
+            if type(one["stratified"]) is not bool or not all(math.isfinite(number(v)) for v in values):
+                raise LedgerError(
+                    f"phi of {name}: expected finite numbers, and whether blocks are stratified"
+                )
 
     def _samples(self, samples: Any) -> None:
         if not self.config.scoring.disclose_samples:

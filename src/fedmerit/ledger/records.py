@@ -27,7 +27,7 @@ from fedmerit.ledger.chain import Ledger, Record, Records
 from fedmerit.notes import Note
 from fedmerit.protocol.messages import Model, Outcome, Report, Round, included_hash, model_hash
 from fedmerit.scoring.accumulate import Missing, accumulate
-from fedmerit.scoring.files import as_csv, as_json, document, round_object
+from fedmerit.scoring.files import add_phi, as_csv, as_json, document, round_object
 from fedmerit.scoring.scores import alpha
 from fedmerit.scoring.types import Reports, Vector
 
@@ -234,7 +234,19 @@ def _one(rounds: Sequence[Round], clients: Sequence[str], utility: str, missing:
             listed.append(_unscored(one))
         else:
             listed.append(round_object(found))
-    return {**whole, "clients": list(clients), "utility": utility, "rounds": listed}
+    content_ = {**whole, "clients": list(clients), "utility": utility, "rounds": listed}
+    phi = {one.number: one.to_phi(utility) for one in rounds if not one.aborted}
+    known = {number_: scores for number_, scores in phi.items() if scores is not None}
+    total = None
+    if known and len(known) == len(phi):  # a sum over some of the rounds would not be what it says
+        total = accumulate(known.values(), score="PHI", missing=missing)
+    beside = {one.number: _beside_phi(one.body["phi"][utility]) for one in rounds if one.number in known}
+    add_phi(content_, total, {number_: (known[number_], beside[number_]) for number_ in known})
+    return content_
+
+
+def _beside_phi(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {"gain": number(found["gain"]), "rest": number(found["rest"]), "points": found["points"]}
 
 
 def _unscored(one: Round) -> dict[str, Any]:

@@ -26,7 +26,8 @@ from fedmerit.errors import BindingError, FedmeritError, LedgerError, MessageErr
 from fedmerit.identity import Signer, canonical, exact, new_salt, number, verifies
 from fedmerit.notes import Note
 from fedmerit.protocol.pool import SALT_BYTES, Slice
-from fedmerit.scoring.types import Reports
+from fedmerit.scoring.scores import from_blocks
+from fedmerit.scoring.types import Reports, Scores
 from fedmerit.secagg.messages import list_limit, refuse_many
 from fedmerit.secagg.quantise import MOST_MEMBERS, Decoded, Encoding, Words
 from fedmerit.secagg.setting import LEAST_IN_SUM, Result
@@ -302,6 +303,14 @@ class Round:
     body: Mapping[str, Any] = field(default_factory=dict)  # of the closing record
     reports: dict[str, Report] = field(default_factory=dict)
     withheld: tuple[str, ...] = ()  # in a copy: members whose reports its reader may not see
+
+    def to_phi(self, utility: str) -> Scores | None:
+        """Return the Aumann-Shapley scores of everybody in the sum, or None if the round has none."""
+        found = (self.body.get("phi") or {}).get(utility)
+        if found is None:
+            return None
+        columns = [[number(value) for value in found["blocks"][name]] for name in self.included]
+        return from_blocks(np.transpose(columns), found["sizes"], self.included)
 
     def to_reports(self, utility: str) -> Reports | None:
         """Return the reports that scores take (in a copy, those it shows), or None if there are none."""

@@ -41,7 +41,9 @@ _TURNED = frozenset({
     "neg", "negative", "negated", "minus", "inverse", "inverted", "inv", "complement", "reduction",
     "improvement", "skill", "free", "correction", "savings", "saved", "avoided", "prevented",
 })  # fmt: skip
-_RISING = frozenset({"expected-accuracy", "accuracy", "balanced-accuracy", "neg-loss", "dice"})
+_RISING = frozenset({
+    "expected-accuracy", "accuracy", "sharpened-accuracy", "balanced-accuracy", "neg-loss", "dice"
+})  # fmt: skip
 """Utilities whose name says that more is better. "brier" does not: in most books, less is better."""
 
 

@@ -516,13 +516,34 @@ def scores_of(reports: Reports) -> dict[str, Scores | None]:
     """
     found: dict[str, Scores | None] = {}
     for name, entry in SCORES.items():
-        if (name == "SOLO" and reports.solo is None) or (name == "COS" and reports.cosine is None):
+        if (
+            not entry.reported
+            or (name == "SOLO" and reports.solo is None)
+            or (name == "COS" and reports.cosine is None)
+        ):
             continue
         try:
             found[name] = entry.function(reports)
         except UndefinedScore:
             found[name] = None
     return found
+
+
+def add_phi(
+    content: dict[str, Any], total: Scores | None, rounds: Mapping[int, tuple[Scores, Mapping[str, Any]]]
+) -> None:
+    """Add PHI to a document: its sum, and per round its values and what is known beside them."""
+    if total is not None:
+        content["cumulative"]["PHI"] = _spread(total.values, total, content["clients"])
+        if total.stderr is not None:
+            content.setdefault("stderr", {})["PHI"] = _spread(total.stderr, total, content["clients"])
+    for one in content["rounds"]:
+        if one["round"] in rounds:
+            scores, beside = rounds[one["round"]]
+            told = {"phi": _numbers(scores.values), "stderr": _numbers(scores.stderr), **beside}
+            one["phi"] = {"participants": list(scores.clients), **told}
+            if one["scores"] is not None:
+                one["scores"]["PHI"] = _spread(scores.values, scores, one["participants"])
 
 
 def as_json(content: Mapping[str, Any]) -> str:
