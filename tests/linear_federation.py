@@ -374,7 +374,7 @@ class Federation:
         if not self.masks:
             return roster_in(self.config, None)
         roster = Roster(Member(name, public_key(self.keys[name]), weights.get(name)) for name in self.names)
-        if self.files:
+        if self.files and not (self.home / "roster.toml").exists():  # of an earlier run of these members
             write_roster(self.home / "roster.toml", roster)
         return roster
 

@@ -84,8 +84,8 @@ WORDS: dict[str, str] = {
         'weights = "uniform"'
     ),
     "state-none": (
-        "there is no {path}: this member has joined no run, or the folder was lost. Never let a key take part "
-        "without its folder"
+        "there is no {path}: this member has joined no run, or the folder was lost. Never let a key take "
+        "part without its folder"
     ),
     "state": "state: {path}, counter {counter}, at most {disk} bytes of a run",
     "state-roster": "roster {hash}: trained in {runs} of at most {most} runs within 30 days",

@@ -351,6 +351,8 @@ class MemberFiles:
                 "are deleted after a day. Verify the runs that are over (fedmerit verify --heads), then "
                 "delete their folders"
             )
+        if not self.file.path.exists():
+            self.file.save()  # first: a folder of a run without it means that it was lost
         self.folder.mkdir(mode=0o700, exist_ok=True)
         runs.setdefault(self.run, new_run())
         self._changed = True
