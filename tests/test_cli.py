@@ -764,11 +764,11 @@ def test_a_run_in_which_every_round_was_aborted(fedmerit, tmp_path):
     away = "participation.away={client-0=[1, 2]}"
     code, out, err = fedmerit("run", config, "--out", tmp_path / "run", "--set", away)
     assert code == 2
-    assert "round 2/2: 2 members scheduled, 3 of all 3 are needed" in err
+    assert "round 2/2: 2 scheduled, at least 3 of the 3 members are needed" in err
     assert err.splitlines()[-1] == (
         f"error: {tmp_path / 'run'}: no round was scored, and the run is over: its ledger holds 17 records, "
-        "2 of 2 rounds closed; rounds 1 and 2 aborted (round 2: 2 members scheduled, 3 of all 3 are needed); "
-        "start another in a new folder, with more members who stay to the end of a round"
+        "2 of 2 rounds closed; rounds 1 and 2 aborted (round 2: 2 scheduled, at least 3 of the 3 members are "
+        "needed); start another in a new folder, with more members who stay to the end of a round"
     )
     code, out, _ = fedmerit("verify", tmp_path / "run")
     assert code == 0

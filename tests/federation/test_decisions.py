@@ -160,7 +160,7 @@ def a_share_to_a_friend(body):
         (put(utility="fame"), "not a record of its kind: KeyError"),
         (put(decision=2), "expected decision 1"),
         (put(replaces=1), "expected decision 1, which replaces None"),
-        (put(rounds=2), "rests on 2 rounds, 3 were closed before it"),
+        (put(rounds=2), "rests on 2 rounds, but 3 were closed before it"),
         (put(unpaid=1), "unpaid amount is not the rest"),
         (put(status="undefined"), "states status 'undefined'"),
         (put(shares={}), "share of client-0: missing"),

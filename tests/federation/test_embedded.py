@@ -205,7 +205,7 @@ def test_too_few_members_abort_the_round_and_leave_the_model_alone(tmp_path):
     assert content["rounds"][0]["reports"] is None
     assert content["rounds"][0]["aborted"] is True
     assert any(
-        "round 1 aborted, the model is unchanged: 2 members scheduled, 3 of all 4 are needed" in note
+        "round 1 aborted, the model is unchanged: 2 scheduled, at least 3 of the 4 members are needed" in note
         for note in notes
     )
     assert content["rounds"][1]["participants"] == content["clients"]
@@ -237,7 +237,7 @@ def test_a_threshold_above_the_number_scheduled_aborts_the_round(tmp_path):
         "secure_aggregation.threshold=4", "participation.away={client-0=[1]}", folder=tmp_path / "run"
     )
     assert content["rounds"][0]["aborted"] is True
-    assert any("3 members scheduled, 4 of all 4 are needed" in note for note in notes)
+    assert any("3 scheduled, at least 4 of the 4 members are needed" in note for note in notes)
 
 
 @pytest.mark.parametrize("switch", ["secure_aggregation.enabled=true", OFF])

@@ -74,8 +74,8 @@ def older(whole, tmp_path):
             "scores.json is 2 rounds older than the ledger, scores.csv is 2 rounds older than the ledg",
         ),
         (2, BOTH[1:], "scores.csv is 1 round older than the ledger: `fedmerit page "),
-        (0, BOTH, "scores.json is not there, scores.csv is not there: `fedmerit page "),
-        (0, BOTH[1:], "scores.csv is not there: "),
+        (0, BOTH, "scores.json is missing, scores.csv is missing: `fedmerit page "),
+        (0, BOTH[1:], "scores.csv is missing: "),
     ],
 )
 def test_older_files_are_told_and_written_anew_as_the_engine_would_have(older, whole, held, names, said):
@@ -104,7 +104,9 @@ def test_scores_and_page_of_older_files_have_all_rounds(older, whole):
     assert "scores.json is 2 rounds older than the ledger" in text
     assert (folder / "scores.json").read_bytes() != (whole / "scores.json").read_bytes()
     done = call("page", folder)
-    assert "wrote scores.json and scores.csv anew, which were 2 rounds older than the ledger\n" in done.output
+    assert (
+        "wrote scores.json and scores.csv again, which were 2 rounds older than the ledger\n" in done.output
+    )
     assert (folder / "scores.json").read_bytes() == (whole / "scores.json").read_bytes()
     assert "older than the ledger" not in (folder / "page.html").read_text()
 
@@ -190,7 +192,7 @@ def test_what_only_a_resumed_run_can_write_is_left_to_it(tmp_path):
     run(config, tmp_path / "run")
     (tmp_path / "run" / "scores.csv").unlink()
     (about,) = [line for line in verify_folder(tmp_path / "run") if line.startswith("files: ")]
-    assert about.startswith("files: scores.csv is not there: `fedmerit run --resume` writes what is missing")
+    assert about.startswith("files: scores.csv is missing: `fedmerit run --resume` writes what is missing")
     with pytest.raises(
         StoreError, match="holds ground truth, which the ledger does not: `fedmerit run --resume`"
     ):

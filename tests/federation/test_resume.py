@@ -147,7 +147,7 @@ def test_a_lost_key_is_not_made_anew_and_a_changed_one_is_noticed(half_done):
         run(tiny(), half_done, resume=True)
     assert not key.exists()
     new_key(key)
-    with pytest.raises(StoreError, match="cannot be resumed: its keys changed since it started"):
+    with pytest.raises(StoreError, match="cannot be resumed: the keys changed since it started"):
         run(tiny(), half_done, resume=True)
     key.write_bytes(kept)
     assert len(run(tiny(), half_done, resume=True)["rounds"]) == 2

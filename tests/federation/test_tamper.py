@@ -288,7 +288,7 @@ def test_a_fork_after_the_last_signed_head_is_found_by_who_kept_it(folder):
     ("edit", "message"),
     [
         (lambda body: body.update(head="00" * 32), "its author saw a different history"),
-        (lambda body: body.update(round=1), "signs round 1, but its head is that of record"),
+        (lambda body: body.update(round=1), "signs round 1, but its head is of record"),
         (lambda body: body.update(run="00"), "belongs to another run"),
         (lambda body: body.clear(), "not a record of its kind"),
     ],
@@ -315,7 +315,7 @@ def test_a_members_file_of_heads(folder, tmp_path):
     path.write_text("".join(f"{number} {head}\n" for number, head in sorted(by_round.items())))
     assert f"kept: all 3 heads in {path} are on the chain" in list(check_kept(path, places, records))
     for text, message in (
-        (f"1 {by_round[2]}\n", r"line 1: shown as the head after round 1, but it is that of record"),
+        (f"1 {by_round[2]}\n", r"line 1: shown as the head after round 1, but it is the head of record"),
         (f"1 {by_round[1]}\n2 {'0' * 64}\n", "line 2: head 0+ is not on this chain"),
         ("", "holds no head"),
         ("nonsense\n", "line 1: expected a round and a head"),

@@ -42,7 +42,7 @@ def rounds_in(folder):
         (
             ["client-0", "client-3", "client-4"],
             [],
-            "6 members scheduled, 7 of all 9 are needed",
+            "6 scheduled, at least 7 of the 9 members are needed",
         ),
     ],
 )

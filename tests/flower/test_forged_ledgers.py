@@ -72,7 +72,7 @@ def test_machines_may_differ_by_what_processors_do_and_no_more(home):
     assert "scores: follow from the reports in the ledger" in lines
     assert sum("is scored with" in line for line in lines) == len(NAMES)
     written(home, lied(by(far * 0.05)))  # now more
-    with pytest.raises(LedgerError, match=r"round 2: 4 of 4 members measured .* signed v\(M\) = "):
+    with pytest.raises(LedgerError, match=r"round 2: 4 of 4 members contradict .* signed v\(M\) = "):
         list(verify_folder(home / "run"))
 
 
@@ -213,5 +213,5 @@ def test_a_members_copy_names_its_own_difference_alone(private):
     (said,) = [line for line in lines if "is scored with" in line]
     assert said.startswith(f"round 2: {LIAR} signed v(M0) = ")
     assert f"scores: {LIAR}'s follow from its own reports; nobody else's were recomputed" in lines
-    with pytest.raises(LedgerError, match="round 2: 4 of 4 members measured"):
+    with pytest.raises(LedgerError, match="round 2: 4 of 4 members contradict"):
         list(verify_folder(private / "run"))

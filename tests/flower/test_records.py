@@ -55,7 +55,7 @@ def test_who_joined_and_who_signed_the_end_is_told_and_nobody_calls_it_a_rehears
     lines = list(verify_folder(home / "run"))
     careful = "members: 4 of 4 joined, each with its own key; this cannot show whose machines they were"
     assert careful in lines
-    assert any(line.startswith("heads: 4 of 4 members signed that of record") for line in lines)
+    assert any(line.startswith("heads: 4 of 4 members signed the head of record") for line in lines)
     assert not any("rehearsal" in line for line in lines)
 
 

@@ -139,7 +139,7 @@ class LedgerRecorder:
                         "partition.names to groups by their place, not by name: start it again"
                     )
                 raise StoreError(
-                    f"{self.folder.path}: cannot be resumed: its {what} changed since it started{dealt}"
+                    f"{self.folder.path}: cannot be resumed: the {what} changed since it started{dealt}"
                 )
 
     @property

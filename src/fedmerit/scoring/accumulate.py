@@ -198,7 +198,7 @@ def _check_warmup(warmup: int, rounds: int) -> None:
     if isinstance(warmup, bool) or not isinstance(warmup, int | np.integer) or warmup < 0:
         raise InputError(f"warmup must be 0 or more rounds, a whole number, got {warmup!r:.100}")
     if rounds <= warmup:
-        raise ReportError(f"nothing to accumulate: {rounds} rounds, of which {warmup} are warm-up")
+        raise ReportError(f"nothing to accumulate: {rounds} rounds, and the first {warmup} are warm-up")
 
 
 def _counted(rounds: Sequence[Reports], warmup: int) -> Sequence[Reports]:
