@@ -143,13 +143,22 @@ class ShareError(ProtocolError):
 
 
 class RefusedError(ProtocolError):
-    """A request that would reveal an update was refused. ``logged``: the member's own log says why."""
+    """A request that would reveal an update was refused.
+
+    ``logged``: the member's own log says why. ``code``: "stale-state" if the member's state is an older copy.
+    """
 
     def __init__(
-        self, message: str, *, stage: str | None = None, member: str | None = None, logged: bool = False
+        self,
+        message: str,
+        *,
+        stage: str | None = None,
+        member: str | None = None,
+        logged: bool = False,
+        code: str = "",
     ) -> None:
         super().__init__(message, stage=stage, member=member)
-        self.logged = logged
+        self.logged, self.code = logged, code
 
 
 class BoundError(ProtocolError):
