@@ -16,7 +16,7 @@ from fedmerit.protocol.member import KEPT_ROUNDS, REFUSED
 from fedmerit.protocol.messages import Ask
 from fedmerit.storage import member_state
 from fedmerit.storage.member_state import MemberFiles, allow, examine
-from linear_federation import LIAR, Federation
+from linear_federation import LIAR, STAGES, Federation
 from older_files import copied
 from states import names_in, opened
 
@@ -322,3 +322,70 @@ def test_a_full_disk_is_noticed_before_training(federation, monkeypatch, caplog)
         assert federation.round(1) is None
     assert trained == []
     assert "are to be stored, and the disk has" in caplog.text
+
+
+# -------------------------------------------------------------------------------- an older copy of the folder
+
+
+def next_run(federation, number=1):
+    """Another run of the same members, on the same machines."""
+    made = Federation(federation.home, rounds=3, files=True, ledger=False)
+    made.run_id = f"{number:032x}"
+    made.train = lambda name, round_, m0: made.linear(name, 10 * number + round_, m0)
+    return made
+
+
+def without_folder(federation, copy):
+    """The key alone, as on a new machine."""
+    shutil.rmtree(home_of(federation))
+
+
+def older_copy(federation, copy):
+    """The folder as it was before the member released shares of round 2."""
+    put_back(copy, home_of(federation))
+
+
+@pytest.mark.parametrize("restored", [without_folder, older_copy])
+def test_an_older_copy_of_a_members_folder_is_noticed_by_the_others_and_stops_for_good(
+    federation, caplog, restored
+):
+    """It does not know what it released since, and could be led to release it a second time."""
+    copies = {(ask.exchange, ask.round): copy for ask, copy in recorded(federation)}
+    newest = federation.home / "newest"
+    shutil.copytree(home_of(federation), newest)
+    restored(federation, copies["unmask", 2])
+    made = next_run(federation)
+    with made.begun():
+        made.round(1)
+        assert LIAR not in made.rounds[0].included
+        assert "its state is an older copy" in caplog.text
+        made.round(2)
+    assert [LIAR in one.included for one in made.rounds] == [False, False]
+    assert not any(one.member == LIAR and one.ask.exchange == "unmask" for one in made.passed)
+    (problem,) = [line for line in examine(key_of(federation)) if line.code == "problem"]
+    assert "never an older one" in problem
+    with pytest.raises(RefusedError, match="lost what it keeps"):
+        federation.ask(LIAR, Ask("join", "ab" * 16, 0, federation.asked(LIAR)["join", 0].body))
+    put_back(newest, home_of(federation))  # which is right
+    made = next_run(federation, 2)
+    with made.begun():
+        assert made.round(1) is not None
+    assert LIAR in made.rounds[0].included
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_a_server_cannot_make_an_older_copy_count_up_until_nobody_notices(federation, shown):
+    """It asks for keys again and again before others see any, or shows them to the others and stops there."""
+    copies = {(ask.exchange, ask.round): copy for ask, copy in recorded(federation)}
+    older_copy(federation, copies["unmask", 2])
+    made = next_run(federation)
+    with made.begun():
+        advertise = Ask("advertise", made.run_id, 1, {"members": list(made.names)})
+        for _ in range(60):
+            made.ask(LIAR, advertise)
+        if shown:
+            made.lost = {(name, 1): STAGES.index("masked") for name in made.names}
+        made.round(1)
+        made.round(2)
+    assert [LIAR in one.included for one in made.rounds] == [False, False]
+    assert len(made.rounds[1].included) == 3

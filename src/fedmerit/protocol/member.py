@@ -91,6 +91,9 @@ class MemberState(Protocol):
     def check(self) -> None:
         """Raise StoreError if anything is lost that this member needs to answer."""
 
+    def stop(self, why: str) -> None:
+        """Answer nothing more in any run: this state is an older copy. `save` makes it count."""
+
     def open(self) -> None:
         """Prepare to store a run."""
 
@@ -142,6 +145,9 @@ class MemoryState:
 
     def check(self) -> None:
         """Do nothing."""
+
+    def stop(self, why: str) -> None:
+        """Do nothing: nobody puts an older copy of this state back."""
 
     def open(self) -> None:
         """Do nothing."""
@@ -476,6 +482,8 @@ class Participant:
         except (ProtocolError, StoreError) as error:
             if not self.rehearsal:
                 log.warning("%s leaves round %d: %s", self.name, ask.round, error)
+            if isinstance(error, RefusedError) and error.code == "stale-state":
+                state.stop(str(error))
             message, self.declined = client.decline(), str(error)
         except Exception as error:  # user code: the server is not told why it failed
             if self.rehearsal:
@@ -657,7 +665,12 @@ class Participant:
             return PlainClient(setting, self.name, released=state.released())
         from fedmerit.secagg.client import Client
 
-        return Client(setting, self.name, self.identity, released=state.released())
+        return Client(
+            *(setting, self.name, self.identity),
+            released=state.released(),
+            counter=state.counter,
+            peers=state.lineage(lineage_of(self.roster)).peers,
+        )
 
     def _client(self, number: int, state: MemberState) -> Client | PlainClient | None:
         """Return the state machine of a round, or None."""
@@ -679,6 +692,10 @@ class Participant:
         """Set what must never be done again, and the client: written before the answer leaves."""
         state.put_released(client.released)
         state.put(file_name(client.setting.round, "client"), client)
+        lineage = state.lineage(lineage_of(self.roster))
+        known = {peer: client.tokens[peer] for peer in client.survivors if peer in client.tokens}
+        if lineage.learn(known):
+            state.put_lineage(lineage_of(self.roster), lineage)
 
     def _rounding(self, number: int) -> int | None:
         return None if self.seed is None else seed_from(self.seed, "rounding", number, self.name)

@@ -353,6 +353,12 @@ class Lineage:
         """Return the pins as text."""
         return ", ".join(f"{name} = {_told(value)}" for name, value in sorted(self.pins.items()))
 
+    def learn(self, tokens: Mapping[str, tuple[int, bytes]]) -> bool:
+        """Remember counters of others that are greater than those known; return whether there are any."""
+        newer = {name: one for name, one in tokens.items() if one[0] > self.peers.get(name, (0, b""))[0]}
+        self.peers |= newer
+        return bool(newer)
+
     def allow(self, name: str, text: str) -> None:
         """Set a pin, or the most runs, as the member's owner says; raise ConfigError if it makes no sense."""
         wrong = ""

@@ -80,12 +80,18 @@ GONE = (
 )
 
 
+STOPPED = (
+    "others have seen a later state of this key, so this one answers nothing more: " + LOST.partition("; ")[2]
+)
+
+
 class StateFile:
     """The file `state` of one member, and the sealed files that it names.
 
-    ``content`` is what it holds: ``counter``; ``released``; ``disk``, the owner's budget, or None;
-    ``rosters``, a `Lineage` as plain values for each federation; and ``runs``, for each run ``time`` of the
-    last change, ``heads`` (length and digest), ``values`` (packed) and ``files`` (seal and size).
+    ``content`` is what it holds: ``counter``; ``released``; ``stopped``, if it is, why it answers nothing
+    more; ``disk``, the owner's budget, or None; ``rosters``, a `Lineage` as plain values for each federation;
+    and ``runs``, for each run ``time`` of the last change, ``heads`` (length and digest), ``values`` (packed)
+    and ``files`` (seal and size).
     """
 
     def __init__(self, key_file: Path, identity: Ed25519PrivateKey) -> None:
@@ -319,8 +325,15 @@ class MemberFiles:
             self._released, self._lines, self._changed = None, [], False
             yield
 
+    def stop(self, why: str) -> None:
+        """Answer nothing more in any run; `save` makes it count."""
+        self.file.content["stopped"] = why
+        self._changed = True
+
     def check(self) -> None:
         """Raise StoreError if anything is lost that this member needs to answer in this run."""
+        if why := self.file.content.get("stopped"):
+            raise StoreError(f"{self.file.path}: {why}; {STOPPED}")
         kept = self._kept
         if kept is None:
             return
@@ -542,6 +555,8 @@ def examine(key_file: Path) -> Iterator[Note]:
             yield Note("problem", what=str(error))
             return
         yield Note("state", path=str(file.path), counter=content["counter"], disk=content["disk"] or DISK)
+        if why := content.get("stopped"):
+            yield Note("problem", what=f"{file.path}: {why}; {STOPPED}")
         for run, kept in content["runs"].items():
             problems = list(_faults(file, run, kept))
             yield from problems
