@@ -152,6 +152,7 @@ def test_an_owner_may_delete_the_folder_of_a_run_that_is_over(federation):
     """Its state still knows that the run is over, and does not join it again."""
     federation.run()
     shutil.rmtree(home_of(federation) / federation.run_id)
+    assert not [line for line in examine(key_of(federation)) if line.code == "problem"]
     asked = federation.asked(LIAR)
     federation.ask(LIAR, Ask("join", "ab" * 16, 0, asked["join", 0].body))
     assert names_in(key_of(federation))[federation.run_id] == {"floor", "seen"}

@@ -192,9 +192,7 @@ class StateFile:
         kept, data = self.content["runs"][run], pack(_plain(value))
         kept["values"].pop(name, None)
         kept["files"].pop(name, None)
-        if (
-            len(data) <= SMALL and name != "terms"
-        ):  # which stay for good, and would be written again and again
+        if len(data) <= SMALL and name != "terms":  # terms stay for good, and are never written again
             kept["values"][name] = data
             return
         self.room(run, len(data))
@@ -224,7 +222,7 @@ class StateFile:
     def room(self, run: str, size: int) -> None:
         """Raise StoreError unless so many more bytes may be stored of a run, and fit on the disk."""
         most = self.content["disk"] or DISK
-        used = sum(size for _, size in self.content["runs"][run]["files"].values())
+        used = sum(there for _, there in self.content["runs"][run]["files"].values())
         if used + size > most:
             raise StoreError(
                 f"{self.home / run}: {used + size} bytes of one run would be stored, and this member stores "
@@ -579,6 +577,8 @@ def heads_of(key_file: Path, folder: Path) -> Path:
 
 
 def _faults(file: StateFile, run: str, kept: Mapping[str, Any]) -> Iterator[Note]:
+    if {*kept["values"], *kept["files"]} & {"seen", "left"} and not (file.home / run).exists():
+        return  # its owner deleted the folder of a run that is over
     for name in kept["files"]:
         try:
             file.get(run, name)
