@@ -42,7 +42,7 @@ from fedmerit.identity import (
     write_roster,
 )
 from fedmerit.ledger.chain import Ledger, Record
-from fedmerit.ledger.recorder import LedgerRecorder
+from fedmerit.ledger.recorder import Beside, LedgerRecorder
 from fedmerit.ledger.records import closing, rounds_of
 from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.measure import Evaluations
@@ -131,9 +131,13 @@ class Federation:
         self.model = np.zeros(SIZE, np.float32)  # M0 of the round, or the last M
         self.models: list[np.ndarray] = []  # M0 of every round, and at the end the last M
         self.updates: dict[tuple[int, str], np.ndarray] = {}  # (round, member) -> its change of the model
+        self.joined: set[str] = set()  # who agreed to the terms
         self.passed: list[Passed] = []  # in order
+        self.reaches: Callable[[str, Ask], bool] = lambda name, ask: True  # whether the message gets there
         self.before: list[Callable[[str, Ask], Ask | None]] = []  # -> another message, or None for this one
         self.after: list[Callable[[str, Ask, bytes], bytes | None]] = []  # -> an answer; None: it is lost
+        self.sent = lambda name, number, m0: m0  # the M0 that a member's train message carries
+        self.extra = lambda name, number: b""  # digest of all else that the train message carries
         self.train = self.linear  # (member, round, M0) -> its change of the model
         self.evaluate: Callable[[np.ndarray, Any], dict[str, np.ndarray]] = fit
         self.members = {} if files else {name: self._member(name) for name in self.names}
@@ -162,7 +166,7 @@ class Federation:
             made = Coordinator(recorder, self.pool, self, evaluations, rehearsal=not self.masks)
             for _, answer in self.exchange("join", dict.fromkeys(self.names, made.invitation())):
                 try:
-                    made.admit("here", answer)
+                    self.joined.add(made.admit("here" if self.masks else "", answer))
                 except ProtocolError as error:
                     made.note(f"somebody does not take part: {error}")
             yield made
@@ -177,12 +181,19 @@ class Federation:
         with Folder(self.home / name, self.config, text=self.text) as folder:
             recorder = LedgerRecorder(
                 folder, self.config, self.roster, key, self.run_id, engine, self.terms, self.pool.commitment,
-                data=fingerprint,
+                data=fingerprint, beside=None if self.masks else partial(self._beside, folder),
             )  # fmt: skip
             if key is not None:
                 write_key(folder.path / "keys" / "server.pem", key)
             recorder.begin(self.model)
             yield recorder
+
+    def _beside(self, folder: Folder, found: Round, outcome: Any) -> Beside:
+        """Return what a rehearsal records beside a round; nothing of its members is kept to resume it."""
+        sums = (self.members[name].sums(self.run_id, found.number + 1) for name in self.names)
+        on = next((last[0] for last in sums if last is not None), "")
+        kept = folder.save_checkpoint("members", found.number, {})
+        return Beside({"members_checkpoint": kept, "totals_on": on})
 
     def round(self, number: int, members: Sequence[str] | None = None, *, by: Coordinator | None = None):
         """Run one round from `model`, and move it; returns M, or None where the round is aborted."""
@@ -280,12 +291,14 @@ class Federation:
     # -------------------------------------------------------------------------------------------- transport
 
     def expected(self, number: int) -> Sequence[str]:
-        return self.names
+        return [name for name in self.names if name in self.joined]
 
     def exchange(self, kind: str, asks: Mapping[str, Parcel]) -> Iterator[tuple[str, bytes]]:
         opened: dict[int, Ask] = {}
         for name, data in asks.items():
             ask = opened.get(id(data)) or opened.setdefault(id(data), Ask.unpack(data)[0])
+            if not self.reaches(name, ask):
+                continue
             for hook in self.before:
                 if (other := hook(name, ask)) is not None:
                     ask, data = other, other.pack(self.coordinator_sign)
@@ -309,7 +322,8 @@ class Federation:
         return self._member(name) if self.files else self.members[name]
 
     def _answer(self, name: str, ask: Ask, data: Parcel) -> bytes:
-        work = partial(self._work, name, ask.round, self.model) if ask.exchange == "train" else None
+        m0 = self.sent(name, ask.round, self.model)
+        work = partial(self._work, name, ask.round, m0) if ask.exchange == "train" else None
         return self.member(name).answer(data, "here" if self.masks else "", work)
 
     def _work(self, name: str, number: int, m0: np.ndarray) -> Work:
@@ -317,7 +331,7 @@ class Federation:
             delta = self.updates[number, name] = self.train(name, number, m0)
             return Trained(m0, delta, self._count(name))
 
-        return Work(m0, b"", train)
+        return Work(m0, self.extra(name, number), train)
 
     # ------------------------------------------------------------------------------------------ the members
 
@@ -354,6 +368,7 @@ class Federation:
             "training": {"rounds": rounds, "weights": "roster" if weights else "uniform"},
             "scoring": {"utilities": ["fit"]},
             "secure_aggregation": {"enabled": self.masks},
+            "data": {} if self.masks else {"test_size": 0},
         }
         if weights:
             made["training"]["roster_weights"] = dict(weights)

@@ -27,7 +27,9 @@ with warnings.catch_warnings():  # some releases of typer use what some releases
 from fedmerit import __version__
 from fedmerit.config import Config, load
 from fedmerit.errors import FileFormatError, InputError
-from fedmerit.report.terminal import summarise, watching
+from fedmerit.report.facts import Facts
+from fedmerit.report.source import Source
+from fedmerit.report.terminal import print_facts, watching
 from fedmerit.scoring.files import as_csv, as_json, document, read
 from fedmerit.simulation.run import Progress
 
@@ -111,7 +113,7 @@ def test_score_as_a_table(fedmerit, reports):
     code, out, err = fedmerit("score", reports)
     assert (code, err) == (0, "")
     lines = [line.split() for line in out.splitlines()]
-    assert ["client", "alpha", "rank", "share", "rounds", "LOO", "FP", "EE"] in lines
+    assert ["member", "alpha", "rank", "share", "rounds", "LOO", "FP", "EE"] in lines
     # south: alpha 0.2 + 0.1, errors 0.02 twice on unnamed, hence the same, samples: 1.96 * 0.04
     assert next(line for line in lines if line[:1] == ["south"])[:5] == [
         "south",
@@ -124,7 +126,7 @@ def test_score_as_a_table(fedmerit, reports):
     assert "50%" in out
     assert "ALPHA summed over 2 rounds; gain +0.5000, sum of ALPHA +0.4150" in out
     assert "LOO, FP, EE: of round 2 alone" in out
-    assert "note: client 'west' reported 1 of 2 rounds; the rest counts as zero" in out
+    assert "note: member 'west' reported 1 of 2 rounds; the rest counts as zero" in out
 
 
 def test_score_as_json_and_csv_reads_back(fedmerit, reports, tmp_path):
@@ -144,7 +146,7 @@ def test_one_round_of_json(fedmerit, tmp_path):
     code, out, _ = fedmerit("score", write(tmp_path / "r.json", ROUND), "--score", "merit")
     assert code == 0
     assert "MERIT summed over 1 round, utility accuracy" in out
-    assert "how sure this is cannot be said" in out
+    assert "nobody can say how sure this is" in out
 
 
 def test_numbers_too_large_to_subtract_are_one_line_too(tmp_path):
@@ -422,7 +424,7 @@ def test_hostile_json_gives_a_result_or_an_error_of_ours(tmp_path_factory, field
         assert str(path) in str(error)  # noqa: PT017 - either outcome is fine, but not without the name
         return
     with suppress(InputError), np.errstate(all="ignore"):  # differences of huge numbers are not finite
-        summarise(rounds)
+        print_facts(Console(file=io.StringIO()), Facts(Source(rounds=tuple(rounds), clients=())))
         json.loads(as_json(document(rounds)))
 
 
@@ -801,7 +803,7 @@ def test_a_plan_says_what_a_run_will_cost(fedmerit, tmp_path):
         "(analysis)",
         "16",
     ]
-    assert "50 test samples tell two members apart" in out
+    assert "50 test samples separate two members" in out
     assert "participation.fraction" not in out
     assert re.search(r"^training samples: client-0 \d+, client-1 \d+, client-2 \d+$", out, flags=re.M)
     code, out, _ = fedmerit("plan", tmp_path / "c.toml", "--set", "participation.fraction=0.1")
@@ -838,7 +840,7 @@ def test_another_utility_of_a_run_is_scored_and_paid(fedmerit, tmp_path):
 
 def test_listed_clients_are_told_and_unknown_ones_refused(fedmerit, tmp_path):
     path = write(tmp_path / "r.json", {"clients": ["north", "south", "west"], "rounds": [ROUND]})
-    gone = "client 'west' is on the list of clients but never reported"
+    gone = "member 'west' is on the list of members but never reported"
     assert gone in fedmerit("score", path)[1]
     assert gone in fedmerit("rewards", path, "--budget", "1")[1]
     written = json.loads(fedmerit("score", path, "--format", "json")[1])
@@ -854,7 +856,7 @@ def test_a_run_with_ground_truth_says_so_and_how_close_the_scores_come(fedmerit,
     truth = "scoring.truth=['mr-shapley', 'shapley']"
     code, out, _ = fedmerit("run", tmp_path / "c.toml", "--out", tmp_path / "run", "--set", truth)
     assert code == 0
-    assert "analysis: plain updates were looked at" in out
+    assert "analysis: plain updates were analysed" in out
     for utility in ("expected-accuracy", "accuracy", "brier"):
         assert f"Spearman with the MR-SV of {utility}: ALPHA " in out
         assert f"Spearman with the retrained Shapley value of {utility}: ALPHA " in out

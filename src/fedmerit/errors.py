@@ -187,12 +187,14 @@ class KeyFileError(FedmeritError):
 class LedgerError(FedmeritError):
     """A ledger record is missing, altered, reordered or not signed by its author.
 
-    ``record`` is its number; None if no record can be named.
+    ``record`` is its number; None if no record can be named. ``code`` says what is wrong with the chain:
+    ``missing``, ``altered``, ``unsigned``, ``unsealed``, ``stranger`` (its author has no key), ``unreadable``
+    or ``damaged``. It is empty if something else is wrong.
     """
 
-    def __init__(self, message: str, *, record: int | None = None) -> None:
+    def __init__(self, message: str, *, record: int | None = None, code: str = "") -> None:
         super().__init__(message)
-        self.record = record
+        self.record, self.code = record, code
 
 
 class CopyDiffers(LedgerError):

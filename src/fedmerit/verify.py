@@ -31,7 +31,7 @@ from fedmerit.ledger.records import (
     run_and_config,
     unreported,
 )
-from fedmerit.notes import Note, planted
+from fedmerit.notes import Note, planted, words
 from fedmerit.protocol.messages import Round
 from fedmerit.protocol.terms import EMBEDDED, REHEARSALS
 from fedmerit.scoring.doubts import check_payable, doubts
@@ -66,11 +66,13 @@ def about_keys(run: Mapping[str, Any], config: Config, roster: Roster | None, na
     Raises:
         LedgerError: names the members whose keys differ.
     """
-    rehearsal = REHEARSALS.get(run["engine"])
+    rehearsal = run["engine"] in REHEARSALS
     if roster is not None:
         _check(run, config, roster, name)
         if rehearsal:
-            yield Note("keys-held", roster=name, hash=roster.hash.hex(), holder=rehearsal)
+            yield Note(
+                "keys-held", roster=name, hash=roster.hash.hex(), holder=words(f"holder.{run['engine']}")
+            )
         else:
             yield Note("keys", roster=name, hash=roster.hash.hex())
     elif run["keys"] and not rehearsal:
@@ -343,8 +345,8 @@ class _Checked:
         members = self.config.clients
         if not self.signed:
             yield Note("unsigned")
-        elif holder := REHEARSALS.get(self.run["engine"]):
-            yield Note("rehearsal", holder=holder)
+        elif (engine := self.run["engine"]) in REHEARSALS:
+            yield Note("rehearsal", holder=words(f"holder.{engine}"))
         else:
             joined = {record.author for record in self.records if record.kind == "join"}
             yield Note("members", joined=len(joined), members=len(members))

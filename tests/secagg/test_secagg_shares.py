@@ -32,6 +32,8 @@ def test_fewer_than_t_holders_rebuild_nothing():
         for few in range(2, 5):
             for chosen in combinations(held, few):
                 assert masks.combine_shares({i: held[i][kind] for i in chosen}, few) != secret
+                with pytest.raises(ShareError):
+                    masks.combine_shares({i: held[i][kind] for i in chosen}, 5)
 
 
 def test_the_key_that_is_shared_out_opens_no_channel():

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
-from fedmerit.cli.base import Set_, advised, app, err, fail, out
+from fedmerit.cli.base import Set_, app, err, fail, out
 from fedmerit.config import SCHEMA, Config, asked_for, of_folder, written
 from fedmerit.errors import ConfigError
 from fedmerit.scoring.files import LEDGER
@@ -54,8 +53,7 @@ def page(
     """
     from fedmerit.report.page.html import NAME, check_target, facts_of, for_coordinator, render
     from fedmerit.report.page.html import figures as make_figures
-    from fedmerit.report.page.promises import private
-    from fedmerit.report.terminal import printable
+    from fedmerit.report.text import printable
     from fedmerit.storage.run_folder import write
 
     target = out_ or (source / NAME if source.is_dir() else source.with_suffix(".html"))
@@ -65,11 +63,11 @@ def page(
         facts = facts_of(source, pseudonyms=pseudonyms)
     write(target, render(facts).encode())
     out.print(f"wrote {target}")
-    for doubt in facts.summary.doubts:
+    for doubt in facts.doubts:
         out.print(f"WARNING: {printable(str(doubt))}")
     if facts.source.broken:
         out.print(f"WARNING: the ledger does not verify: {facts.source.broken}")
-    if private(facts):
+    if facts.source.private:
         out.print(for_coordinator(target))
     for kind in dict.fromkeys(figures or ()):
         names = []
@@ -172,7 +170,8 @@ def plan(
     CONFIG is a file of settings (TOML), as for `fedmerit run`.
     """
     from fedmerit.config import load
-    from fedmerit.report.terminal import print_plan, printable
+    from fedmerit.report.terminal import print_plan
+    from fedmerit.report.text import printable
 
     settings = load(config, set_ or ())
     with _engine():
@@ -200,10 +199,11 @@ def track(
 
 
 def _run(config: Config, folder: Path, *, resume: bool, track: Sequence[str] = ()) -> None:
-    from fedmerit.notes import planted
     from fedmerit.report.exports import tracked, tracker
-    from fedmerit.report.page.source import timed
-    from fedmerit.report.terminal import print_summary, print_truth, printable, summarise, watching
+    from fedmerit.report.facts import Facts
+    from fedmerit.report.source import source_of, timed
+    from fedmerit.report.terminal import print_facts, print_truth, watching
+    from fedmerit.report.text import printable
     from fedmerit.storage.run_folder import recorded
 
     trackers = [tracker(where) for where in track]
@@ -212,14 +212,10 @@ def _run(config: Config, folder: Path, *, resume: bool, track: Sequence[str] = (
     with watching(err) as watch, tracked(timed(watch, folder), folder, config, trackers) as watched:
         written = run_embedded(config, folder, resume=resume, watch=watched)
     found = recorded(folder)
-    content = found.content
-    summary = summarise(
-        content.rounds, missing=config.scoring.missing, clients=content.clients, game=config.scoring.game
-    )
-    summary = replace(summary, notes=(*summary.notes, *found.notes))
-    if faults := planted(found.config.corruption):
-        out.print(printable(faults))
-    print_summary(out, advised(summary), utility=content.rounds[0].utility)
+    source = source_of(found.content, found, missing=config.scoring.missing)
+    if source.planted:
+        out.print(printable(source.planted))
+    print_facts(out, Facts(source))
     if config.analysis:
         print_truth(out, written)
     out.print(f"written to {folder}: scores.json, scores.csv, ledger.sqlite")

@@ -346,7 +346,7 @@ class _Walk:
             counts = [*sizes, one["points"]]
             if not sizes or not all(type(count) is int and count > 0 for count in counts):
                 raise LedgerError(f"phi of {name}: expected whole numbers above 0 as sizes and points")
-            if list(blocks) != list(included) or any(len(own) != len(sizes) for own in blocks.values()):
+            if set(blocks) != set(included) or any(len(own) != len(sizes) for own in blocks.values()):
                 raise LedgerError(f"phi of {name}: expected {len(sizes)} numbers of everybody in the sum")
             values = [one["gain"], one["rest"], *(value for own in blocks.values() for value in own)]
             if type(one["stratified"]) is not bool or not all(math.isfinite(number(v)) for v in values):

@@ -116,8 +116,8 @@ FLOWER = "flower"
 SIMULATED = "flower-simulation"
 """Flower's simulation, which is also a rehearsal: one person plays all members."""
 ENGINES = (EMBEDDED, FLOWER, SIMULATED)
-REHEARSALS = {EMBEDDED: "one process", SIMULATED: "one simulation"}
-"""Engines of rehearsals, and who held all keys."""
+REHEARSALS = frozenset({EMBEDDED, SIMULATED})
+"""Engines of rehearsals, in which one process or one simulation holds all keys."""
 LARGEST_BOUND = 100.0
 """Largest bound that `cautious` accepts: no training moves a coordinate further in one round."""
 
