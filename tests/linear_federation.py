@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -49,6 +50,8 @@ from fedmerit.protocol.measure import Evaluations
 from fedmerit.protocol.member import MemoryState, Participant
 from fedmerit.protocol.messages import Ask, Parcel, Report, Round, Trained, Work, join_body, pack, unpack
 from fedmerit.protocol.terms import EMBEDDED, FLOWER, Agreed, cautious, roster_in
+from fedmerit.secagg import masks as shares
+from fedmerit.secagg.client import Client
 from fedmerit.storage.member_state import MemberFiles
 from fedmerit.storage.run_folder import Folder, write
 from fedmerit.verify import verify_folder
@@ -431,6 +434,9 @@ class MemoryRecorder:
     def masked(self, number: int, inputs: Mapping[str, str]) -> None:
         """Do nothing."""
 
+    def blame(self, number: int, blame: Any) -> None:
+        """Do nothing: the round names who is to blame."""
+
     def take(self, report: Report, signature: bytes) -> bool:
         return self._signed(report.client, "report", report.body(self.run), signature)
 
@@ -472,6 +478,26 @@ def arrives(lost: Mapping[tuple[str, int], int], name: str, ask: Ask, answer: by
         body, signature, _ = unpack(answer, "a report", values=4)
         return pack([body, signature, b""])
     return answer
+
+
+@contextmanager
+def dealing_badly(*bad: tuple[str, int, str]) -> Iterator[None]:
+    """Let members of this process deal bad shares: (dealer, round, holder)."""
+    rounds: dict[bytes, int] = {}
+    seal, share = shares.seal_shares, Client.share
+
+    def noting(self: Client, broadcast: bytes) -> bytes:
+        rounds[self.setting.session] = self.setting.round
+        return share(self, broadcast)
+
+    def sealing(shared: bytes, session: bytes, dealer: str, holder: str, dealt: bytes) -> bytes:
+        spoilt = (dealer, rounds[session], holder) in bad
+        return os.urandom(92) if spoilt else seal(shared, session, dealer, holder, dealt)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Client, "share", noting)
+        patch.setattr(shares, "seal_shares", sealing)
+        yield
 
 
 def data(whose: str, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

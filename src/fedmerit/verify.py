@@ -371,6 +371,9 @@ class _Checked:
             else:
                 yield Note("signed", client=self.member, place=own.words)
         yield self._about_rounds()
+        for record in self.records:
+            if record.kind == "blame":
+                yield _about_blame(record)
         if moves(self.run):
             yield Note("moves")
         for one in self.rounds:
@@ -428,6 +431,14 @@ class _Checked:
     def _after(self, rounds: int) -> str:
         planned = self.config.training.rounds
         return Note("payouts-after", round=rounds, planned=planned) if rounds < planned else ""
+
+
+def _about_blame(record: Record) -> Note:
+    body, at = record.body, record.seq
+    if body["why"] == "share":
+        return Note("blamed-share", round=body["round"], client=body["member"], other=body["by"], record=at)
+    code = "blamed-complaint" if body["why"] == "complaint" else "blamed-secret"
+    return Note(code, round=body["round"], client=body["member"], record=at)
 
 
 def _both(one: Callable[[], A], other: Callable[[], B]) -> tuple[A, B]:

@@ -70,7 +70,7 @@ def test_machines_may_differ_by_what_processors_do_and_no_more(home):
     assert "scores: follow from the reports in the ledger" in lines
     assert sum("is scored with" in line for line in lines) == len(NAMES)
     written(home, lied(by(-far * 0.05)))  # now more
-    with pytest.raises(LedgerError, match=r"round 2: 4 of 4 members measured .* signed v\(M\) = "):
+    with pytest.raises(LedgerError, match=r"round 2: 4 of 4 members contradict .* signed v\(M\) = "):
         list(verify_folder(home / "run"))
 
 

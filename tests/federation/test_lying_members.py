@@ -106,7 +106,7 @@ def test_a_report_on_something_else_is_refused(federation, what, lie):
     lied = federation.resigned(lambda body: body["bound_to"].update({what: lie}))
     federation.answering("report", 1, lied)
     rounds = ran(federation)
-    assert any(f"computed on another {what} than ours" in note for note in federation.notes)
+    assert any(f"computed on a different {what} from ours" in note for note in federation.notes)
     assert rounds[0].silent == (LIAR,)
     assert len(rounds[1].reports) == 4
 
@@ -136,7 +136,7 @@ def test_a_report_that_was_changed_on_the_way_is_refused(federation):
 
     federation.answering("report", 1, change)
     rounds = ran(federation)
-    assert any("its report is not signed by it" in note for note in federation.notes)
+    assert any("did not sign its report" in note for note in federation.notes)
     assert rounds[0].silent == (LIAR,)
 
 
@@ -170,7 +170,7 @@ def test_where_the_server_cannot_evaluate_the_median_counts_and_a_liar_is_named(
     federation.answering("report", 1, lied)
     rounds = ran(federation)
     assert federation.notes == [
-        f"round 1: {LIAR} measured another v(M0) or v(M) than the round is scored with"
+        f"round 1: {LIAR} measured a different v(M0) or v(M) from the one used for scores"
     ]
     own = rounds[0].reports["client-0"].measured["fit"].grand
     assert rounds[0].body["utilities"]["fit"]["grand"] == exact(own)

@@ -40,14 +40,23 @@ def over(federation):
 @pytest.mark.parametrize(
     ("kind", "change", "reason"),
     [
-        ("report", lambda b: b.update(model=0 * b["model"] + 100), "further from M0"),
-        ("report", lambda b: b.update(included=b["included"][:3]), "others are in the sum than we signed"),
-        ("report", lambda b: b.update(m0="0" * 64), "another M0 than ours"),
-        ("report", lambda b: b.update(total=1e9), "cannot weigh"),
+        ("report", lambda b: b.update(sum=0 * b["sum"] + 2**31 - 1), "the sum lies beyond what"),
+        (
+            "report",
+            lambda b: b.update(included=b["included"][:3]),
+            "the members in the sum are not those we signed for",
+        ),
+        ("report", lambda b: b.update(m0="0" * 64), "the server's M0 is not ours"),
         ("report", lambda b: b.update(salts=0 * b["salts"]), "differs from what was committed"),
-        ("report", lambda b: b.update(model=b["model"][:-1]), "expected a model of"),
+        ("report", lambda b: b.update(sum=b["sum"][:-1]), "expected a sum of"),
+        ("report", lambda b: b.update(sum=b["sum"].astype(float)), "expected a sum of"),
+        ("report", lambda b: b.update(salts=b["salts"][:-1]), "of salt each"),
         ("share", lambda b: b.update(list=b"FMB1"), "bytes that no member of this protocol writes"),
-        ("advertise", lambda b: b.update(members=["client-0", LIAR]), "scheduled with 2 members, at least 3"),
+        (
+            "advertise",
+            lambda b: b.update(members=["client-0", LIAR]),
+            "scheduled with 2 members, but at least 3",
+        ),
         ("advertise", lambda b: b.update(members=["client-0", LIAR, "nobody"]), "not on the roster"),
     ],
 )
@@ -87,7 +96,9 @@ def test_roster_weights_are_those_of_the_members_own_roster(tmp_path):
         if good:
             check_roster({"roster": roster.hash.hex()}, config, roster, LIAR)
         else:
-            with pytest.raises(BindingError, match="other weights than the roster") as caught:
+            with pytest.raises(
+                BindingError, match="weights in the settings differ from those on the roster"
+            ) as caught:
                 check_roster({"roster": roster.hash.hex()}, config, roster, LIAR)
             assert caught.value.member == LIAR
 
@@ -127,7 +138,7 @@ def test_a_server_that_would_sum_them_gets_no_share(federation):
 @pytest.mark.parametrize(
     ("weak", "reason"),
     [
-        ({"check": False}, "asked to leave the check out"),
+        ({"check": False}, "asked to leave out the check"),
         ({"threshold": 4}, "asked for a threshold of 4 of 6 members"),
         ({"bound": 1e20}, "asked for a bound of 1e"),
     ],
@@ -151,7 +162,7 @@ def test_a_schedule_smaller_than_agreed_is_refused(federation, tmp_path, caplog)
         federation.ask(LIAR, join, terms=terms)
         with raises(RefusedError, logged=True):
             federation.ask(LIAR, Ask("advertise", join.run, 1, {"members": list(NAMES[:3])}))
-    assert "scheduled with 3 members, at least 4 were agreed on" in caplog.text
+    assert "scheduled with 3 members, but at least 4 were agreed on" in caplog.text
 
 
 # ---------------------------------------------------------------- a server that asks again, or asks otherwise
@@ -160,20 +171,22 @@ def test_a_schedule_smaller_than_agreed_is_refused(federation, tmp_path, caplog)
 def test_terms_are_pinned(over):
     """A member that joined a run agrees to nothing else in it."""
     join = over.asked(LIAR)["join", 0]
-    with pytest.raises(RefusedError, match="something else than before") as caught:
+    with pytest.raises(RefusedError, match="terms that differ from those it signed") as caught:
         over.ask(LIAR, join, commitment={**join.body["commitment"], "root": "0" * 64})
     assert (caught.value.stage, caught.value.logged) == ("join", False)
 
 
-@pytest.mark.parametrize("what", ["model", "total", "next"])
+@pytest.mark.parametrize("what", ["sum", "included", "next"])
 def test_one_request_for_a_report_is_answered_and_no_other(over, caplog, what):
     """Each further one, on another M or W that members can well have summed to, would say something new."""
     asked = over.asked(LIAR)["report", 2]
     (said,) = [one.answer for one in over.passed if one.ask is asked and one.member == LIAR]
     assert over.ask(LIAR, asked) == said  # the very same: the same answer
-    nudged = asked.arrays["model"] + np.float32(1e-4)
+    nudged = asked.arrays["sum"] + np.uint32(1)
     with raises(RefusedError, logged=True):
-        over.ask(LIAR, asked, **{what: {"model": nudged, "total": 4.5, "next": list(NAMES)}[what]})
+        over.ask(
+            LIAR, asked, **{what: {"sum": nudged, "included": list(NAMES[:3]), "next": list(NAMES)}[what]}
+        )
     assert "was asked for a report of this round before" in caplog.text
 
 
@@ -203,7 +216,7 @@ def test_who_was_killed_while_it_trained_does_not_train_again(tmp_path, caplog):
         federation.train = federation.linear
         with raises(RefusedError, logged=True):
             federation.ask(LIAR, asks[LIAR, "train"])
-        assert "trains once a round" in caplog.text
+        assert "trains once per round" in caplog.text
         with raises(RefusedError, logged=True):  # nor with new keys
             federation.ask(LIAR, asks[LIAR, "advertise"])
     assert (1, LIAR) not in federation.updates

@@ -110,7 +110,7 @@ def test_a_server_that_tells_one_member_another_model_is_found_by_that_members_f
     federation.run()
     assert federation.verified()  # to everybody else the ledger is in order
     assert LIAR not in federation.rounds[0].reports
-    told = r"heads: line 5: the server told this member another outcome of round 1 .* than it wrote down"
+    told = r"line 5: the server told this member an outcome of round 1 .* but wrote a different one"
     with pytest.raises(LedgerError, match=told):
         list(verify_folder(tmp_path / "run", heads=heads_of(tmp_path, LIAR)))
     assert list(verify_folder(tmp_path / "run", heads=heads_of(tmp_path, "client-2")))

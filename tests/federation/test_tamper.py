@@ -319,7 +319,7 @@ def test_a_members_file_of_heads(folder, tmp_path):
         (f"1 {by_round[2]}\n", r"line 1: shown as the head after round 1, but it is the head of record"),
         (f"1 {by_round[1]}\n2 {'0' * 64}\n", "line 2: head 0+ is not on this chain"),
         ("", "holds no head"),
-        ("nonsense\n", "line 1: expected a round and a head"),
+        ("nonsense\n", "line 1: expected a round, and then a head"),
         ("1 zz\n", "line 1: a head is 64"),
     ):
         path.write_text(text)

@@ -19,8 +19,8 @@ from fedmerit.identity import SERVER, number
 from fedmerit.ledger.chain import Record
 from fedmerit.ledger.records import compare, moves, reading
 from fedmerit.protocol.messages import Round
-from fedmerit.protocol.terms import EMBEDDED, ENGINES, LEAST, MOST, from_past, roster_in
-from fedmerit.secagg.setting import LEAST_IN_SUM
+from fedmerit.protocol.terms import EMBEDDED, ENGINES, LEAST, MOST, Agreed, from_past, roster_in
+from fedmerit.secagg.setting import LEAST_IN_SUM, Setting
 
 # --------------------------------------------------------------------------------------------------- forms
 
@@ -61,6 +61,7 @@ FORMS = {
     "join": _form(MEMBER, "run address run_config terms commitment server"),
     "schedule": _form(SERVER, "round members weights"),
     "masked": _form(SERVER, "round inputs"),
+    "blame": _form(SERVER, "round member by why evidence"),
     "outcome": _form(SERVER, "round m0 m weight slice included head", "x"),
     "report": _form(MEMBER, "run salt round bound_to cosine measured"),
     "analysis": _form(SERVER, "round", others=True),
@@ -135,13 +136,15 @@ def check_rounds(records: Sequence[Record], rounds: Sequence[Round], config: Con
     """
     # In schema 1 the threshold depended on how many members were scheduled, so it is not checked here.
     least = config.threshold if schema_of(records[0].body["config"]) > 1 else 0
-    walk = _Walk(records[0].body, rounds, config, max(LEAST_IN_SUM, least))
+    walk = _Walk(records[0].body, records[1].body, rounds, config, max(LEAST_IN_SUM, least))
     for record in records:
         with reading(record):
             if record.kind == "schedule":
                 walk.schedule(record.body)
             elif record.kind == "masked":
                 walk.masked(record.body["inputs"])
+            elif record.kind == "blame":
+                walk.blame(record.body)
             elif record.kind == "outcome":
                 walk.outcome(record.body)
             elif record.kind == "analysis":
@@ -161,6 +164,7 @@ class _Walk:
     """A second pass over the rounds, record by record."""
 
     run: Mapping[str, Any]
+    pool: Mapping[str, Any]
     rounds: Sequence[Round]
     config: Config
     least: int  # members in a sum
@@ -169,6 +173,8 @@ class _Walk:
     analysed: int = 0  # the last round with an analysis
     m0: str = ""
     scheduled: tuple[str, ...] = ()
+    inputs: Mapping[str, str] = field(default_factory=dict)  # masked ones of the round, by member
+    blamed: dict[str, tuple[int, str]] = field(default_factory=dict)  # member -> round, why
     weights: Mapping[str, float] | None = None
     slices: list[str] = field(default_factory=list)
     first: dict[tuple[str, str], str] = field(
@@ -190,6 +196,9 @@ class _Walk:
         if self.opened > self.config.training.rounds:
             raise LedgerError(f"begins round {self.opened} of {self.config.training.rounds}")
         self.scheduled = _named(body["members"], clients, "schedules")
+        for name in self.scheduled:
+            if name in self.blamed:
+                raise LedgerError(f"schedules {name}, who was blamed in round {self.blamed[name][0]}")
         self.weights = self._weights(body["weights"])
 
     def _weights(self, told: Any) -> dict[str, float] | None:
@@ -226,6 +235,33 @@ class _Walk:
             _hex(digest, f"the masked input of {name}")
         if inputs and not self.run["keys"]:
             raise LedgerError("has masked inputs in a run without masks")
+        self.inputs = inputs
+
+    def blame(self, body: Mapping[str, Any]) -> None:
+        """Judge the evidence anew; raise LedgerError unless it proves just what the record states."""
+        if not self.run["keys"] or not self._agreed:
+            raise LedgerError("blames a member in a run without masks, or of a version that blamed nobody")
+        from fedmerit.secagg.masks import judge
+
+        found = judge(self._setting(), body["evidence"])
+        proved = [found.member, found.by, found.why]
+        if [body["member"], body["by"], body["why"]] != proved:
+            raise LedgerError(f"states another blame than its evidence proves: {', '.join(map(str, proved))}")
+        if found.member in self.blamed:
+            raise LedgerError(f"blames {found.member} a second time")
+        if found.why == "complaint" and found.member in self.inputs:
+            raise LedgerError(f"has a masked input of {found.member}, whose complaint was false")
+        if found.why == "share" and found.by not in self.inputs:
+            raise LedgerError(f"has no masked input of {found.by}, who complained")
+        self.blamed[found.member] = self.opened, found.why
+
+    def _setting(self) -> Setting:
+        """Return the setting of the open round, as its members knew it."""
+        keys = {name: bytes.fromhex(key) for name, key in self.run["keys"].items()}
+        agreed, roster = Agreed(self.run["terms"], self.pool, keys[SERVER]), roster_in(self.config, keys)
+        # what members signed: it may cover more than keys, such as weights that do not count in this run
+        roster.__dict__["hash"] = bytes.fromhex(agreed.terms["roster"])
+        return agreed.setting(self.run["run"], self.opened, self.scheduled, roster)
 
     def _place(self, name: str) -> int:
         return self.scheduled.index(name) if name in self.scheduled else len(self.scheduled)
@@ -275,6 +311,8 @@ class _Walk:
             raise LedgerError("expected aborted to be text, and declined a list")
         if not body["aborted"] and len(included) < self.least:
             raise LedgerError(f"sums {len(included)} members, but at least {self.least} are needed")
+        if not body["aborted"] and (self.opened, "secret") in self.blamed.values():
+            raise LedgerError("sums although a member shared out something else than it committed to")
         declined = _named(sorted(body["declined"], key=self._place), self.scheduled, "was declined by")
         if both := [name for name in declined if name in (*one.reports, *one.withheld)]:
             raise LedgerError(f"{both[0]} declined and reported")

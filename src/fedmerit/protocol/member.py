@@ -239,6 +239,11 @@ def kept_masked(number: int, member: str, digest: str) -> str:
     return f"{number} masked {json.dumps(member)} {digest}"
 
 
+def kept_complained(number: int, member: str, dealer: str) -> str:
+    """Return the line for a complaint of this member about a dealer of a bad share."""
+    return f"{number} complained {json.dumps([member, dealer])}"
+
+
 def kept_released(number: int, included: Sequence[str]) -> str:
     """Return the line for shares that were released for the sum of these members."""
     return f"{number} released {json.dumps(list(included))}"
@@ -493,7 +498,10 @@ class Participant:
         self._keep(state, client)
         if due == "masked" and self.masked:
             trained = kept_trained(ask.round, state.get(file_name(ask.round, "began")))
-            state.add_kept(trained, kept_masked(ask.round, self.name, client.sent(message)))
+            complained = [kept_complained(ask.round, self.name, dealer) for dealer in client.complaints]
+            for dealer in client.complaints if not self.rehearsal else ():
+                log.warning("%s complains in round %d: %s dealt a bad share", self.name, ask.round, dealer)
+            state.add_kept(trained, kept_masked(ask.round, self.name, client.sent(message)), *complained)
         elif due == "unmask" and client.stage == "done":
             state.add_kept(kept_released(ask.round, client.survivors))
         return message

@@ -298,6 +298,7 @@ class Round:
     scheduled: tuple[str, ...]
     included: tuple[str, ...] = ()
     declined: tuple[str, ...] = ()
+    blamed: tuple[str, ...] = ()  # members who provably broke the protocol in this round
     silent: tuple[str, ...] = ()
     aborted: str = ""
     body: Mapping[str, Any] = field(default_factory=dict)  # of the closing record

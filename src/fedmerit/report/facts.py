@@ -42,12 +42,13 @@ MOST_POINTS = 60
 MOST_INFLUENCE = 20
 """The most members in the table of who influences whom."""
 
-Happened = Literal["counted", "silent", "declined", "lost", "away", "unknown"]
+Happened = Literal["counted", "silent", "declined", "blamed", "lost", "away", "unknown"]
 """What happened to a member in a scored round: the report counted, or why there is none.
 
 ========  ====================================================
 silent    the update is in the sum, no valid report arrived
 declined  the member declined
+blamed    the member broke the protocol in this round or before it, as the ledger proves, and was left out
 lost      the member was scheduled, the update did not arrive
 away      the member was not scheduled
 unknown   there is no ledger that says why
@@ -105,6 +106,7 @@ class RoundFacts:
     status: Mapping[str, str] | None = None
     silent: tuple[str, ...] = ()
     declined: tuple[str, ...] = ()
+    blamed: tuple[str, ...] = ()
     aborted: str = ""  # why, if it was
 
 
@@ -331,6 +333,7 @@ class Facts:
         """Member -> scored round -> what happened; everybody on the roster or in a sum."""
         numbered = {number_of(one, place): one for place, one in enumerate(self.source.rounds, start=1)}
         books = {one.number: one for one in self.source.book.rounds} if self.source.book else {}
+        blamed = self.blamed
         seen = (name for one in self.source.rounds for name in (*one.clients, *one.silent))
         found: dict[str, dict[int, Happened]] = {
             name: {} for name in dict.fromkeys((*self.source.clients, *seen))
@@ -345,10 +348,18 @@ class Facts:
                     code = "silent"
                 elif book is not None and name in book.declined:
                     code = "declined"
+                elif blamed.get(name, number + 1) <= number:
+                    code = "blamed"
                 elif book is not None:
                     code = "lost" if name in book.scheduled else "away"
                 of_member[number] = code
         return found
+
+    @property
+    def blamed(self) -> dict[str, int]:
+        """Member who broke the protocol -> the round in which it did, as the ledger proves."""
+        rounds = self.source.book.rounds if self.source.book else ()
+        return {name: one.number for one in rounds for name in one.blamed}
 
     def rounds_of(self, client: str, *codes: Happened) -> tuple[int, ...]:
         """Return the rounds in which one of these things happened to a member."""
@@ -420,6 +431,7 @@ class Facts:
                     },
                     silent=self.clients_with(number, "silent"),
                     declined=self.clients_with(number, "declined"),
+                    blamed=tuple(name for name, at in self.blamed.items() if at == number),
                 )
             )
         return tuple(sorted(found, key=lambda one: one.number))

@@ -303,7 +303,7 @@ def pseudonymised(source: Source) -> Source:
     names = {name: words("name.pseudonym", mark=mark) for name, mark in zip(everybody, marks, strict=False)}
 
     def plain(one: Round) -> Round:
-        lists = ("scheduled", "included", "declined", "silent")
+        lists = ("scheduled", "included", "declined", "blamed", "silent")
         changed = {key: tuple(sorted(names[name] for name in getattr(one, key))) for key in lists}
         reports = {names[name]: report for name, report in one.reports.items()}
         return replace(one, **changed, reports=reports, aborted=one.aborted and words("name.aborted"))  # type: ignore[arg-type]

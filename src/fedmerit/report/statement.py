@@ -21,7 +21,7 @@ from fedmerit.report.source import source_as_decided
 from fedmerit.report.text import about, bare_text, noun, signed, spoken, total_text
 from fedmerit.storage.run_folder import write
 
-STATUSES: tuple[Happened, ...] = ("counted", "silent", "declined", "lost", "away")
+STATUSES: tuple[Happened, ...] = ("counted", "silent", "declined", "blamed", "lost", "away")
 """What can happen in a round of a ledger."""
 MARKDOWN = {"b": "**", "/b": "**", "code": "`", "/code": "`"}
 

@@ -24,6 +24,7 @@ from fedmerit.secagg.messages import (
     DECLINE,
     NOTHING_SEEN,
     STAGES,
+    Blame,
     Head,
     digest_of,
     open_message,
@@ -150,7 +151,12 @@ class Server(PlainServer):
 
     def _judge(self, complaint: Head, dealer: str) -> None:
         advertised, dealt = self._shown_in("advertise"), self._shown_in("share")
-        self.blames.append(masks.blame_for_complaint(self.setting, complaint, dealer, advertised, dealt))
+        self._blame(masks.blame_for_complaint(self.setting, complaint, dealer, advertised, dealt))
+
+    def _blame(self, blame: Blame) -> None:
+        """Keep the first blame of a member."""
+        if blame.member not in (one.member for one in self.blames):
+            self.blames.append(blame)
 
     def _places(self, stage: str) -> list[int]:
         return [place for place, member in enumerate(self.setting.members) if member in self.heads[stage]]
@@ -241,7 +247,7 @@ class Server(PlainServer):
         if not masks.is_secret_of(advertised[dealer], kind, secret, self.setting.session):
             # every share is the one that was dealt, so the dealer lied
             dealt = self.heads["share"][dealer]
-            self.blames.append(masks.blame_for_secret(self.setting, dealer, kind, shares, advertised, dealt))
+            self._blame(masks.blame_for_secret(self.setting, dealer, kind, shares, advertised, dealt))
             raise ShareError(
                 "dealt shares of a secret that it did not commit to", stage="unmask", member=dealer
             )

@@ -344,6 +344,8 @@ def remark(one: RoundFacts) -> str:
         said.append(words("round.silent", clients=tuple(map(quoted, one.silent))))
     if one.declined:
         said.append(words("round.declined", clients=tuple(map(quoted, one.declined))))
+    if one.blamed:
+        said.append(words("round.blamed", clients=tuple(map(quoted, one.blamed))))
     return words("list.clause").join(said)
 
 
