@@ -94,6 +94,7 @@ class Federation:
         settings: sections of the config, over those that this makes.
         terms: over the terms that this makes.
         accept: the members' rule for settings.
+        roster: in place of the one that this makes from its keys; the members' files are not written then.
         evaluates: whether the server can evaluate models; else the members' medians count.
     """
 
@@ -116,6 +117,7 @@ class Federation:
         terms: Mapping[str, Any] | None = None,
         accept: Callable[[Any], None] = cautious,
         evaluates: bool = True,
+        roster: Roster | None = None,
     ) -> None:
         self.home, self.seed, self.accept = home, seed, accept
         self.masks, self.ledger, self.files = masks, ledger, files
@@ -125,7 +127,7 @@ class Federation:
         self.text, self.config = self._settings(rounds, weights, settings or {})
         with no_disk():
             self.keys = {name: self._key(name) for name in (SERVER, *self.names)} if masks else {}
-            self.roster = self._roster(weights or {})
+            self.roster = roster or self._roster(weights or {})
         slices = rounds if self.config.data.test_reveal == "per-round" else 1
         self.pool = pool_of(*data("test", 20 * slices, seed), slices, key=self._secret("pool"))
         self.terms = {**terms_of(self.text, self.roster), "evaluates": "server" if evaluates else "members"}
@@ -391,7 +393,8 @@ class Federation:
     def _roster(self, weights: Mapping[str, float]) -> Roster:
         if not self.masks:
             return roster_in(self.config, None)
-        roster = Roster(Member(name, public_key(self.keys[name]), weights.get(name)) for name in self.names)
+        members = [Member(name, public_key(self.keys[name]), weights.get(name)) for name in self.names]
+        roster = Roster(members, public_key(self.keys[SERVER]))
         if self.files and not (self.home / "roster.toml").exists():  # of an earlier run of these members
             write_roster(self.home / "roster.toml", roster)
         return roster

@@ -471,7 +471,8 @@ def test_a_full_disk_under_the_output(reports):
 
 @pytest.mark.parametrize(
     "command",
-    ["", "score", "rewards", "run", "demo", "init", "verify", "keys", "keys new", "keys roster"],
+    ["", "score", "rewards", "run", "demo", "init", "verify", "keys", "keys new", "keys roster",
+     "keys propose", "keys sign", "keys adopt"],
 )  # fmt: skip
 def test_help(fedmerit, command):
     code, out, _ = fedmerit(*command.split(), "--help")
@@ -489,6 +490,9 @@ def test_help(fedmerit, command):
         ("track", "DIR is the folder of a run that is over"),
         ("keys new", "PATH is a new file for the private key"),
         ("keys roster", "PATH is the roster file"),
+        ("keys propose", "OLD is the roster in use"),
+        ("keys sign", "CHANGE is the file of the change"),
+        ("keys adopt", "PATHS is the signed change"),
         ("score", "SOURCE is a file of reports"),
         ("rewards", "SOURCE is a file of reports"),
         ("page", "SOURCE is a run folder"),
@@ -569,6 +573,48 @@ def test_init_writes_the_defaults_and_never_over_a_file(fedmerit, tmp_path):
     )
 
 
+def test_a_roster_is_changed_by_its_members(fedmerit, tmp_path):
+    """A hospital joins, and the server gets a new key: proposed, signed apart, adopted, shown."""
+
+    def public(name, *options):
+        return fedmerit("keys", "new", *options, tmp_path / f"{name}.pem")[1].splitlines()[0]
+
+    keys = {name: public(name) for name in "ABCD"}
+    server, other = public("server", "--server"), public("other", "--server")
+    members = [text for name in "ABC" for text in ("--member", f"{name}={keys[name]}")]
+    new = ["--member", f"D={keys['D']}", "--server", other, "--quorum", "4"]
+    code, shown, _ = fedmerit("keys", "roster", tmp_path / "old.toml", *members, "--server", server)
+    assert code == 0
+    assert f"the server  {server}" in shown.splitlines()
+    fedmerit("keys", "roster", tmp_path / "new.toml", *members, *new)
+    change, copy = tmp_path / "change.toml", tmp_path / "copy.toml"
+    both = tmp_path / "old.toml", tmp_path / "new.toml"
+    code, shown, _ = fedmerit("keys", "propose", *both, "--out", change)
+    assert code == 0
+    assert f"  D joins  {keys['D']}" in shown.splitlines()
+    assert f"  the server has a new key  {other}, not {server}" in shown.splitlines()
+    assert "signed by nobody yet; 2 of 3 members are needed: 2 more must sign" in shown
+    assert fedmerit("keys", "propose", *both, "--out", change)[0] == 2
+    copy.write_bytes(change.read_bytes())
+    for key in ("D", "other"):
+        code, _, err = fedmerit("keys", "sign", change, "--key", tmp_path / f"{key}.pem")
+        assert (code, "not the key of a member on the old roster" in err) == (2, True)
+    assert "signed by A;" in fedmerit("keys", "sign", change, "--key", tmp_path / "A.pem")[1]
+    assert "signed by A;" in fedmerit("keys", "sign", change)[1]
+    code, _, err = fedmerit("keys", "adopt", change, "--out", tmp_path / "next.toml")
+    assert code == 2
+    assert "1 of the 3 members of the roster before it signed this roster (A): 2 must" in err
+    assert not (tmp_path / "next.toml").exists()
+    fedmerit("keys", "sign", copy, "--key", tmp_path / "C.pem")
+    code, shown, _ = fedmerit("keys", "adopt", change, copy, "--out", tmp_path / "next.toml")
+    assert code == 0
+    assert "signed by A, C; 2 of 3 members are needed: that is enough" in shown
+    code, shown, _ = fedmerit("keys", "roster", tmp_path / "next.toml")
+    assert code == 0
+    assert "signed by A, C; the first roster was " in shown
+    assert fedmerit("keys", "roster", tmp_path / "next.toml", "--server", other)[0] == 2
+
+
 def test_keys(fedmerit, tmp_path):
     public = {}
     for name in ("a", "b", "c"):
@@ -588,12 +634,13 @@ def test_keys(fedmerit, tmp_path):
     code, written, _ = fedmerit("keys", "roster", roster, *members)
     assert code == 0
     assert written.splitlines()[0] == f"a  {public['a']}"
-    assert re.fullmatch(r"3 members, roster hash [0-9a-f]{64}", written.splitlines()[-1])
+    assert re.fullmatch(r"3 members, roster hash [0-9a-f]{64}", written.splitlines()[-2])
+    assert written.splitlines()[-1].startswith("note: it names no server")
     assert fedmerit("keys", "roster", roster) == (0, written, "")
     for few, count in ((1, "1 member"), (2, "2 members")):
         code, out, _ = fedmerit("keys", "roster", tmp_path / f"{few}.toml", *members[: 2 * few])
         assert code == 0
-        assert out.splitlines()[-2].startswith(f"{count}, roster hash ")
+        assert out.splitlines()[-3].startswith(f"{count}, roster hash ")
         assert out.splitlines()[-1].startswith("note: a federation needs at least 3 members")
     code, _, err = fedmerit("keys", "roster", roster, *members)
     assert (code, err) == (2, f"error: {roster}: exists already and is not overwritten\n")

@@ -16,6 +16,7 @@
     │   └── DoubtfulShares      the reports behind them contradict themselves
     ├── ProtocolError           secure aggregation or a round: names stage and member
     │   ├── MessageError        bytes that are not a message of this protocol
+    │   │   └── VersionError    a message of another version of the protocol
     │   ├── SignatureError      not signed by the member it names
     │   ├── BindingError        a message or model of another run, round, attempt, stage, roster, config or M0
     │   ├── ShareError          a secret share that is missing, unreadable or false
@@ -128,6 +129,10 @@ class ProtocolError(FedmeritError):
 
 class MessageError(ProtocolError):
     """Bytes that are not a message of this protocol."""
+
+
+class VersionError(MessageError):
+    """A message, or a run, of a protocol or with features that this version of fedmerit does not know."""
 
 
 class SignatureError(ProtocolError):

@@ -187,7 +187,7 @@ def test_one_request_for_a_report_is_answered_and_no_other(over, caplog, what):
         over.ask(
             LIAR, asked, **{what: {"sum": nudged, "included": list(NAMES[:3]), "next": list(NAMES)}[what]}
         )
-    assert "was asked for a report of this round before" in caplog.text
+    assert "has had another request for a report on this round" in caplog.text
 
 
 def test_nothing_is_said_twice_in_a_round(over):

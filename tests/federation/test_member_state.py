@@ -11,7 +11,8 @@ from itertools import pairwise
 import pytest
 
 from fedmerit.errors import ProtocolError, RefusedError, StoreError
-from fedmerit.identity import load_key
+from fedmerit.identity import Roster, load_key
+from fedmerit.keys import Change
 from fedmerit.protocol.member import KEPT_ROUNDS, REFUSED
 from fedmerit.protocol.messages import Ask
 from fedmerit.storage import member_state
@@ -328,9 +329,9 @@ def test_a_full_disk_is_noticed_before_training(federation, monkeypatch, caplog)
 # -------------------------------------------------------------------------------- an older copy of the folder
 
 
-def next_run(federation, number=1):
+def next_run(federation, number=1, roster=None):
     """Another run of the same members, on the same machines."""
-    made = Federation(federation.home, rounds=3, files=True, ledger=False)
+    made = Federation(federation.home, rounds=3, files=True, ledger=False, roster=roster)
     made.run_id = f"{number:032x}"
     made.train = lambda name, round_, m0: made.linear(name, 10 * number + round_, m0)
     return made
@@ -390,3 +391,21 @@ def test_a_server_cannot_make_an_older_copy_count_up_until_nobody_notices(federa
         made.round(2)
     assert [LIAR in one.included for one in made.rounds] == [False, False]
     assert len(made.rounds[1].included) == 3
+
+
+def test_what_is_remembered_outlives_a_change_of_the_roster(federation):
+    """Pins and counters belong to the federation, not to one of its rosters."""
+    copies = {(ask.exchange, ask.round): copy for ask, copy in recorded(federation)}
+    older_copy(federation, copies["unmask", 2])
+    old = federation.roster
+    change = Change.proposed(old, Roster(old.members, old.server, quorum=4))
+    for name in federation.names[:3]:
+        change = change.signed(federation.keys[name])
+    made = next_run(federation, roster=change.adopted())
+    assert made.roster.hash != old.hash
+    with made.begun():
+        made.round(1)
+    assert set(made.rounds[0].included) == {*made.names} - {LIAR}
+    rosters = opened(key_of(federation, "client-0")).content["rosters"]
+    assert [*rosters] == [old.hash.hex()]
+    assert len(rosters[old.hash.hex()]["runs"]) == 2

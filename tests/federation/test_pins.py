@@ -116,11 +116,11 @@ def test_defaults_and_the_same_sizes_in_numbers_are_one():
     assert pinned(stated) == pinned(from_dict(members))
     assert pinned(from_dict({**members, "training": {"weights": "secret"}}))["weight_cap"] == 100_000
     weighed = {"weights": "roster", "roster_weights": dict.fromkeys("ABCD", 2.0)}
-    assert pinned(from_dict({**members, "training": weighed}))["roster_weights"]["A"] == 2.0
+    assert pinned(from_dict({**members, "training": weighed}))["weights"] == "roster"
 
 
 def test_settings_are_pinned_by_training_not_by_an_invitation(tmp_path):
-    """Anybody who knows the roster can invite; such a one must not decide what a member agrees to later."""
+    """An invitation that comes to nothing does not decide what a member agrees to later."""
     made = Federation(
         tmp_path, rounds=1, files=True, ledger=False, settings={"secure_aggregation": {"bound": 1.0}}
     )

@@ -115,7 +115,7 @@ def test_a_large_message_is_refused_before_it_is_parsed(federation, kind, place)
     if place == "body":
         data = b"\x95\xa9advertise\xd9\x20" + federation.run_id.encode() + b"\x01\x81\xa7members" + data
     if place != "outside":
-        data = pack([FORMAT, data, bytes(64)])
+        data = pack([FORMAT, "0.1.0", data, bytes(64)])
     member = federation.member("A")
 
     def refuse():
@@ -230,9 +230,9 @@ def test_a_large_answer_to_an_invitation_is_refused(federation):
 
 
 def invitation(federation, **change):
-    """As anybody can write one who knows the hash of the roster: to another run, with another key."""
-    key = Ed25519PrivateKey.generate()
+    """As the server can write any number of them: to another run."""
     recorder = federation.coordinator.recorder
+    key = recorder.key
     body = {
         "terms": {**recorder.terms, **change},
         "commitment": recorder.commitment,

@@ -18,7 +18,7 @@ from fedmerit.errors import LedgerError
 from fedmerit.identity import SERVER, number
 from fedmerit.ledger.chain import Record
 from fedmerit.ledger.records import compare, moves, reading
-from fedmerit.protocol.messages import Round
+from fedmerit.protocol.messages import PACKAGE, Round
 from fedmerit.protocol.terms import EMBEDDED, ENGINES, LEAST, MOST, Agreed, from_past, roster_in
 from fedmerit.secagg.setting import LEAST_IN_SUM, Setting
 
@@ -89,7 +89,9 @@ AFTER_END = ("join", "seen", "decision", "payout")
 WHOLE = ("round", "rounds", "decision", "replaces", "unpaid")
 """Fields that are whole numbers (not booleans) in every record; ``replaces`` may also be null."""
 TERMS = {"config", "config_hash", "roster", "strategy", "optimiser", "evaluates"}
-"""Entries of a run's terms, without ``engine``, which version 0.1.0 did not have."""
+"""Entries of a run's terms, in every version."""
+MORE_TERMS = {"engine", "previous", "quorum", "protocol", "features", "version"}
+"""Entries that version 0.1.0 did not have; ``previous`` and ``quorum`` only if the roster states them."""
 
 
 def check_forms(records: Sequence[Record], config: Config) -> None:
@@ -416,7 +418,7 @@ class _Walk:
 def _check_run(run: Mapping[str, Any], config: Config) -> None:
     _hex(run["run"], "run", 32)
     _hex(run["m0"], "m0")
-    if not isinstance(run["version"], str) or not re.fullmatch(r"[0-9a-zA-Z.+-]{1,40}", run["version"]):
+    if not isinstance(run["version"], str) or not re.fullmatch(PACKAGE, run["version"]):
         raise LedgerError(f"version: expected the version of a release, got {run['version']!r:.60}")
     if run["engine"] not in ENGINES:
         raise LedgerError(f"engine: expected one of {', '.join(ENGINES)}, got {run['engine']!r:.40}")
@@ -428,9 +430,10 @@ def _check_run(run: Mapping[str, Any], config: Config) -> None:
         raise LedgerError("analysis: differs from what its config says")
     if "terms" in run:
         terms = run["terms"]
-        if set(terms) - {"engine"} != TERMS or terms["config_hash"] != run["config_hash"]:
+        if set(terms) - MORE_TERMS != TERMS or terms["config_hash"] != run["config_hash"]:
             raise LedgerError(f"terms: expected {', '.join(sorted(TERMS))}, and the hash of its config")
         _hex(terms["roster"], "the hash of the roster")
+        _check_more(terms)
         if not isinstance(terms["strategy"], str) or not isinstance(terms["optimiser"], bool):
             raise LedgerError("terms: expected the strategy's name, and whether it has an optimiser")
         if run["engine"] == EMBEDDED:
@@ -440,6 +443,23 @@ def _check_run(run: Mapping[str, Any], config: Config) -> None:
                 raise LedgerError("terms: not the terms of a rehearsal with its keys")
         if terms["evaluates"] not in ("server", "members"):
             raise LedgerError(f"terms: evaluates is server or members, got {terms['evaluates']!r:.20}")
+
+
+def _check_more(terms: Mapping[str, Any]) -> None:
+    """Raise unless the entries that version 0.1.0 did not have are well formed."""
+    if "previous" in terms:
+        _hex(terms["previous"], "the hash of the roster before")
+    if "quorum" in terms and (type(terms["quorum"]) is not int or terms["quorum"] < 1):
+        raise LedgerError(f"terms: quorum: expected a whole number, got {terms['quorum']!r:.20}")
+    spoken = {"protocol", "features", "version"} & set(terms)
+    if not spoken:
+        return
+    if len(spoken) < 3 or type(terms["protocol"]) is not int or terms["protocol"] < 3:
+        raise LedgerError("terms: expected protocol, a whole number from 3 on, features and version")
+    if not isinstance(terms["features"], list) or not all(isinstance(one, str) for one in terms["features"]):
+        raise LedgerError("terms: expected features to be a list of names")
+    if not isinstance(terms["version"], str) or not re.fullmatch(PACKAGE, terms["version"]):
+        raise LedgerError(f"terms: version: expected the version of a release, got {terms['version']!r:.60}")
 
 
 def _check_address(join: Mapping[str, Any]) -> None:

@@ -47,6 +47,8 @@ from fedmerit.protocol.terms import (
     Lineage,
     cautious,
     check_roster,
+    check_server,
+    check_version,
     config_in,
     least_scheduled,
     lineage_of,
@@ -124,6 +126,12 @@ class MemberState(Protocol):
     def put_lineage(self, name: str, lineage: Lineage) -> None:
         """Set what this member remembers of a federation; `save` makes it count."""
 
+    def roster(self) -> bytes | None:
+        """Return the hash of the roster that this member last took part under, between machines."""
+
+    def put_roster(self, hash_: bytes) -> None:
+        """Store the hash of the roster that this member takes part under."""
+
     def add_kept(self, *lines: str) -> None:
         """Add lines about what the member was shown, did and said, for a comparison with the ledger."""
 
@@ -139,6 +147,7 @@ class MemoryState:
         self._released = Released()
         self._lineages: dict[str, Lineage] = {}
         self.counter = 1
+        self._roster: bytes | None = None
 
     def held(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -180,6 +189,12 @@ class MemoryState:
 
     def put_lineage(self, name: str, lineage: Lineage) -> None:
         self._lineages[name] = lineage
+
+    def roster(self) -> bytes | None:
+        return self._roster
+
+    def put_roster(self, hash_: bytes) -> None:
+        self._roster = hash_
 
     def add_kept(self, *lines: str) -> None:
         """Do nothing: within one process there is nobody to compare with."""
@@ -310,7 +325,8 @@ class Participant:
         Raises:
             ProtocolError: the message is refused. A member gives its reason only before it has joined.
         """
-        return self.answer_opened(*Ask.unpack(data, len(self.roster.members)), data, address, work)
+        opened = Ask.unpack(data, len(self.roster.members), self.name)
+        return self.answer_opened(*opened, data, address, work)
 
     def answer_opened(
         self,
@@ -326,6 +342,8 @@ class Participant:
             server = ask.get("server", bytes)
             if not self._signed(signed_by, server):
                 raise BindingError("not signed by the server it names", stage="join", member=self.name)
+            if not self.rehearsal:
+                check_version(ask.get("terms", dict), self.name)
             config = config_in(ask.get("terms", dict))  # may be slow, so it is done without the lock
             with state.held():
                 answer = self._join(ask, state, address, config, server)
@@ -376,10 +394,21 @@ class Participant:
         terms, pool = ask.get("terms", dict), ask.get("commitment", dict)
         if not self.rehearsal:
             refuse_rehearsal(terms, config, self.engines)
+            check_server(terms, server, self.roster, self.name)
         check_roster(terms, config, self.roster, self.name)
         self.accept(config)
+        between = not self.rehearsal and terms.get("engine", FLOWER) not in REHEARSALS
         with self._joining("lost what it keeps; its own log says which file"):
             state.check()
+            last = state.roster() if between else None
+        if last is not None and last not in [one.hash for one in self.roster.chain]:
+            raise RefusedError(
+                f"took part under the roster {last.hex()}, and its roster file now holds "
+                f"{self.roster.hash.hex()}, which does not follow from that one by changes that its members "
+                "signed (fedmerit keys propose, sign, adopt); another federation needs another key",
+                stage="join",
+                member=self.name,
+            )
         if (left := state.get("left")) is not None:
             log.warning("%s refuses to join again, it has left the run: %s", self.name, left)
             raise RefusedError(REFUSED, logged=True)
@@ -393,6 +422,8 @@ class Participant:
             self._check_pins(ask.run, terms, config, state)
             with self._joining("cannot keep another run; its own log says why"):
                 state.open()
+                if between:
+                    state.put_roster(self.roster.hash)
                 state.put("terms", [terms, pool, server])
             if config.training.weights == "secret" and not self.rehearsal:
                 log.warning("%s", Note("secret-weights"))
@@ -673,11 +704,12 @@ class Participant:
             return PlainClient(setting, self.name, released=state.released())
         from fedmerit.secagg.client import Client
 
+        known = state.lineage(lineage_of(self.roster)).peers
         return Client(
             *(setting, self.name, self.identity),
             released=state.released(),
             counter=state.counter,
-            peers=state.lineage(lineage_of(self.roster)).peers,
+            peers={one.name: known[one.key.hex()] for one in self.roster.members if one.key.hex() in known},
         )
 
     def _client(self, number: int, state: MemberState) -> Client | PlainClient | None:
@@ -701,8 +733,10 @@ class Participant:
         state.put_released(client.released)
         state.put(file_name(client.setting.round, "client"), client)
         lineage = state.lineage(lineage_of(self.roster))
-        known = {peer: client.tokens[peer] for peer in client.survivors if peer in client.tokens}
-        if lineage.learn(known):
+        tokens = client.tokens
+        if lineage.learn(
+            {self.roster.key(one).hex(): tokens[one] for one in client.survivors if one in tokens}
+        ):
             state.put_lineage(lineage_of(self.roster), lineage)
 
     def _rounding(self, number: int) -> int | None:

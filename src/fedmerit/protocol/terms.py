@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -16,9 +17,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedmerit.config import Config, SecureAggregation, Training, check_schedule, recorded, recorded_hash
-from fedmerit.errors import BindingError, ConfigError, MessageError, RefusedError
-from fedmerit.identity import Member, Roster, canonical
+from fedmerit.config import (
+    VERSION,
+    Config,
+    SecureAggregation,
+    Training,
+    check_schedule,
+    recorded,
+    recorded_hash,
+)
+from fedmerit.errors import BindingError, ConfigError, MessageError, RefusedError, VersionError
+from fedmerit.identity import PREFIX, Member, Roster, canonical
+from fedmerit.protocol.messages import PACKAGE, PROTOCOL
 from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.agreement import normalise
 from fedmerit.scoring.types import Reports, Vector
@@ -122,6 +132,67 @@ LARGEST_BOUND = 100.0
 """Largest bound that `cautious` accepts: no training moves a coordinate further in one round."""
 
 
+FEATURES: tuple[str, ...] = ()
+"""What this version can do beyond its protocol. A run's terms list what its members must be able to do."""
+
+
+def proposed(
+    text: str, roster: Roster, *, strategy: str, optimiser: bool, evaluates: str, engine: str
+) -> dict[str, Any]:
+    """Return the terms of a run, which its members sign when they join.
+
+    Args:
+        text: the settings, as TOML.
+        roster: of the run; the terms name it, its quorum and the roster before it.
+        strategy: the name of the strategy.
+        optimiser: whether the strategy moves the model after the sum.
+        evaluates: who measures v(M0) and v(M): server or members.
+        engine: one of `ENGINES`.
+    """
+    return {
+        "config": text,
+        "config_hash": recorded_hash(text),
+        "roster": roster.hash.hex(),
+        **stated_of(roster),
+        "strategy": strategy,
+        "optimiser": optimiser,
+        "evaluates": evaluates,
+        "engine": engine,
+        "protocol": PROTOCOL,
+        "features": list(FEATURES),
+        "version": VERSION,
+    }
+
+
+def stated_of(roster: Roster) -> dict[str, Any]:
+    """Return what the terms say of a roster beside its hash."""
+    found = {"previous": roster.previous and roster.previous.hex(), "quorum": roster.quorum}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def check_version(terms: Mapping[str, Any], member: str) -> None:
+    """Raise VersionError if a run has another protocol, or features that this version does not know."""
+    protocol, features, theirs = (terms.get(key) for key in ("protocol", "features", "version"))
+    known = isinstance(theirs, str) and re.fullmatch(PACKAGE, theirs)
+    server = f"the server (fedmerit {theirs})" if known else "the server"
+    if protocol != PROTOCOL or isinstance(protocol, bool):
+        raise VersionError(
+            f"{server} proposes a run with protocol {protocol!r:.20}, this member has fedmerit {VERSION} and "
+            f"speaks protocol {PROTOCOL}: install versions with one protocol",
+            stage="join",
+            member=member,
+        )
+    if not isinstance(features, list) or not all(isinstance(one, str) for one in features):
+        raise MessageError("features of the run: expected a list of names", stage="join", member=member)
+    if unknown := [one for one in features if one not in FEATURES]:
+        raise VersionError(
+            f"{server} proposes a run with {', '.join(map(repr, unknown))[:200]}, which this member does not "
+            f"know: it has fedmerit {VERSION}; install a version that does",
+            stage="join",
+            member=member,
+        )
+
+
 @dataclass(frozen=True)
 class Agreed:
     """What a member signed when it joined a run."""
@@ -207,11 +278,36 @@ def check_roster(terms: Mapping[str, Any], config: Config, roster: Roster, membe
     """Raise unless the server's roster, names and public weights match the member's own file."""
     if terms.get("roster") != roster.hash.hex():
         raise BindingError("the server's roster differs from ours", stage="join", member=member)
+    if {key: terms[key] for key in ("previous", "quorum") if key in terms} != stated_of(roster):
+        raise BindingError("the terms state another roster before ours", stage="join", member=member)
     if set(config.clients) != set(roster.names):
         raise BindingError("the settings and the roster name different members", stage="join", member=member)
     if config.training.weights == "roster" and config.training.roster_weights != roster.weights:
         raise BindingError(
             "the weights in the settings differ from those on the roster", stage="join", member=member
+        )
+
+
+def check_server(terms: Mapping[str, Any], server: bytes, roster: Roster, member: str) -> None:
+    """Raise unless the server that invites is the one on the member's own roster.
+
+    Only a rehearsal may have a roster without a server's key: the person who plays everybody is the server.
+    """
+    if roster.server is None:
+        if terms.get("engine", FLOWER) in REHEARSALS:
+            return
+        raise RefusedError(
+            "its roster names no server, so anybody could be the server of this run: put the server's key on "
+            "the roster (fedmerit keys roster --server, or for one in use fedmerit keys propose)",
+            stage="join",
+            member=member,
+        )
+    if server != roster.server:
+        raise BindingError(
+            f"invited by a server with key {PREFIX}{server.hex()}, its roster names "
+            f"{PREFIX}{roster.server.hex()}",
+            stage="join",
+            member=member,
         )
 
 
@@ -292,7 +388,7 @@ ALLOW = "fedmerit member allow KEY"
 
 def lineage_of(roster: Roster) -> str:
     """Return the name under which a member remembers a federation from run to run."""
-    return roster.hash.hex()
+    return roster.lineage.hex()
 
 
 def pinned(config: Config) -> dict[str, Any]:
@@ -308,8 +404,6 @@ def pinned(config: Config) -> dict[str, Any]:
     }
     if training.weights == "secret":
         found["weight_cap"] = float(training.weight_cap)
-    if training.weights == "roster":
-        found["roster_weights"] = roster_weights(config)
     return found
 
 
@@ -319,7 +413,7 @@ class Lineage:
 
     pins: dict[str, Any] = field(default_factory=dict)  # settings as they were in its first run
     runs: dict[str, float] = field(default_factory=dict)  # when it first trained in each run
-    peers: dict[str, tuple[int, bytes]] = field(default_factory=dict)  # others' counters, with their tokens
+    peers: dict[str, tuple[int, bytes]] = field(default_factory=dict)  # counters and tokens of others, by key
     most: int = RUNS_A_MONTH
 
     def check(self, run: str, config: Config, now: float) -> None:
@@ -355,7 +449,7 @@ class Lineage:
 
     def learn(self, tokens: Mapping[str, tuple[int, bytes]]) -> bool:
         """Remember counters of others that are greater than those known; return whether there are any."""
-        newer = {name: one for name, one in tokens.items() if one[0] > self.peers.get(name, (0, b""))[0]}
+        newer = {key: one for key, one in tokens.items() if one[0] > self.peers.get(key, (0, b""))[0]}
         self.peers |= newer
         return bool(newer)
 
@@ -372,7 +466,7 @@ class Lineage:
                 self.pins[name] = int(text)
             elif name == "weights":
                 wrong = "" if text in ("uniform", "secret", "roster") else "uniform, secret or roster"
-                self.pins = {k: v for k, v in self.pins.items() if k not in ("weight_cap", "roster_weights")}
+                self.pins = {k: v for k, v in self.pins.items() if k != "weight_cap"}
                 self.pins[name] = text
             elif name in ("bound", "weight_cap"):
                 self.pins[name] = float(text)
@@ -386,7 +480,7 @@ class Lineage:
 
     def dump(self) -> dict[str, Any]:
         """Return this as plain values."""
-        peers = {name: list(one) for name, one in self.peers.items()}
+        peers = {key: list(one) for key, one in self.peers.items()}
         return {"pins": self.pins, "runs": self.runs, "peers": peers, "most": self.most}
 
     @classmethod
@@ -394,7 +488,7 @@ class Lineage:
         """Return what `dump` returned; with None, what is remembered of an unknown federation."""
         if kept is None:
             return cls()
-        peers = {name: (counter, token) for name, (counter, token) in kept["peers"].items()}
+        peers = {key: (counter, token) for key, (counter, token) in kept["peers"].items()}
         return cls(dict(kept["pins"]), dict(kept["runs"]), peers, kept["most"])
 
 

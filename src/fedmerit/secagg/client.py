@@ -422,8 +422,11 @@ class Client:
 
 
 def _counted(setting: Setting, name: str, counter: int, mask: bytes) -> bytes:
-    """Return what a member signs to prove that its state had this counter when it advertised a mask key."""
-    return pack("fedmerit state counter 1", setting.roster.hash, name, counter, mask)
+    """Return what a member signs to prove that its state had this counter when it advertised a mask key.
+
+    It names no roster: rosters change, and a key and its state outlive that.
+    """
+    return pack("fedmerit state counter 1", setting.roster.key(name), counter, mask)
 
 
 def _proves(setting: Setting, name: str, counter: int, token: bytes) -> bool:

@@ -71,6 +71,7 @@ def dump_state(setting: Setting, name: str, state: State) -> bytes:
     """Return bytes for a file that nobody else can read; their checksum shows damage, not tampering."""
     who = [setting.run, setting.round, setting.attempt, list(setting.members), setting.config_hash]
     roster = [[member.name, member.key, member.weight] for member in setting.roster.members]
+    stated = [setting.roster.server, setting.roster.previous, setting.roster.quorum]
     what = {f.name: getattr(state, f.name) for f in fields(state) if f.name != "task"}
     task = state.task and [
         state.task.m0_hash,
@@ -78,7 +79,7 @@ def dump_state(setting: Setting, name: str, state: State) -> bytes:
         None if state.task.weights is None else list(state.task.weights),
         state.task.extra,
     ]
-    body = pack(FORMAT, who, [setting.threshold, setting.checked], roster, name, what, task)
+    body = pack(FORMAT, who, [setting.threshold, setting.checked], roster, name, what, task, stated)
     return hashlib.sha256(body).digest() + body
 
 
@@ -88,12 +89,12 @@ def load_state(data: bytes) -> tuple[Setting, str, State]:
     if hashlib.sha256(body).digest() != data[:32]:
         raise MessageError("not the saved state of a client, or damaged")
     try:
-        form, who, (threshold, checked), roster, name, what, task = msgpack.unpackb(body)
+        form, who, (threshold, checked), roster, name, what, task, *rest = msgpack.unpackb(body)
         if form == EARLIER:
             what["stopped"] = what["stopped"] or "began with an earlier version of the protocol"
         elif form != FORMAT:
             raise MessageError("the saved state of another version")
-        members = Roster(Member(*row) for row in roster)
+        members = Roster((Member(*row) for row in roster), *(rest[0] if rest else ()))  # 0.1.0 has no rest
         run, number, attempt, names, config_hash = who
         setting = Setting(run, number, attempt, names, members, config_hash, threshold, checked)
         return setting, name, State(**what, task=task and _task(*task))

@@ -88,10 +88,10 @@ STOPPED = (
 class StateFile:
     """The file `state` of one member, and the sealed files that it names.
 
-    ``content`` is what it holds: ``counter``; ``released``; ``stopped``, if it is, why it answers nothing
-    more; ``disk``, the owner's budget, or None; ``rosters``, a `Lineage` as plain values for each federation;
-    and ``runs``, for each run ``time`` of the last change, ``heads`` (length and digest), ``values`` (packed)
-    and ``files`` (seal and size).
+    ``content`` is what it holds: ``counter``; ``released``; ``roster``, the hash of the roster it last took
+    part under; ``stopped``, if it is, why it answers nothing more; ``disk``, the owner's budget, or None;
+    ``rosters``, a `Lineage` as plain values for each federation; and ``runs``, for each run ``time`` of the
+    last change, ``heads`` (length and digest), ``values`` (packed) and ``files`` (seal and size).
     """
 
     def __init__(self, key_file: Path, identity: Ed25519PrivateKey) -> None:
@@ -433,6 +433,16 @@ class MemberFiles:
     def put_lineage(self, name: str, lineage: Lineage) -> None:
         """Set what this member remembers of a federation; `save` makes it count."""
         self.file.content["rosters"][name] = lineage.dump()
+        self._changed = True
+
+    def roster(self) -> bytes | None:
+        """Return the hash of the roster that this member last took part under, or None."""
+        kept: bytes | None = self.file.content.get("roster")
+        return kept
+
+    def put_roster(self, hash_: bytes) -> None:
+        """Set the hash of the roster that this member takes part under; `save` makes it count."""
+        self.file.content["roster"] = hash_
         self._changed = True
 
     def room(self, size: int) -> None:
