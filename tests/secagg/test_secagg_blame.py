@@ -460,7 +460,12 @@ def test_no_shares_of_an_honest_dealer_prove_that_it_shared_out_something_else()
         other = [[shares[0][0], os.urandom(32).hex()], *shares[1:]]
         with pytest.raises(ShareError, match="not a share that it dealt"):
             masks.judge(parties.setting, {**evidence, "kind": kind, "shares": other})
-        for bad in (shares[1:], shares[::-1], [[str(i), share] for i, share in shares], [*shares, shares[0]]):
+        for bad in (
+            shares[1:],
+            shares[::-1],
+            [[str(i), share] for i, share in shares],
+            [*shares[:3], [99, shares[3][1]]],
+        ):
             with pytest.raises(ProtocolError):
                 masks.judge(parties.setting, {**evidence, "kind": kind, "shares": bad})
 

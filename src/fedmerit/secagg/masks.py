@@ -389,7 +389,7 @@ def judge(setting: Setting, evidence: Mapping[str, Any]) -> Blame:
     try:
         judged = _judged_secret if "shares" in evidence else _judged_complaint
         return judged(setting, evidence)
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError) as error:
         raise MessageError(f"not the evidence of a blame: {error!r:.80}") from None
 
 
