@@ -42,15 +42,13 @@ from fedmerit.simulation.strategies import (
 from fedmerit.simulation.training import (
     Data,
     Method,
-    Probe,
+    Stack,
     TensorData,
     TrainedVectors,
     TrainingSettings,
     on_device,
-    probe,
     train,
     train_many,
-    train_shared,
 )
 from fedmerit.simulation.utilities import (
     Utility,
@@ -552,15 +550,20 @@ def retrain_tables(
     method: Method = "auto" if stacked is None else "stacked" if stacked else "loop"
     first = train_many(model, start, sets, settings, seeds[0], method) if todo else TrainedVectors([], "loop")
     together = first.method == "stacked"
-    size = min(stack, (evaluator.memory - evaluator.need(n)) // each) if together else 1
-    load_vector(model, start)
-    seen = probe(model, sets[0]) if together else Probe()
+    room = (evaluator.memory - evaluator.need(n)) // each
+    size = min(stack, room) if together else 1
+    stacks: dict[int, Stack] = {}
 
     def local(rows: Tensor, round_: int, i: int) -> Tensor:
         """Return every row after client i's training, shape (K, P)."""
         if together:
             with contextlib.suppress(torch.cuda.OutOfMemoryError):
-                return train_shared(model, rows.clone(), sets[i], settings, seeds[round_][i], seen)
+                if len(rows) not in stacks and sum(stacks) + len(rows) > room:
+                    stacks.clear()
+                if len(rows) not in stacks:
+                    stacks[len(rows)] = Stack(model, len(rows), sets, settings)
+                return stacks[len(rows)].train(rows, [i] * len(rows), [seeds[round_][i]] * len(rows))
+            stacks.clear()
             if len(rows) > 1:  # retry in two halves
                 torch.cuda.empty_cache()
                 return torch.cat([local(half, round_, i) for half in rows.tensor_split(2)])
