@@ -19,14 +19,14 @@ from fedmerit.protocol.messages import Model, Outcome
 from fedmerit.protocol.pool import Slice
 from fedmerit.protocol.terms import weights_of
 from fedmerit.scoring.ground_truth import shapley
-from fedmerit.simulation.analysis import Truth
+from fedmerit.simulation.analysis import Phi, Truth
 from fedmerit.simulation.coalitions import Evaluator
 from fedmerit.simulation.models import as_tensor, load_vector, prepare
 from fedmerit.simulation.run import Progress, Rehearsal, Watch
 from fedmerit.simulation.setup import Federation, seed_for
 from fedmerit.simulation.setup import prepare as federation_of
 from fedmerit.simulation.transport import PlainRound
-from fedmerit.simulation.utilities import balance, evaluation, float32
+from fedmerit.simulation.utilities import balance, evaluation, float32, resolve_all
 from fedmerit.storage.run_folder import Folder
 
 SHARE = 0.0
@@ -111,6 +111,7 @@ class BothGames(Rehearsal):
                 stacked=False if special.get("loop") else None,
                 **sampled,
             )
+        phi = Phi(federation, resolve_all(along(config)))
         self.renormalised: list[dict[str, dict[str, list[float]]]] = []
         self.other_truth: dict[str, list[list[float]]] = {}
         self.paths = Paths(federation.first)
@@ -122,6 +123,7 @@ class BothGames(Rehearsal):
             federation=federation,
             evaluate=quick,
             truth=truth,
+            phi=phi,
             analyses=[self] if special.get("games", "both") == "both" else [],
             current_weights=ShapleyWeights(federation) if special.get("weights") == "MR-SV" else None,
             stacked=False if loop else None,
@@ -167,6 +169,12 @@ class BothGames(Rehearsal):
     def _told(self, stage: Any, done: int, total: int) -> None:
         number = len(self.recorder.rounds) + 1
         self.watch(Progress(stage, number, self.config.training.rounds, done, total))
+
+
+def along(config: Config) -> tuple[str, ...]:
+    """The utilities of Aumann-Shapley scores: expected accuracy, and where accuracy counts its stand-in."""
+    asked = config.scoring.utilities
+    return ("expected-accuracy", *(["sharpened-accuracy"] if "accuracy" in asked else []))
 
 
 def evaluator(federation: Federation, shown: Slice) -> Evaluator:

@@ -20,6 +20,7 @@ from engine import BothGames
 
 from fedmerit import __version__, config, data
 from fedmerit.identity import number
+from fedmerit.scoring.scores import from_blocks
 from fedmerit.simulation.run import Progress
 from fedmerit.simulation.setup import read, resolve
 from fedmerit.storage.run_folder import Folder
@@ -133,6 +134,8 @@ def run_cell(
                 "test_images": len(engine.federation.pool),
                 "clients": document["clients"],
                 "utilities": _utilities(document, engine.renormalised, engine.other_truth),
+                "phi": _phi(engine.phi.rounds),
+                "phi_without": {name: str(error) for name, (error, _) in engine.phi.without.items()},
                 "whole_run": _short(engine.whole_run),
                 "retrained": _retrained(folder / "run" / "tables" / "retrained.npz"),
                 "sampling_error": _sampling_error(folder / "run" / "tables"),
@@ -172,6 +175,18 @@ def _utilities(
         found[utility] = {"rounds": rounds, "truth": _short(part.get("truth", {}))}
         if utility in other_truth:
             found[utility]["truth"]["rounds renormalised"] = _short(other_truth[utility])
+    return found
+
+
+def _phi(rounds: Mapping[int, Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Per utility and round: Aumann-Shapley scores, their errors, products by block, and the rest."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for number_, each in sorted(rounds.items()):
+        for utility, one in each.items():
+            made = from_blocks(one["blocks"], one["sizes"], one["participants"])
+            stderr = None if made.stderr is None else made.stderr.tolist()
+            scores = {"phi": made.values.tolist(), "stderr": stderr}
+            found.setdefault(utility, []).append(_short({"round": number_, **scores, **one}))
     return found
 
 

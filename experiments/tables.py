@@ -32,37 +32,46 @@ from tidy import FIGURES, csv_text  # noqa: E402
 
 HEAD = """# The paper's experiments
 
-The paper's tables and figures, run again with fedmerit's engine on real data, all but what is listed under
-[What was not run](#what-was-not-run); what they say is in [FINDINGS.md](FINDINGS.md). Made by
-`experiments/tables.py` from the raw results in `experiments/results` (one JSON a run: all reports of all
-rounds for all utilities, the ground truth, seconds, versions) and `experiments/paper.json` (the paper's
-numbers, by LaTeX label). Runs are described in `plan.toml`.
+We ran the paper's tables and figures again with fedmerit's engine, on real data. [What was not
+run](#what-was-not-run) lists the exceptions, and [FINDINGS.md](FINDINGS.md) says what the results show.
+
+`experiments/tables.py` makes this file from the raw results in `experiments/results` (one JSON file per run:
+all reports of all rounds for all utilities, the ground truth, seconds, versions) and from
+`experiments/paper.json` (the paper's numbers, by LaTeX label). `plan.toml` describes the runs.
 
     python experiments/run.py --data FOLDER --out DIR --budget-minutes 9   # what fits, and what is left
     python experiments/merge.py DIR/cells.jsonl                            # into experiments/results
     python experiments/tables.py                                           # this file, tables/, FINDINGS.md
     python experiments/figures.py                                          # figures/*.png and *.pdf
 
-Ours are means ± standard deviations over seeds; "(1)" marks a single seed. Every seed draws its own training
-subset, partition, test pool and first model. Unless said otherwise: Adam reset each round, 5 local epochs
-(ISIC: 3), batch 64, weights 1/N, inputs in [-1, 1], a class-balanced test pool, the additive game. On the GPU
-training is in TF32, but for the first {old} runs, which were in float32. Secure aggregation is off: the same
-integers are summed without masks. Coalitions are evaluated in the fastest precision that stays within one
-test image of float32 on a sample of them (runs by precision: {precisions}; largest deviation of a utility
-in that sample {deviation}). `engine.py` adds to the engine what analysis needs: the other game, exact
-Shapley values of many rounds, the paper's weights.
+Our numbers are means ± standard deviations over seeds; "(1)" marks a single seed. Every seed draws its own
+training subset, partition, test pool and first model. Unless a table says otherwise:
 
-What differs from the paper besides: all images are re-encoded and, but for CIFAR-10, smaller; most runs use
-a subset; LC25000 lung tissue stands in the place of PCam (see the table below). ResNets have group
-normalisation and no pretrained weights; the batch size is ours, the paper names none. Its "±" is what it
-calls the variance over 10 runs, ours the standard deviation. Its COS is the cosine of two models, nearly the
-same for all members in its `fig:illustrate`; ours, in the same line of a table, that of updates, summed over
-the rounds. It does not name the utility behind its tables and its detection rates, and draws the negative
-loss in one figure; we give accuracy and expected accuracy here and every utility in the tables. A label
-flipper has class C - 1 - y in the place of class y, with C classes.
+- Adam is reset each round; 5 local epochs (ISIC: 3), batch 64, weights 1/N, inputs in [-1, 1], a
+  class-balanced test pool, the additive game.
+- On the GPU, training is in TF32, except for the first {old} runs, which were in float32.
+- Secure aggregation is off: the same integers are summed without masks.
+- Coalitions are evaluated in the fastest precision that stays within one test image of float32 on a sample of
+  them (runs by precision: {precisions}; largest deviation of a utility in that sample {deviation}).
+
+`engine.py` adds what analysis needs: the other game, exact Shapley values of rounds, the paper's weights.
+
+Other differences from the paper:
+
+- **Images.** All are re-encoded and, except for CIFAR-10, smaller. Most runs use a subset. LC25000 lung
+  tissue replaces PCam (see the table below).
+- **Networks.** ResNets have group normalisation and no pretrained weights. The batch size is our choice; the
+  paper names none.
+- **"±".** The paper states what it calls the variance over 10 runs. We state the standard deviation.
+- **COS.** The paper's is the cosine of two models, nearly the same for all members in its `fig:illustrate`.
+  Ours, in the same line of a table, is the cosine of updates, summed over the rounds.
+- **Utility.** The paper does not name the utility behind its tables and its detection rates, and draws the
+  negative loss in one figure. We give accuracy and expected accuracy here, and every utility in the tables.
+
+A label flipper replaces class y by class C - 1 - y, with C classes.
 """
 
-TOY = "Runs at toy size, on other data than the headings name: they only show that everything works.\n\n"
+TOY = "Runs at toy size, not on the data that the headings name: they only show that everything works.\n\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

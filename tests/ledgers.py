@@ -31,7 +31,7 @@ class Keys:
         return self.keys[author].sign(message)
 
 
-def pool_of(x, y, slices=1):
+def pool_of(x, y, slices=1, key=None):
     """A committed test pool of these samples, in this order."""
     return Pool(
         indices=np.arange(len(y)),
@@ -41,7 +41,7 @@ def pool_of(x, y, slices=1):
         balanced=False,
         classes=0,
         utility_hash="0" * 64,
-        key=secrets.token_bytes(32),
+        key=key or secrets.token_bytes(32),
     )
 
 

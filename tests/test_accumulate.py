@@ -48,7 +48,7 @@ def test_members_join_leave_and_miss_rounds():
 def test_warm_up_rounds_are_not_counted():
     rounds = [make(1), make(2, alone=[0.75, 0.5, 0.5])]
     assert accumulate(rounds, warmup=1).as_dict() == {"A": 0.375, "B": 0.25, "C": 0.25}
-    with pytest.raises(ReportError, match="2 rounds, of which 2 are warm-up"):
+    with pytest.raises(ReportError, match="2 rounds, and the first 2 are warm-up"):
         accumulate(rounds, warmup=2)
 
 
@@ -256,7 +256,7 @@ def test_merit_is_the_last_solo_plus_ioi_summed():
     ("rounds", "options", "message"),
     [
         ([], {}, "nothing to accumulate: 0 rounds"),
-        ([make(1)], {"score": "FP"}, "score must be one of ALPHA, LOO, IOI, COS, MERIT, got 'FP'"),
+        ([make(1)], {"score": "FP"}, "score must be one of ALPHA, LOO, IOI, COS, MERIT, PHI, got 'FP'"),
         ([make(1)], {"missing": "skip"}, "missing must be 'zero' or 'own-mean'"),
         ([make(1)], {"warmup": -1}, "warmup must be 0 or more"),
         ([make(1), make(2)], {"warmup": 1.5}, "warmup must be 0 or more rounds, a whole number, got 1.5"),

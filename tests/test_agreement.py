@@ -214,7 +214,7 @@ def test_no_p_values_for_many_clients():
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        ([1, 2], [1, 2, 3], "same length, got 2 scores and 3 of truth"),
+        ([1, 2], [1, 2, 3], "same length, got 2 scores and 3 true values"),
         ([1], [2], "at least 2 clients, got 1"),
         ([1, math.nan], [1, 2], r"scores\[1\] must be a finite number, got nan"),
         ([1, 2], [math.inf, 2], r"truth\[0\] must be a finite number, got inf"),

@@ -124,7 +124,7 @@ def test_chance_is_two_standard_errors_of_everybody(se, expected):
 
 def test_what_is_taken_for_chance_is_said():
     without, with_ = (str(doubts([of([0.1, 0.1, 0.1], 1.0, se=se)])[0]) for se in (None, 0.01))
-    assert "no standard errors were reported, so none of the difference is taken for chance" in without
+    assert "no standard errors were reported, so none of the difference is put down to chance" in without
     assert "standard errors explain at most 0.06 of the difference" in with_
 
 
@@ -168,7 +168,7 @@ def test_a_silent_member_hides_no_swapped_columns(tmp_path, swapped):
         found = doubts(wrong)
         assert [(one.code, one.gross) for one in found] == [("swapped", True)]
         assert found[0].title.startswith("The contributions of those who reported add up to ")
-        assert "Only silent members that made the model worse" in found[0].text
+        assert "Only silent members who made the model worse" in found[0].text
         assert "the two columns are probably swapped" in found[0].text
         result = call("rewards", file_of(tmp_path, *wrong), "--budget", "10")
         assert isinstance(result.exception, DoubtfulShares)
@@ -393,7 +393,7 @@ def test_such_a_name_that_rises_is_a_warning_and_any_name_that_falls_is_refused(
     assert str(result.exception).startswith("nothing is paid: The utility 'quality' fell by 1, and higher")
     shown = call("rewards", file_of(tmp_path, fell), "--budget", "10", "--despite-doubts")
     undefined = str(shown.exception)  # nobody is above zero, which is another error
-    assert undefined.startswith("nothing is paid: the positive part of ALPHA is 0, no more than rounding")
+    assert undefined.startswith("nothing is paid: the positive part of ALPHA is 0, which rounding alone")
     assert "would say what to do then. The utility 'quality' fell by 1" in undefined
     text = page(file_of(tmp_path, rose))
     assert "<h1>Look before you pay: by its name the measure should fall, but it rose</h1>" in text

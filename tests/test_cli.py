@@ -308,7 +308,7 @@ def test_every_bad_csv_is_one_line_that_leads_to_the_place(fedmerit, tmp_path, o
         (ROUND | {"alone": [0.2, None]}, "alone of client 'south' is missing"),
         (ROUND | {"alone": {"north": 0.2, "x": 1}}, "alone names an unknown client 'x'; known: north, south"),
         (ROUND | {"grand": 10**400}, "round 1: grand: expected a number of ordinary size, got one of 401"),
-        (ROUND | {"grand": 1.5}, "grand must lie in [0, 1] (utility 'accuracy' promises it), got 1.5"),
+        (ROUND | {"grand": 1.5}, "grand must lie in [0, 1] (as utility 'accuracy' promises), got 1.5"),
         (ROUND | {"round": "first"}, "round: expected a whole number, 0 or more, got 'first'"),
         (ROUND | {"round": 1.5}, "round: expected a whole number, 0 or more, got 1.5"),
         (ROUND | {"clients": "ab"}, "clients: expected a list of names, got 'ab'"),
@@ -485,7 +485,7 @@ def test_help(fedmerit, command):
         ("plan", "CONFIG is a file of settings (TOML)"),
         ("init", "PATH is the file to write"),
         ("track", "DIR is the folder of a run that is over"),
-        ("keys new", "PATH is the file for the private key"),
+        ("keys new", "PATH is a new file for the private key"),
         ("keys roster", "PATH is the roster file"),
         ("score", "SOURCE is a file of reports"),
         ("rewards", "SOURCE is a file of reports"),
@@ -718,7 +718,7 @@ def test_resume(fedmerit, run_folder, tmp_path):
     assert "not empty; use --resume" in err
     code, _, err = fedmerit("run", config, "--out", folder, "--resume")
     assert code == 2
-    assert "holds a run of another config: scoring.missing is 'own-mean' there and 'zero' here" in err
+    assert "holds a run with a different config: scoring.missing is 'own-mean' there and 'zero' here" in err
     code, out, _ = fedmerit("run", config, "--out", folder, "--resume", *own)
     assert code == 0
     assert "ALPHA summed over 2 rounds" in out
@@ -764,11 +764,11 @@ def test_a_run_in_which_every_round_was_aborted(fedmerit, tmp_path):
     away = "participation.away={client-0=[1, 2]}"
     code, out, err = fedmerit("run", config, "--out", tmp_path / "run", "--set", away)
     assert code == 2
-    assert "round 2/2: 2 members scheduled, 3 of all 3 are needed" in err
+    assert "round 2/2: 2 scheduled, at least 3 of the 3 members are needed" in err
     assert err.splitlines()[-1] == (
         f"error: {tmp_path / 'run'}: no round was scored, and the run is over: its ledger holds 17 records, "
-        "2 of 2 rounds closed; rounds 1 and 2 aborted (round 2: 2 members scheduled, 3 of all 3 are needed); "
-        "start another in a new folder, with more members that stay to the end of a round"
+        "2 of 2 rounds closed; rounds 1 and 2 aborted (round 2: 2 scheduled, at least 3 of the 3 members are "
+        "needed); start another in a new folder, with more members who stay to the end of a round"
     )
     code, out, _ = fedmerit("verify", tmp_path / "run")
     assert code == 0
@@ -807,7 +807,9 @@ def test_a_plan_says_what_a_run_will_cost(fedmerit, tmp_path):
     code, out, _ = fedmerit("plan", tmp_path / "c.toml", "--set", "participation.fraction=0.1")
     assert code == 0
     assert "note: participation.fraction 0.1 of 3 members is fewer than 3: 3 take part\n" in out
-    assert out.endswith("note: 3 members: none may be lost, and any two of them see the third one's update\n")
+    assert out.endswith(
+        "note: 3 members: none may be lost, and any two of them can compute the third one's update\n"
+    )
     code, _, err = fedmerit("plan", tmp_path / "nothing.toml")
     assert (code, "nothing.toml: no such file" in err) == (2, True)
 

@@ -113,7 +113,7 @@ def test_verify_of_a_file_that_is_no_copy_says_what_was_expected(fedmerit, folde
     ):
         code, out, err = fedmerit("verify", folder / name)
         assert (code, out) == (2, "")
-        expected = "expected a run folder or an exported ledger (.jsonl), got another file"
+        expected = "expected a run folder or an exported ledger (.jsonl)"
         assert err == f"error: {folder / name}: {expected}{advice}\n"
 
 
@@ -136,7 +136,7 @@ def test_a_members_copy_where_only_the_coordinator_sees_all(fedmerit, closed, tm
     assert (tmp_path / "b.jsonl").stat().st_mode & 0o777 == 0o600
     code, out, _ = fedmerit("verify", tmp_path / "b.jsonl", "--as", "B")
     assert code == 0
-    assert "scores: those of B follow from its own reports; nobody else's were computed" in out
+    assert "scores: B's follow from its own reports; nobody else's were recomputed" in out
     stated = json.loads((closed / "statements" / "B.json").read_text())["cents"]
     assert f"payouts: decision 1: {stated // 100}.{stated % 100:02d} for B: share and cents follow" in out
     assert fedmerit("verify", tmp_path / "b.jsonl", "--as", "C")[0] == 2
@@ -163,14 +163,14 @@ def test_a_page_with_everybodys_numbers_is_not_for_everybody_where_only_the_coor
 def test_a_score_file_that_was_deleted_was_not_there_and_not_older(fedmerit, folder):
     whole = {name: (folder / name).read_bytes() for name in ("scores.json", "scores.csv")}
     (folder / "scores.json").unlink()
-    assert "wrote scores.json anew, which was not there\n" in fedmerit("page", folder)[1]
+    assert "wrote scores.json again, which was missing\n" in fedmerit("page", folder)[1]
     for name in whole:
         (folder / name).unlink()
-    assert "wrote scores.json and scores.csv anew, which were not there\n" in fedmerit("page", folder)[1]
+    assert "wrote scores.json and scores.csv again, which were missing\n" in fedmerit("page", folder)[1]
     (folder / "scores.json").unlink()
     lines = whole["scores.csv"].splitlines(keepends=True)
     (folder / "scores.csv").write_bytes(b"".join(line for line in lines if not line.startswith(b"2,")))
-    said = "wrote scores.json and scores.csv anew, which were not there or 1 round older than the ledger\n"
+    said = "wrote scores.json and scores.csv again, which were missing or 1 round older than the ledger\n"
     assert said in fedmerit("page", folder)[1]
     assert whole == {name: (folder / name).read_bytes() for name in whole}
 
@@ -205,7 +205,10 @@ def test_an_export_replaces_an_older_copy_of_its_ledger_and_nothing_else(fedmeri
     target.write_text('{"seq":1}\n')
     code, _, err = fedmerit("export", folder, "--out", target)
     assert code == 2
-    assert f"{target}: exists, and this ledger does not go on from it: --out another file, or --force" in err
+    assert (
+        f"{target}: exists, and this ledger does not begin with it: choose another --out, or use --force"
+        in err
+    )
     assert target.read_text() == '{"seq":1}\n'
     assert fedmerit("export", folder, "--out", target, "--force")[0] == 0
     assert len(target.read_text().splitlines()) == length(folder)[0]
@@ -223,7 +226,7 @@ def test_verify_with_a_roster_says_what_it_shows_of_a_rehearsal(fedmerit, folder
     path = roster_in(folder)
     code, out, _ = fedmerit("verify", folder, "--roster", path)
     assert code == 0
-    assert f"keys: those of {path}, roster hash " in out
+    assert f"keys: they match {path}, roster hash " in out
     assert "; but one process held them all, so they do not show who spoke" in out
     others = [Member(name, new_key(tmp_path / f"{name}.pem")) for name in "ABCD"]
     write_roster(tmp_path / "others.toml", Roster(others))
@@ -231,7 +234,7 @@ def test_verify_with_a_roster_says_what_it_shows_of_a_rehearsal(fedmerit, folder
     assert code == 2
     assert "its keys are not those of" in err
     assert "the key of A is" in err
-    assert "a rehearsal makes keys of its own" in err
+    assert "a rehearsal makes its own keys" in err
     code, _, err = fedmerit("verify", folder, "--roster", tmp_path / "nowhere.toml")
     assert code == 2
     assert "nowhere.toml: cannot read the roster" in err
@@ -251,4 +254,4 @@ def test_verify_a_copy_with_a_roster(fedmerit, closed, tmp_path):
     fedmerit("export", closed, "--out", tmp_path / "B.jsonl", "--for", "B")
     code, out, _ = fedmerit("verify", tmp_path / "B.jsonl", "--roster", path)
     assert code == 0
-    assert f"keys: those of {path}, roster hash " in out
+    assert f"keys: they match {path}, roster hash " in out

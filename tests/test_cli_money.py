@@ -95,7 +95,7 @@ def test_nothing_is_printed_that_could_not_be_recorded(tmp_path):
     shutil.rmtree(folder / "keys")
     result = call("rewards", folder, "--budget", "10", "--rule", "equal")
     assert result.output == ""
-    assert "only who holds the server's key can record a decision" in str(result.exception)
+    assert "only the holder of the server's key can record a decision" in str(result.exception)
 
 
 @pytest.mark.parametrize("options", [["--score", "LOO"], ["--missing", "own-mean"]])

@@ -310,7 +310,7 @@ def summing(records, keys, path, count):
 def test_a_sum_of_two_is_refused(files, tmp_path):
     path, keys = tmp_path / "copy.jsonl", keys_of(files, "flower")
     records = summing(records_in(files, "flower"), keys, path, 2)
-    refused(path, records, keys, "sums 2 members, at least 3 are needed")
+    refused(path, records, keys, "sums 2 members, but at least 3 are needed")
 
 
 def test_a_sum_of_fewer_than_the_threshold_is_refused_where_it_is_one_of_all_members(files, tmp_path):
@@ -322,7 +322,7 @@ def test_a_sum_of_fewer_than_the_threshold_is_refused_where_it_is_one_of_all_mem
     path.write_bytes(anew(records, keys))
     assert list(verify_copy(path))
     with_config(records, f"schema = 2\n{text}")
-    refused(path, records, keys, "sums 3 members, at least 4 are needed")
+    refused(path, records, keys, "sums 3 members, but at least 4 are needed")
 
 
 def test_a_round_too_many_and_an_end_in_a_round_are_refused(files, tmp_path):
@@ -345,7 +345,7 @@ def test_scores_are_stated_once_after_each_round(files, tmp_path):
 def test_a_member_signs_one_head_and_at_the_end(files, tmp_path):
     path, keys, records = tmp_path / "copy.jsonl", keys_of(files, "flower"), records_in(files, "flower")
     at = where(records, "seen")
-    match = "before the end of the run, or the second of its author"
+    match = "comes before the end of the run, or is the second one of its author"
     refused(path, [*records[: at + 1], replace(records[at], digest=b""), *records[at + 1 :]], keys, match)
     after = where(records, "scores")
     body = {**records[at].body, "round": 1, "head": records[after - 1].digest.hex()}
@@ -357,7 +357,7 @@ def test_an_analysis_is_there_once(files, tmp_path):
     path, records = tmp_path / "copy.jsonl", records_in(files, "unmasked")
     at = where(records, "analysis")
     refused(path, [*records[:at], records[at], *records[at:]], {}, "the second of its round")
-    refused(path, [*records[:at], *records[at + 1 :]], {}, "expected an analysis of each round with a sum")
+    refused(path, [*records[:at], *records[at + 1 :]], {}, "expected an analysis if the round has a sum")
 
 
 @pytest.mark.parametrize("spelled", ["0750.00", "750", "750.0", 750, True])

@@ -65,5 +65,5 @@ def pairs_apart(k):
 
 def test_too_many_groups_are_refused():
     assert len(largest_groups(*pairs_apart(10))) == 2**10
-    with pytest.raises(ReportError, match=f"expected at most {MOST_GROUPS} groups .* 300 clients form more"):
+    with pytest.raises(ReportError, match=f"expected at most {MOST_GROUPS} groups .* 300 form more"):
         largest_groups(*pairs_apart(150))

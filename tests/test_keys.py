@@ -120,7 +120,7 @@ def test_the_hash_is_known_and_depends_on_content_alone():
         ([], "1 to 1024 members"),
         ([("A", KEYS[0], None), ("A", KEYS[1], None)], "A: on the roster twice"),
         ([("A", KEYS[0], None), ("B", KEYS[0], None)], "A: shares its key"),
-        ([("A", KEYS[0], None), ("B", KEYS[1], 2)], "every member of the roster has a weight or none"),
+        ([("A", KEYS[0], None), ("B", KEYS[1], 2)], "a weight for every member of the roster or for none"),
         ([("A", KEYS[0][:31], None)], "32 bytes"),
         ([("A", KEYS[0], -1)], "weight"),
         ([("A", KEYS[0], float("nan"))], "weight"),
@@ -264,9 +264,9 @@ def test_keys_of_small_order_are_refused_however_they_are_written():
     }
     assert len(written) == 2 * (5 + 2)  # five values of y, two of which can be written unreduced
     for key in written:
-        with pytest.raises(KeyFileError, match=rf"^M: ed25519:{key.hex()} is no key of a person"):
+        with pytest.raises(KeyFileError, match=rf"^M: ed25519:{key.hex()} protects nothing"):
             Member("M", key)
-        with pytest.raises(KeyFileError, match="is no key of a person"):
+        with pytest.raises(KeyFileError, match="protects nothing"):
             parse_member(f"M=ed25519:{key.hex()}")
 
 

@@ -159,7 +159,9 @@ def test_a_dropped_record_is_named(path):
 
 def test_a_dropped_record_is_found_when_the_rest_is_renumbered(path):
     sql(path, ("DELETE FROM records WHERE seq = 3",), ("UPDATE records SET seq = seq - 1 WHERE seq > 3",))
-    with pytest.raises(LedgerError, match=r"^record 3 \(round by server\): altered, or the records before"):
+    with pytest.raises(
+        LedgerError, match=r"^record 3 \(round by server\): this record was altered, or one before"
+    ):
         verify(path)
 
 
@@ -182,7 +184,7 @@ def test_an_inserted_record_is_found(path):
         ("UPDATE records SET seq = -seq WHERE seq < 0",),
         (f"INSERT INTO records SELECT 3, {', '.join(COLUMNS)} FROM records WHERE seq = 2",),
     )
-    with pytest.raises(LedgerError, match=r"^record 3 \(report by north\): altered"):
+    with pytest.raises(LedgerError, match=r"^record 3 \(report by north\): this record was altered"):
         verify(path)
 
 
@@ -325,7 +327,7 @@ def test_a_signature_of_somebody_else_is_found(path, column):
 def test_an_author_without_a_key_and_a_key_that_is_none(path):
     with pytest.raises(LedgerError, match=r"^record 3 \(report by south\): 'south' is not on the roster"):
         verify(path, keys={name: PUBLIC[name] for name in (SERVER, "north")})
-    with pytest.raises(LedgerError, match="the roster's key of 'south' is not an Ed25519 key"):
+    with pytest.raises(LedgerError, match="the key of 'south' on the roster is not an Ed25519 key"):
         verify(path, keys=PUBLIC | {"south": b"short"})
 
 
@@ -334,7 +336,7 @@ def test_many_records_are_checked(tmp_path):
     path = fill(tmp_path / "many.sqlite", many)
     assert verify(path) is True
     sql(path, ("UPDATE records SET author = 'south' WHERE seq = 1999",))
-    with pytest.raises(LedgerError, match=r"^record 1999 \(report by south\): altered"):
+    with pytest.raises(LedgerError, match=r"^record 1999 \(report by south\): this record was altered"):
         verify(path)
 
 

@@ -128,7 +128,7 @@ def test_a_finished_run_is_resumed_to_the_same_scores(old):
 
 def test_another_config_is_still_refused(old):
     other = load("interrupted.toml", ["training.lr=0.002"])
-    with pytest.raises(StoreError, match=r"another config: training\.lr is 0\.001 there and 0\.002 here"):
+    with pytest.raises(StoreError, match=r"a different config: training\.lr is 0\.001 there and 0\.002 here"):
         run(other, old / "interrupted", resume=True)
 
 

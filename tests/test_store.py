@@ -126,7 +126,7 @@ def test_nothing_to_resume(tmp_path, make):
     ],
 )
 def test_resume_with_another_config_names_the_first_difference(started, raw, message):
-    with pytest.raises(StoreError, match=f"holds a run of another config: {message}"):
+    with pytest.raises(StoreError, match=f"holds a run with a different config: {message}"):
         Folder(started, from_dict(raw), resume=True)
     with Folder(started, CONFIG, resume=True):
         pass  # the lock was given back

@@ -60,7 +60,7 @@ def test_the_contract_of_the_design():
         ({"grand": 1e300}, "grand must be a finite number, at most 1e.100, got 1e\\+300"),
         ({"alone": [0, 10**400, 1]}, "alone: expected numbers"),
         ({"clients": ["A", "B", "C"], "silent": ["B"]}, "client 'B' is listed as silent but has a report"),
-        ({"utility": "accuracy"}, r"grand must lie in \[0, 1\] \(utility 'accuracy' promises it\), got 3"),
+        ({"utility": "accuracy"}, r"grand must lie in \[0, 1\] \(as utility 'accuracy' promises\), got 3"),
         ({"se_alpha": [0.1, -0.1, 0]}, r"se_alpha of client 'client-1' must lie in \[0, inf\], got -0.1"),
         ({"cosine": [0, 1.5, None]}, "cosine of client 'client-1' must lie in"),
         ({"round": 7, "empty": float("nan")}, "^round 7: empty must be"),

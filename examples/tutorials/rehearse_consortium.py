@@ -56,7 +56,7 @@ np.savez(
 # Every key has a default (`fedmerit init` writes them all, explained). What must be agreed on is here: who
 # takes part, which test samples everybody is shown and when, what is measured, and what a missed round
 # counts. With `test_reveal = "per-round"` every round has fresh test samples, committed to before round 1
-# and shown after the round's masked updates are in. A member that trains on the test set then gains nothing
+# and shown after the round's masked updates are in. A member who trains on the test set then gains nothing
 # by it.
 
 Path("ours.toml").write_text(

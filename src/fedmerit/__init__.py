@@ -14,7 +14,19 @@ from fedmerit.scoring.agreement import agreement, normalise
 from fedmerit.scoring.files import read
 from fedmerit.scoring.ground_truth import banzhaf, beta_shapley, multi_round, semivalue, shapley
 from fedmerit.scoring.rewards import payouts, shares
-from fedmerit.scoring.scores import SCORES, alpha, cos, ee, fp, influence, ioi, loo, solo, surplus
+from fedmerit.scoring.scores import (
+    SCORES,
+    alpha,
+    aumann_shapley,
+    cos,
+    ee,
+    fp,
+    influence,
+    ioi,
+    loo,
+    solo,
+    surplus,
+)
 from fedmerit.scoring.types import Reports, Scores, Table
 
 __version__ = _VERSION
@@ -28,6 +40,7 @@ __all__ = [
     "accumulate",
     "agreement",
     "alpha",
+    "aumann_shapley",
     "banzhaf",
     "beta_shapley",
     "cos",

@@ -60,17 +60,19 @@ def setting(default: Any, beside: str = "", *, above: str = "") -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Which images, and which of them everybody is measured on."""
+    """The images, and the test samples on which everybody is measured."""
 
     name: Literal["fashion-mini", "npz", "folder", "cifar10", "brain-mri", "isic2019", "pcam"] = setting(
         "fashion-mini"
     )
-    path: str = setting("", "where the files are (not for fashion-mini); relative to where fedmerit runs")
-    test_size: int = setting(500, "the whole pool, class-balanced; 0 takes the whole test set")
-    test_reveal: Literal["fixed", "per-round"] = setting(
-        "fixed", "per-round: disjoint slices in a committed order"
+    path: str = setting("", "where the files are, relative to the current folder (not for fashion-mini)")
+    test_size: int = setting(
+        500, "test samples in the pool, balanced over classes; 0: the whole test set as it is"
     )
-    options: Mapping[str, Any] = setting({}, "of the reader, such as size = 64")
+    test_reveal: Literal["fixed", "per-round"] = setting(
+        "fixed", "per-round: a fresh slice of the pool each round, in a committed order"
+    )
+    options: Mapping[str, Any] = setting({}, "options of the reader, such as size = 64")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,37 +81,39 @@ class Partition:
 
     scheme: Literal["iid", "dirichlet", "group", "sizes", "file"] = setting("dirichlet")
     clients: int = setting(
-        6, 'for "group" and "file" leave it out, or 0: as many as there are in the data or file'
+        6, 'for "group" and "file", leave it out or write 0: as many as in the data or the file'
     )
-    mu: float = setting(0.5, "Dirichlet: small means few classes per client")
-    minimum: int = setting(10, "fewest samples of a client")
+    mu: float = setting(0.5, 'for "dirichlet": the smaller, the fewer classes per client')
+    minimum: int = setting(10, "smallest number of samples per client")
     sizes: Sequence[int] | Sequence[float] = setting(
         (), 'for "sizes": counts, or fractions, in the order of names'
     )
     file: str = setting("", 'for "file": a saved partition')
     names: Sequence[str] = setting(
         (),
-        'with "group" and "file" in which order; with "group" also which take part',
-        above='client-0, client-1, ... unless given; members of "group" and "file" have the '
-        "names of the data or file",
+        'for "group" and "file": their order; for "group" also which groups take part',
+        above='by default client-0, client-1, ...; with "group" and "file", the names in the data or the '
+        "file",
     )
     merge: Mapping[str, Sequence[str]] = setting(
         {},
         '{North = ["Site 1", "Site 2"]}',
-        above='for "group": groups that are one member together; groups that are not listed '
-        "stay members of their own",
+        above='for "group": several groups that form one member; a group that is not listed is a '
+        "member of its own",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corruption:
-    """Members that are not what they should be; for rehearsals and experiments."""
+    """Faults planted in members on purpose; for rehearsals and experiments."""
 
     label_noise: Mapping[str, float] | str = setting({}, '{client-5 = 0.8}, or "ramp"')
-    label_flip: Sequence[str] = setting((), "y -> C-1-y")
+    label_flip: Sequence[str] = setting((), "members whose labels y become C-1-y")
     free_rider: Mapping[str, str] = setting({}, '{client-1 = "zero" | "noise" | "stale"}')
-    duplicate: Mapping[str, str] = setting({}, '{client-2 = "client-0"}: same data')
-    test_set: Sequence[str] = setting((), "trains on the test pool")
+    duplicate: Mapping[str, str] = setting(
+        {}, '{client-2 = "client-0"}: client-2 trains on the data of client-0'
+    )
+    test_set: Sequence[str] = setting((), "these members also train on the test pool")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,11 +138,11 @@ class Training:
     lr: float = setting(0.001)
     weight_decay: float = setting(0.001)
     tf32: bool = setting(
-        False, "let a GPU multiply in TF32: faster, no longer a CPU's numbers up to rounding"
+        False, "let a GPU multiply in TF32: faster, but results differ from a CPU's by more than rounding"
     )
     weights: Literal["uniform", "roster", "secret", "scores", "current-scores"] = setting("uniform")
     weight_score: Literal["ALPHA", "LOO", "IOI", "COS"] = setting(
-        "ALPHA", 'for "scores"; "current-scores": analysis'
+        "ALPHA", 'for "scores" and "current-scores" (which makes the run an analysis)'
     )
     roster_weights: Mapping[str, float] = setting({}, 'for "roster": {client-0 = 2.0}')
     weight_cap: int = setting(100000, 'for "secret": the largest sample count anyone may claim')
@@ -148,30 +152,32 @@ class Training:
 class Participation:
     """Who takes part when."""
 
-    fraction: float = setting(1.0, "of the members, drawn anew each round")
-    away: Mapping[str, Sequence[int]] = setting({}, "{client-2 = [3]}: misses round 3")
-    lost: Mapping[str, str] = setting({}, '{client-2 = "3:masked"}: dies there for a round')
+    fraction: float = setting(1.0, "fraction of the members who take part, drawn anew each round")
+    away: Mapping[str, Sequence[int]] = setting({}, "{client-2 = [3]}: client-2 misses round 3")
+    lost: Mapping[str, str] = setting(
+        {}, '{client-2 = "3:masked"}: client-2 is lost in round 3, from stage masked on'
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """What is measured; the first utility is the paid one."""
+    """What is measured. Members are paid by the first utility."""
 
     utilities: Sequence[str] = setting(
         ("expected-accuracy", "accuracy", "brier"),
-        "also: balanced-accuracy, neg-loss",
+        "also: sharpened-accuracy, balanced-accuracy, neg-loss",
         above='or one of your own: "module:function", called as function(model, images, '
-        "labels), a number per sample",
+        "labels); it returns a number per sample",
     )
     game: Literal["additive", "renormalised"] = setting("additive")
     missing: Literal["zero", "own-mean"] = setting("zero", "what a missed round counts in the sum")
     visibility: Literal["all", "coordinator"] = setting(
-        "all", "coordinator: members see own numbers and totals only"
+        "all", "coordinator: each member sees only its own numbers and the totals"
     )
     disclose_samples: bool = setting(False, "members also report how many training samples they hold")
     solo: bool = setting(False, "members also train alone and report that model's utility")
     truth: Sequence[str] = setting(
-        (), '"mr-shapley", "shapley": looks at plain updates; the run is marked analysis'
+        (), '"mr-shapley", "shapley": need plain updates, so the run is marked as an analysis'
     )
 
 
@@ -181,11 +187,11 @@ class SecureAggregation:
 
     enabled: bool = setting(True)
     bound: float = setting(4.0, "largest |M_i - M0| per coordinate")
-    threshold: int = setting(0, "members needed to finish; 0: floor(2/3 of all members) + 1")
-    least: int = setting(0, "between machines: fewest members a schedule may name; 0: the threshold")
+    threshold: int = setting(0, "members needed to finish a round; 0: floor(2/3 of all members) + 1")
+    least: int = setting(0, "between machines: fewest members that a round may schedule; 0: the threshold")
     check: bool = setting(True, "false saves an exchange; updates are then hidden from an honest server only")
     clip: bool = setting(
-        False, "cut (and count) what lies beyond the bound, where the default is to refuse it"
+        False, "cut (and count) what lies beyond the bound; by default such an update is refused"
     )
 
 
@@ -527,8 +533,7 @@ def check(config: Config) -> None:
             if tells:
                 raise ConfigError.at(
                     "scoring.visibility",
-                    f'"coordinator" cannot hold with {path} as it is: '
-                    "that would tell every member about the others",
+                    f'"coordinator" contradicts {path}, which would tell every member about the others',
                 )
     if config.training.roster_weights and config.training.weights != "roster":
         raise ConfigError.at("training.roster_weights", 'only with training.weights = "roster"')
@@ -609,7 +614,7 @@ def _check_partition(config: Config) -> None:
         for group in groups:
             if group in owner:
                 raise ConfigError.at(
-                    "partition.merge", f"group {group!r} is in {owner[group]!r} and in {name!r}"
+                    "partition.merge", f"group {group!r} is in both {owner[group]!r} and {name!r}"
                 )
             owner[group] = name
     if part.sizes and part.scheme != "sizes":

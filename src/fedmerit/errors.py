@@ -8,7 +8,8 @@
     │   │   └── ValueRefused    one number of it; names the client
     │   ├── FileFormatError     a file of reports: names file and line
     │   ├── ConfigError         a setting: names its path and the allowed values
-    │   └── DataError           a dataset, partition or corruption
+    │   ├── DataError           a dataset, partition or corruption
+    │   └── NoGradient          a utility, parameter or buffer without a gradient, which PHI needs
     ├── NeedsTable              the value needs every coalition, which secure aggregation never yields
     ├── UndefinedScore          the score does not exist for these reports, and fedmerit does not guess
     ├── UndefinedShares         these scores must not be turned into money
@@ -77,6 +78,14 @@ class ConfigError(InputError):
 
 class DataError(InputError):
     """A dataset, partition or corruption cannot be built."""
+
+
+class NoGradient(InputError):
+    """PHI needs a gradient that does not exist. ``utility`` or ``coordinate`` names what has none."""
+
+    def __init__(self, message: str, *, utility: str = "", coordinate: str = "") -> None:
+        super().__init__(message)
+        self.utility, self.coordinate = utility, coordinate
 
 
 class NeedsTable(FedmeritError, TypeError):

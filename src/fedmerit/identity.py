@@ -1,8 +1,8 @@
 """Names, keys, the roster, and the encoding of signed values, used by secure sums, protocol and ledger.
 
 The roster is fixed before round 1 and its hash enters every mask and every signature, so a server cannot
-swap a key without being caught. Only its owner may read a private key file: it is written in one step with
-mode 600, and a file with a looser mode is refused.
+swap a key without being caught. Only its owner may read a private key file: the file is written in one step
+with mode 600, and refused if its mode is looser.
 
 A roster file is TOML (or the same content as JSON)::
 
@@ -10,7 +10,7 @@ A roster file is TOML (or the same content as JSON)::
 
     [[members]]
     name = "Hospital A"
-    key = "ed25519:8f1c..."     # what `new_key` printed; 64 hexadecimal digits
+    key = "ed25519:8f1c..."     # as `fedmerit keys new` printed it; 64 hexadecimal digits
     weight = 1200               # optional: this member's public weight
 """
 
@@ -99,7 +99,7 @@ def number(text: Any) -> float:
 
 def _refuse_floats(value: Any, where: str, depth: int = 0) -> None:
     if depth > DEEPEST:
-        raise LedgerError(f"{where:.80}: deeper than {DEEPEST} levels")
+        raise LedgerError(f"{where:.80}: nested deeper than {DEEPEST} levels")
     if isinstance(value, float):
         raise LedgerError(f"{where}: floats have no place in a signed record, use exact()")
     if isinstance(value, Mapping):
@@ -120,7 +120,7 @@ def content(author: str, kind: str, body: Mapping[str, Any]) -> bytes:
 
 
 def commitment(body: Mapping[str, Any]) -> bytes:
-    """Return the hash of a body, which reveals nothing about the body if that has a ``salt``."""
+    """Return the hash of a body. It reveals nothing about a body that has a ``salt``."""
     return hashlib.sha256(b"fedmerit body 1\0" + canonical(body)).digest()
 
 
@@ -210,8 +210,8 @@ class Member:
             raise KeyFileError(f"{self.name}: a public key has 32 bytes")
         if _small_order(self.key):
             raise KeyFileError(
-                f"{self.name}: {PREFIX}{self.key.hex()} is no key of a person: signatures that anybody can "
-                "make verify under it; make one with `fedmerit keys new`"
+                f"{self.name}: {PREFIX}{self.key.hex()} protects nothing: anybody can make signatures that "
+                "verify under it; make a key with `fedmerit keys new`"
             )
         if self.weight is not None and not (math.isfinite(self.weight) and self.weight >= 0):
             raise KeyFileError(f"{self.name}: weight must be a number of at least 0, got {self.weight}")
@@ -240,7 +240,7 @@ class Roster:
                 raise KeyFileError(f"{member.name}: shares its key with another member of the roster")
         check_names(names)
         if len({member.weight is None for member in ordered}) > 1:
-            raise KeyFileError("either every member of the roster has a weight or none has")
+            raise KeyFileError("expected a weight for every member of the roster or for none")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -290,7 +290,7 @@ def new_key(path: str | os.PathLike[str]) -> bytes:
 
 
 def load_key(path: str | os.PathLike[str]) -> Ed25519PrivateKey:
-    """Read an identity key; refuse a file that others than its owner can access."""
+    """Read an identity key; refuse a file that anybody but its owner can access."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 

@@ -1,7 +1,7 @@
 """Words for people: notes and lines with a code, and the sentences that terminal, page and statements share.
 
 A `Note` is text that carries a code and the values it was made from. Code decides by ``code`` and ``values``,
-never by the text. The page and the command line use them to say the same in other words, and pseudonyms
+never by the text. The page and the command line use them to say the same in their own words. Pseudonyms
 replace names in the values before the text is made (`Note.renamed`).
 """
 
@@ -24,15 +24,15 @@ NO_SCORE = "it has no score and is paid nothing under any rule"
 """Said of a member without a single report."""
 
 _ZERO = "{where}{score}: the {zero:sum of|sums of} {zero} over clients {zero:is|are} zero; "
-_STATED = "keys: as the ledger states them; compare with --roster FILE"
+_STATED = "keys: taken from the ledger itself; compare with --roster FILE"
 APART = "differ only in case, blanks or how letters are composed: they count as two"
 _PAID = "payouts: decision {decision}{after}: {money} for {client}: "
 _RELEASED = (
     "kept: shares were released in round {round} for the sum of {clients}, but in the ledger that round "
 )
 _UNTOLD = (
-    ": the server may know a sum that it told nobody. This also happens where too few answered at the end, "
-    "or the server was stopped"
+    ": the server may know a sum that it told nobody. This also happens if too few members answered at the "
+    "end, or if the server was stopped"
 )
 
 WORDS: dict[str, str] = {
@@ -44,6 +44,10 @@ WORDS: dict[str, str] = {
     "opposite-signs": "{where}{score}: pot {pot:.6g} and sum {sum:.6g} have opposite signs",
     "empty-pot": "{where}{score}: nothing to distribute, the pot is 0",
     "empty-up-to-rounding": "{where}{score}: nothing to distribute, the pot is 0 up to rounding",
+    "phi-no-gradient": "PHI of {utility} is left out: the utility has no gradient",
+    "phi-no-coordinate": "PHI of {utility} is left out: it has no gradient at {what!r}, a part of the model",
+    "phi-failed": "PHI of {utility} is left out: no gradient could be computed in round {round}",
+    "phi-private": "PHI is left out: members may not see each other's scores (scoring.visibility)",
     # values of a table
     "multiple": "the weights of all coalitions sum to {total:.6g}, not 1: this is a multiple of a semivalue",
     "few-orders": "no standard error from {pairs} pairs of orders, {least} are needed",
@@ -54,6 +58,10 @@ WORDS: dict[str, str] = {
     "partly-own-mean": (
         "client {client!r} reported {seen} of {rounds} rounds; the rest counts at its own mean"
     ),
+    "summed-zero": "client {client!r} was in {seen} of {rounds} rounds' sums; the rest counts as zero",
+    "summed-own-mean": (
+        "client {client!r} was in {seen} of {rounds} rounds' sums; the rest counts at its own mean"
+    ),
     "never-reported": "client {client!r} was in the sum but never reported: " + NO_SCORE,
     "only-listed": "client {client!r} is on the list of clients but never reported: " + NO_SCORE,
     "silent": "client {client!r} was summed but sent no report: round {rounds}",
@@ -63,13 +71,14 @@ WORDS: dict[str, str] = {
     "jump-between": "round {earlier} ends at {ends:.6g} and round {later} begins at {begins:.6g}",
     "bound-unnamed": "standard errors of rounds that do not name their slice were added up: an upper bound",
     "bound-shared": "standard errors of rounds on the same test samples were added up: an upper bound",
+    "bound-blocks": "standard errors of rounds with other blocks were added up: an upper bound",
     "aborted": "{rounds:numbered} {rounds:was|were} aborted: the model stayed as it was",
     "unreported": (
         "{rounds:numbered} {rounds:was|were} summed, but nobody reported on {rounds:it|them}: what changed "
         "in the model then is in nobody's score and in no gain"
     ),
     # shares
-    "negative-refused": "negative {score} of {clients:first 5}, and negative='refuse' was asked",
+    "negative-refused": "negative {score} of {clients:first 5}, and negative='refuse' is set",
     "negative": "negative {score} counts as zero: {clients:first 5}",
     "negative-for-others": "negative {score} counts as zero in the shares of the others: {clients:first 5}",
     "no-gain": "the utility did not rise (gain {gain:.6g}): there is no gain to attribute",
@@ -78,19 +87,19 @@ WORDS: dict[str, str] = {
     "status": "{score} has status {status!r}, not 'ok'",
     "no-gain-to-divide": "the gain is {gain:.6g}, and 'impartial' divides by it",
     "nothing-positive": (
-        "the positive part of {score} is {positive:.6g}, no more than rounding leaves (1e-12)"
+        "the positive part of {score} is {positive:.6g}, which rounding alone can leave (up to 1e-12)"
     ),
     "within-errors": (
         "the positive part of {score} is {positive:.6g}, no more than two standard errors ({noise:.6g})"
     ),
     "all-fenced": "the fence leaves no positive {score}: the others' scores are all too low",
-    "undefined": "{reason}; on_undefined='equal' or 'zero' would say what to do then",
+    "undefined": "{reason}; set on_undefined to 'equal' or 'zero' to say what to do then",
     "undefined-decided": "{reason}; on_undefined={decided!r} decided",
     "no-shares": "no shares: {why}",
     "no-division": "these scores allow no shares by this rule",
     "doubted": (
-        "nothing is paid: {doubts:spaced} despite_doubts=True pays all the same; the ledger of a run then "
-        "says so"
+        "nothing is paid: {doubts:spaced} despite_doubts=True pays anyway, and the ledger of a run then says "
+        "so"
     ),
     # what a rehearsal planted
     "planted": "Rehearsal: {faults:clauses}.",
@@ -119,19 +128,19 @@ WORDS: dict[str, str] = {
         "members: {joined} of {members} joined, each with its own key; this cannot show whose machines they "
         "were"
     ),
-    "keys": "keys: those of {roster}, roster hash {hash}",
+    "keys": "keys: they match {roster}, roster hash {hash}",
     "keys-held": (
-        "keys: those of {roster}, roster hash {hash}; but {holder} held them all, so they do not show "
+        "keys: they match {roster}, roster hash {hash}; but {holder} held all of them, so they do not show "
         "who spoke"
     ),
     "keys-stated": _STATED,
     "keys-hashed": _STATED + ", or the hash of your roster with {hash}",
     "keys-weighted": (
-        _STATED + " (they give no roster hash to compare: the one in its terms is of public weights that are "
-        "not in the ledger, or of other keys)"
+        _STATED + " (there is no roster hash to compare: the hash in the terms covers other keys, or public "
+        "weights that are not in the ledger)"
     ),
-    "heads-none": "heads: no member has signed one yet; what is here rests on the server alone",
-    "heads": "heads: {signed} of {members} members signed that of {place}, of {records} records",
+    "heads-none": "heads: no member has signed one yet, so everything here rests on the server alone",
+    "heads": "heads: {signed} of {members} members signed the head of {place}; there are {records} records",
     "place": "record {record}, after round {rounds}",
     "place-before": "record {record}, before round 1",
     "on-chain": "head {head}...: on the chain: {place}",
@@ -141,13 +150,15 @@ WORDS: dict[str, str] = {
     "kept-aborted": _RELEASED + "is aborted" + _UNTOLD,
     "kept-same": (
         "kept: rounds {rounds} started from the same M0, and not all of them have the same members in the "
-        "sum ({sums:clauses}): who knows these sums can subtract them"
+        "sum ({sums:clauses}): anybody who knows these sums can subtract them"
     ),
     "kept-sum": "round {round}: {clients}",
-    "kept-reports": "kept: {there} of {reports} reports are in the ledger, about what was told",
+    "kept-reports": (
+        "kept: {there} of {reports} reports are in the ledger, on the outcomes that the member was told"
+    ),
     "kept-lost": (
-        "kept: the report of round {rounds} is not in the ledger: it was lost on the way, or the server was "
-        "stopped before it wrote it down, or left it out"
+        "kept: the report of round {rounds} is not in the ledger: it was lost on the way, the server was "
+        "stopped before recording it, or the server left it out"
     ),
     "signed": "{client}: last signed the head of {place}",
     "signed-none": "{client}: signed no head",
@@ -156,23 +167,23 @@ WORDS: dict[str, str] = {
         "rounds: {closed} of {planned}, {aborted} aborted, {unreported} summed without any report "
         "({rounds:numbered})"
     ),
-    "moves": "models: the server's optimiser moves the model between rounds, so no M0 can be followed",
+    "moves": "models: the server's optimiser moves the model between rounds, so M0 cannot be checked",
     "differs": "round {round}: {client} {how}",
     "differs-how": "signed {what} = {own:g} of {utility}, the round is scored with {used:g}",
     "analysis": "analysis: plain updates were looked at",
     "scores": "scores: follow from the reports in the ledger",
     "scores-unwritten": "scores: not written yet",
     "scores-none": "scores: none yet",
-    "scores-own": "scores: those of {client} follow from its own reports; nobody else's were computed",
+    "scores-own": "scores: {client}'s follow from its own reports; nobody else's were recomputed",
     "files": "files: {files}: {how}",
-    "file-gone": "{file} is not there",
+    "file-gone": "{file} is missing",
     "file-older": "{file} is {rounds} {rounds:round|rounds} older than the ledger",
     "files-by-command": (
         "`fedmerit page {path}` or `fedmerit rewards` writes what is missing, from the ledger"
     ),
     "files-by-process": "a process is running in this folder, and writes them after the ledger",
     "files-by-resume": "`fedmerit run --resume` writes what is missing, with the ground truth",
-    "withheld": "withheld: {records} records about others, of which only the hashes are here",
+    "withheld": "withheld: {records} records about others; this copy holds only their hashes",
     "payouts": (
         "payouts: decision {decision} (record {record}){instead}{after}: {budget:,.2f} by the rule {rule} "
         "follows from the scores, to the cent{mine}"
@@ -180,24 +191,24 @@ WORDS: dict[str, str] = {
     "payouts-instead": ", in place of decision {decision}",
     "payouts-after": ", after round {round} of {planned}",
     "payouts-mine": "; {amount:,.2f} for {client}",
-    "payout": _PAID + "share and cents follow from its scores and the totals; nobody else's were computed",
+    "payout": _PAID + "share and cents follow from its scores and the totals; nobody else's were recomputed",
     "payout-stated": (
-        _PAID + "cents follow from the stated share; the share needs more than the totals; nobody else's "
-        "were computed"
+        _PAID + "cents follow from the stated share, but the share cannot be recomputed from the totals; "
+        "nobody else's were recomputed"
     ),
     "despite": "doubts: decision {decision} was made despite this, as its record says: {doubt}",
     "despite-unsaid": (
         "doubts: decision {decision} was made despite this, which its record does not say: {doubt}"
     ),
-    "despite-any": "doubts: decision {decision} was to be made despite any doubts, as its record says",
+    "despite-any": "doubts: by its record, decision {decision} was to be made despite any doubts",
     "head": "head: {head}",
     # in place of text that may contain a name
-    "untold": "What is wrong is not told here, because it may name members: `fedmerit verify` tells it",
+    "untold": "This page does not say what is wrong, because that may name members: `fedmerit verify` does",
     "untold-record": (
-        "Record {record} is wrong; in what way is not told here, because it may name members: `fedmerit "
-        "verify` tells it"
+        "Record {record} is wrong. This page does not say how, because that may name members: `fedmerit "
+        "verify` does"
     ),
-    "untold-copy": "In what way is not told here, because it may name members: `fedmerit verify` tells it",
+    "untold-copy": "This page does not say how, because that may name members: `fedmerit verify` does",
 }
 """Code -> the library's words for a note. ``{where}`` is made from the value ``round``."""
 
@@ -472,7 +483,7 @@ def numbered(numbers: Sequence[int], most: int = 30) -> str:
 
 
 def made_worse(standings: Sequence[Standing], most: int | None = None) -> str:
-    """Return who surely made the model worse, without a full stop; empty if that can be said of nobody.
+    """Return who surely made the model worse, without a full stop; empty if nobody surely did.
 
     If some member surely improved the model, a member whose rank may still be first is not accused.
 
@@ -490,7 +501,7 @@ def made_worse(standings: Sequence[Standing], most: int | None = None) -> str:
 
 
 def planted(corruption: Corruption, names: Mapping[str, str] | None = None) -> Note:
-    """Return a sentence that says which faults the settings planted in whom; empty if there are none.
+    """Return a sentence that says which faults the settings planted in which members; empty if none.
 
     Args:
         corruption: the corruption settings.

@@ -57,7 +57,7 @@ def about_keys(run: Mapping[str, Any], config: Config, roster: Roster | None, na
         run: the body of the ledger's first record.
         config: the config in it.
         roster: the reader's own roster, or None.
-        name: of the roster, for messages.
+        name: name of the roster, for messages.
 
     Raises:
         LedgerError: names the members whose keys differ.
@@ -74,7 +74,7 @@ def about_keys(run: Mapping[str, Any], config: Config, roster: Roster | None, na
 
 
 def _check(run: Mapping[str, Any], config: Config, roster: Roster, name: str) -> None:
-    """Raise LedgerError unless names, keys, public weights and hash are those of the roster."""
+    """Raise LedgerError unless names, keys, public weights and hash match the roster."""
     if not run["keys"]:
         raise LedgerError(f"an unsigned ledger has no keys, so there is nothing to compare with {name}")
     listed, wrong = {member.name: member.key for member in roster.members}, []
@@ -82,20 +82,20 @@ def _check(run: Mapping[str, Any], config: Config, roster: Roster, name: str) ->
         if member not in listed:
             wrong.append(f"{member} is not on it")
         elif member not in config.clients:
-            wrong.append(f"{member} is on it and not in the run")
+            wrong.append(f"{member} is on it, but not in the run")
         elif bytes.fromhex(run["keys"][member]) != listed[member]:
             theirs, here = listed[member].hex(), run["keys"][member]
             wrong.append(f"the key of {member} is {here[:16]}..., on the roster {theirs[:16]}...")
     if wrong:
-        made = "; a rehearsal makes keys of its own" if run["engine"] in REHEARSALS else ""
-        raise LedgerError(f"its keys are not those of {name}: {'; '.join(wrong)}{made}")
+        made = "; a rehearsal makes its own keys" if run["engine"] in REHEARSALS else ""
+        raise LedgerError(f"its keys do not match {name}: {'; '.join(wrong)}{made}")
     training = config.training
     if training.weights == "roster" and training.roster_weights != roster.weights:
-        raise LedgerError(f"its public weights are not those of {name}")
+        raise LedgerError(f"its public weights do not match {name}")
     stated = run.get("terms", {}).get("roster", roster.hash.hex())
     if stated != roster.hash.hex():
         raise LedgerError(
-            f"its members agreed to the roster with hash {stated!s:.64}, {name} has {roster.hash.hex()}: "
+            f"its members agreed to a roster with hash {stated!s:.64}, but {name} has {roster.hash.hex()}: "
             "names and keys are the same, public weights are not"
         )
 
@@ -108,11 +108,11 @@ def _how_to_compare(run: Mapping[str, Any], config: Config) -> Note:
     try:
         computed = Roster(members).hash.hex()
     except KeyFileError as error:
-        raise LedgerError(f"its keys are no roster: {error}") from error
+        raise LedgerError(f"its keys do not form a roster: {error}") from error
     if stated == computed:
         return Note("keys-hashed", hash=computed)
     if weights:
-        raise LedgerError("its members agreed to another roster than its keys and public weights make")
+        raise LedgerError("its members agreed to a roster that its keys and public weights do not form")
     return Note("keys-stated" if stated is None else "keys-weighted")
 
 
@@ -120,9 +120,9 @@ def _how_to_compare(run: Mapping[str, Any], config: Config) -> Note:
 
 
 def renew(path: Path) -> str:
-    """Rewrite the score files of a run if a kill left them older than its ledger.
+    """Rewrite the score files of a run if a killed process left them older than its ledger.
 
-    The folder is locked meanwhile, and must verify.
+    The folder is locked meanwhile. It must verify.
 
     Returns:
         What was done, in words; an empty string if the files were up to date.
@@ -152,16 +152,16 @@ def _renewed(path: Path) -> str:
             return ""
         if config.scoring.truth:
             raise StoreError(
-                f"{path / 'scores.json'}: older than the ledger, and holds ground truth, which no ledger "
-                "does: `fedmerit run --resume` writes it anew"
+                f"{path / 'scores.json'}: older than the ledger, and holds ground truth, which the ledger "
+                "does not: `fedmerit run --resume` writes it again"
             )
         write_scores(path, rounds, config)
     names, were = " and ".join(late), "was" if len(late) == 1 else "were"
     older = [count for name, count in late.items() if files[name] is not None]
     if not older:
-        return f"wrote {names} anew, which {were} not there"
+        return f"wrote {names} again, which {were} missing"
     behind = f"{max(older)} round{'' if max(older) == 1 else 's'} older than the ledger"
-    return f"wrote {names} anew, which {were} {'' if len(older) == len(late) else 'not there or '}{behind}"
+    return f"wrote {names} again, which {were} {'' if len(older) == len(late) else 'missing or '}{behind}"
 
 
 # -------------------------------------------------------------------------------------------------- verify
@@ -186,11 +186,11 @@ def verify_folder(
 
     The checks cover: chain and signatures; whether records fit together; the scores and payouts stated in the
     ledger; and whether ``config.toml``, checkpoints, ``scores.json`` and ``scores.csv`` agree with it. Score
-    files that lack the ledger's last rounds are mentioned, but are no error: the ledger is the record. A
-    process may be writing in the folder meanwhile.
+    files that lack the ledger's last rounds are mentioned, but are not an error, because the ledger is the
+    record. A process may be writing in the folder meanwhile.
 
     Args:
-        path: of the folder.
+        path: path of the folder.
         head: a head that somebody wrote down; it must be on the chain.
         heads: a member's own file of what it was shown, did and reported (``KEY.state/RUN/heads``); the
             ledger must agree with it.
@@ -223,8 +223,8 @@ def verify_folder(
                 raise
             if attempt == ATTEMPTS:
                 raise LedgerError(
-                    f"{path}: a process keeps writing in this folder: its ledger moved on during each of "
-                    f"{ATTEMPTS} readings; verify when that process is done. The last one found: {error}"
+                    f"{path}: a process keeps writing in this folder: its ledger grew during each of "
+                    f"{ATTEMPTS} readings; verify when that process is done. The last reading found: {error}"
                 ) from error
         else:
             same = read == before or not late
@@ -325,8 +325,8 @@ class _Checked:
         if heads is not None:
             if self.run["engine"] == EMBEDDED:
                 raise LedgerError(
-                    "says that it is a rehearsal in one process, in which no member keeps a file of its own: "
-                    "if this file is yours, the ledger is not that of your run"
+                    "says that it is a rehearsal in one process, where no member keeps a file of its own: "
+                    "if this file is yours, this is not the ledger of your run"
                 )
             yield from check_kept(Path(heads), self.places, self.records)
         if self.member is not None and self.signed:
@@ -430,7 +430,7 @@ def record_decision(path: Path, terms: Terms) -> tuple[Decision, bool]:
 
     Args:
         path: the run folder.
-        terms: of the decision.
+        terms: terms of the decision.
 
     Returns:
         The decision, and whether it is new. If the last decision has the same terms and rounds, that decision
@@ -476,9 +476,9 @@ def _signer(path: Path, ledger: Ledger) -> Sign:
     file = path / "keys" / f"{SERVER}.pem"
     if not file.exists():
         raise StoreError(
-            f"{file}: only who holds the server's key can record a decision; --dry-run prints it"
+            f"{file}: only the holder of the server's key can record a decision; --dry-run prints it"
         )
     key = load_key(file)
     if public_key(key).hex() != keys[SERVER]:
-        raise LedgerError(f"{file}: not the key that the ledger names as the server's")
+        raise LedgerError(f"{file}: not the server's key according to the ledger")
     return lambda author, message: key.sign(message)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-STAGES = ("advertise", "share", "masked", "check", "unmask", "report")
-"""Where a member can be lost: the answer of that stage never arrives, nor any later one of the round."""
+from linear_federation import STAGES
+
 LEAST = 3
 """Fewest members in a sum."""
 

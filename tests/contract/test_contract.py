@@ -300,7 +300,7 @@ def test_where_the_coordinator_sees_all_a_members_copy_verifies(ran, tmp_path, w
             (tmp_path / name).write_bytes(b"".join(exported(ledger, sees(name))))
     for name in scenario.names:
         lines = list(verify_copy(tmp_path / name, member=name, heads=found.heads.get(name)))
-        assert f"scores: those of {name} follow from its own reports; nobody else's were computed" in lines
+        assert f"scores: {name}'s follow from its own reports; nobody else's were recomputed" in lines
         shown = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
         open_ = {one["author"] for one in shown if one["kind"] == "report" and "body" in one}
         assert open_ == {name}

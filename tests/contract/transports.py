@@ -6,31 +6,24 @@ network, training and seeds, so that its reports must be the same, too.
 
 from __future__ import annotations
 
-import secrets
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from scenarios import STAGES, Scenario, name_of
+from scenarios import Scenario, name_of
 
-from fedmerit.config import Config, as_toml, from_dict
-from fedmerit.errors import ProtocolError, RunAborted
-from fedmerit.identity import Member, Roster, load_key, new_key, write_roster
+from fedmerit.config import Config, from_dict
+from fedmerit.errors import RunAborted
+from fedmerit.identity import Member, Roster, new_key, write_roster
 from fedmerit.ledger.chain import Ledger, Record
-from fedmerit.ledger.recorder import LedgerRecorder
 from fedmerit.ledger.records import rounds_of
-from fedmerit.protocol.coordinator import Coordinator
-from fedmerit.protocol.measure import Evaluations
-from fedmerit.protocol.member import Participant
-from fedmerit.protocol.messages import Ask, Parcel, Round, Trained, Work, pack, unpack
-from fedmerit.storage.member_state import MemberFiles
-from fedmerit.storage.run_folder import Folder
-from ledgers import pool_of, terms_of
+from fedmerit.protocol.messages import Ask, Parcel, Round, pack
+from linear_federation import STAGES, Federation, arrives
 
 FLOWER = Path(__file__).parent.parent / "flower"
 
@@ -91,29 +84,7 @@ def kept(home: Path, ran: Ran) -> dict[str, Path]:
     return {name.removesuffix(".pem.state"): path for name, path in found.items() if path.exists()}
 
 
-def without_keys(answer: bytes) -> bytes:
-    """A report whose author gives no keys for the next round."""
-    body, signature, _ = unpack(answer, "a report", values=4)
-    return pack([body, signature, b""])
-
-
-def arrives(scenario: Scenario, name: str, ask: Ask, answer: bytes) -> bytes | None:
-    """What the server gets of a member's answer: all, nothing, or a report without the next keys.
-
-    Keys for a round come with the reports of the one before. Who is lost when they are due gives none then,
-    and none when the server asks again.
-    """
-    stage = {"train": "masked"}.get(ask.exchange, ask.exchange)
-    if stage in STAGES and scenario.is_lost(name, ask.round, stage):
-        return None
-    if stage == "report" and scenario.is_lost(name, ask.round + 1, "advertise"):
-        return without_keys(answer)
-    return answer
-
-
 # ------------------------------------------------------------------------------------------------- linear
-
-SIZE = 12
 
 
 class Linear:
@@ -126,97 +97,26 @@ class Linear:
         return ""
 
     def run(self, scenario: Scenario, home: Path) -> Ran:
-        roster = make_keys(home, scenario)
-        training: dict[str, Any] = {"rounds": scenario.rounds, "weights": scenario.weights}
-        if scenario.weights == "roster":
-            training["roster_weights"] = scenario.roster
-        settings = {
-            "data": {"test_reveal": scenario.reveal},
-            "partition": {"names": list(scenario.names)},
-            "training": training,
-            "scoring": {"utilities": ["fit"], "visibility": scenario.visibility},
-            "secure_aggregation": {"threshold": scenario.threshold},
-        }
-        text, config = as_toml(settings), from_dict(settings)
-        slices = scenario.rounds if scenario.reveal == "per-round" else 1
-        x, y = samples("test", 20 * slices)
-        pool, terms = pool_of(x, y, slices), terms_of(text, roster)
-        ran, m0 = Ran(home / "run"), np.zeros(SIZE, np.float32)
-        with Folder(ran.folder, config, text=text) as folder:
-            (folder.path / "keys").mkdir()
-            new_key(folder.path / "keys" / "server.pem")
-            key = load_key(folder.path / "keys" / "server.pem")
-            recorder = LedgerRecorder(
-                folder, config, roster, key, secrets.token_hex(16), "flower", terms, pool.commitment
-            )
-            recorder.begin(m0)
-            carrier = Carrier(scenario, home, roster, m0, ran)
-            coordinator = Coordinator(recorder, pool, carrier, Evaluations(fit))
-            invited = dict.fromkeys(scenario.names, coordinator.invitation())
-            for name, answer in carrier.exchange("join", invited):
-                assert coordinator.admit("here", answer) == name
-            for number in range(1, scenario.rounds + 1):
-                ran.models.append(carrier.m0)
-                present = [name for name in scenario.names if not scenario.is_away(name, number)]
-                model = coordinator.round(number, carrier.m0, present)
-                carrier.m0 = carrier.m0 if model is None else model
-            ran.models.append(carrier.m0)
-            coordinator.finish(carrier.m0)
+        federation = Federation(
+            home,
+            scenario.names,
+            scenario.rounds,
+            files=True,
+            lost=[(name_of(i), number, stage) for i, number, stage in scenario.lost],
+            away=[(name_of(i), number) for i, number in scenario.away],
+            beyond=map(name_of, scenario.beyond),
+            samples=scenario.samples,
+            weights=scenario.roster if scenario.weights == "roster" else None,
+            settings={
+                "data": {"test_reveal": scenario.reveal},
+                "training": {"weights": scenario.weights},
+                "scoring": {"visibility": scenario.visibility},
+                "secure_aggregation": {"threshold": scenario.threshold},
+            },
+        ).run()
+        ran = Ran(federation.folder, federation.updates, federation.models)
         ran.heads = kept(home, ran)
         return ran
-
-
-@dataclass(eq=False)
-class Carrier:
-    """Carries messages to the members of a scenario; what is lost on its way is not among the answers."""
-
-    scenario: Scenario
-    home: Path
-    roster: Roster
-    m0: np.ndarray
-    ran: Ran
-
-    def expected(self, number):
-        return self.scenario.names
-
-    def exchange(self, kind, asks):
-        for name, data in asks.items():
-            ask, _ = Ask.unpack(data)
-            work, answer = partial(self.work, name, ask.round) if kind == "train" else None, None
-            with suppress(ProtocolError):  # who refuses gives no answer
-                answer = arrives(self.scenario, name, ask, self.member(name).answer(data, "here", work))
-            if answer is not None:
-                yield name, answer
-
-    def member(self, name):
-        key = self.home / f"{name}.pem"
-        identity = load_key(key)
-        state = partial(MemberFiles, key, identity)
-        return Participant(name, identity, self.roster, state, lambda shape, utilities: fit)
-
-    def work(self, name, number):
-        def train():
-            x, y = samples(name, self.scenario.samples[name])
-            order = np.random.default_rng([number, len(y)]).permutation(len(y))[1:]  # not twice the same
-            delta = (0.2 * x[order].T @ (y - x @ self.m0)[order] / len(y)).astype(np.float32)
-            if name in map(name_of, self.scenario.beyond):
-                delta[0] += 9
-            self.ran.updates[number, name] = delta
-            return Trained(self.m0, delta, len(y))
-
-        return Work(self.m0, b"", train)
-
-
-def samples(whose: str, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and noisy outputs of the function that all of them learn."""
-    rng = np.random.default_rng(list(whose.encode()))
-    x = rng.normal(size=(count, SIZE))
-    return x, x @ np.linspace(0.1, 0.5, SIZE) + rng.normal(size=count) / 5
-
-
-def fit(model: np.ndarray, shown: Any) -> dict[str, np.ndarray]:
-    """In [0, 1] per sample; 1 for a perfect answer."""
-    return {"fit": np.exp(-np.square(shown.x @ model - shown.y) / 4)}
 
 
 # -------------------------------------------------------------------------------------------------- local
@@ -409,15 +309,16 @@ class FlowerTask:
         from fedmerit.flower.grid import UNAVAILABLE
 
         task = self
+        lost = {(name_of(i), number): STAGES.index(stage) for i, number, stage in self.scenario.lost}
 
         class Lossy(InProcess):
             def _answer(self, node, message):
                 ask, name = Ask.unpack(take(message.content))[0], task.nodes[node]
-                if arrives(task.scenario, name, ask, pack([b"", b"", b""])) is None:
+                if arrives(lost, name, ask, pack([b"", b"", b""])) is None:
                     return Message(Error(UNAVAILABLE, "Node Unavailable"), reply_to=message)
                 reply = super()._answer(node, message)
                 if ask.exchange == "report" and not reply.has_error():
-                    answer = arrives(task.scenario, name, ask, take(reply.content).head)
+                    answer = arrives(lost, name, ask, take(reply.content).head)
                     reply.content[BYTES] = put(Parcel(answer))[BYTES]
                 return reply
 

@@ -112,11 +112,11 @@ def test_only_who_holds_the_servers_key_decides_and_only_on_a_run_that_verifies(
     key = folder / "keys" / "server.pem"
     kept = key.read_bytes()
     key.unlink()
-    with pytest.raises(StoreError, match="only who holds the server's key can record a decision"):
+    with pytest.raises(StoreError, match="only the holder of the server's key can record a decision"):
         record_decision(folder, Terms("10.00", PAID))
     key.write_bytes((folder / "keys" / "client-0.pem").read_bytes())
     key.chmod(0o600)
-    with pytest.raises(LedgerError, match="not the key that the ledger names as the server's"):
+    with pytest.raises(LedgerError, match="not the server's"):
         record_decision(folder, Terms("10.00", PAID))
     key.write_bytes(kept)
     text = (folder / "scores.json").read_text()
@@ -160,8 +160,8 @@ def a_share_to_a_friend(body):
         (put(utility="fame"), "not a record of its kind: KeyError"),
         (put(decision=2), "expected decision 1"),
         (put(replaces=1), "expected decision 1, which replaces None"),
-        (put(rounds=2), "rests on 2 rounds, 3 were closed before it"),
-        (put(unpaid=1), "unpaid is not the rest"),
+        (put(rounds=2), "rests on 2 rounds, but 3 were closed before it"),
+        (put(unpaid=1), "unpaid amount is not the rest"),
         (put(status="undefined"), "states status 'undefined'"),
         (put(shares={}), "share of client-0: missing"),
         (put(cents=None), "not a record of its kind"),
@@ -301,7 +301,7 @@ def test_a_member_recomputes_its_own_scores_and_cents_from_its_own_copy(closed, 
     for member in CLOSED.clients:
         told = lines(copy_for(closed, member), member=member)
         amount = f"{made.paid[member]:,.2f} for {member}"
-        assert f"scores: those of {member} follow from its own reports; nobody else's were computed" in told
+        assert f"scores: {member}'s follow from its own reports; nobody else's were recomputed" in told
         (line,) = [line for line in told if line.startswith("payouts")]
         assert amount in line
         assert ("share and cents follow" in line) == (rule != "fenced")
@@ -378,7 +378,7 @@ def test_totals_are_those_of_the_reports(closed):
             r"totals by server",
         ),
         ("payout", lambda b: b.update(cents=b["cents"] + 1), "cents of client-"),
-        ("payout", lambda b: b.update(member="client-0"), "second of its member|share of"),
+        ("payout", lambda b: b.update(member="client-0"), "second one for its member|share of"),
         (
             "decision",
             lambda b: b["totals"].update(positive=exact(9.0)),
@@ -410,7 +410,7 @@ def test_the_coordinator_cannot_state_what_does_not_follow(closed, kind, edit, m
             lambda b: b["totals"].update(positive=exact(9.0)),
             "totals.positive: not the alpha_plus",
         ),
-        ("decision", lambda b: b["totals"].update(n=3), "payout for everybody|totals.n"),
+        ("decision", lambda b: b["totals"].update(n=3), "payout for each member|totals.n"),
         ("decision", lambda b: b.update(budget="2000.00"), "cents of client-2: states"),
         ("decision", lambda b: b["totals"]["division"].__setitem__(3, 0), "not a record of its kind"),
         ("totals", lambda b: b["utilities"][PAID]["round"].update(n=4), "expected-accuracy.n: states 4"),
@@ -439,7 +439,7 @@ def test_a_copy_that_withholds_what_its_reader_may_see_is_refused(closed):
     with Ledger(closed / "ledger.sqlite", read_only=True) as ledger:
         path.write_bytes(b"".join(exported(ledger, lambda record: record.kind not in ("report", "score"))))
         dark = b"".join(exported(ledger, lambda record: record.kind != "round" and sees("client-1")(record)))
-    with pytest.raises(LedgerError, match="say whose it is"):
+    with pytest.raises(LedgerError, match="say whose copy it is"):
         lines(path)
     path.write_bytes(dark)
     with pytest.raises(LedgerError, match=r"though every member may see it"):

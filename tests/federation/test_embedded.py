@@ -205,7 +205,7 @@ def test_too_few_members_abort_the_round_and_leave_the_model_alone(tmp_path):
     assert content["rounds"][0]["reports"] is None
     assert content["rounds"][0]["aborted"] is True
     assert any(
-        "round 1 aborted, the model is unchanged: 2 members scheduled, 3 of all 4 are needed" in note
+        "round 1 aborted, the model is unchanged: 2 scheduled, at least 3 of the 4 members are needed" in note
         for note in notes
     )
     assert content["rounds"][1]["participants"] == content["clients"]
@@ -237,7 +237,7 @@ def test_a_threshold_above_the_number_scheduled_aborts_the_round(tmp_path):
         "secure_aggregation.threshold=4", "participation.away={client-0=[1]}", folder=tmp_path / "run"
     )
     assert content["rounds"][0]["aborted"] is True
-    assert any("3 members scheduled, 4 of all 4 are needed" in note for note in notes)
+    assert any("3 scheduled, at least 4 of the 4 members are needed" in note for note in notes)
 
 
 @pytest.mark.parametrize("switch", ["secure_aggregation.enabled=true", OFF])
@@ -538,7 +538,7 @@ def test_a_folder_in_use_or_of_another_config_is_refused(plain):
     _, folder = plain
     with pytest.raises(StoreError, match="not empty; use --resume"):
         run(tiny(), folder)
-    with pytest.raises(StoreError, match=r"another config: training.rounds is 2 there and 3 here"):
+    with pytest.raises(StoreError, match=r"a different config: training.rounds is 2 there and 3 here"):
         run(tiny("training.rounds=3"), folder, resume=True)
     before = scores_json(folder)
     run(tiny(), folder, resume=True)  # finished: nothing to do, nothing changed
@@ -588,7 +588,7 @@ def test_a_plan_says_before_the_run_what_the_run_says_at_its_start(tmp_path):
     assert tuple(said[: len(planned)]) == planned
     for expected in (
         "Rehearsal: the labels of client-3 were flipped on purpose (corruption.label_flip).",
-        "3 members: none may be lost, and any two of them see the third one's update",
+        "3 members: none may be lost, and any two of them can compute the third one's update",
         "no check: members do not compare what they are asked to unmask, so updates are hidden only from a "
         "server that follows the protocol",
         "participation.away: round 2 will be aborted: fewer than 3 of all 4 members are scheduled",

@@ -109,7 +109,7 @@ def test_settings_of_a_good_run_are_agreed_to(server, member):
 @pytest.mark.parametrize("engine", ["embedded", "flower-simulation", "else"])
 def test_a_member_does_not_sign_that_a_run_is_a_rehearsal(server, member, engine):
     """Whoever reads the ledger would be told that its signatures prove nothing."""
-    with pytest.raises(RefusedError, match=f"asked for a run with engine '{engine}', which this is not"):
+    with pytest.raises(RefusedError, match=f"asked for a run with engine '{engine}', expected flower"):
         member.answer(server.invitation(engine=engine), "here")
 
 

@@ -157,7 +157,7 @@ def test_a_sum_that_the_server_calls_aborted_is_in_the_file_of_who_released_shar
     )
     assert lines[3] == (
         "rounds 1, 2 started from the same M0, and not all of them have the same members in the sum "
-        "(round 1: A, B, C, D; round 2: A, B, C): who knows these sums can subtract them"
+        "(round 1: A, B, C, D; round 2: A, B, C): anybody who knows these sums can subtract them"
     )
     assert federation.lines("D")[-1] == lines[3]  # who was left out finds it, too
 
@@ -172,8 +172,8 @@ def test_an_old_model_in_a_round_that_the_server_calls_aborted_is_an_error(feder
     assert federation.round(3, old, ALL[:3], by=federation.hidden) is not None
     federation.pretend(3, model)
     message = (
-        r"heads: line 6: this member trained from another M0 in round 3 than the ledger says: "
-        rf"from {model_hash(old)}, not from {model_hash(model)}"
+        r"heads: line 6: this member did not train from the M0 that the ledger states for round 3: "
+        rf"it trained from {model_hash(old)}, the ledger states {model_hash(model)}"
     )
     with pytest.raises(LedgerError, match=message):
         federation.lines("A")
@@ -213,7 +213,7 @@ def test_a_ledger_with_others_in_the_sum_is_an_error(federation):
     head = recorder.head
     recorder.schedule(1, ALL, None)
     recorder.masked(1, {**inputs_in(federation.folder / "hidden"), "D": "00" * 32})
-    told = Outcome(1, model, 4.0, tuple(ALL), federation.shown.pool.slice(1), model_hash(M0), head)
+    told = Outcome(1, model, 4.0, tuple(ALL), federation.shown.pool.slice(1), model_hash(M0), head, "00" * 32)
     recorder.close(found, model, told, None)
     message = (
         r"line 3: .* for the sum of A, B, C in round 1, but the ledger says that the sum is of A, B, C, D"
@@ -228,9 +228,7 @@ def test_a_ledger_with_other_masked_words_than_a_member_sent_is_an_error(federat
     federation.shown.recorder.masked = lambda number, inputs: real(number, inputs | {"B": inputs["A"]})
     assert federation.round(1, M0) is not None
     assert any(line.startswith("trained in 1 rounds") for line in federation.lines("A"))
-    with pytest.raises(
-        LedgerError, match=r"heads: line 2: B sent other masked words in round 1 than the led"
-    ):
+    with pytest.raises(LedgerError, match=r"heads: line 2: B did not send the masked words that the led"):
         federation.lines("B")
 
 
@@ -272,7 +270,7 @@ def test_a_round_that_is_aborted_at_the_end_is_told_and_nobody_is_accused(federa
         told = [line for line in federation.lines(name) if "shares were released" in line]
         assert len(told) == 1
         assert "round 2 for the sum of A, B, C, D, but in the ledger that round is aborted" in told[0]
-        assert "This also happens where too few answered at the end" in told[0]
+        assert "This also happens if too few members answered at the end" in told[0]
         assert not any("same M0" in line for line in federation.lines(name))
     assert quiet(federation.lines("C"))
 

@@ -248,7 +248,7 @@ def test_a_ledger_must_say_who_its_members_are(eight, tmp_path):
         journal = Journal(ledger, lambda author, message: b"")
         journal.write(SERVER, "run", body)
         journal.write(SERVER, "pool", pool)
-    with pytest.raises(LedgerError, match="its members are not those of its config"):
+    with pytest.raises(LedgerError, match="its members are not those in its config"):
         list(verify_folder(tmp_path / "forged"))
 
 
@@ -295,7 +295,7 @@ def test_a_run_does_not_go_on_with_other_groups(eight, tmp_path, stopped):
     file.write_bytes(eight.read_bytes())
     folder = stopped(from_dict(small(file)), tmp_path / "run")
     write_npz(file, SITES[:9], size=363)
-    with pytest.raises(StoreError, match=r"another config: partition\.clients is 8 there and 9 here$"):
+    with pytest.raises(StoreError, match=r"a different config: partition\.clients is 8 there and 9 here$"):
         run(from_dict(small(file)), folder, resume=True)
 
 
@@ -311,7 +311,9 @@ def test_a_run_whose_members_were_numbered_is_not_given_the_names_of_the_data(ei
     file.write_bytes(eight.read_bytes())
     with pytest.raises(StoreError) as caught:
         run(from_dict(small(file, clients=8)), folder, resume=True)
-    assert "holds a run of another config: partition.names is ['client-0', 'client-1'" in str(caught.value)
+    assert "holds a run with a different config: partition.names is ['client-0', 'client-1'" in str(
+        caught.value
+    )
     assert "and ['Site 1', 'Site 2'" in str(caught.value)
     assert "the version that started it did not take members and names from the data" in str(caught.value)
 

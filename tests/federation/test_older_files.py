@@ -74,8 +74,8 @@ def older(whole, tmp_path):
             "scores.json is 2 rounds older than the ledger, scores.csv is 2 rounds older than the ledg",
         ),
         (2, BOTH[1:], "scores.csv is 1 round older than the ledger: `fedmerit page "),
-        (0, BOTH, "scores.json is not there, scores.csv is not there: `fedmerit page "),
-        (0, BOTH[1:], "scores.csv is not there: "),
+        (0, BOTH, "scores.json is missing, scores.csv is missing: `fedmerit page "),
+        (0, BOTH[1:], "scores.csv is missing: "),
     ],
 )
 def test_older_files_are_told_and_written_anew_as_the_engine_would_have(older, whole, held, names, said):
@@ -86,7 +86,7 @@ def test_older_files_are_told_and_written_anew_as_the_engine_would_have(older, w
     assert "or `fedmerit rewards` writes what is missing, from the ledger" in about
     done = call("rewards", folder, "--budget", "10", "--rule", "equal")
     assert done.exit_code == 0
-    assert f"wrote {' and '.join(names)} anew, which" in done.output
+    assert f"wrote {' and '.join(names)} again, which" in done.output
     for name in BOTH:
         assert (folder / name).read_bytes() == (whole / name).read_bytes()
     assert not [line for line in verify_folder(folder) if line.startswith("files: ")]
@@ -104,7 +104,9 @@ def test_scores_and_page_of_older_files_have_all_rounds(older, whole):
     assert "scores.json is 2 rounds older than the ledger" in text
     assert (folder / "scores.json").read_bytes() != (whole / "scores.json").read_bytes()
     done = call("page", folder)
-    assert "wrote scores.json and scores.csv anew, which were 2 rounds older than the ledger\n" in done.output
+    assert (
+        "wrote scores.json and scores.csv again, which were 2 rounds older than the ledger\n" in done.output
+    )
     assert (folder / "scores.json").read_bytes() == (whole / "scores.json").read_bytes()
     assert "older than the ledger" not in (folder / "page.html").read_text()
 
@@ -140,7 +142,7 @@ def test_a_changed_copy_accuses_no_ledger_and_hides_no_decision(whole, tmp_path,
     lines = []
     with pytest.raises(CopyDiffers, match=r"^scores\.csv line\.2\..*: states ") as caught:
         lines.extend(verify_folder(folder))
-    advice = f"scores.csv a copy that was changed: delete it, and `fedmerit page {folder}` writes it anew"
+    advice = f"scores.csv a copy that was changed: delete it, and `fedmerit page {folder}` writes it again"
     assert advice in str(caught.value)
     assert any(line.startswith("payouts: decision 1 ") for line in lines)
     assert lines[-1].startswith("head: ")
@@ -190,8 +192,10 @@ def test_what_only_a_resumed_run_can_write_is_left_to_it(tmp_path):
     run(config, tmp_path / "run")
     (tmp_path / "run" / "scores.csv").unlink()
     (about,) = [line for line in verify_folder(tmp_path / "run") if line.startswith("files: ")]
-    assert about.startswith("files: scores.csv is not there: `fedmerit run --resume` writes what is missing")
-    with pytest.raises(StoreError, match="holds ground truth, which no ledger does: `fedmerit run --resume`"):
+    assert about.startswith("files: scores.csv is missing: `fedmerit run --resume` writes what is missing")
+    with pytest.raises(
+        StoreError, match="holds ground truth, which the ledger does not: `fedmerit run --resume`"
+    ):
         renew(tmp_path / "run")
     run(config, tmp_path / "run", resume=True)
     assert renew(tmp_path / "run") == ""

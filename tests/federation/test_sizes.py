@@ -9,6 +9,7 @@ import struct
 import tracemalloc
 
 import msgpack
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
@@ -23,6 +24,7 @@ from fedmerit.storage import member_state as keeping
 from fedmerit.storage.member_state import MemberFiles
 
 SIZE = 8 * 2**20
+KINDS_OF = {"sum": np.uint32, "x": np.float32, "y": np.int64, "salts": np.uint8}
 
 
 @pytest.fixture
@@ -145,6 +147,40 @@ def test_a_message_is_no_larger_than_its_kind_can_be(federation, exchange):
         federation.transport.member("A").answer(data, "here")
 
 
+@pytest.mark.parametrize("change", ["x", "sum", "salts"])
+def test_arrays_are_measured_before_they_are_hashed(change):
+    """Arrays of a tebibyte each, which take no memory unless somebody copies or hashes them."""
+    huge = {name: np.broadcast_to(np.zeros((), kind), 2**40) for name, kind in KINDS_OF.items()}
+    small = {
+        "sum": np.zeros(5, np.uint32),
+        "x": np.zeros((10, 2), np.float32),
+        "y": np.zeros(10, np.int64),
+        "salts": np.zeros(320, np.uint8),
+    }
+    parcel = Ask("report", "0" * 32, 1, {"slice": [0, []]}, small).pack(lambda message: b"")
+    taken = {"x": {"x", "y"}}.get(change, {change})
+    ask, _ = Ask.unpack(
+        Parcel(parcel.head, {name: (huge if name in taken else small)[name] for name in small})
+    )
+    with pytest.raises(MessageError, match=r"expected (a sum of 5 words|at most)"):
+        ask.told(5)
+
+
+def test_arrays_that_the_signed_bytes_do_not_name_are_refused():
+    arrays = {"sum": np.zeros(5, np.uint32), "x": np.zeros((10, 2), np.float32)}
+    arrays |= {"y": np.zeros(10, np.int64), "salts": np.zeros(320, np.uint8)}
+    body = {"slice": [0, []], "included": ["A"], "m0": "0" * 64, "head": "0" * 64}
+    parcel = Ask("report", "0" * 32, 1, body, arrays).pack(lambda message: b"")
+    assert Ask.unpack(parcel)[0].told(5).included == ("A",)
+    for name, array in arrays.items():
+        other = arrays | {name: array + array.dtype.type(1)}
+        with pytest.raises(MessageError, match="its arrays do not match the hashes that it names"):
+            Ask.unpack(Parcel(parcel.head, other))[0].told(5)
+    for strange in ({}, arrays | {"more": arrays["sum"]}, {"sum": arrays["sum"]}):
+        with pytest.raises(MessageError, match="other arrays beside it than expected"):
+            Ask.unpack(Parcel(parcel.head, strange))
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -191,7 +227,7 @@ def test_a_large_answer_to_an_invitation_is_refused(federation):
     data = pack(["A", bytes(64), bytes(SIZE)])
 
     def refuse():
-        with pytest.raises(MessageError, match=f"answers an invitation with {len(data)} bytes"):
+        with pytest.raises(MessageError, match=f"answered an invitation with {len(data)} bytes"):
             federation.shown.admit("here", data)
 
     assert peak_of(refuse) < 100_000
@@ -229,7 +265,7 @@ def test_a_member_keeps_so_many_runs_and_says_how_to_go_on(federation, monkeypat
         member.answer(invitation(federation), "here")
     with pytest.raises(RefusedError, match="cannot keep another run; its own log says why"):
         member.answer(invitation(federation), "here")
-    assert f"{home}: holds 5 runs, and a member keeps at most 5; those that were only" in caplog.text
+    assert f"{home}: holds 5 runs, and a member keeps at most 5. Invitations are deleted" in caplog.text
     assert len([path for path in home.iterdir() if path.is_dir()]) == 5
     assert federation.round(1, M0) is not None  # what it joined before goes on
     for path in home.iterdir():  # a day later

@@ -167,7 +167,7 @@ def test_a_file_that_is_empty_gone_or_cut_inside_a_line(lines, tmp_path):
     whole = b"".join(lines)
     for end in range(1, len(whole)):
         if whole[end - 1 : end] != b"\n":
-            with pytest.raises(LedgerError, match="the last line is not whole"):
+            with pytest.raises(LedgerError, match="the last line is incomplete"):
                 Copy_at(tmp_path, whole[:end])
 
 
@@ -287,8 +287,8 @@ def test_a_fork_after_the_last_signed_head_is_found_by_who_kept_it(folder):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda body: body.update(head="00" * 32), "its author saw another history"),
-        (lambda body: body.update(round=1), "signs round 1, but its head is that of record"),
+        (lambda body: body.update(head="00" * 32), "its author saw a different history"),
+        (lambda body: body.update(round=1), "signs round 1, but its head is of record"),
         (lambda body: body.update(run="00"), "belongs to another run"),
         (lambda body: body.clear(), "not a record of its kind"),
     ],
@@ -315,7 +315,7 @@ def test_a_members_file_of_heads(folder, tmp_path):
     path.write_text("".join(f"{number} {head}\n" for number, head in sorted(by_round.items())))
     assert f"kept: all 3 heads in {path} are on the chain" in list(check_kept(path, places, records))
     for text, message in (
-        (f"1 {by_round[2]}\n", r"line 1: shown as the head after round 1, but it is that of record"),
+        (f"1 {by_round[2]}\n", r"line 1: shown as the head after round 1, but it is the head of record"),
         (f"1 {by_round[1]}\n2 {'0' * 64}\n", "line 2: head 0+ is not on this chain"),
         ("", "holds no head"),
         ("nonsense\n", "line 1: expected a round and a head"),
@@ -346,7 +346,7 @@ def test_ten_thousand_records_are_all_checked(tmp_path):
         assert verify_chain(ledger, lambda _: PUBLIC) is True
     with Ledger(path) as ledger:
         ledger._db.execute("UPDATE records SET kind = 'raport' WHERE seq = 9876")
-        with pytest.raises(LedgerError, match=r"^record 9876 \(raport by .*\): altered"):
+        with pytest.raises(LedgerError, match=r"^record 9876 \(raport by .*\): this record was altered"):
             verify_chain(ledger, lambda _: PUBLIC)
 
 

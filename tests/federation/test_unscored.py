@@ -140,10 +140,10 @@ def test_without_a_scored_round_commands_say_so_and_what_there_is(begun, kind, w
         (
             "masked",
             "round 1 aborted (round 1: stage masked: 3 members left, 5 are needed)",
-            "more members that stay to the end of a round or a lower secure_aggregation.threshold, which "
+            "more members who stay to the end of a round or a lower secure_aggregation.threshold, which "
             "protects less",
         ),
-        ("report", "round 1 summed, but without any report", "members that report"),
+        ("report", "round 1 summed, but without any report", "members who report"),
     ],
 )
 def test_a_run_that_is_over_without_a_score_says_why_and_what_another_needs(tmp_path, lost, why, lacked):

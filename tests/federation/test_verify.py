@@ -106,8 +106,8 @@ def test_a_run_as_it_was(folder):
     assert lines == [
         f"ledger: {len(records_of(folder))} records, chain and signatures in order",
         "rehearsal: one process held all keys, so signatures prove order, not who spoke",
-        f"heads: 4 of 4 members signed that of record {len(records_of(folder)) - 4}, after round 2, "
-        f"of {len(records_of(folder))} records",
+        f"heads: 4 of 4 members signed the head of record {len(records_of(folder)) - 4}, after round 2; "
+        f"there are {len(records_of(folder))} records",
         "rounds: 2 of 2, 0 aborted",
         "scores: follow from the reports in the ledger",
         f"head: {head.fetchone()[0].hex()}",
@@ -147,7 +147,7 @@ def test_before_the_first_round(folder):
     for name in ("scores.json", "scores.csv"):
         (folder / name).unlink()
     assert verify(folder)[2:5] == [
-        "heads: no member has signed one yet; what is here rests on the server alone",
+        "heads: no member has signed one yet, so everything here rests on the server alone",
         "rounds: 0 of 2, 0 aborted",
         "scores: none yet",
     ]
@@ -366,7 +366,7 @@ def test_a_member_in_the_sum_has_a_masked_input_on_record(folder):
             body["inputs"] = {}
 
     as_the_server(folder, dropped)
-    with pytest.raises(LedgerError, match=r"saw another history|masked input is not recorded"):
+    with pytest.raises(LedgerError, match=r"head before its round|masked input is not recorded"):
         verify(folder)
 
 
@@ -380,7 +380,7 @@ def test_the_server_cannot_rewrite_a_round_that_members_built_on(folder):
             body["samples"]["client-0"] += 1000  # of which its members signed nothing but the head after it
 
     as_the_server(folder, raised)
-    with pytest.raises(LedgerError, match=r"report by client-0\): computed on something else"):
+    with pytest.raises(LedgerError, match=r"report by client-0\): not computed on the outcome"):
         verify(folder)
 
 
@@ -401,32 +401,36 @@ def edits():
 
     return [
         ("run", put(config="[training"), "its config cannot be read"),
-        ("run", put(config="[training]\nrounds = 3\n"), "its config is not the one of its hash"),
-        ("run", put(members=["client-0"]), "its members are not those of its config"),
+        ("run", put(config="[training]\nrounds = 3\n"), "its config does not match its hash"),
+        ("run", put(members=["client-0"]), "its members are not those in its config"),
         ("run", put(keys={"server": "zz"}), "its keys cannot be read"),
         ("run", put(keys=3), "its keys cannot be read"),
         ("run", put(analysis=None), "does not say whether it is an analysis"),
         ("run", lambda body: body.clear(), "not a record of its kind: KeyError"),
         ("schedule", put(round=7), "expected round 1, got round 7"),
         ("schedule", put(round="1"), "expected round 1, got round 1"),
-        ("schedule", put(members=["client-0"]), "includes a member that was not scheduled"),
-        ("outcome", put(m0="00"), "starts from another model than the one before it"),
-        ("outcome", put(m="00"), "computed on something else than the outcome of its round"),
-        ("report", put(round=2), "outside of its round"),
+        ("schedule", put(members=["client-0"]), "includes a member who was not scheduled"),
+        ("outcome", put(m0="00"), "does not start from the last recorded model"),
+        ("outcome", put(m="00"), "not computed on the outcome of its round"),
+        ("report", put(round=2), "outside its round"),
         ("report", put(run="00"), "belongs to another run"),
         ("report", put(cosine="x"), "not a report"),
         ("report", put(salt="00"), "not a report"),
         ("report", put(salt=None), "not a report"),
         ("report", put(measured={}), "the report of client-0 is about other utilities"),
         ("round", put(round=2), "expected the end of round 1"),
-        ("round", put(included=["client-0"]), "includes other members than its members were told"),
+        (
+            "round",
+            put(included=["client-0"]),
+            "the members it includes are not those that its members were told",
+        ),
         ("round", put(aborted="cancelled"), "aborted with an outcome or members in the sum"),
-        ("masked", put(round=2), "outside of its round, or the second of its round"),
-        ("outcome", put(round=2), "outside of its round, or the second of its round"),
-        ("outcome", put(head="00"), "its members saw another history than the records before it"),
-        ("outcome", put(included="00"), "computed on something else than the outcome of its round"),
-        ("round", put(silent=["client-0"]), "not those who reported and those who are silent"),
-        ("round", put(m="00"), "closes with another model or test slice"),
+        ("masked", put(round=2), "outside its round, or the second of its round"),
+        ("outcome", put(round=2), "outside its round, or the second of its round"),
+        ("outcome", put(head="00"), "the head that its members saw is not the head before its round"),
+        ("outcome", put(included="00"), "not computed on the outcome of its round"),
+        ("round", put(silent=["client-0"]), "are not exactly those who reported or were silent"),
+        ("round", put(m="00"), "its model or test slice is not the one in the outcome"),
         ("round", put(utilities={}), "the report of client-0 is about other utilities"),
         ("round", put(samples={"client-0": 1}), "not a record of its kind: KeyError"),
         ("round", put(declined=None), "not a record of its kind"),
@@ -479,7 +483,7 @@ def test_a_second_report_of_the_same_member(plain):
 
     rewrite(plain, twice)
     with pytest.raises(
-        LedgerError, match=r"\(report by client-1\): its author has reported this round already"
+        LedgerError, match=r"\(report by client-1\): its author has already reported on this round"
     ):
         verify(plain)
 
@@ -531,7 +535,7 @@ def test_terms_of_a_rehearsal_are_those_that_one_process_makes(tmp_path, change)
         body = copy.deepcopy(next(ledger.records("run")).body)
     _check_run(body, recorded(body["config"]))
     body["terms"] |= change
-    with pytest.raises(LedgerError, match="terms: not those of a rehearsal with its keys"):
+    with pytest.raises(LedgerError, match="terms: not the terms of a rehearsal with its keys"):
         _check_run(body, recorded(body["config"]))
 
 
@@ -539,5 +543,5 @@ def test_a_rehearsal_is_compared_with_no_members_own_file(tmp_path):
     """Else a server could pass a run between machines off as one, whose checks are fewer."""
     run(CONFIG, tmp_path / "run")
     (tmp_path / "heads").write_text("1 " + "0" * 64 + "\n")
-    with pytest.raises(LedgerError, match="in which no member keeps a file of its own"):
+    with pytest.raises(LedgerError, match="where no member keeps a file of its own"):
         list(verify_folder(tmp_path / "run", heads=tmp_path / "heads"))

@@ -23,24 +23,29 @@ from fedmerit.protocol.terms import check_roster
 @pytest.mark.parametrize(
     ("kind", "change", "reason"),
     [
-        ("report", lambda b: b.update(model=0 * b["model"] + 100), "further from M0"),
-        ("report", lambda b: b.update(included=b["included"][:3]), "others are in the sum than we signed"),
-        ("report", lambda b: b.update(m0="0" * 64), "another M0 than ours"),
-        ("report", lambda b: b.update(total=1e9), "cannot weigh"),
+        ("report", lambda b: b.update(sum=0 * b["sum"] + 2**31 - 1), "the sum lies beyond what"),
+        (
+            "report",
+            lambda b: b.update(included=b["included"][:3]),
+            "the members in the sum are not those we signed for",
+        ),
+        ("report", lambda b: b.update(m0="0" * 64), "the server's M0 is not ours"),
         (
             "report",
             lambda b: b.update(salts=0 * b["salts"]),
             "differs from what was committed",
         ),
-        ("report", lambda b: b.update(model=b["model"][:-1]), "expected a model of"),
+        ("report", lambda b: b.update(sum=b["sum"][:-1]), "expected a sum of"),
+        ("report", lambda b: b.update(sum=b["sum"].astype(float)), "expected a sum of"),
+        ("report", lambda b: b.update(salts=b["salts"][:-1]), "of salt each"),
         ("share", lambda b: b.update(list=b"FMB1"), "bytes that no member of this protocol writes"),
         (
             "advertise",
             lambda b: b.update(members=["client-0", LIAR]),
-            "scheduled with 2 members, at least 3 were agreed on",
+            "scheduled with 2 members, but at least 3 were agreed on",
         ),
         ("advertise", lambda b: b.update(members=["client-0", LIAR, "nobody"]), "not on the roster"),
-        ("join", lambda b: b["terms"].update(config_hash="0" * 64), "not those of their hash"),
+        ("join", lambda b: b["terms"].update(config_hash="0" * 64), "do not match their hash"),
     ],
 )
 def test_a_member_refuses_what_a_server_makes_up(home, caplog, kind, change, reason):
@@ -92,7 +97,7 @@ def test_terms_are_pinned(home):
         dst_node_id=101,
         message_type="query.fedmerit",
     )
-    with pytest.raises(RefusedError, match="something else than before"):
+    with pytest.raises(RefusedError, match="terms that differ from those it signed"):
         client.app(message, grid.contexts[101])
 
 
@@ -120,7 +125,7 @@ def test_one_request_for_a_report_is_answered_and_no_other(home):
     before_the_end(home, LIAR, asks["report", 2].run)
     again = ask_again(home, grid, asks["report", 2])
     assert take(again.content)  # the very same: the same answer
-    for change in ({"total": 5.0}, {"model": 0 * asks["report", 2].arrays["model"]}, {"next": 0}):
+    for change in ({"included": []}, {"sum": 0 * asks["report", 2].arrays["sum"]}, {"next": 0}):
         with pytest.raises(RefusedError, match=REFUSED):
             ask_again(home, grid, asks["report", 2], **change)
 
@@ -171,7 +176,7 @@ def test_members_that_are_told_to_train_differently_sum_nothing(home, what):
     checked(strategy, rounds, home)
     assert all(LIAR not in one.included for one in rounds)
     if what == "config":  # the integers break its training instead
-        assert any("masked for another encoding or weights" in note for note in strategy.notes)
+        assert any("masked for a different encoding or different weights" in note for note in strategy.notes)
 
 
 def fedmerit_integers():
@@ -207,7 +212,7 @@ def test_roster_weights_are_those_of_the_members_own_roster(tmp_path):
         if good:
             check_roster({"roster": roster.hash.hex()}, config, roster, LIAR)
         else:
-            with pytest.raises(BindingError, match="other weights than the roster"):
+            with pytest.raises(BindingError, match="weights in the settings differ from those on the roster"):
                 check_roster({"roster": roster.hash.hex()}, config, roster, LIAR)
 
 

@@ -44,7 +44,7 @@ def test_another_cap_of_secret_weights_is_not_accepted():
 def test_it_is_as_cautious_as_the_default():
     whole = {"threshold": 6, "least": 6}
     fedmerit.flower.everybody(from_dict({**SIX, "secure_aggregation": whole}))
-    with pytest.raises(RefusedError, match="asked to leave the check out"):
+    with pytest.raises(RefusedError, match="asked to leave out the check"):
         fedmerit.flower.everybody(from_dict({**SIX, "secure_aggregation": {**whole, "check": False}}))
 
 
@@ -105,7 +105,7 @@ def test_another_bound_is_given_by_name():
     whole = {"threshold": 6, "least": 6, "bound": 8.0}
     config = from_dict({**SIX, "secure_aggregation": whole})
     fedmerit.flower.everybody(config, bound=8.0)
-    with pytest.raises(RefusedError, match="asked for a bound of 8, expected 4: who declines"):
+    with pytest.raises(RefusedError, match="asked for a bound of 8, expected 4: a member who declines"):
         fedmerit.flower.everybody(config)
     with pytest.raises(RefusedError, match="asked for a bound of 8, expected 2"):
         fedmerit.flower.everybody(config, bound=2.0)

@@ -45,8 +45,8 @@ def test_the_demonstration_verifies_with_the_members_roster(hospitals, finished,
 
     demo.verify_copy(finished, finished / "roster.toml")
     shown = capfd.readouterr().out
-    assert f"keys: those of {finished / 'roster.toml'}, roster hash " in shown
-    assert "keys: as the ledger states them" not in shown
+    assert f"keys: they match {finished / 'roster.toml'}, roster hash " in shown
+    assert "keys: taken from the ledger itself" not in shown
     assert not (finished / "members" / "Bridge" / "run" / "keys").exists()
 
 

@@ -64,7 +64,9 @@ def test_a_folder_with_a_schedule_is_never_touched(home):
     (home / "run" / "scores.json").unlink()
     (home / "run" / "scores.csv").unlink()
     kept = everything(home / "run")
-    with pytest.raises(StoreError, match="run: not empty; a Flower run cannot be resumed, give a new folder"):
+    with pytest.raises(
+        StoreError, match="run: not empty, and a Flower run cannot be resumed: give a new folder"
+    ):
         run(home, grid_of(home))
     assert everything(home / "run") == kept
 
@@ -170,7 +172,7 @@ def test_what_is_wrong_with_a_last_model_is_said(home):
         fedmerit.flower.last_model(home / "run", like)
     shutil.rmtree(home / "run")
     run(home, grid_of(home), rounds=1)
-    with pytest.raises(StoreError, match=r"the model of round 1 has \d+ numbers, the one given has 3"):
+    with pytest.raises(StoreError, match=r"the model of round 1 has \d+ numbers, but the given one has 3"):
         fedmerit.flower.last_model(home / "run", ArrayRecord({"w": Array(np.zeros(3, np.float32))}))
     checkpoint = home / "run" / "checkpoints" / "model-0001.safetensors"
     checkpoint.write_bytes(checkpoint.read_bytes()[:-1] + b"?")

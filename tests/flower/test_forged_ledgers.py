@@ -51,8 +51,8 @@ def by(much):
 def test_what_the_server_says_it_measured_must_be_what_most_members_signed(home):
     written(home, lied(all_of_it))
     message = (
-        r"^record \d+ \(round by server\): round 2: 4 of 4 members measured another "
-        r"v\(M0\) or v\(M\) than the server states: client-0 signed v\(M0\) = 0\.\d+ of \S+, "
+        r"^record \d+ \(round by server\): round 2: 4 of 4 members contradict the server's "
+        r"v\(M0\) or v\(M\): client-0 signed v\(M0\) = 0\.\d+ of \S+, "
         r"the round is scored with 0$"
     )
     with pytest.raises(LedgerError, match=message):
@@ -72,7 +72,7 @@ def test_machines_may_differ_by_what_processors_do_and_no_more(home):
     assert "scores: follow from the reports in the ledger" in lines
     assert sum("is scored with" in line for line in lines) == len(NAMES)
     written(home, lied(by(far * 0.05)))  # now more
-    with pytest.raises(LedgerError, match=r"round 2: 4 of 4 members measured .* signed v\(M\) = "):
+    with pytest.raises(LedgerError, match=r"round 2: 4 of 4 members contradict .* signed v\(M\) = "):
         list(verify_folder(home / "run"))
 
 
@@ -112,7 +112,9 @@ def test_members_that_measured_otherwise_are_named_and_most_of_them_are_believed
 
     written(home, tell, {name: load_key(home / f"{name}.pem") for name in away})
     if 2 * liars > len(NAMES):
-        with pytest.raises(LedgerError, match=r"round 2: 3 of 4 members measured another v\(M0\) or v\(M\)"):
+        with pytest.raises(
+            LedgerError, match=r"round 2: 3 of 4 members contradict the server's v\(M0\) or v\(M\)"
+        ):
             list(verify_folder(home / "run"))
         return
     said = [line for line in verify_folder(home / "run") if "is scored with" in line]
@@ -152,7 +154,7 @@ def test_an_aborted_round_leaves_the_model_as_it_was(home, which):
     written(home, aborted(which), anew=(which,))
     assert f"rounds: {which} of 2, 1 aborted" in list(verify_folder(home / "run"))
     written(home / "other", aborted(which, "ab" * 32), anew=())
-    message = r"^record \d+ \(round by server\): aborted, but states another model than the one before it$"
+    message = r"^record \d+ \(round by server\): aborted, but its model is not the last recorded one$"
     with pytest.raises(LedgerError, match=message):
         list(verify_folder(home / "other" / "run"))
 
@@ -187,7 +189,7 @@ def test_rounds_that_are_really_aborted_verify(tmp_path, strategy, which):
     lines = list(verify_folder(tmp_path / "run"))
     assert f"rounds: 3 of 3, {len(which)} aborted" in lines
     followed = not any(
-        line == "models: the server's optimiser moves the model between rounds, so no M0 can be followed"
+        line == "models: the server's optimiser moves the model between rounds, so M0 cannot be checked"
         for line in lines
     )
     assert followed == (strategy is FedAvg)
@@ -210,6 +212,6 @@ def test_a_members_copy_names_its_own_difference_alone(private):
     lines = list(verify_copy(copy_for(private, LIAR, own=True)))  # what the others signed, it cannot know
     (said,) = [line for line in lines if "is scored with" in line]
     assert said.startswith(f"round 2: {LIAR} signed v(M0) = ")
-    assert f"scores: those of {LIAR} follow from its own reports; nobody else's were computed" in lines
-    with pytest.raises(LedgerError, match="round 2: 4 of 4 members measured"):
+    assert f"scores: {LIAR}'s follow from its own reports; nobody else's were recomputed" in lines
+    with pytest.raises(LedgerError, match="round 2: 4 of 4 members contradict"):
         list(verify_folder(private / "run"))

@@ -77,7 +77,7 @@ def test_three_aborted_rounds_in_a_row_end_the_run_and_what_was_closed_stays_goo
     assert max(exchange_of(message).round for _, message, _ in grid.seen) == 6
     lines = list(verify_folder(home / "run"))
     assert "rounds: 6 of 9, 4 aborted" in lines
-    assert any(line.startswith("heads: 4 of 4 members signed that of record") for line in lines)
+    assert any(line.startswith("heads: 4 of 4 members signed the head of record") for line in lines)
     rounds = rounds_in(home / "run")
     assert [bool(one.reports) for one in rounds] == [True, False, True, False, False, False]
     scores = json.loads((home / "run" / "scores.json").read_text())
@@ -112,7 +112,7 @@ def test_an_error_of_the_users_own_between_rounds_leaves_a_closed_ledger(home):
         start(strategy, members(home), 5)
     lines = list(verify_folder(home / "run"))
     assert "rounds: 2 of 5, 0 aborted" in lines
-    assert any(line.startswith("heads: 4 of 4 members signed that of record") for line in lines)
+    assert any(line.startswith("heads: 4 of 4 members signed the head of record") for line in lines)
     _, (end,) = kinds_in(home / "run")
     assert end["rounds"] == 2
     assert len(strategy.scores["rounds"]) == 2
@@ -171,7 +171,7 @@ def test_members_that_never_come_back_end_the_run(home, gone, available):
     grid.before = before
     own = FedAvg(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=available)
     needed = max(3, available)
-    with pytest.raises(RunAborted, match=rf"^{4 - gone} members are there, {needed} are needed") as caught:
+    with pytest.raises(RunAborted, match=rf"^{4 - gone} members are present, {needed} are needed") as caught:
         start(contributions(home, own, join=0.05), grid, 6)
     assert "client-0" in str(caught.value)
     assert 1 in caught.value.closed
@@ -215,7 +215,7 @@ class Forgets(FedAvg):
 )
 def test_a_strategys_own_mistake_between_rounds_leaves_a_closed_ledger(home, strategy, rounds, closed):
     own = strategy(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=2)
-    with pytest.raises(ProtocolError, match=r"something else than the others|norm\.running_var"):
+    with pytest.raises(ProtocolError, match=r"a message that differs from the others|norm\.running_var"):
         start(contributions(home, own), members(home), rounds)
     kinds, (end,) = kinds_in(home / "run")
     assert end["rounds"] == closed

@@ -178,7 +178,7 @@ def test_what_cannot_work_is_said_at_once(home, options, error, reason):
 def test_a_folder_that_is_used_and_a_model_that_is_too_coarse(home):
     (home / "run").mkdir()
     (home / "run" / "file").touch()
-    with pytest.raises(StoreError, match="a Flower run cannot be resumed, give a new folder"):
+    with pytest.raises(StoreError, match="a Flower run cannot be resumed: give a new folder"):
         wrapped(home).start(grid(home), model(), 1)
     with pytest.raises(MessageError, match="'half' is float16"):
         wrapped(home, folder=home / "other").start(grid(home), model(half=np.ones(2, np.float16)), 1)
@@ -192,5 +192,5 @@ def test_a_strategy_that_tells_members_different_things_is_stopped(home):
                 content["config"] = type(content["config"])({**content["config"], "lr": float(i)})
                 yield Message(content, dst_node_id=message.metadata.dst_node_id, message_type="train")
 
-    with pytest.raises(Exception, match="the strategy tells it something else than the others"):
+    with pytest.raises(Exception, match="the strategy sends it a message that differs from the others"):
         wrapped(home, Different()).start(grid(home), model(), 1)

@@ -60,7 +60,7 @@ def test_an_update_beyond_the_bound_names_arrays_and_setting(home, caplog):
         "beyond the bound 4: training changed a number of 'norm.running_var' (running statistics of " in line
     )
     assert "BatchNorm, the usual ones) by 9; " in line
-    assert line.endswith("the server sets a larger `bound` of Contributions")
+    assert line.endswith("the server has to use a larger `bound` in Contributions")
     assert "layer.weight" not in line
     tells_the_server_nothing(grid, "running_var", "bound")
 
@@ -98,13 +98,13 @@ def test_numbers_that_are_not_finite_name_their_array(home, caplog, clip, number
             {},
             "training returned no metric 'num-examples', by which this run weighs members: put the number",
         ),
-        ({"samples": 3}, "or name the metric that holds it (weighted_by of secure)"),
-        ({"num-examples": 0}, "whole and from 1 to the cap 50, got 0: put that number there"),
+        ({"samples": 3}, "or name the metric that holds it in secure(..., weighted_by=...)"),
+        ({"num-examples": 0}, "a whole number from 1 to 50, got 0: put that number there"),
         ({"num-examples": -3}, "got -3: put that number there"),
         ({"num-examples": 12.5}, "got 12.5: put that number there"),
         ({"num-examples": math.nan}, "got nan: put that number there"),
         ({"num-examples": math.inf}, "got inf: put that number there"),
-        ({"num-examples": 51}, "got 51: the server sets a larger `weight_cap` of Contributions"),
+        ({"num-examples": 51}, "got 51: the server has to use a larger `weight_cap` in Contributions"),
         ({"num-examples": [1, 2]}, "'num-examples' must be a single number"),
     ],
 )
@@ -137,7 +137,7 @@ def test_a_repeated_update_says_what_to_mix_into_the_seed(home, caplog):
     _, (one,) = one_trains(home, folder=home / "again")
     assert one.number == 1
     assert (
-        "Training is seeded so that it gives the same update from the same model: mix the run's id and the "
+        "Training gave the same update from the same model: mix the run's id and the round number into its "
         in (said(caplog))
     )
 
@@ -186,7 +186,7 @@ def test_metrics_that_stay_at_home_are_named_once_by_member_and_server(home, cap
     with_metrics(home, lambda name: ())
     own = f"metrics loss, words of training {STAY}"
     assert caplog.messages.count(own) == len(NODES)
-    theirs = [text for text in caplog.messages if text.startswith("the strategy gets no metrics of training")]
+    theirs = [text for text in caplog.messages if text.startswith("the strategy gets no training metrics")]
     assert len(theirs) == 1
 
 

@@ -55,7 +55,7 @@ def test_who_joined_and_who_signed_the_end_is_told_and_nobody_calls_it_a_rehears
     lines = list(verify_folder(home / "run"))
     careful = "members: 4 of 4 joined, each with its own key; this cannot show whose machines they were"
     assert careful in lines
-    assert any(line.startswith("heads: 4 of 4 members signed that of record") for line in lines)
+    assert any(line.startswith("heads: 4 of 4 members signed the head of record") for line in lines)
     assert not any("rehearsal" in line for line in lines)
 
 
@@ -64,7 +64,7 @@ def test_every_member_finds_all_heads_it_was_ever_shown(home, name):
     lines = list(verify_folder(home / "run", heads=heads_of(home, name), member=name))
     assert any(line.startswith("kept: all 3 heads") for line in lines)
     assert "kept: trained in 2 rounds, from the models that the ledger states" in lines
-    assert "kept: 2 of 2 reports are in the ledger, about what was told" in lines
+    assert "kept: 2 of 2 reports are in the ledger, on the outcomes that the member was told" in lines
     assert sum(line.startswith("kept: ") for line in lines) == 3
     assert any(line.startswith(f"{name}: last signed the head of record") for line in lines)
 
@@ -96,13 +96,13 @@ def test_a_server_that_tells_one_member_another_model_is_found_by_that_members_f
     grid = grid_of(tmp_path)
 
     def nudged(body):
-        body["model"] = body["model"] + np.float32(1e-4)
+        body["sum"] = body["sum"] + np.uint32(1)
 
     grid.before = telling(tmp_path, "report", 1, nudged)
     strategy, rounds = run(tmp_path, grid)
     checked(strategy, rounds, tmp_path)  # to everybody else the ledger is in order
     assert LIAR not in rounds[0].reports
-    told = r"heads: line 5: the server told this member another outcome of round 1 .* than it wrote down"
+    told = r"line 5: the server told this member an outcome of round 1 .* but wrote a different one"
     with pytest.raises(LedgerError, match=told):
         list(verify_folder(tmp_path / "run", heads=heads_of(tmp_path, LIAR)))
     assert list(verify_folder(tmp_path / "run", heads=heads_of(tmp_path, "client-2")))
@@ -115,7 +115,7 @@ def test_a_report_that_the_server_left_out_is_missed_by_its_author(tmp_path):
     strategy, rounds = run(tmp_path, grid)
     checked(strategy, rounds, tmp_path)
     lines = list(verify_folder(tmp_path / "run", heads=heads_of(tmp_path, LIAR)))
-    assert "kept: 1 of 2 reports are in the ledger, about what was told" in lines
+    assert "kept: 1 of 2 reports are in the ledger, on the outcomes that the member was told" in lines
     assert any(line.startswith("kept: the report of round 1 is not in the ledger") for line in lines)
 
 
@@ -135,17 +135,22 @@ def test_a_report_that_the_server_left_out_is_missed_by_its_author(tmp_path):
 def test_a_kept_file_that_is_none_is_refused(home, line):
     path = heads_of(home, LIAR)
     path.write_text(path.read_text() + line + "\n")
-    with pytest.raises(LedgerError, match=r"heads: line 12: (expected a round and a head|a head is 64 hex)"):
+    with pytest.raises(
+        LedgerError, match=r"heads: line 12: (expected a round, and then a head|a head is 64 hex)"
+    ):
         list(verify_folder(home / "run", heads=path))
 
 
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda body: body["terms"].update(strategy="FedAdam"), "its author agreed to another terms"),
-        (lambda body: body["commitment"].update(size=7), "its author agreed to another test pool"),
-        (lambda body: body.update(server="00" * 32), "its author agreed to another server's key"),
-        (lambda body: body.update(run="00"), "its author agreed to another run"),
+        (
+            lambda body: body["terms"].update(strategy="FedAdam"),
+            "its author did not agree to the run's terms",
+        ),
+        (lambda body: body["commitment"].update(size=7), "its author did not agree to the run's test pool"),
+        (lambda body: body.update(server="00" * 32), "its author did not agree to the run's server key"),
+        (lambda body: body.update(run="00"), "its author did not agree to the run's identifier"),
         (lambda body: body.clear(), "not a record of its kind"),
     ],
 )
@@ -192,4 +197,4 @@ def test_where_only_the_coordinator_sees_all_each_member_checks_its_own_copy(
         with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
             path.write_bytes(b"".join(exported(ledger, sees(name))))
         lines = list(verify_copy(path, member=name, heads=heads_of(tmp_path, name)))
-        assert f"scores: those of {name} follow from its own reports; nobody else's were computed" in lines
+        assert f"scores: {name}'s follow from its own reports; nobody else's were recomputed" in lines

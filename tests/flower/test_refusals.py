@@ -49,7 +49,7 @@ def test_a_member_with_another_roster_refuses_to_join(home, tmp_path_factory):
     grid.contexts[101].node_config["fedmerit-key"] = str(other / "client-1.pem")
     strategy, rounds = run(home, grid, join=0.5)
     assert all(LIAR not in one.scheduled and len(one.reports) == 3 for one in rounds)
-    assert "the server has another roster than ours" in checked(strategy, rounds, home)[0]
+    assert "the server's roster differs from ours" in checked(strategy, rounds, home)[0]
 
 
 def test_somebody_elses_signature_does_not_open_the_door(home):
@@ -58,7 +58,7 @@ def test_somebody_elses_signature_does_not_open_the_door(home):
     grid.alter = answering("join", 0, lambda data: pack(["client-2", *unpack(data, "")[1:]]))
     strategy, rounds = run(home, grid, join=0.5)
     assert all(set(one.reports) == {"client-0", "client-2", "client-3"} for one in rounds)
-    assert "not that of the roster's key" in checked(strategy, rounds, home)[0]
+    assert "did not sign with its key on the roster" in checked(strategy, rounds, home)[0]
 
 
 def test_fewer_than_three_members_are_no_federation(home):
@@ -163,7 +163,9 @@ def test_a_report_on_something_else_is_refused(home, what, lie):
         "report", 1, lambda data: resigned(home, data, lambda body: body["bound_to"].update({what: lie}))
     )
     strategy, rounds = run(home, grid)
-    assert any(f"computed on another {what} than ours" in note for note in checked(strategy, rounds, home))
+    assert any(
+        f"computed on a different {what} from ours" in note for note in checked(strategy, rounds, home)
+    )
     assert rounds[0].silent == (LIAR,)
     assert len(rounds[1].reports) == 4
 
@@ -199,7 +201,7 @@ def test_a_report_that_was_changed_on_the_way_is_refused(home):
 
     grid.alter = answering("report", 1, change)
     strategy, rounds = run(home, grid)
-    assert any("its report is not signed by it" in note for note in checked(strategy, rounds, home))
+    assert any("did not sign its report" in note for note in checked(strategy, rounds, home))
     assert rounds[0].silent == (LIAR,)
 
 

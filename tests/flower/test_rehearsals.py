@@ -77,7 +77,7 @@ def test_a_server_cannot_say_afterwards_that_it_was_none(simulated):
         return body | {"engine": "flower"} if record.kind == "run" else body
 
     anew(simulated, other)
-    message = r"^record 1 \(run by server\): its members agreed to another engine than its own$"
+    message = r"^record 1 \(run by server\): its members agreed to a different engine$"
     with pytest.raises(LedgerError, match=message):
         list(verify_folder(simulated / "run"))
 

@@ -86,7 +86,7 @@ def test_a_member_that_is_handed_another_run_config_is_not_summed(home, change):
     strategy, rounds = run(home, with_configs(home, **change))
     notes = checked(strategy, rounds, home)
     assert all(LIAR not in one.included and len(one.reports) == 3 for one in rounds)
-    assert f"{LIAR} was handed another run config than most: it cannot be summed" in notes
+    assert f"{LIAR} has a different run config from most members: its update cannot be summed" in notes
 
 
 def test_a_member_that_is_asked_for_another_kind_of_training_is_not_summed(home):
@@ -104,7 +104,7 @@ def test_a_member_that_is_asked_for_another_kind_of_training_is_not_summed(home)
     strategy, rounds = run(home, grid)
     notes = checked(strategy, rounds, home)
     assert all(LIAR not in one.included and len(one.reports) == 3 for one in rounds)
-    assert any("masked for another encoding or weights" in note for note in notes)
+    assert any("masked for a different encoding or different weights" in note for note in notes)
 
 
 def test_a_server_that_would_sum_them_gets_no_share(home, monkeypatch):

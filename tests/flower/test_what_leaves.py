@@ -65,7 +65,7 @@ def test_without_the_check_it_takes_four(home):
 @pytest.mark.parametrize(
     ("weak", "reason"),
     [
-        ({"check": False}, "asked to leave the check out"),
+        ({"check": False}, "asked to leave out the check"),
         ({"threshold": 4}, "asked for a threshold of 4 of 6 members"),
         ({"bound": 1e20}, "asked for a bound of 1e"),
     ],
@@ -97,7 +97,7 @@ def test_a_schedule_smaller_than_agreed_is_refused(home, caplog):
             continue
         with pytest.raises(RefusedError, match=REFUSED):
             client.app(message, grid.contexts[101])
-    assert "scheduled with 3 members, at least 4 were agreed on" in caplog.text
+    assert "scheduled with 3 members, but at least 4 were agreed on" in caplog.text
 
 
 def test_a_members_files_are_its_own_and_say_nothing(home):
@@ -133,7 +133,7 @@ def test_a_member_that_lost_what_it_must_never_do_again_does_nothing(home, caplo
     state = home / "client-1.pem.state"
     lost(state / "released", how)
     before = sorted(state.rglob("*"))
-    told = "is gone; it says" if how == "deleted" else "damaged, or of another key; it says"
+    told = "missing; it says" if how == "deleted" else "damaged, or encrypted with another key; it says"
     told = f"{state / 'released'}: {told} what this member must never do again; put back a copy"
     for ask in (Ask("join", "ab" * 16, 0, asks[0].body), *asks):  # an invitation to any other run, and all
         caplog.clear()
@@ -170,7 +170,7 @@ def test_where_the_server_cannot_evaluate_the_median_counts_and_a_liar_is_named(
     grid.alter = answering("report", 1, lambda data: resigned(home, data, lie))
     strategy, rounds = run(home, grid, server_evaluates=False)
     notes = checked(strategy, rounds, home)
-    assert notes == ["round 1: client-1 measured another v(M0) or v(M) than the round is scored with"]
+    assert notes == ["round 1: client-1 measured a different v(M0) or v(M) from the one used for scores"]
     own = rounds[0].reports["client-0"].measured["accuracy"].grand
     assert rounds[0].body["utilities"]["accuracy"]["grand"] == exact(own)
 

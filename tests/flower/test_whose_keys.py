@@ -73,7 +73,7 @@ def test_a_ledger_forged_from_end_to_end_is_found_by_a_roster_and_by_nothing_els
     assert "scores: follow from the reports in the ledger" in lines
     assert any(line.startswith("heads: 4 of 4 members signed") for line in lines)
     (said,) = [
-        line for line in lines if line.startswith("keys: as the ledger states them; compare with --roster")
+        line for line in lines if line.startswith("keys: taken from the ledger itself; compare with --roster")
     ]
     assert honest not in said  # a reader who compares the hash is told one of these keys, or none
     assert said.endswith(f"the hash of your roster with {other}") == thorough
@@ -91,14 +91,14 @@ def test_a_ledger_forged_from_end_to_end_is_found_by_a_roster_and_by_nothing_els
 
 def test_an_honest_ledger_has_the_keys_of_the_roster(home):
     roster = read_roster(home / "roster.toml")
-    said = f"keys: those of {home / 'roster.toml'}, roster hash {roster.hash.hex()}"
+    said = f"keys: they match {home / 'roster.toml'}, roster hash {roster.hash.hex()}"
     assert said in list(verify_folder(home / "run", roster=home / "roster.toml"))
     assert said in list(verify_copy(copy_for(home, LIAR), roster=str(home / "roster.toml")))
     lines = list(verify_folder(home / "run", roster=roster))
-    assert f"keys: those of the roster, roster hash {roster.hash.hex()}" in lines
+    assert f"keys: they match the roster, roster hash {roster.hash.hex()}" in lines
     (said,) = [line for line in verify_folder(home / "run") if line.startswith("keys:")]
     assert said == (
-        "keys: as the ledger states them; compare with --roster FILE, or the hash of your roster with "
+        "keys: taken from the ledger itself; compare with --roster FILE, or the hash of your roster with "
         f"{roster.hash.hex()}"
     )
 
@@ -133,7 +133,7 @@ def test_public_weights_of_the_roster_are_compared_too(tmp_path):
     make_keys(tmp_path, weights=weights)
     run(tmp_path, grid_of(tmp_path), weights="roster")
     assert any(
-        line.startswith("keys: those of")
+        line.startswith("keys: they match")
         for line in verify_folder(tmp_path / "run", roster=tmp_path / "roster.toml")
     )
     hash_ = read_roster(tmp_path / "roster.toml").hash.hex()
@@ -144,7 +144,7 @@ def test_public_weights_of_the_roster_are_compared_too(tmp_path):
     keys = {name: load_key(tmp_path / f"{name}.pem") for name in NAMES}
     keys[SERVER] = load_key(tmp_path / "run" / "keys" / "server.pem")
     written(tmp_path, forged(keys, "00" * 32), keys, anew=(1, 2))
-    with pytest.raises(LedgerError, match="agreed to another roster than its keys and public weights make"):
+    with pytest.raises(LedgerError, match="agreed to a roster that its keys and public weights do not form"):
         list(verify_folder(tmp_path / "run"))
 
 
@@ -157,7 +157,5 @@ def test_members_must_have_agreed_to_the_config_that_scores_are_computed_with(ho
             yield record.author, record.kind, body, record.signature
 
     written(home, tell)
-    with pytest.raises(
-        LedgerError, match=r"^record 1 \(run by .*its members agreed to another config than its own"
-    ):
+    with pytest.raises(LedgerError, match=r"^record 1 \(run by .*its members agreed to a different config"):
         list(verify_folder(home / "run"))

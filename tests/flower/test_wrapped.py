@@ -81,5 +81,5 @@ def test_an_aggregation_of_the_users_own_is_told_once_that_it_sees_one_reply(hom
     options = {"proximal_mu": 0.1} if strategy is FedProx else {}
     wrapped = contributions(home, strategy(**options))
     start(wrapped, members(home), 2)
-    lines = [text for text in caplog.messages if "sees one reply a round, the masked sum's" in text]
+    lines = [text for text in caplog.messages if "sees one reply per round, from the masked sum" in text]
     assert [line.partition(".")[0] for line in lines] == ([told] if told else [])

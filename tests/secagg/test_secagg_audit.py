@@ -39,12 +39,17 @@ def test_only_the_update_that_was_sent_can_be_opened():
     moved = delta.copy()
     moved[0] = np.nextafter(moved[0], np.float32(2))
     lies = [
-        (opening, moved, BindingError, "masked something else"),
-        (replace(opening, weight=4), delta, BindingError, "masked something else"),
-        (replace(opening, rounding=b"other"), delta, BindingError, "masked something else"),
-        (replace(opening, mask=os.urandom(32)), delta, ShareError, "another mask key"),
-        (replace(opening, seed=os.urandom(32)), delta, ShareError, "another self-mask seed"),
-        (replace(opening, member="hospital-b"), delta, ShareError, "another mask key"),
+        (opening, moved, BindingError, "did not mask what it opened"),
+        (replace(opening, weight=4), delta, BindingError, "did not mask what it opened"),
+        (replace(opening, rounding=b"other"), delta, BindingError, "did not mask what it opened"),
+        (replace(opening, mask=os.urandom(32)), delta, ShareError, "a mask key that it did not advertise"),
+        (
+            replace(opening, seed=os.urandom(32)),
+            delta,
+            ShareError,
+            "a self-mask seed that it did not commit to",
+        ),
+        (replace(opening, member="hospital-b"), delta, ShareError, "a mask key that it did not advertise"),
         (replace(opening, member="nobody"), delta, BindingError, "no masked input"),
         (opening, delta * 100, BoundError, "beyond the bound"),
         (opening, delta[1:], BindingError, "must have shape"),
@@ -71,9 +76,9 @@ def test_a_public_weight_is_the_tasks_not_the_openings():
     parties = Parties(4, public=(1.0, 2.0, 2.0, 2.0)).play()
     opening, delta = parties.clients[A].opening(), parties.vectors[A]
     for weight, vector, says in (
-        (2.0, delta / 2, "its weight is public and is 1, got 2.0"),
-        (2.0, delta, "its weight is public"),
-        (None, delta / 2, "masked something else"),
+        (2.0, delta / 2, "its public weight is 1, got 2.0"),
+        (2.0, delta, "its public weight is 1"),
+        (None, delta / 2, "did not mask what it opened"),
     ):
         with pytest.raises(BindingError, match=says) as error:
             replay(parties.setting, parties.task, replace(opening, weight=weight), vector, **lists(parties))
@@ -111,8 +116,8 @@ def test_an_update_that_was_never_summed_cannot_be_opened_even_with_the_servers_
     honest = heads_in(parties.server.broadcasts["check"])
     mixed = to_broadcast("check", [*heads_in(few), *honest[4:]])
     for checked, says, member in (
-        (parties.server.broadcasts["check"], "another list of masked inputs", A),
-        (mixed, "another list of masked inputs", parties.names[4]),
+        (parties.server.broadcasts["check"], "a different list of masked inputs", A),
+        (mixed, "a different list of masked inputs", parties.names[4]),
         (few, "4 members signed this list of masked inputs, 5 are needed", None),
     ):
         with pytest.raises(BindingError, match=says) as error:
@@ -128,7 +133,7 @@ def test_signatures_on_a_list_count_only_of_members_in_it():
     shown = lists(parties)
     masked = shown["masked"]
     shown["checked"] = signed_by(parties, masked, (A, B, "hospital-d"))
-    with pytest.raises(BindingError, match="another list of masked inputs") as error:
+    with pytest.raises(BindingError, match="a different list of masked inputs") as error:
         replay(parties.setting, parties.task, parties.clients[A].opening(), parties.vectors[A], **shown)
     caught(error, BindingError, "audit", "hospital-d")
 
@@ -148,7 +153,7 @@ def test_lists_that_do_not_follow_from_each_other_open_nothing():
         ("advertised", other, second_input(parties, delta, keys={B: key})),
     ):
         lie = shown | {past: changed, "masked": masked, "checked": signed_by(parties, masked, parties.names)}
-        with pytest.raises(BindingError, match="no masked input of this member on these shares") as error:
+        with pytest.raises(BindingError, match="no masked input of this member for these shares") as error:
             replay(parties.setting, parties.task, opening, delta, **lie)
         caught(error, BindingError, "audit", A)
 

@@ -56,7 +56,7 @@ def test_a_dealer_that_commits_to_other_shares_than_it_deals_is_named_by_the_hol
     for name in (B, C, D):
         parties.server.receive(parties.answer(name))
     parties.shown = parties.server.advance()
-    with pytest.raises(ShareError, match="another share than it committed to") as error:
+    with pytest.raises(ShareError, match="a share that it did not commit to") as error:
         parties.answer(B)
     caught(error, ShareError, "share", A)
 
@@ -64,7 +64,7 @@ def test_a_dealer_that_commits_to_other_shares_than_it_deals_is_named_by_the_hol
 def test_a_dealer_that_leaves_somebody_out_is_named():
     parties = Parties(4).play(until="share")
     message = tampered_shares(parties, A, lambda client, body: body.pop(1))
-    with pytest.raises(ShareError, match="deals to others") as error:
+    with pytest.raises(ShareError, match="does not deal to exactly") as error:
         parties.server.receive(message)
     caught(error, ShareError, "share", A)
     shown = [head_of(message), *(head_of(parties.answer(name)) for name in (B, C, D))]
@@ -86,7 +86,7 @@ def test_a_dealer_whose_shares_do_not_lie_on_one_polynomial_is_named_never_a_wro
 
     monkeypatch.setattr(masks, "split_secret", crooked)
     lost = [("masked", A)] if kind == "key" else []
-    with pytest.raises(ShareError, match="something else than it committed to") as error:
+    with pytest.raises(ShareError, match="a secret that it did not commit to") as error:
         parties.play(lost=lost)
     caught(error, ShareError, "unmask", A)
     assert parties.server.result is None
@@ -97,12 +97,12 @@ def test_a_dealer_whose_shares_do_not_lie_on_one_polynomial_is_named_never_a_wro
 def test_a_share_holder_that_lies_is_named_and_outvoted_or_the_round_aborts(n):
     parties = Parties(n).play(until="unmask")
     parties.clients[B]._state.shares[C][1] = os.urandom(32)
-    with pytest.raises(ShareError, match="another share than hospital-c dealt it") as error:
+    with pytest.raises(ShareError, match="a share that hospital-c did not deal it") as error:
         parties.server.receive(parties.answer(B))
     caught(error, ShareError, "unmask", B)
     for name in set(parties.names) - {B}:
         parties.server.receive(parties.answer(name))
-    with pytest.raises(ShareError, match="another share"):
+    with pytest.raises(ShareError, match="a share that"):
         parties.server.receive(
             parties.forge(B, "unmask", _lie(parties, C), seen=parties.clients[B]._state.seen)
         )
@@ -127,7 +127,7 @@ def test_shares_of_the_wrong_kind_or_of_others_are_refused():
     wrong = [[i, "key", shares[name][0]] for i, name in enumerate(parties.names)]
     few = [[i, "seed", shares[name][1]] for i, name in enumerate(parties.names[:3])]
     odd = [[i, "both", shares[name][1]] for i, name in enumerate(parties.names)]
-    for body, says in ((wrong, "wrong kind"), (few, "others than the dealers"), (odd, "wrong kind")):
+    for body, says in ((wrong, "wrong kind"), (few, "of exactly the members who dealt"), (odd, "wrong kind")):
         with pytest.raises(ShareError, match=says) as error:
             parties.server.receive(parties.forge(B, "unmask", body, seen=seen))
         caught(error, ShareError, "unmask", B)
@@ -136,7 +136,7 @@ def test_shares_of_the_wrong_kind_or_of_others_are_refused():
 def test_masked_words_that_were_not_signed_are_refused():
     parties = Parties(3).play(until="masked")
     message = parties.answer(A)
-    with pytest.raises(BindingError, match="not those it signed") as error:
+    with pytest.raises(BindingError, match="do not match the hash it signed") as error:
         parties.server.receive(message[:-4] + b"\0\1\2\3")
     caught(error, BindingError, "masked", A)
 

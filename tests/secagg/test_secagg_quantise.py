@@ -185,11 +185,11 @@ def test_a_sum_that_honest_members_cannot_reach_is_refused():
         encoding.decode(beyond, included=3)
     # three members of weight 1 under a cap of 10 reach 3 Q / 10, not 3 Q
     light = np.array([0, -(encoding.limit // 10 * 3 + 5) % 2**32, 3], np.uint32)
-    with pytest.raises(BoundError, match="3 members within the bound can reach with a weight of 3 together"):
+    with pytest.raises(BoundError, match="3 members within the bound can reach with a total weight of 3"):
         encoding.decode(light, included=3)
     assert encoding.decode(light + np.array([0, 5, 0], np.uint32), included=3).total_weight == 3
     for weight in (0, 2, 31):
-        with pytest.raises(BoundError, match="cannot weigh"):
+        with pytest.raises(BoundError, match="cannot have a total weight"):
             encoding.decode(np.array([0, 0, weight], np.uint32), included=3)
 
 
@@ -239,7 +239,7 @@ def test_what_is_not_noticed_a_negative_secret_weight_makes_the_others_larger():
         assert decoded.mean == pytest.approx(np.full(2, 0.1 * 2400 / total), rel=1e-4)
     with pytest.raises(BoundError, match="beyond what 25 members within the bound can reach"):  # 9.6 times
         encoding.decode(honest + np.array([0, 0, -2375 % MODULUS], np.uint32), included=25)
-    with pytest.raises(BoundError, match="25 members cannot weigh 24 together"):
+    with pytest.raises(BoundError, match="25 members cannot have a total weight of 24"):
         encoding.decode(honest + np.array([0, 0, -2376 % MODULUS], np.uint32), included=25)
 
 

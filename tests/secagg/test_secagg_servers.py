@@ -77,11 +77,11 @@ def test_members_shown_different_key_lists_find_out_before_masking():
     parties.shown[A] = to_broadcast("advertise", real[:3])
     shared = {name: parties.answer(name) for name in parties.names[:3]}
     with pytest.raises(
-        BindingError, match="other messages than it was shown"
+        BindingError, match="messages that it was not shown"
     ):  # an honest server notices at once
         parties.server.receive(shared[A])
     shown = to_broadcast("share", [head_of(shared[name]) for name in (A, B, C)])
-    with pytest.raises(BindingError, match="was shown other messages") as error:
+    with pytest.raises(BindingError, match="was not shown the messages") as error:
         parties.clients[B].masked(shown, parties.update(B))
     caught(error, BindingError, "share", A)
 
@@ -92,7 +92,7 @@ def test_members_shown_different_share_lists_find_out_before_signing():
     masked = {name: parties.answer(name) for name in (A, B, C)}
     shown = to_broadcast("masked", [head_of(masked[name]) for name in (A, B, C)])
     for name, liar in ((A, B), (B, A)):
-        with pytest.raises(BindingError, match="was shown other messages") as error:
+        with pytest.raises(BindingError, match="was not shown the messages") as error:
             parties.clients[name].check(shown)
         caught(error, BindingError, "masked", liar)
 
@@ -113,7 +113,7 @@ def test_two_survivor_lists_yield_no_share_at_all():
                 parties.clients[name].unmask(to_broadcast("check", same))
             assert parties.clients[name].stage == "stopped"
             parties.clients[name]._state.stopped = ""
-            with pytest.raises(BindingError, match="was shown other messages"):
+            with pytest.raises(BindingError, match="was not shown the messages"):
                 parties.clients[name].unmask(to_broadcast("check", everyone))
 
 
@@ -178,7 +178,7 @@ def test_a_rolled_back_client_does_nothing_twice(stage):
     shown = parties.shown[B]
     if stage == "check":  # another list of survivors
         shown = to_broadcast("masked", heads_in(shown)[1:])
-    with pytest.raises(RefusedError, match="did this before") as error:
+    with pytest.raises(RefusedError, match="has done this before") as error:
         again.handle(shown, Update(parties.task, parties.vectors[B] * np.float32(0.5)))
     caught(error, RefusedError, stage, B)
 
@@ -211,17 +211,19 @@ def test_another_m0_for_one_member_is_caught_by_all():
     parties = Parties(4).play(until="masked")
     other = Task(b"\1" * 32, parties.encoding)
     sent = {A: parties.clients[A].masked(parties.shown[A], Update(other, parties.vectors[A]))}
-    with pytest.raises(BindingError, match="another model M0") as error:  # an honest server that was misled
+    with pytest.raises(
+        BindingError, match=r"from a (different )?model M0"
+    ) as error:  # an honest server that was misled
         parties.server.receive(sent[A])
     caught(error, BindingError, "masked", A)
     for name in (B, C, D):  # a server that crafted it shows it all the same
         sent[name] = parties.answer(name)
     shown = to_broadcast("masked", [head_of(sent[name]) for name in parties.names])
     for name, other_member in ((A, B), (B, A), (C, A), (D, A)):
-        with pytest.raises(BindingError, match="another model M0") as error:
+        with pytest.raises(BindingError, match=r"from a (different )?model M0") as error:
             parties.clients[name].check(shown)
         caught(error, BindingError, "check", other_member)
-        with pytest.raises(RefusedError, match="another model M0"):
+        with pytest.raises(RefusedError, match=r"from a (different )?model M0"):
             parties.clients[name].unmask(shown)
 
 
@@ -229,18 +231,18 @@ def test_another_encoding_for_one_member_is_caught():
     parties = Parties(4).play(until="masked")
     other = Task(M0, replace(parties.encoding, bound=2.0))
     sent = {A: parties.clients[A].masked(parties.shown[A], Update(other, parties.vectors[A]))}
-    with pytest.raises(BindingError, match="another encoding"):
+    with pytest.raises(BindingError, match="a different encoding"):
         parties.server.receive(sent[A])
     for name in (B, C, D):
         sent[name] = parties.answer(name)
-    with pytest.raises(BindingError, match="another encoding") as error:
+    with pytest.raises(BindingError, match="a different encoding") as error:
         parties.clients[B].check(to_broadcast("masked", [head_of(sent[name]) for name in parties.names]))
     caught(error, BindingError, "check", A)
 
 
 def test_a_public_weight_cannot_be_changed_by_its_member():
     parties = Parties(3, public=(1.0, 2.0, 3.0)).play(until="masked")
-    with pytest.raises(BindingError, match="its weight is public and is 1, got 3") as error:
+    with pytest.raises(BindingError, match="its public weight is 1, got 3") as error:
         parties.clients[A].masked(parties.shown[A], Update(parties.task, parties.vectors[A], 3.0))
     caught(error, BindingError, "masked", A)
 

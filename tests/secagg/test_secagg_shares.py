@@ -69,11 +69,11 @@ def test_a_key_of_small_order_names_its_owner(point, which):
     bad = [masks.public(os.urandom(32)), masks.public(os.urandom(32)), bytes(32), bytes(32)]
     bad[which] = bytes.fromhex(point)
     message = parties.forge(A, "advertise", bad)
-    with pytest.raises(BindingError, match="agrees on nothing secret") as error:
+    with pytest.raises(BindingError, match="a secret which everybody knows") as error:
         parties.server.receive(message)
     caught(error, BindingError, "advertise", A)
     others = [head_of(parties.answer(name)) for name in (B, C, D)]
-    with pytest.raises(BindingError, match="agrees on nothing secret") as error:
+    with pytest.raises(BindingError, match="a secret which everybody knows") as error:
         parties.clients[B].share(to_broadcast("advertise", [head_of(message), *others]))
     caught(error, BindingError, "share", A)
     assert np.all([parties.clients[B].stage == "stopped", A in parties.server.waiting])

@@ -65,7 +65,7 @@ def test_a_saved_client_knows_its_mode():
     assert again.setting.checked is False
     again.unmask(parties.shown[A])
     rolled_back = Client.restore(client.dump(), parties.identity[A], released=client.released)
-    with pytest.raises(RefusedError, match="did this before"):
+    with pytest.raises(RefusedError, match="has done this before"):
         rolled_back.unmask(parties.shown[A])
 
 

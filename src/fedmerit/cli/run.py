@@ -34,20 +34,21 @@ def page(
     ],
     out_: Annotated[
         Path | None,
-        typer.Option("--out", help="Where; unless given DIR/page.html, or for FILE.csv FILE.html beside it."),
+        typer.Option("--out", help="Where to write it [default: DIR/page.html, or FILE.html for FILE.csv]."),
     ] = None,
     pseudonyms: Annotated[
         bool, typer.Option("--pseudonyms", help="Show members as Member A, Member B, ...")
     ] = False,
     figures: Annotated[
         list[Figures] | None,
-        typer.Option("--figures", help="Also the charts as files beside it; repeatable."),
+        typer.Option("--figures", help="Also write the charts as files beside it; repeatable."),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Overwrite what is there, even if it is no page of fedmerit.")
+        bool,
+        typer.Option("--force", help="Overwrite any file that is there, even if fedmerit did not write it."),
     ] = False,
 ) -> None:
-    """One HTML page that anybody can open: who contributed what, how sure that is, who is paid what.
+    """Write one HTML page that anybody can open: who contributed what, how sure that is, who is paid what.
 
     SOURCE is a run folder, or a file of reports (.json or .csv).
     """
@@ -79,7 +80,7 @@ def page(
 
 
 def _renewed(folder: Path) -> bool:
-    """Rewrite score files older than the ledger; return whether any were, and print why if it is refused."""
+    """Rewrite score files that are older than the ledger; return whether any were, and print any refusal."""
     from fedmerit.errors import StoreError
     from fedmerit.verify import renew
 
@@ -105,17 +106,17 @@ def write_page(folder: Path) -> None:
 
 @app.command()
 def run(
-    config: Annotated[Path, typer.Argument(help="Settings (TOML); an empty file is a valid run.")],
+    config: Annotated[Path, typer.Argument(help="Settings (TOML); an empty file takes all defaults.")],
     out_: Annotated[Path, typer.Option("--out", help="The run folder.")],
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in that folder.")] = False,
     set_: Set_ = None,
     track: Annotated[
-        list[str] | None, typer.Option(help="Curves to tensorboard:DIR or mlflow:URI, repeatable.")
+        list[str] | None, typer.Option(help="Send curves to tensorboard:DIR or mlflow:URI; repeatable.")
     ] = None,
 ) -> None:
     """Train a federation on this machine under secure aggregation, and score every member.
 
-    CONFIG is a file of settings (TOML); an empty one is a valid run. `fedmerit init` writes one.
+    CONFIG is a file of settings (TOML); an empty file takes all defaults. `fedmerit init` writes one.
     """
     from fedmerit.config import load
 
@@ -129,7 +130,7 @@ def demo(
     out_: Annotated[Path, typer.Option("--out", help="The run folder.")] = Path("runs/demo"),
     set_: Set_ = None,
 ) -> None:
-    """Six hospitals train together on fashion-mini; one of them has noisy labels. Takes a minute."""
+    """Let six hospitals train together on fashion-mini; one has noisy labels. Takes about a minute."""
     from fedmerit.config import from_dict
     from fedmerit.storage.run_folder import remove
     from fedmerit.verify import verify_folder
@@ -148,7 +149,7 @@ def demo(
 def init(path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("fedmerit.config")) -> None:
     """Write a commented config with every setting and its default.
 
-    PATH is the file to write, fedmerit.config unless given. A file that is there is not overwritten.
+    PATH is the file to write, by default fedmerit.config. A file that exists is never overwritten.
     """
 
     try:
@@ -166,7 +167,7 @@ def plan(
     config: Annotated[Path, typer.Argument(help="Settings (TOML).")],
     set_: Set_ = None,
 ) -> None:
-    """What a run will cost here: models, trainings, minutes, memory, bytes, and what the pool can resolve.
+    """Show what a run will cost here (models, trainings, minutes, memory, bytes) and what it can resolve.
 
     CONFIG is a file of settings (TOML), as for `fedmerit run`.
     """
@@ -190,7 +191,7 @@ def track(
 ) -> None:
     """Send the scores of a run to TensorBoard or MLflow, as curves.
 
-    DIR is the folder of a run that is over. While it goes on, `fedmerit run --track` does the same.
+    DIR is the folder of a run that is over. During a run, `fedmerit run --track` does the same.
     """
     from fedmerit.report.exports import replay, tracker
 
@@ -316,20 +317,18 @@ def verify(
         Path, typer.Argument(help="A run folder, or an exported ledger (.jsonl).", metavar="SOURCE")
     ],
     head: Annotated[
-        str | None, typer.Option(help="A head of the ledger that you kept: it must still be on the chain.")
+        str | None, typer.Option(help="A head of the ledger that you stored: it must still be on the chain.")
     ] = None,
     heads: Annotated[
         Path | None,
         typer.Option(help="A member's file of what it was shown and reported: KEY.pem.state/RUN/heads."),
     ] = None,
     as_: Annotated[
-        str | None, typer.Option("--as", help="Who you are: your own part is told too.", metavar="NAME")
+        str | None, typer.Option("--as", help="Your own name: your part is shown too.", metavar="NAME")
     ] = None,
     roster: Annotated[
         Path | None,
-        typer.Option(
-            help="Your roster file: the members' keys must be its, not just those the ledger states."
-        ),
+        typer.Option(help="Your roster file: the keys in the ledger must match it."),
     ] = None,
 ) -> None:
     """Check a run's ledger: chain, signatures, heads, and that scores and payouts follow from the reports.
@@ -341,7 +340,7 @@ def verify(
     copy = source.suffix == ".jsonl" and not source.is_dir()
     if source.is_file() and not copy:
         inside = f": give its folder, {source.parent}" if source.name == LEDGER else ""
-        fail(f"{source}: expected a run folder or an exported ledger (.jsonl), got another file{inside}")
+        fail(f"{source}: expected a run folder or an exported ledger (.jsonl){inside}")
     check = verify_copy if copy else verify_folder
     for line in check(source, head=head, heads=heads, member=as_, roster=roster):
         out.print(line)
@@ -353,13 +352,13 @@ def export(
     out_: Annotated[Path, typer.Option("--out", help="Where to write it; a name that ends in .jsonl.")],
     for_: Annotated[
         str | None,
-        typer.Option("--for", help="The member whose copy it is; it holds what that member may see."),
+        typer.Option("--for", help="Make the copy for this member: it holds what that member may see."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite any file that is there.")] = False,
 ) -> None:
-    """The ledger of the run folder DIR as lines of JSON, to keep, to hand out, and to verify again.
+    """Write the ledger of the run folder DIR as lines of JSON, to keep, to hand out, and to verify again.
 
-    A copy that is there is overwritten only by one that goes on from it, or with --force.
+    An existing copy is overwritten only by a longer one that begins with it, or with --force.
     """
     from fedmerit.ledger.chain import Ledger, exported
     from fedmerit.ledger.records import config_of, sees
@@ -378,7 +377,7 @@ def export(
         lines = list(exported(ledger, visible))
     data = b"".join(lines)
     if out_.exists() and not force and not data.startswith(out_.read_bytes()):
-        fail(f"{out_}: exists, and this ledger does not go on from it: --out another file, or --force")
+        fail(f"{out_}: exists, and this ledger does not begin with it: choose another --out, or use --force")
     write(out_, data, mode=0o600 if config.scoring.visibility == "coordinator" else 0o644)
     held = sum(b'"withheld":' in line for line in lines)
     out.print(f"wrote {out_}: {len(lines)} records" + (f", {held} of them withheld" if private else ""))
@@ -399,9 +398,9 @@ app.add_typer(keys_app, name="keys")
 def keys_new(
     path: Annotated[Path, typer.Argument(help="Where to write the private key (mode 600).")],
 ) -> None:
-    """Make an identity key; prints the public key for the roster.
+    """Make an identity key, and print the public key for the roster.
 
-    PATH is the file for the private key: a new one, which only its owner may read (mode 600).
+    PATH is a new file for the private key, which only its owner may read (mode 600).
     """
     from fedmerit.identity import PREFIX, new_key
 
@@ -415,9 +414,9 @@ def keys_roster(
         list[str] | None, typer.Option(help="NAME=ed25519:PUBLICKEY[,WEIGHT], repeatable.")
     ] = None,
 ) -> None:
-    """Write a roster of names and public keys, or check one; prints its hash, which all members compare.
+    """Write or check a roster of names and public keys, and print its hash, which all members compare.
 
-    PATH is the roster file (TOML or .json): a new one with --member, otherwise one that is checked.
+    PATH is the roster file (TOML or .json). With --member, it is written; otherwise it is checked.
     """
     from fedmerit.identity import Roster, parse_member, read_roster, write_roster
 

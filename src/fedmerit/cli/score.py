@@ -77,13 +77,17 @@ def _number(text: str) -> float:
 Reports_ = Annotated[Path, typer.Argument(help="Reports (.json or .csv), or a run folder.", metavar="SOURCE")]
 Utility_ = Annotated[
     str | None,
-    typer.Option(help="Name of the utility where the file does not say, or which where it has several."),
+    typer.Option(
+        help="Name of the utility if the file does not say it, or the one to read if it has several."
+    ),
 ]
 Missing_ = Annotated[
     Missing | None,
-    typer.Option(help="What a missed round counts; as the run has it, otherwise zero.", show_default=False),
+    typer.Option(
+        help="What a missed round counts [default: as in the run, otherwise zero].", show_default=False
+    ),
 ]
-Score_ = Annotated[Summed, typer.Option(help="Which score is summed over rounds.", case_sensitive=False)]
+Score_ = Annotated[Summed, typer.Option(help="The score that is summed over rounds.", case_sensitive=False)]
 
 
 @app.command()
@@ -92,11 +96,12 @@ def score(
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.table,
     utility: Utility_ = None,
     score: Annotated[
-        Summed | None, typer.Option(help="Which score is summed; ALPHA unless given.", case_sensitive=False)
+        Summed | None,
+        typer.Option(help="The score that is summed over rounds [default: ALPHA].", case_sensitive=False),
     ] = None,
     missing: Missing_ = None,
 ) -> None:
-    """Scores, ranks and intervals from reports: who contributed what, and how sure that is.
+    """Print scores, ranks and intervals from reports: who contributed what, and how sure that is.
 
     SOURCE is a file of reports (.json or .csv), or a run folder.
     """
@@ -107,7 +112,7 @@ def score(
     if format is Format.csv and (score or missing):
         fail(
             f"--{'score' if score else 'missing'}: expected --format table or json, got csv, which holds the "
-            "scores of single rounds and no sums"
+            "scores of single rounds but no sums"
         )
     (content, run), counts = read_reports(file, utility), _missing(file, missing)
     rounds, clients, warning = content.rounds, content.clients, _unfinished(run, "covers")
@@ -129,28 +134,30 @@ def score(
 @app.command()
 def rewards(
     file: Reports_,
-    budget: Annotated[str, typer.Option(help="What is to be divided, such as 10000.00.")],
+    budget: Annotated[str, typer.Option(help="The amount to divide, such as 10000.00.")],
     rule: Annotated[Rule, typer.Option(help="How scores become shares.")] = Rule.fair,
     utility: Utility_ = None,
     score: Score_ = Summed.alpha,
     missing: Missing_ = None,
     floor: Annotated[
-        float, typer.Option(help="Smallest share of anybody who has a score.", parser=_number)
+        float, typer.Option(help="Smallest share of a member who has a score.", parser=_number)
     ] = 0.0,
-    cap: Annotated[float, typer.Option(help="Largest share of anybody.", parser=_number)] = 1.0,
+    cap: Annotated[float, typer.Option(help="Largest share of a member.", parser=_number)] = 1.0,
     on_undefined: Annotated[
-        OnUndefined, typer.Option(help="Where scores allow no shares.")
+        OnUndefined, typer.Option(help="What to do if scores allow no shares.")
     ] = OnUndefined.refuse,
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.table,
     despite_doubts: Annotated[
         bool,
-        typer.Option("--despite-doubts", help="Pay although the reports contradict themselves; recorded."),
+        typer.Option(
+            "--despite-doubts", help="Pay although the reports contradict themselves; the ledger records it."
+        ),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print: record and write nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print; record and write nothing.")] = False,
 ) -> None:
-    """Payouts in exact cents. Of a run folder they are recorded in its ledger, with a statement a member.
+    """Divide a budget into exact cents; for a run folder, record that and write a statement per member.
 
-    SOURCE is a file of reports (.json or .csv), or a run folder. Who never reported is paid nothing.
+    SOURCE is a file of reports (.json or .csv), or a run folder. Members who never reported are paid nothing.
     """
     from fedmerit.report.terminal import absences, advice, print_payouts, unscored
     from fedmerit.scoring.accumulate import accumulate
@@ -311,7 +318,7 @@ def _tell_planted(file: Path, run: Recorded | None, screen: Console) -> None:
 
 
 def _missing(file: Path, given: Missing | None) -> Literal["zero", "own-mean"]:
-    """Return what a missed round counts: as asked for, otherwise as in this run folder, otherwise zero."""
+    """Return what a missed round counts: as requested, otherwise as in this run folder, otherwise zero."""
     from fedmerit.config import of_folder
 
     if given is None and (file / "config.toml").is_file():

@@ -79,7 +79,9 @@ def place_of(context: Context) -> Place:
         try:
             return Place(Path(str(node["fedmerit-key"])), Path(str(node["fedmerit-roster"])))
         except KeyError as error:
-            raise ConfigError(f"the node config has no {error.args[0]}: --node-config needs both") from None
+            raise ConfigError(
+                f"the node config has no {error.args[0]}: expected fedmerit-key and fedmerit-roster"
+            ) from None
     folder = context.run_config.get("fedmerit-rehearsal")
     if not folder or "partition-id" not in node:
         raise ConfigError(
@@ -89,12 +91,14 @@ def place_of(context: Context) -> Place:
     roster = Path(str(folder)) / "roster.toml"
     names, number = read_roster(roster).names, int(node["partition-id"])
     if not 0 <= number < len(names):
-        raise ConfigError(f"node {number} of the simulation has no place among {len(names)} members")
+        raise ConfigError(
+            f"node {number} of the simulation has no member: {roster} lists {len(names)} of them"
+        )
     return Place(roster.with_name(f"{names[number]}.pem"), roster, rehearsal=True)
 
 
 def member_of(context: Context, place: Callable[[Context], Place] = place_of) -> str:
-    """Return the name of this node's member, by its key and roster: it trains as the member it signs as."""
+    """Return the name of this node's member, from its key and roster: it trains as the member it signs as."""
     return _named(place(context))[0]
 
 
@@ -184,7 +188,7 @@ class Secured(ClientApp):
         """Return the reply of a user's function; of an evaluation only the listed metrics, with weight 1."""
         reply = self._inner(message, context)
         if reply.has_error():
-            raise RefusedError(f"the app answers with an error: {reply.error.reason}", stage=kind)
+            raise RefusedError(f"the app answered with an error: {reply.error.reason}", stage=kind)
         if kind != "evaluate":
             return reply
         shared = self._shared(_metrics(reply.content), context, "evaluation")
@@ -256,8 +260,8 @@ class Secured(ClientApp):
             usual = " (running statistics of BatchNorm, the usual ones)" if statistics else ""
             raise BoundError(
                 f"the update lies beyond the bound {secure.bound:g}: training changed a number of "
-                f"{_listed(most)}{usual} by {beyond[most[0]]:g}; if that is as it should be, the server sets "
-                "a larger `bound` of Contributions",
+                f"{_listed(most)}{usual} by {beyond[most[0]]:g}; if that is intended, the server has "
+                "to use a larger `bound` in Contributions",
                 stage="masked",
             )
         if training.weights == "secret":
@@ -268,15 +272,15 @@ class Secured(ClientApp):
         if samples is None:
             raise BoundError(
                 f"training returned no metric {name!r}, by which this run weighs members: put the number of "
-                f"training samples there, or name the metric that holds it (weighted_by of secure)",
+                f"training samples there, or name the metric that holds it in secure(..., weighted_by=...)",
                 stage="masked",
             )
         if float(samples).is_integer() and 1 <= samples <= cap:
             return
         too_many = float(samples).is_integer() and samples > cap
-        larger = "the server sets a larger `weight_cap` of Contributions"
+        larger = "the server has to use a larger `weight_cap` in Contributions"
         raise BoundError(
-            f"the metric {name!r} must be the number of training samples, whole and from 1 to the cap {cap}, "
+            f"the metric {name!r} must be the number of training samples, a whole number from 1 to {cap}, "
             f"got {samples:g}: {larger if too_many else 'put that number there'}",
             stage="masked",
         )

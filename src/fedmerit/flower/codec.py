@@ -29,7 +29,7 @@ from fedmerit.secagg.setting import pack
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """Names, shapes and types of a model's arrays, and those not summed: integers, such as counters."""
+    """Names, shapes and types of a model's arrays; arrays of integers, such as counters, are not summed."""
 
     arrays: dict[str, npt.NDArray[Any]]
 
@@ -162,7 +162,7 @@ def _numbers(array: Array) -> npt.NDArray[Any]:
     try:
         kind, shape = np.dtype(array.dtype), tuple(array.shape)
         if math.prod(shape) * kind.itemsize != len(array.data) or min(shape, default=1) < 0:
-            raise MessageError("an array of another size than its shape")
+            raise MessageError("the array's size does not match its shape")
         return np.frombuffer(array.data, kind).reshape(shape)
     except (TypeError, ValueError):
         raise MessageError(f"expected an array of numbers, got {array.dtype!r:.40}") from None
@@ -194,10 +194,10 @@ def config_digest(config: Mapping[str, object]) -> bytes:
 
 
 def digest(message: Message, run_config: bytes) -> bytes:
-    """Return the SHA-256 of all that says how to train: message (without our bytes), its type, run config.
+    """Return the SHA-256 of everything that says how to train: message (without our bytes), type, run config.
 
-    Members compare it before anything is unmasked. A server that told one of them to train differently from
-    the others could otherwise read that member's update from the sum.
+    Members compare it before anything is unmasked. Otherwise a server could tell one of them to train
+    differently from the others, and read that member's update from the sum.
 
     Args:
         message: its type chooses the function; arrays of every type, settings and metrics enter the digest.

@@ -1,8 +1,8 @@
 """A Grid that turns a strategy's train messages into fedmerit's exchanges, and returns one reply to it: M.
 
-The strategy keeps its own loop and its own sampling. It sees a node once the node has proved, by signature,
-to be a member of the roster. A node that stops answering or refuses is gone until it answers an invitation
-again.
+The strategy keeps its own loop and its own sampling. It sees a node once the node has proved, by a signature,
+that it is a member on the roster. A node that refuses or stops answering is left out until it answers an
+invitation again.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ POLL = 0.25
 AGAIN = 15.0
 """Seconds until a node that refused an invitation is invited again; the wait doubles each time."""
 SAME = 0.1
-"""Seconds for which the list of nodes is kept, because a strategy that samples asks how many, then who."""
+"""Seconds for which the list of nodes is kept: a strategy that samples first asks how many, then who."""
 TOLD = 60.0
-"""Seconds between two log lines that say for whom we wait."""
+"""Seconds between two log lines that say whom the server waits for."""
 IN_A_ROW = 3
 """Aborted rounds in a row after which a run is given up; a short outage costs one or two."""
 UNAVAILABLE = 5
@@ -44,7 +44,7 @@ class SecureGrid(Grid):
         grid: Flower's grid.
         shape: the model's shape; members get these types, even if a strategy has changed those of integers.
         patience: seconds to wait for an answer that needs neither training nor evaluation.
-        join: seconds to wait for members to come back if too few are there for a round.
+        join: seconds to wait for members to come back if too few are present for a round.
         weighted_by: the metric that the strategy averages by.
         available: the number of members that the strategy waits for before it begins a round.
     """
@@ -57,7 +57,7 @@ class SecureGrid(Grid):
         self.coordinator: Coordinator | None = None
         self.nodes: dict[str, int] = {}  # members who are there
         self.rounds = 0
-        self._waits = 0  # waits in vain since the last round began
+        self._waits = 0  # waits without success since the last round began
         self.model: Model | None = None  # after the last round
         self.seconds: dict[str, list[float]] = {}  # by exchange, for measurements
         self._refused: dict[int, tuple[float, float]] = {}  # node -> next invitation, and the wait after it
@@ -85,19 +85,19 @@ class SecureGrid(Grid):
         return self.grid.create_message(*args, **kwargs)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the nodes of members who are there; invite new ones, and wait if too few are left."""
+        """Return the nodes of members who are present; invite new ones, and wait if too few are left."""
         if time.monotonic() <= self._looked + SAME:
             return list(self.nodes.values())
         self._welcome()
         began = told = time.monotonic()
         while self.rounds and len(self.nodes) < self._least() and time.monotonic() < began + self.join:
-            told = self._tell(told, f"{len(self.nodes)} there, {self._least()} needed", self._missing())
+            told = self._tell(told, f"{len(self.nodes)} present, {self._least()} needed", self._missing())
             time.sleep(POLL)
             self._welcome()
         self._waits = self._waits + 1 if self.rounds and len(self.nodes) < self._least() else 0
         if self._waits >= IN_A_ROW:  # a strategy that needs more nodes would ask forever
-            there = f"{len(self.nodes)} members are there, {self._least()} are needed"
-            raise self._given_up(f"{there}, and {self.join:g} s were waited {IN_A_ROW} times")
+            there = f"{len(self.nodes)} members are present, {self._least()} are needed"
+            raise self._given_up(f"{there}; waited {IN_A_ROW} times for {self.join:g} s")
         self._looked = time.monotonic()
         return list(self.nodes.values())
 
@@ -111,7 +111,7 @@ class SecureGrid(Grid):
         return [name for name in self.coordinator.config.clients if name not in self.nodes]
 
     def _tell(self, told: float, what: str, names: Iterable[str]) -> float:
-        """Log about once a minute for whom we wait; return the time of the last such line."""
+        """Log about once a minute whom the server waits for; return the time of the last such line."""
         now = time.monotonic()
         if now < told + TOLD:
             return told
@@ -151,7 +151,9 @@ class SecureGrid(Grid):
         for message in listed[1:]:
             if not _same(message, first) and digest(message, run_config) != extra:
                 name = names[message.metadata.dst_node_id]
-                raise ProtocolError("the strategy tells it something else than the others", member=name)
+                raise ProtocolError(
+                    "the strategy sends it a message that differs from the others", member=name
+                )
         self.rounds, self._waits, self._looked = self.rounds + 1, 0, -math.inf
         model = self.coordinator.round(self.rounds, m0, tuple(self._train), extra)
         self.model = m0 if model is None else model
@@ -184,11 +186,11 @@ class SecureGrid(Grid):
         last_ones = [one for one in rounds[-IN_A_ROW:-1] if one.aborted]
         before = [f"round {one.number} aborted: {one.aborted}" for one in last_ones]
         last = self.coordinator.refused[self._noted :]  # also members who were away, declined or were refused
-        away = [f"not there: {', '.join(self._missing())}"] if self._missing() else []
+        away = [f"missing: {', '.join(self._missing())}"] if self._missing() else []
         planned = self.coordinator.config.training.rounds
         reached = f"{len(aborted)} of {planned} rounds aborted, {len(closed)} closed"
         if closed:
-            reached += ", which stay good: to go on from the last model, see fedmerit.flower.last_model"
+            reached += ", which stay valid: to go on from the last model, see fedmerit.flower.last_model"
         told = "; ".join(dict.fromkeys([*before, *last, *away]))
         return RunAborted(f"{what} ({reached}); {told}", closed=closed, aborted=aborted)
 
@@ -221,13 +223,13 @@ class SecureGrid(Grid):
         """Log once which training metrics the strategy does not get, and why."""
         if new := [name for name in names if name not in self._withheld]:
             log.warning(
-                "the strategy does not get the metrics %s of training: a mean takes a number of each member "
-                "that shares any",
+                "the strategy does not get the training metrics %s: a mean needs a number from every member "
+                "who shares any metric",
                 ", ".join(new),
             )
         if not any_shared and "" not in self._withheld:
             log.info(
-                "the strategy gets no metrics of training: they leave a member only if its own "
+                "the strategy gets no training metrics: they leave a member's machine only if its own "
                 "secure(..., metrics=[...]) lists them"
             )
         self._withheld |= {*names} if any_shared else {""}
@@ -235,12 +237,12 @@ class SecureGrid(Grid):
     # -------------------------------------------------------------------------------------- for a coordinator
 
     def expected(self, number: int) -> Sequence[str]:
-        """Return the members who are there; in every round the strategy schedules among them."""
+        """Return the members who are present; in every round the strategy schedules some of them."""
         self._welcome()
         return list(self.nodes)
 
     def exchange(self, kind: Exchange, asks: Mapping[str, Parcel]) -> Iterator[tuple[str, bytes]]:
-        """Send, and yield answers that come in time; a member who gives none is gone until it rejoins."""
+        """Send, and yield answers that come in time; a member who gives none is away until it rejoins."""
         began = time.monotonic()
         contents = {id(parcel): put(parcel) for parcel in asks.values()}  # mostly one parcel for all members
         messages = {
@@ -297,7 +299,7 @@ class SecureGrid(Grid):
         return data
 
     def _refuses(self, name: str, kind: Exchange, reason: str) -> None:
-        """Take a member out of this round until it joins again; it may at once if it had answered before.
+        """Take a member out of this round until it joins again, which it may do at once the first time.
 
         The reports end a round, so a member who fails to report stays and is asked for keys of the next one.
         """
@@ -336,7 +338,7 @@ class SecureGrid(Grid):
                 self._stranger(node, str(error))
                 continue
             if self.nodes.get(name) in listed:
-                self._stranger(node, f"{name} is at node {self.nodes[name]}")
+                self._stranger(node, f"{name} has joined already, at node {self.nodes[name]}")
             else:
                 self.nodes[name] = node
 

@@ -54,8 +54,8 @@ _KINDS = {"run", "pool", "join"}
 def make_free(path: Path) -> None:
     """Remove what is left of a start that too few members joined; refuse a folder that holds anything else.
 
-    Before the first schedule no member was asked for anything, so nothing is lost. A folder with a schedule
-    is never touched.
+    Before the first schedule, no member was asked for anything, so nothing is lost. A folder whose ledger
+    holds a schedule is never touched.
     """
     if not path.exists() or {item.name for item in path.iterdir()} <= {".lock"}:
         return
@@ -86,8 +86,8 @@ def _came_to_nothing(path: Path) -> bool:
 
 def _used(path: Path) -> StoreError:
     return StoreError(
-        f"{path}: not empty; a Flower run cannot be resumed, give a new folder; to go on from the last model "
-        f"in this one, start with fedmerit.flower.last_model({str(path)!r}, initial_arrays)"
+        f"{path}: not empty, and a Flower run cannot be resumed: give a new folder. To go on from the last "
+        f"model in this one, start with fedmerit.flower.last_model({str(path)!r}, initial_arrays)"
     )
 
 
@@ -117,7 +117,7 @@ def last_model(folder: str | Path, like: ArrayRecord) -> ArrayRecord:
     expected = shape.vector.size
     if model.shape != (expected,):
         raise StoreError(
-            f"{path}: the model of round {number} has {model.size} numbers, the one given has {expected}"
+            f"{path}: the model of round {number} has {model.size} numbers, but the given one has {expected}"
         )
     return shape.record(model)
 
@@ -198,8 +198,8 @@ class Contributions:
         check_strategy(strategy)
         if own := _own_aggregation(strategy):
             log.warning(
-                "%s.aggregate_train sees one reply a round, the masked sum's: M, with a weight of 1 and the "
-                "means of shared metrics; members are scored on M, before it changes anything",
+                "%s.aggregate_train sees one reply per round, from the masked sum: M, with a weight of 1 and "
+                "the means of shared metrics; members are scored on M, before aggregate_train changes it",
                 own,
             )
         if truth:
@@ -333,10 +333,10 @@ class Contributions:
         return result
 
     def _end_early(self, coordinator: Coordinator, secure: SecureGrid) -> None:
-        """Close the ledger of a run that an error ends between two rounds, and have the members sign it.
+        """Close the ledger of a run that an error ended between two rounds, and ask the members to sign it.
 
-        Before the first round there is nothing to close. In the middle of a round the ledger stays open and
-        shows that.
+        Before the first round there is nothing to close. If the error came in the middle of a round, the
+        ledger stays open and shows that.
         """
         if secure.model is None or len(coordinator.recorder.rounds) != secure.rounds:
             return
@@ -354,8 +354,8 @@ class Contributions:
         count = max(int(members * fraction), getattr(self.strategy, "min_train_nodes", 0))
         if 0 < fraction < 1 and count < config.threshold:
             raise ConfigError(
-                f"fraction_train {fraction:g} of {members} members are {count}, but {config.threshold} must "
-                f"stay to the end: expected min_train_nodes={config.threshold} or a larger fraction"
+                f"fraction_train {fraction:g} of {members} members schedules {count}, but {config.threshold} "
+                f"must stay to the end: expected min_train_nodes={config.threshold} or a larger fraction"
             )
 
     def _config(self, rounds: int) -> tuple[Config, str]:
@@ -394,7 +394,7 @@ class Contributions:
         slices = rounds if self.reveal == "per-round" else 1
         if len(x) != len(y) or len(y) < LEAST_SAMPLES * slices:
             raise DataError(
-                f"test: expected as many labels as samples and at least {LEAST_SAMPLES} a slice "
+                f"test: expected as many labels as samples and at least {LEAST_SAMPLES} per slice "
                 f"({slices} slices), got {len(x)} samples and {len(y)} labels"
             )
         order = np.random.default_rng(secrets.randbits(128)).permutation(len(y))
@@ -410,7 +410,7 @@ class Contributions:
         )
 
     def _gather(self, secure: SecureGrid, least: int) -> None:
-        """Wait until everybody has joined or ``join`` seconds have passed; raise if too few are there."""
+        """Wait until everybody has joined or ``join`` seconds have passed; raise if too few have joined."""
         began, told = time.monotonic(), 0
         while len(there := list(secure.get_node_ids())) < len(self.roster.names):
             waited = time.monotonic() - began
@@ -430,7 +430,7 @@ class Contributions:
 
 
 def check_strategy(strategy: Strategy) -> None:
-    """Raise `ConfigError` if a strategy needs to see members' single updates, or is not known to average."""
+    """Raise `ConfigError` if a strategy needs to see individual updates, or is not known to average."""
     for kind in type(strategy).__mro__:
         if kind.__name__ in REFUSED:
             raise ConfigError(
@@ -447,8 +447,8 @@ def check_strategy(strategy: Strategy) -> None:
 def engine_of(grid: Grid) -> str:
     """Return what the ledger calls a run over this grid.
 
-    In Flower's simulation the nodes are on a grid in the server's own memory. Behind any other grid the
-    machines may be anybody's.
+    In Flower's simulation, the grid of nodes is in the server's own memory. Behind any other grid, the
+    machines may belong to anybody.
     """
     simulated = any(kind.__name__ == "InMemoryGrid" for kind in type(grid).__mro__)
     return SIMULATED if simulated else FLOWER

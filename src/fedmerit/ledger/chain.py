@@ -208,7 +208,9 @@ class Ledger:
             return 0, START
         seq, digest, kept, mark = row
         if not isinstance(digest, bytes) or len(digest) != len(START):
-            raise LedgerError(f"{self.path}: damaged: the digest of record {seq}, its last, is not one")
+            raise LedgerError(
+                f"{self.path}: damaged: the digest of record {seq}, the last one, is not a digest"
+            )
         marked = digest
         if kept != seq:
             found = self._execute("SELECT digest FROM records WHERE seq = ?", (kept,)).fetchone()
@@ -224,9 +226,9 @@ class Ledger:
 
         Args:
             seq: number of the last record.
-            kept: number of the last record by the header.
-            mark: part of that record's digest by the header.
-            marked: the digest that this record has in the table.
+            kept: number of the last record, according to the header.
+            mark: part of that record's digest, according to the header.
+            marked: the digest of that record in the table.
         """
         if (kept or mark) and (kept > seq or mark != _mark(marked)):
             here = f"the last one here is record {seq}" if kept > seq else "which is another one here"
@@ -291,7 +293,9 @@ def verify_chain(ledger: Records, keys: Callable[[Record], Mapping[str, bytes]])
         said = record.content
         digest = link(previous, record.seq, said, record.signature)
         if digest != record.digest:
-            raise LedgerError(f"{record.name}: altered, or the records before it are", record=expected)
+            raise LedgerError(
+                f"{record.name}: this record was altered, or one before it was", record=expected
+            )
         if known is None:
             known = keys(record)
             check = _Signatures(known)
@@ -326,7 +330,7 @@ class _Signatures:
                 self._keys[author] = Ed25519PublicKey.from_public_bytes(self._raw[author])
             except ValueError as error:
                 raise LedgerError(
-                    f"{where}: the roster's key of {author!r} is not an Ed25519 key", record=record
+                    f"{where}: the key of {author!r} on the roster is not an Ed25519 key", record=record
                 ) from error
         try:
             self._keys[author].verify(signature, message)
@@ -367,7 +371,7 @@ class Copy:
         except OSError as error:
             raise LedgerError(f"{self.path}: cannot be read: {error}") from error
         if lines.pop():
-            raise LedgerError(f"{self.path}: the last line is not whole")
+            raise LedgerError(f"{self.path}: the last line is incomplete")
         self._records = [self._read(number, line) for number, line in enumerate(lines, start=1)]
 
     def records(self, kind: str | None = None) -> Iterator[Record]:

@@ -190,7 +190,7 @@ def decisions_of(ledger: Records, rounds: Sequence[Round], scoring: Scoring) -> 
             paid = {name: anew.cents_of(name, share) for name, share in told["shares"].items()}
             _same(told["cents"], paid, exactly=True)
             if one.record.body["unpaid"] != anew.cents - sum(paid.values()):
-                raise LedgerError("what is unpaid is not the rest of the budget")
+                raise LedgerError("the unpaid amount is not the rest of the budget")
             if scoring.visibility == "coordinator":
                 _same_totals(one.record.body["totals"], again, told["shares"])
             found.append(again)
@@ -203,9 +203,9 @@ def _again(
     """Return the decision recomputed from the rounds that were closed before it."""
     body = one.record.body
     if one.record.author != SERVER:
-        raise LedgerError("only the server decides")
+        raise LedgerError("only the server writes decisions")
     if body["rounds"] != one.rounds:
-        raise LedgerError(f"rests on {body['rounds']!r:.20} rounds, {one.rounds} were closed before it")
+        raise LedgerError(f"rests on {body['rounds']!r:.20} rounds, but {one.rounds} were closed before it")
     made = decide(rounds[: one.rounds], Terms.of(body), before, game=scoring.game)
     if (body["decision"], body["replaces"]) != (made.number, made.replaces):
         raise LedgerError(f"expected decision {made.number}, which replaces {made.replaces}")
@@ -246,7 +246,7 @@ def _stated(one: StatedDecision, scoring: Scoring) -> dict[str, dict[str, Any]]:
         with reading(record):
             name = record.body["member"]
             if record.body["decision"] != body["decision"] or name in told["shares"]:
-                raise LedgerError("of another decision, or the second of its member")
+                raise LedgerError("belongs to another decision, or is the second one for its member")
             told["shares"][name] = number(record.body["share"])
             told["cents"][name] = record.body["cents"]
     return told
@@ -256,7 +256,7 @@ def _same(told: Mapping[str, Any], again: Mapping[str, Any], *, exactly: bool) -
     what = "cents" if exactly else "share"
     if set(told) != set(again):
         odd = min(set(told) ^ set(again))
-        raise LedgerError(f"{what} of {odd}: {'not of a member with a score' if odd in told else 'missing'}")
+        raise LedgerError(f"{what} of {odd}: {'not a member who has a score' if odd in told else 'missing'}")
     for name, value in again.items():
         right = type(told[name]) is int and told[name] == value
         if not exactly:
@@ -300,10 +300,12 @@ def own_parts(ledger: Records, member: str, rounds: Sequence[Round], scoring: Sc
             terms, totals = Terms.of(body), body["totals"]
             numbered = (body["decision"], body["replaces"]) == (len(found) + 1, len(found) or None)
             if not numbered or len(one.payouts) != totals["n"]:
-                raise LedgerError("not the next decision, or not with a payout for everybody who has a score")
+                raise LedgerError(
+                    "not the next decision, or without a payout for each member who has a score"
+                )
             if body["rounds"] != one.rounds:
                 raise LedgerError(
-                    f"rests on {body['rounds']!r:.20} rounds, {one.rounds} were closed before it"
+                    f"rests on {body['rounds']!r:.20} rounds, but {one.rounds} were closed before it"
                 )
             _check_words(body, terms)
             mine = [record.body for record in one.payouts if record.body.get("member") == member]
@@ -342,9 +344,9 @@ def _check_words(body: Mapping[str, Any], terms: Terms) -> None:
         if given not in known:
             raise LedgerError(f"{what}: expected one of {', '.join(known)}, got {given!r:.40}")
     if body["status"] == "undefined" and terms.on_undefined == "refuse":
-        raise LedgerError("status: undefined, where its terms refuse to pay")
+        raise LedgerError("status: undefined, but by its terms such a decision is refused")
     if body["status"] == "undefined" and terms.rule == "equal":
-        raise LedgerError("status: undefined, but equal shares never are")
+        raise LedgerError("status: undefined, but equal shares are always defined")
 
 
 def _division(member: str, totals: Mapping[str, Any], terms: Terms) -> Division:
@@ -366,7 +368,7 @@ def _division(member: str, totals: Mapping[str, Any], terms: Terms) -> Division:
 
 
 def _check_unpaid(unpaid: Any, made: Division, own: int) -> None:
-    """Raise unless the unpaid rest follows from the sum of all shares, to less than a cent per member."""
+    """Raise unless the unpaid rest follows from the sum of all shares, to within a cent per member."""
     rest = Fraction(0)
     if made.down:
         rest = made.cents * (1 - Fraction(made.total, max(made.total, made.one)))

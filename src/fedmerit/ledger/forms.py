@@ -40,7 +40,7 @@ class Form:
         """Raise LedgerError unless a record has the right author and fields."""
         allowed = members if self.author == MEMBER else (SERVER,)
         if record.author not in allowed:
-            raise LedgerError(f"expected one by {self.author}, got one by {record.author!r:.60}")
+            raise LedgerError(f"expected {self.author} as its author, got {record.author!r:.60}")
         if record.withheld:
             return
         given = set(record.body)
@@ -61,13 +61,13 @@ FORMS = {
     "join": _form(MEMBER, "run address run_config terms commitment server"),
     "schedule": _form(SERVER, "round members weights"),
     "masked": _form(SERVER, "round inputs"),
-    "outcome": _form(SERVER, "round m0 m weight slice included head"),
+    "outcome": _form(SERVER, "round m0 m weight slice included head", "x"),
     "report": _form(MEMBER, "run salt round bound_to cosine measured"),
     "analysis": _form(SERVER, "round", others=True),
     "round": _form(
         SERVER,
         "round included declined silent aborted m slice utilities samples checkpoint",
-        "evaluated members_checkpoint totals_on",
+        "evaluated members_checkpoint totals_on phi",
     ),
     "scores": _form(SERVER, "round cumulative_alpha"),
     "totals": _form(SERVER, "round utilities"),
@@ -113,10 +113,10 @@ def check_forms(records: Sequence[Record], config: Config) -> None:
                 raise LedgerError("comes after the end of the run")
             if record.kind == "seen":
                 if not ended or record.author in signed:
-                    raise LedgerError("before the end of the run, or the second of its author")
+                    raise LedgerError("comes before the end of the run, or is the second one of its author")
                 signed.add(record.author)
             if record.seq > 2 and record.kind in ("run", "pool"):
-                raise LedgerError("the second of its kind")
+                raise LedgerError("is the second of its kind")
             ended = ended or record.kind == "end"
     run, pool = records[0], records[1]
     with reading(run):
@@ -197,14 +197,14 @@ class _Walk:
         kind = self.config.training.weights
         if kind in ("uniform", "secret"):
             if told is not None:
-                raise LedgerError(f"states weights, but those of this run are {kind}")
+                raise LedgerError(f"states weights, but the weights of this run are {kind}")
             return None
         weights = {name: number(weight) for name, weight in told.items()}
         named = self.scheduled if self._agreed else self.config.clients
         if kind == "current-scores":
             named = tuple(weights)
             if set(named) != set(self.scheduled):
-                raise LedgerError("states weights of others than it schedules")
+                raise LedgerError("does not state the weights of exactly the members it schedules")
             if not all(LEAST <= weight <= MOST for weight in weights.values()):
                 raise LedgerError(f"states a weight outside {LEAST:g} to {MOST:g}")
             return weights
@@ -231,16 +231,20 @@ class _Walk:
         return self.scheduled.index(name) if name in self.scheduled else len(self.scheduled)
 
     def outcome(self, body: Mapping[str, Any]) -> None:
-        for what in ("m0", "m", "slice", "included", "head"):
+        for what in ("m0", "m", "slice", "included", "head", *({"x"} & body.keys())):
             _hex(body[what], what)
         self.m0 = body["m0"]
         one = self.rounds[self.closed] if self.closed < len(self.rounds) else None
         if one is not None:  # None if the run stopped before the round was closed
             self._total(number(body["weight"]), one.included)
         if self.config.data.test_reveal == "fixed" and self.slices and body["slice"] != self.slices[0]:
-            raise LedgerError("another test slice than in the rounds before, but the run has one for all")
+            raise LedgerError(
+                "its test slice differs from the earlier ones, but the run has one for all rounds"
+            )
         if self.config.data.test_reveal == "per-round" and body["slice"] in self.slices:
-            raise LedgerError("the test slice of an earlier round, but the run has a fresh one for each")
+            raise LedgerError(
+                "uses the test slice of an earlier round, but each round of this run has a fresh one"
+            )
         self.slices.append(body["slice"])
 
     def _total(self, total: float, included: Sequence[str]) -> None:
@@ -258,35 +262,37 @@ class _Walk:
         if not self.run["analysis"]:
             raise LedgerError("in a run that looked at no plain updates")
         if body["round"] != self.closed + 1:
-            raise LedgerError(f"expected one of round {self.closed + 1}, got {body['round']!r:.20}")
+            raise LedgerError(f"expected the analysis of round {self.closed + 1}, got {body['round']!r:.20}")
         if self.analysed == self.closed + 1:
-            raise LedgerError("the second of its round")
+            raise LedgerError("is the second of its round")
         self.analysed = self.closed + 1
 
     def close(self, body: Mapping[str, Any]) -> None:
         one = self.rounds[self.closed]
         included = _named(body["included"], self.scheduled, "includes")
-        _named(body["silent"], included, "did not hear of")
+        _named(body["silent"], included, "did not hear from")
         if not isinstance(body["aborted"], str) or not isinstance(body["declined"], list):
             raise LedgerError("expected aborted to be text, and declined a list")
         if not body["aborted"] and len(included) < self.least:
-            raise LedgerError(f"sums {len(included)} members, at least {self.least} are needed")
+            raise LedgerError(f"sums {len(included)} members, but at least {self.least} are needed")
         declined = _named(sorted(body["declined"], key=self._place), self.scheduled, "was declined by")
         if both := [name for name in declined if name in (*one.reports, *one.withheld)]:
             raise LedgerError(f"{both[0]} declined and reported")
         looked, summed = self.analysed == self.closed + 1, not body["aborted"]
         if "mr-shapley" in self.config.scoring.truth and looked != summed:
-            raise LedgerError("expected an analysis of each round with a sum, and of no other")
+            raise LedgerError("expected an analysis if the round has a sum, and none otherwise")
         _hex(body["m"], "m")
         self._utilities(body, bool(one.reports or one.withheld))
         self._samples(body["samples"])
+        if "phi" in body:
+            self._phi(body["phi"], included, aborted=bool(body["aborted"]))
         _hex(body["checkpoint"], "the checkpoint")
         if self._agreed:
             by = body.get("evaluated")
             if by not in ("server", "members"):
                 raise LedgerError(f"evaluated by {by!r:.20}: expected server or members")
             if by == "server" and self.run["terms"]["evaluates"] == "members" and body["utilities"]:
-                raise LedgerError("evaluated by the server, but its members agreed that they evaluate")
+                raise LedgerError("evaluated by the server, but the terms say that members evaluate")
         elif "evaluated" in body:
             raise LedgerError("says who evaluated, which no rehearsal of its version does")
         if not self._rehearsal:
@@ -320,7 +326,33 @@ class _Walk:
             if "first" in keys:
                 known = values["empty"] if self.m0 == self.run["m0"] else values["first"]
                 if values["first"] != self.first.setdefault((self.slices[-1], name), known):
-                    raise LedgerError(f"states another {name} of the first model than before on this slice")
+                    raise LedgerError(
+                        f"states a different {name} of the first model than an earlier round on this slice"
+                    )
+
+    def _phi(self, given: Any, included: Sequence[str], *, aborted: bool) -> None:
+        """Raise LedgerError unless these are the Aumann-Shapley scores of everybody in the sum, by block."""
+        scoring = self.config.scoring
+        if not self._rehearsal or aborted or scoring.visibility != "all":
+            raise LedgerError(
+                "phi: only a rehearsal whose members see all scores has it, for a round with a sum"
+            )
+        if not set(given) <= set(scoring.utilities):
+            raise LedgerError(f"phi is about the utilities {', '.join(map(str, given))[:100]}")
+        for name, one in given.items():
+            if set(one) != {"blocks", "sizes", "stratified", "gain", "rest", "points"}:
+                raise LedgerError(f"phi of {name}: has other fields than it should")
+            sizes, blocks = one["sizes"], one["blocks"]
+            counts = [*sizes, one["points"]]
+            if not sizes or not all(type(count) is int and count > 0 for count in counts):
+                raise LedgerError(f"phi of {name}: expected whole numbers above 0 as sizes and points")
+            if list(blocks) != list(included) or any(len(own) != len(sizes) for own in blocks.values()):
+                raise LedgerError(f"phi of {name}: expected {len(sizes)} numbers of everybody in the sum")
+            values = [one["gain"], one["rest"], *(value for own in blocks.values() for value in own)]
+            if type(one["stratified"]) is not bool or not all(math.isfinite(number(v)) for v in values):
+                raise LedgerError(
+                    f"phi of {name}: expected finite numbers, and whether blocks are stratified"
+                )
 
     def _samples(self, samples: Any) -> None:
         if not self.config.scoring.disclose_samples:
@@ -330,32 +362,32 @@ class _Walk:
         if set(samples) != set(self.config.clients):
             raise LedgerError("does not state the sample counts of all members")
         if not all(type(count) is int and count >= 0 for count in samples.values()):
-            raise LedgerError("states a sample count that is no whole number")
+            raise LedgerError("states a sample count that is not a whole number")
 
     def end(self, body: Mapping[str, Any]) -> None:
         if body["rounds"] != self.closed or isinstance(body["rounds"], bool):
-            raise LedgerError(f"ends after {body['rounds']!r:.20} rounds, {self.closed} were closed")
+            raise LedgerError(f"ends after {body['rounds']!r:.20} rounds, but {self.closed} were closed")
         if self.opened != self.closed:
             raise LedgerError(f"ends while round {self.opened} is open")
         last = self.rounds[self.closed - 1].body["m"] if self.closed else self.run["m0"]
         _hex(body["model"], "the last model")
         if body["model"] != last and not moves(self.run):
-            raise LedgerError("ends with another model than that of the last round")
+            raise LedgerError("does not end with the model of the last round")
 
 
 def _check_run(run: Mapping[str, Any], config: Config) -> None:
     _hex(run["run"], "run", 32)
     _hex(run["m0"], "m0")
     if not isinstance(run["version"], str) or not re.fullmatch(r"[0-9a-zA-Z.+-]{1,40}", run["version"]):
-        raise LedgerError(f"version: expected that of a release, got {run['version']!r:.60}")
+        raise LedgerError(f"version: expected the version of a release, got {run['version']!r:.60}")
     if run["engine"] not in ENGINES:
         raise LedgerError(f"engine: expected one of {', '.join(ENGINES)}, got {run['engine']!r:.40}")
     if "terms" not in run and run["engine"] != EMBEDDED:
-        raise LedgerError("terms: expected those that its members agreed to")
+        raise LedgerError("terms: missing, although members agree to them with this engine")
     if run["data"] is not None or run["engine"] == EMBEDDED:
         _hex(run["data"], "data")
     if run["analysis"] is not config.analysis:
-        raise LedgerError("analysis: not what its config says")
+        raise LedgerError("analysis: differs from what its config says")
     if "terms" in run:
         terms = run["terms"]
         if set(terms) - {"engine"} != TERMS or terms["config_hash"] != run["config_hash"]:
@@ -367,7 +399,7 @@ def _check_run(run: Mapping[str, Any], config: Config) -> None:
             keys = run["keys"] and {name: bytes.fromhex(key) for name, key in run["keys"].items()}
             expected = (roster_in(config, keys).hash.hex(), False, "server")
             if (terms["roster"], terms["optimiser"], terms["evaluates"]) != expected:
-                raise LedgerError("terms: not those of a rehearsal with its keys")
+                raise LedgerError("terms: not the terms of a rehearsal with its keys")
         if terms["evaluates"] not in ("server", "members"):
             raise LedgerError(f"terms: evaluates is server or members, got {terms['evaluates']!r:.20}")
 
@@ -385,7 +417,7 @@ def _check_pool(pool: Mapping[str, Any], run: Mapping[str, Any], config: Config)
         if type(pool[what]) is not int:
             raise LedgerError(f"{what}: expected a whole number, got {pool[what]!r:.20}")
     if pool["version"] != 1 or pool["balanced"] not in (0, 1) or pool["classes"] < 0:
-        raise LedgerError("expected version 1, and balanced or not")
+        raise LedgerError("expected version 1, balanced 0 or 1, and at least 0 classes")
     for what in ("root", "utility"):
         _hex(pool[what], what)
     size, slices, data = pool["size"], pool["slices"], config.data
@@ -394,7 +426,7 @@ def _check_pool(pool: Mapping[str, Any], run: Mapping[str, Any], config: Config)
     if run["engine"] != EMBEDDED:
         return  # the server brought its own test set
     if data.test_size not in (0, size) or bool(pool["balanced"]) != bool(data.test_size):
-        raise LedgerError(f"holds {size} test samples, the config asks for {data.test_size or 'all'}")
+        raise LedgerError(f"holds {size} test samples, but the config asks for {data.test_size or 'all'}")
     if slices != (config.training.rounds if data.test_reveal == "per-round" else 1):
         raise LedgerError(f"{slices} slices are not what test_reveal = {data.test_reveal!r} makes")
 

@@ -14,8 +14,8 @@ In a run between machines, a member keeps an ASCII file of what it was shown and
 Each line is written before the message that it describes is sent. Files of earlier versions lack the second
 to fourth kind. The lines detect a server that misstates a run:
 
-- ``masked``: the ledger has other masked inputs than the member sent.
-- ``report``: the server told the member another M than it recorded.
+- ``masked``: the ledger does not have the masked input that the member sent.
+- ``report``: the server told the member a different M from the one it recorded.
 - ``trained`` and ``released``: the server has more sums than it states. Two sums of the same updates from the
   same M0, one of them without a member, give that member's update by subtraction.
 
@@ -77,7 +77,7 @@ def check_head(head: str, places: Mapping[str, HeadPlace]) -> HeadPlace:
     if head.lower() not in places:
         raise LedgerError(
             f"head {head.lower()} is not on this chain: the ledger was rewritten or cut off after somebody "
-            "kept it, or it is the head of another run"
+            "stored this head, or it is the head of another run"
         )
     return places[head.lower()]
 
@@ -112,8 +112,8 @@ def check_kept(path: Path, places: Mapping[str, HeadPlace], records: Sequence[Re
                     _check_shown(int(number), head, places)
                 case _:
                     raise LedgerError(
-                        "expected a round and a head, trained, masked, released or a report, as a member "
-                        f"writes them, got {line!r:.80}"
+                        "expected a round, and then a head or an entry trained, masked, released or report, "
+                        f"as a member writes them, got {line!r:.80}"
                     )
         except (LedgerError, ValueError) as error:  # int() refuses thousands of digits
             raise LedgerError(f"{path}: line {at}: {error!s:.400}") from error
@@ -169,8 +169,8 @@ class _Did:
         stated = self._round(number).m0
         if stated not in (None, m0_hash):
             raise LedgerError(
-                f"this member trained from another M0 in round {number} than the ledger says: "
-                f"from {m0_hash:.64}, not from {stated}"
+                f"this member did not train from the M0 that the ledger states for round {number}: "
+                f"it trained from {m0_hash:.64}, the ledger states {stated}"
             )
         self.trained[number] = m0_hash
 
@@ -223,11 +223,11 @@ class _Did:
 def _check_shown(number: int, head: str, places: Mapping[str, HeadPlace]) -> None:
     place = check_head(head, places)
     if place.rounds != number:
-        raise LedgerError(f"shown as the head after round {number}, but it is that of {place}")
+        raise LedgerError(f"shown as the head after round {number}, but it is the head of {place}")
 
 
 def _check_sent(number: int, sent: str, records: Sequence[Record]) -> None:
-    """Raise if the ledger has other masked words of this member; it may have none if the answer was lost."""
+    """Raise if the ledger has different masked words of this member; it has none if the answer was lost."""
     name, _, digest = sent.rpartition(" ")
     try:
         member = str(json.loads(name))
@@ -238,18 +238,18 @@ def _check_sent(number: int, sent: str, records: Sequence[Record]) -> None:
             stated = record.body["inputs"].get(member, digest)
             if stated != digest:
                 raise LedgerError(
-                    f"{member} sent other masked words in round {number} than the ledger says: "
-                    f"{digest:.64}, not {stated!s:.64}"
+                    f"{member} did not send the masked words that the ledger states for round {number}: "
+                    f"it sent {digest:.64}, the ledger states {stated!s:.64}"
                 )
 
 
 def _check_told(number: int, outcome: str, outcomes: Mapping[int, str]) -> None:
     """Raise unless the outcome that a report was about is the one in the ledger."""
     if outcomes.get(number) != outcome:
-        wrote = "it wrote down" if number in outcomes else "none, as it wrote down"
+        wrote = "a different one" if number in outcomes else "none"
         raise LedgerError(
-            f"the server told this member another outcome of round {number} (M0, M, total weight, who is in "
-            f"the sum, test slice) than {wrote}"
+            f"the server told this member an outcome of round {number} (M0, M, total weight, who is in the "
+            f"sum, test slice), but wrote {wrote} into the ledger"
         )
 
 
@@ -282,10 +282,10 @@ def signed_heads(
                 place = places.get(body["head"])
                 if place is None or place.record >= record.seq:
                     raise LedgerError(
-                        f"its author saw another history: {body['head']!s:.64} is not before it"
+                        f"its author saw a different history: no head before it is {body['head']!s:.64}"
                     )
                 if not body["round"] == place.rounds == rounds:
-                    raise LedgerError(f"signs round {body['round']!r:.20}, but its head is that of {place}")
+                    raise LedgerError(f"signs round {body['round']!r:.20}, but its head is of {place}")
                 last[record.author] = place
             elif record.kind == "report" and not record.withheld:
                 head = places.get(body["bound_to"]["head"])
@@ -295,13 +295,13 @@ def signed_heads(
 
 def _check_join(body: Mapping[str, Any], run: Mapping[str, Any], pool: Mapping[str, Any]) -> None:
     for what, there, here in (
-        ("run", body["run"], run["run"]),
+        ("identifier", body["run"], run["run"]),
         ("terms", body["terms"], run["terms"]),
         ("test pool", body["commitment"], pool),
-        ("server's key", body["server"], (run["keys"] or {SERVER: ""})[SERVER]),
+        ("server key", body["server"], (run["keys"] or {SERVER: ""})[SERVER]),
     ):
         if canonical(there) != canonical(here):
-            raise LedgerError(f"its author agreed to another {what} than the run's")
+            raise LedgerError(f"its author did not agree to the run's {what}")
 
 
 def told(signed: Mapping[str, HeadPlace], members: Sequence[str], length: int) -> Iterator[Note]:

@@ -135,8 +135,8 @@ class LedgerRecorder:
                 dealt = ""
                 if what == "training data" and self.config.partition.scheme == "group":
                     dealt = (
-                        "; a run that was started by a version that gave partition.names to groups by their "
-                        "place, not by name, cannot go on here either: start it anew"
+                        "; nor can a run be resumed that an earlier version started, which gave "
+                        "partition.names to groups by their place, not by name: start it again"
                     )
                 raise StoreError(
                     f"{self.folder.path}: cannot be resumed: the {what} changed since it started{dealt}"

@@ -27,7 +27,7 @@ from fedmerit.ledger.chain import Ledger, Record, Records
 from fedmerit.notes import Note
 from fedmerit.protocol.messages import Model, Outcome, Report, Round, included_hash, model_hash
 from fedmerit.scoring.accumulate import Missing, accumulate
-from fedmerit.scoring.files import as_csv, as_json, document, round_object
+from fedmerit.scoring.files import add_phi, as_csv, as_json, document, round_object
 from fedmerit.scoring.scores import alpha
 from fedmerit.scoring.types import Reports, Vector
 
@@ -73,34 +73,34 @@ def rounds_of(ledger: Records) -> list[Round]:
                     raise LedgerError(f"expected round {len(found) + 1}, got round {pending.number}")
             elif record.kind == "masked":
                 if pending is None or body["round"] != pending.number or masked is not None:
-                    raise LedgerError("outside of its round, or the second of its round")
+                    raise LedgerError("outside its round, or the second of its round")
                 masked = dict(body["inputs"])
             elif record.kind == "outcome":
                 if pending is None or body["round"] != pending.number or outcome is not None:
-                    raise LedgerError("outside of its round, or the second of its round")
+                    raise LedgerError("outside its round, or the second of its round")
                 outcome = {key: value for key, value in body.items() if key != "round"}
                 if before not in (None, outcome["m0"]):
-                    raise LedgerError("starts from another model than the one before it")
+                    raise LedgerError("does not start from the last recorded model")
                 if outcome["head"] != head:
-                    raise LedgerError("its members saw another history than the records before it")
+                    raise LedgerError("the head that its members saw is not the head before its round")
             elif record.kind == "report":
                 if pending is None or (not record.withheld and body["round"] != pending.number):
-                    raise LedgerError("outside of its round")
+                    raise LedgerError("outside its round")
                 if record.author in (*pending.reports, *pending.withheld):
-                    raise LedgerError("its author has reported this round already")
+                    raise LedgerError("its author has already reported on this round")
                 if record.withheld:
                     pending.withheld += (record.author,)
                 else:
                     report = Report.from_body(record.author, body, run=start["run"])
                     if report.bound_to != outcome:
-                        raise LedgerError("computed on something else than the outcome of its round")
+                        raise LedgerError("not computed on the outcome of its round")
                     pending.reports[record.author] = report
             elif record.kind == "round":
                 if pending is None or body["round"] != pending.number:
                     raise LedgerError(f"expected the end of round {len(found) + 1}")
                 found.append(_closed(pending, body, outcome))
                 if outcome is None and before not in (None, body["m"]):
-                    raise LedgerError("aborted, but states another model than the one before it")
+                    raise LedgerError("aborted, but its model is not the last recorded one")
                 if masked is None or (start["keys"] and set(found[-1].included) - set(masked)):
                     raise LedgerError("includes a member whose masked input is not recorded")
                 pending = None
@@ -122,14 +122,14 @@ def _closed(one: Round, body: Mapping[str, Any], outcome: Mapping[str, str] | No
     if bool(one.aborted) == (outcome is not None) or (one.aborted and one.included):
         raise LedgerError("aborted with an outcome or members in the sum, or neither aborted nor summed")
     if outcome is not None and outcome["included"] != included_hash(one.included):
-        raise LedgerError("includes other members than its members were told")
+        raise LedgerError("the members it includes are not those that its members were told")
     if not set(one.included) <= set(one.scheduled):
-        raise LedgerError("includes a member that was not scheduled")
+        raise LedgerError("includes a member who was not scheduled")
     heard = {*one.reports, *one.withheld}
     if heard | set(one.silent) != set(one.included) or heard & set(one.silent):
-        raise LedgerError("its included members are not those who reported and those who are silent")
+        raise LedgerError("the members it includes are not exactly those who reported or were silent")
     if outcome is not None and (body["m"], body["slice"]) != (outcome["m"], outcome["slice"]):
-        raise LedgerError("closes with another model or test slice than the outcome of its round")
+        raise LedgerError("its model or test slice is not the one in the outcome of its round")
     members_did = body.get("evaluated") == "members"
     if members_did and not one.withheld and body["utilities"] != medians(one.reports.values()):
         raise LedgerError("v(M0) or v(M) is not the median of what its members measured")
@@ -197,7 +197,7 @@ def medians(reports: Iterable[Report]) -> dict[str, dict[str, str]]:
         each = [report.measured[name] for report in listed]
         pairs = [(one.empty, one.grand) for one in each]
         if any(empty is None or grand is None for empty, grand in pairs):
-            raise LedgerError(f"a report does not say v(M0) and v(M) of {name}")
+            raise LedgerError(f"a report does not state v(M0) and v(M) of {name}")
         columns = zip(*pairs, strict=True)
         found[name] = {
             key: exact(median(column)) for key, column in zip(("empty", "grand"), columns, strict=True)
@@ -234,11 +234,23 @@ def _one(rounds: Sequence[Round], clients: Sequence[str], utility: str, missing:
             listed.append(_unscored(one))
         else:
             listed.append(round_object(found))
-    return {**whole, "clients": list(clients), "utility": utility, "rounds": listed}
+    content_ = {**whole, "clients": list(clients), "utility": utility, "rounds": listed}
+    phi = {one.number: one.to_phi(utility) for one in rounds if not one.aborted}
+    known = {number_: scores for number_, scores in phi.items() if scores is not None}
+    total = None
+    if known and len(known) == len(phi):  # a sum over some of the rounds would not be what it says
+        total = accumulate(known.values(), score="PHI", missing=missing)
+    beside = {one.number: _beside_phi(one.body["phi"][utility]) for one in rounds if one.number in known}
+    add_phi(content_, total, {number_: (known[number_], beside[number_]) for number_ in known})
+    return content_
+
+
+def _beside_phi(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {"gain": number(found["gain"]), "rest": number(found["rest"]), "points": found["points"]}
 
 
 def _unscored(one: Round) -> dict[str, Any]:
-    """Return the entry of a round without a score: it was aborted, or no member reported."""
+    """Return the entry of a round without a score, because it was aborted or no member reported."""
     return {
         "round": one.number,
         "participants": [],
@@ -262,7 +274,7 @@ TOLERANCE = 1e-12
 
 
 def compare(there: Any, here: Any, where: str) -> None:
-    """Raise LedgerError where two values first differ; numbers may differ by a relative 1e-12."""
+    """Raise LedgerError at the first difference; numbers may differ by a relative 1e-12."""
     if isinstance(there, dict) and isinstance(here, dict):
         odd = [key for key in (*here, *there) if (key in here) != (key in there)]
         for key in here:
@@ -272,7 +284,7 @@ def compare(there: Any, here: Any, where: str) -> None:
             raise LedgerError(f"{where}.{odd[0]}: {'not in the ledger' if odd[0] in there else 'missing'}")
     elif isinstance(there, list) and isinstance(here, list):
         if len(there) != len(here):
-            raise LedgerError(f"{where}: holds {len(there)} entries, the reports give {len(here)}")
+            raise LedgerError(f"{where}: holds {len(there)} entries, but the reports give {len(here)}")
         for k, (one, other) in enumerate(zip(there, here, strict=True)):
             compare(one, other, f"{where}[{k}]")
     elif isinstance(there, float) and isinstance(here, float):
@@ -306,8 +318,8 @@ def check_server(one: Round, samples: int) -> None:
     if len(away) >= LEAST_AGAINST and 2 * len(away) > len(one.included):
         name, words = next(iter(away.items()))
         raise LedgerError(
-            f"round {one.number}: {len(away)} of {len(one.included)} members measured another v(M0) or v(M) "
-            f"than the server states: {name} {words}"
+            f"round {one.number}: {len(away)} of {len(one.included)} members contradict the server's v(M0) "
+            f"or v(M): {name} {words}"
         )
 
 
@@ -350,18 +362,18 @@ def run_and_config(ledger: Records, *, signed: bool) -> tuple[Mapping[str, Any],
         except ConfigError as error:
             raise LedgerError(f"its config cannot be read: {error}") from error
         if digest != run["config_hash"]:
-            raise LedgerError("its config is not the one of its hash")
+            raise LedgerError("its config does not match its hash")
         if not config.clients or list(config.clients) != run["members"]:
-            raise LedgerError("its members are not those of its config")
+            raise LedgerError("its members are not those in its config")
         if config.secure_aggregation.enabled != signed:
             state = "on, but the ledger is unsigned" if not signed else "off, but the ledger is signed"
             raise LedgerError(f"its config has secure aggregation {state}")
         if signed and set(run["keys"]) != {SERVER, *config.clients}:
             raise LedgerError("its keys are not those of the server and the members")
         if "terms" in run and run["terms"]["config"] != run["config"]:
-            raise LedgerError("its members agreed to another config than its own")
+            raise LedgerError("its members agreed to a different config")
         if "terms" in run and run["terms"].get("engine", run["engine"]) != run["engine"]:
-            raise LedgerError("its members agreed to another engine than its own")
+            raise LedgerError("its members agreed to a different engine")
         if not isinstance(run["analysis"], bool):
             raise LedgerError("it does not say whether it is an analysis")
     return run, config
@@ -474,7 +486,7 @@ def reader_of(records: Sequence[Record], members: Sequence[str], given: str | No
     open_ = {record.author for record in records if record.kind == "report" and not record.withheld}
     if given is None:
         if len(open_) != 1:
-            raise LedgerError("a copy with withheld records: say whose it is (--as NAME)")
+            raise LedgerError("this copy withholds records: say whose copy it is (--as NAME)")
         (given,) = open_
     for record in withheld:
         if record.kind not in ("report", *PRIVATE):

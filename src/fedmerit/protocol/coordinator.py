@@ -28,6 +28,7 @@ from fedmerit.protocol.messages import (
     Parcel,
     Report,
     Round,
+    Told,
     accept,
     check_numbers,
     exchange_of,
@@ -166,26 +167,29 @@ class Coordinator:
         """Return the member at an address and record that it joined; raise unless it proves who it is."""
         if len(answer) > ANSWER:
             raise MessageError(
-                f"the node at {address} answers an invitation with {len(answer)} bytes", stage="join"
+                f"the node at {address} answered an invitation with {len(answer)} bytes, at most {ANSWER} "
+                "are allowed",
+                stage="join",
             )
         match unpack(answer, "an answer to an invitation", values=4):
             case [str(name), bytes(signature), bytes(handed)] if name in self.config.clients:
                 if self.recorder.joined(name, address, handed, signature):
                     self._handed[name] = handed
                     return name
-                raise BindingError("its signature is not that of the roster's key", stage="join", member=name)
+                raise BindingError("did not sign with its key on the roster", stage="join", member=name)
         raise MessageError(f"the node at {address} is not a member of the roster", stage="join")
 
     def run_config(self, members: Sequence[str]) -> bytes:
-        """Return the digest of the run config that most of these members have; the others cannot be summed.
+        """Return the digest of the run config that most of these members have; note the members who differ.
 
-        The transport hands the run config to members outside of our messages, and they compare it.
+        The transport hands the run config to members outside our messages. Members compare it, so an update
+        made with a different one cannot be summed.
         """
         counted = Counter(self._handed[name] for name in sorted(members))
         most = counted.most_common(1)[0][0]
         for name in members:
             if self._handed[name] != most:
-                self.note(f"{name} was handed another run config than most: it cannot be summed")
+                self.note(f"{name} has a different run config from most members: its update cannot be summed")
         return most
 
     # ----------------------------------------------------------------------------------------------- a round
@@ -194,7 +198,7 @@ class Coordinator:
         """Run and record one round; return M, or None if the round was aborted.
 
         Args:
-            number: of the round, counted from 1.
+            number: number of the round, counted from 1.
             m0: the model that the train messages carry.
             members: who is scheduled, in any order.
             extra: digest of everything else that the train messages carry, the same for all members.
@@ -207,41 +211,36 @@ class Coordinator:
         self.recorder.schedule(number, scheduled, everybody)
         try:
             if len(scheduled) < (least := least_scheduled(self.config)):
-                of_all = f"{least} of all {len(self.config.clients)} are needed"
-                raise RoundAborted(f"{len(scheduled)} members scheduled, {of_all}")
+                of_all = f"at least {least} of the {len(self.config.clients)} members are needed"
+                raise RoundAborted(f"{len(scheduled)} scheduled, {of_all}")
             server = self._server(number, scheduled)
             encoding, _ = scheduled_encoding(self.config, m0.size, scheduled, public)
             weights = None if public is None else tuple(public[name] for name in scheduled)
             server.begin(Task(bytes.fromhex(m0_hash), encoding, weights, extra))
             self._sum(server, number, found, public)
+            result = server.result
+            assert result is not None
+            told = Told(number, result.words, result.included, self.pool.slice(number), m0_hash, head)
+            outcome = Outcome.of(told, moved(m0, result.weighted_sum, result.total_weight), result)
         except ProtocolError as error:
             found.aborted, found.included = str(error), ()
             self.note(f"round {number} aborted, the model is unchanged: {error}")
             self.recorder.close(found, m0, None, None)
             return None
-        assert server.result is not None
-        model = moved(m0, server.result.weighted_sum, server.result.total_weight)
-        outcome = Outcome(
-            number,
-            model,
-            server.result.total_weight,
-            server.result.included,
-            self.pool.slice(number),
-            m0_hash,
-            head,
-        )
         found.included, there = outcome.included, self._there(server)
-        del server  # its sums are as large as three models
-        self._reports(found, outcome, there)
-        self.recorder.close(found, model, outcome, self._measured(m0, outcome))
+        del server, result  # its sums are as large as three models
+        self._reports(found, told, outcome, there)
+        self.recorder.close(found, outcome.model, outcome, self._measured(m0, outcome))
         if not self.rehearsal:
             log.info(
                 "round %d: %d scheduled, %d summed, %d reported",
                 *(number, len(scheduled), len(found.included), len(found.reports)),
             )
         for name in found.differences():
-            self.note(f"round {number}: {name} measured another v(M0) or v(M) than the round is scored with")
-        return model
+            self.note(
+                f"round {number}: {name} measured a different v(M0) or v(M) from the one used for scores"
+            )
+        return outcome.model
 
     def _weights(self, number: int, m0: Model, scheduled: Sequence[str]) -> Mapping[str, float] | None:
         """Return the weight of every member, or None if weights are not public."""
@@ -295,7 +294,7 @@ class Coordinator:
 
     # ----------------------------------------------------------------------------------------------- reports
 
-    def _reports(self, found: Round, outcome: Outcome, there: Sequence[str]) -> None:
+    def _reports(self, found: Round, told: Told, outcome: Outcome, there: Sequence[str]) -> None:
         """Ask the remaining members for reports and, in the same message, for keys for the next round."""
         number = found.number
         following: list[str] = []
@@ -305,7 +304,7 @@ class Coordinator:
         server = None
         if len(following) >= least_scheduled(self.config):
             server = self._new_server(self._setting(number + 1, following))
-        ask = outcome_ask(self.recorder.run, outcome, following if server else [])
+        ask = outcome_ask(self.recorder.run, told, following if server else [])
         asks = dict.fromkeys(there, ask.pack(self.recorder.sign)) if there else {}
         for name, answer in self.transport.exchange("report", asks) if asks else ():
             try:
@@ -314,7 +313,7 @@ class Coordinator:
                 if not self.rehearsal:
                     check_numbers(report)
                 if not self.recorder.take(report, signature):
-                    raise BindingError("its report is not signed by it", stage="report", member=name)
+                    raise BindingError("did not sign its report", stage="report", member=name)
             except Exception as error:  # a bad answer costs only this member its report
                 self._refuse(number, error)
                 continue
@@ -363,7 +362,9 @@ class Coordinator:
             if self.rehearsal:
                 raise
             log.exception("the server could not evaluate")
-            self.note(f"round {outcome.round}: the members' medians count, the server failed: {error}")
+            self.note(
+                f"round {outcome.round}: the server cannot evaluate, so the members' medians count: {error}"
+            )
             return None
         return {
             name: {which: mean(values[name]) for which, values in found.items()} for name in found["empty"]

@@ -16,8 +16,8 @@ from fedmerit.protocol.pool import Slice
 class Evaluations:
     """Per-sample utilities of models, with a cache for M0 and M by their hashes.
 
-    M is the next round's M0, and members who share a process all need both. With the cache, a round of N such
-    members takes 2N + 1 evaluations, and one more in the first round and on every fresh test slice.
+    M is the next round's M0, and members who share a process all need both. With the cache, N such members
+    need 2N + 1 evaluations per round, and one more in the first round and on every fresh test slice.
     """
 
     MOST = 4  # M0, M, and the first model if members also train alone
@@ -27,7 +27,7 @@ class Evaluations:
         self._kept: dict[tuple[str, str], PerSample] = {}
 
     def __call__(self, model: Model, shown: Slice, digest: str = "") -> PerSample:
-        """Return every utility of every sample; if the model's hash is given, the result is cached."""
+        """Return every utility of every sample; cache the result if the model's hash is given."""
         if not digest:
             return self.evaluate(model, shown)
         key = digest, shown.id
@@ -158,9 +158,9 @@ def standard_error(values: npt.NDArray[np.float64], *, counted: bool = False) ->
 
     A utility that counts right answers is 0 or 1 per sample, and few samples change. If 2 % of 50 samples
     change on average, 36 % of all test sets show no change, and the standard error would be exactly 0. So one
-    changed sample is added in each direction (Bonett & Price 2012; after Agresti & Min 2005). In simulations
-    with 25 to 1000 samples of which 0.5 to 30 % change, 95 % intervals made this way cover at least 93 %;
-    without the two samples, they cover 12 to 93 %.
+    changed sample is added in each direction (Bonett & Price 2012; after Agresti & Min 2005). We simulated
+    25 to 1000 samples, with changes in 0.5 to 30 % of them: 95 % intervals made this way cover at least 93 %.
+    Without the two added samples, they cover 12 to 93 %.
 
     Args:
         values: shape (m,), differences of utilities.

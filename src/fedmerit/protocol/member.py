@@ -30,8 +30,8 @@ from fedmerit.protocol.messages import (
     Ask,
     Evaluate,
     Model,
-    Outcome,
     Parcel,
+    Told,
     Work,
     checked_head,
     join_body,
@@ -209,7 +209,7 @@ class Participant:
         state: returns the state of a run, given the run's identifier.
         evaluator: returns the function that evaluates models.
         accept: raises a `RefusedError` for settings that this member does not agree to.
-        seed: of the stochastic rounding, for rehearsals that are to be repeated; None draws one.
+        seed: seed of the stochastic rounding, for rehearsals that must be repeatable; None draws one.
         run_config: digest of the settings that the transport handed this node for the run.
         rehearsal: whether one process holds all members. It may then look at plain updates and sum them
             without masks, and its errors are raised.
@@ -231,7 +231,7 @@ class Participant:
         engines: Sequence[str] = (FLOWER,),
     ) -> None:
         if identity is None and not rehearsal:
-            raise RefusedError("takes part without a key in no run but a rehearsal", member=name)
+            raise RefusedError("has no key: only a rehearsal can do without one", member=name)
         self.name, self.identity, self.roster, self.state = name, identity, roster, state
         self.evaluator, self.accept, self.seed, self.run_config = evaluator, accept, seed, run_config
         self.rehearsal, self.engines = rehearsal, engines
@@ -331,12 +331,14 @@ class Participant:
                 state.open()
             state.put("terms", [terms, pool, server])
         elif not same(body, join_body(ask.run, address, *kept, run_config=self.run_config)):
-            raise RefusedError("asked to agree to something else than before", stage="join", member=self.name)
+            raise RefusedError(
+                "asked to agree to terms that differ from those it signed", stage="join", member=self.name
+            )
         return pack([self.name, signature, self.run_config])
 
     @contextmanager
     def _joining(self, refusal: str) -> Iterator[None]:
-        """Refuse to join in these words if this member's files are not in order; its log says why."""
+        """Turn a problem with this member's files into this refusal to join; its own log says which."""
         try:
             yield
         except StoreError as error:
@@ -352,7 +354,7 @@ class Participant:
         if before is not None and (
             before.stage not in ("share", "masked") or state.get(_file(number, "began"))
         ):
-            raise RefusedError("is further in this round", stage="advertise", member=self.name)
+            raise RefusedError("is past this stage of the round", stage="advertise", member=self.name)
         client = self._new_client(setting, agreed, state)
         message = client.advertise()
         self._keep(state, client)
@@ -361,11 +363,14 @@ class Participant:
     def _setting(self, number: int, agreed: Agreed, members: Sequence[Any], run: str) -> Setting:
         config = agreed.config
         if not 1 <= number <= config.training.rounds:
-            raise BindingError(f"not one of {config.training.rounds} rounds: {number}", stage="advertise")
+            raise BindingError(
+                f"there are {config.training.rounds} rounds, got round {number}", stage="advertise"
+            )
         least = least_scheduled(config)
         if len(members) < least:
             raise RefusedError(
-                f"scheduled with {len(members)} members, at least {least} were agreed on", stage="advertise"
+                f"scheduled with {len(members)} members, but at least {least} were agreed on",
+                stage="advertise",
             )
         return agreed.setting(run, number, (str(name) for name in members), self.roster)
 
@@ -374,12 +379,12 @@ class Participant:
         client = self._known_client(ask, state)
         due: str = "masked" if ask.exchange == "train" else ask.exchange
         if client.stage != due:
-            raise BindingError(f"{due} was asked, but {client.stage} is due", stage=due)
+            raise BindingError(f"asked for {due}, but {client.stage} is due", stage=due)
         shown = ask.get("list", bytes)
         if due == "masked":
             client.readable(shown)  # fail on unreadable bytes before training
             if work is None or state.get(_file(ask.round, "began")):
-                raise RefusedError("trains once a round, and a model", stage=due)
+                raise RefusedError("trains once per round, and only with a model to train", stage=due)
         self.masked, self.declined = False, ""
         try:
             if due == "masked":
@@ -445,17 +450,17 @@ class Participant:
         return self._contribution(client, update, encoding)
 
     def weight(self, run: str, number: int) -> float:
-        """Return w_i of a round that this member is in the sum of; for a rehearsal's analyses."""
+        """Return w_i of a round whose sum includes this member; for a rehearsal's analyses."""
         return _weight(self.state(run).get(_file(number, "update")))
 
     def sums(self, run: str, before: int) -> tuple[str, dict[str, npt.NDArray[Any]]] | None:
-        """Return test slice and per-sample sums of the last report before a round; None without a report."""
+        """Return test slice and per-sample sums of the last report before a round; None if there is none."""
         return _sums(self.state(run), before)
 
     def restore_sums(
         self, run: str, number: int, m: str, slice_id: str, sums: Mapping[str, npt.NDArray[Any]]
     ) -> None:
-        """Store what `sums` returned as that of a round which ended with the model of hash ``m``."""
+        """Store what `sums` returned, as the sums after a round; ``m`` is the hash of its model M."""
         self.state(run).put(_file(number, "report"), [b"", b"", number, m, slice_id, sums])
 
     def _encoding(
@@ -474,22 +479,23 @@ class Participant:
         return encoding.dequantise(encoding.encode(delta, weight=update[2], seed=client.rounding).words)
 
     def _report(self, ask: Ask, state: MemberState, agreed: Agreed, asked: bytes) -> bytes:
-        """Answer one request per round, and repeat that answer: any other would reveal more on the update."""
+        """Answer one request per round; repeat the answer if asked again. Another one would reveal more."""
         client, update = self._known_client(ask, state), state.get(_file(ask.round, "update"))
         if client.stage != "done" or update is None:
             raise BindingError("has nothing to report on", stage="report")
         if (said := state.get(_file(ask.round, "report"))) is not None and said[0] == asked:
             return bytes(said[1])
         if state.get(_file(ask.round, "asked")) is not None:
-            raise RefusedError("was asked for a report of this round before", stage="report")
+            raise RefusedError("has had another request for a report on this round", stage="report")
         state.put(_file(ask.round, "asked"), asked)
         m0 = as_array(update[0], "<f4")
         encoding, public = self._encoding(agreed, client, update)
         contribution, weight = self._contribution(client, update, encoding), _weight(update)
         try:
-            outcome = ask.outcome
-            self._check_told(outcome, agreed, client, m0, state.get(_file(ask.round, "began")))
-            outcome.check(self.name, m0, weight, encoding, public)
+            told = ask.told(encoding.words)
+            self._check_told(told, agreed, client, state.get(_file(ask.round, "began")))
+            outcome = told.outcome(m0, encoding, public)
+            outcome.check(self.name, weight, encoding)
         except FedmeritError as error:
             state.put("left", str(error))
             raise
@@ -504,24 +510,20 @@ class Participant:
         state.drop_rounds(before=ask.round)
         return reply
 
-    def _check_told(
-        self, outcome: Outcome, agreed: Agreed, client: Client | PlainClient, m0: Model, m0_hash: str
-    ) -> None:
-        """Raise unless the stated outcome fits the sum, the M0 and the test pool that this member knows."""
-        if outcome.model.size != m0.size:
+    def _check_told(self, told: Told, agreed: Agreed, client: Client | PlainClient, m0_hash: str) -> None:
+        """Raise unless what is told fits the sum, the M0 and the test pool that this member knows."""
+        if len(told.slice.y) < LEAST_SAMPLES and not self.rehearsal:
             raise MessageError(
-                f"expected a model of {m0.size} numbers, got {outcome.model.size}", stage="report"
-            )
-        if len(outcome.slice.y) < LEAST_SAMPLES and not self.rehearsal:
-            raise MessageError(
-                f"a test slice has {LEAST_SAMPLES} samples or more: fewer say too much about each",
+                f"expected at least {LEAST_SAMPLES} test samples: a report on fewer reveals too much",
                 stage="report",
             )
-        if outcome.included != client.survivors:
-            raise BindingError("others are in the sum than we signed", stage="report", member=self.name)
-        if outcome.m0_hash != m0_hash:
-            raise BindingError("the server speaks of another M0 than ours", stage="report", member=self.name)
-        outcome.slice.verify(agreed.commitment, outcome.round)
+        if told.included != client.survivors:
+            raise BindingError(
+                "the members in the sum are not those we signed for", stage="report", member=self.name
+            )
+        if told.m0_hash != m0_hash:
+            raise BindingError("the server's M0 is not ours", stage="report", member=self.name)
+        told.slice.verify(agreed.commitment, told.round)
 
     def _scorer(self, state: MemberState, agreed: Agreed, number: int, shape: Any) -> Scorer:
         """Return the member's side of scoring, with the sums stored with its last report."""
@@ -551,12 +553,14 @@ class Participant:
     def _close(self, ask: Ask, state: MemberState, agreed: Agreed) -> bytes:
         head = checked_head(ask)
         if not 1 <= ask.round <= agreed.config.training.rounds:
-            raise BindingError(f"not one of {agreed.config.training.rounds} rounds", stage="close")
+            raise BindingError(
+                f"there are {agreed.config.training.rounds} rounds, got round {ask.round}", stage="close"
+            )
         if (seen := state.get("seen")) is None:
             state.put("seen", [ask.round, head])
             state.add_kept(kept_head(ask.round, head))
         elif seen != [ask.round, head]:
-            raise RefusedError("has signed another last head", stage="close", member=self.name)
+            raise RefusedError("has signed a different last head", stage="close", member=self.name)
         body = {"run": ask.run, "round": ask.round, "head": head}
         return self._sign("seen", body)
 
@@ -582,7 +586,7 @@ class Participant:
 
     def _known_client(self, ask: Ask, state: MemberState) -> Client | PlainClient:
         if (client := self._client(ask.round, state)) is None:
-            raise BindingError(f"knows nothing of round {ask.round}", stage=ask.exchange, member=self.name)
+            raise BindingError(f"has no state of round {ask.round}", stage=ask.exchange, member=self.name)
         return client
 
     def _keep(self, state: MemberState, client: Client | PlainClient) -> None:

@@ -1,9 +1,10 @@
 """The messages between members and server about contributions, independent of transport and framework.
 
-After the secure sum the server sends every included member the :class:`Outcome`. The member builds the two
-models that nobody else can build, evaluates them on the revealed test slice and answers with a
-:class:`Report`. A report carries the hashes of what it was computed on. The server drops a report that was
-computed on anything else, and a member stops if the server's hashes differ from its own.
+After the secure sum the server sends every included member what was summed (:class:`Told`). The member
+computes the model M from it (:class:`Outcome`), builds the two models that nobody else can build, evaluates
+them on the revealed test slice and answers with a :class:`Report`. A report carries the hashes of what it was
+computed on. The server drops a report that was computed on anything else, and a member stops if the server's
+hashes differ from its own.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from fedmerit.config import Config
 from fedmerit.errors import BindingError, FedmeritError, LedgerError, MessageError
 from fedmerit.identity import Signer, canonical, exact, new_salt, number, verifies
 from fedmerit.notes import Note
-from fedmerit.protocol.pool import Slice
-from fedmerit.scoring.types import Reports
+from fedmerit.protocol.pool import SALT_BYTES, Slice
+from fedmerit.scoring.scores import from_blocks
+from fedmerit.scoring.types import Reports, Scores
 from fedmerit.secagg.messages import list_limit, refuse_many
-from fedmerit.secagg.quantise import MOST_MEMBERS, Encoding
+from fedmerit.secagg.quantise import MOST_MEMBERS, Decoded, Encoding, Words
+from fedmerit.secagg.setting import LEAST_IN_SUM, Result
 
 # -------------------------------------------------------------------------------------- outcome and report
 
@@ -44,9 +47,15 @@ def model_hash(model: Model) -> str:
     return hashlib.sha256(np.ascontiguousarray(model, dtype="<f4").data).hexdigest()
 
 
+def sum_hash(words: Words) -> str:
+    """Return the SHA-256 of the integers that were summed, as 32-bit words, little-endian."""
+    return hashlib.sha256(np.ascontiguousarray(words, dtype="<u4").data).hexdigest()
+
+
 def moved(m0: Model, weighted_sum: npt.NDArray[np.float64], total_weight: float) -> Model:
     """Return M = M0 + sum of w_i d_i / W, rounded once so that members and server get the same bits."""
-    model: Model = (m0.astype(np.float64) + weighted_sum / total_weight).astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):  # `Outcome.of` refuses what is not finite
+        model: Model = (m0.astype(np.float64) + weighted_sum / total_weight).astype(np.float32)
     return model
 
 
@@ -56,8 +65,46 @@ def included_hash(included: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, eq=False)
+class Told:
+    """What the server says about a round: the integers that were summed, whose they are, the test slice.
+
+    The model M is not said. Members compute it from the integers, so what they sign for is the sum itself.
+    """
+
+    round: int
+    words: Words  # X, the sum of the members' integers modulo 2^32
+    included: tuple[str, ...]
+    slice: Slice
+    m0_hash: str
+    head: str  # of the ledger before this round; a report signs it, and so the history so far
+
+    def outcome(self, m0: Model, encoding: Encoding, public: Mapping[str, float] | None) -> Outcome:
+        """Return W and M as they follow from the integers; computed once for members who share a process.
+
+        Args:
+            m0: the model with the hash ``m0_hash``, from which the members started.
+            encoding: how their updates became integers.
+            public: the weights of the scheduled members, if these are public.
+
+        Raises:
+            BoundError: members within the bound and the weight cap cannot have this sum.
+            BindingError: M is not finite.
+        """
+        asked = (encoding, public)
+        if "_outcome" not in self.__dict__ or self.__dict__["_outcome"][0] != asked:
+            total = None
+            if public is not None:
+                total = math.fsum(public.get(name, math.nan) for name in self.included)
+            decoded = encoding.decode(self.words, included=len(self.included), public_total=total)
+            found = Outcome.of(self, moved(m0, decoded.weighted_sum, decoded.total_weight), decoded)
+            self.__dict__["_outcome"] = asked, found
+        outcome: Outcome = self.__dict__["_outcome"][1]
+        return outcome
+
+
+@dataclass(frozen=True, eq=False)
 class Outcome:
-    """The result of a round, as the server sends it to the included members."""
+    """The result of a round, the same for the server and for every included member."""
 
     round: int
     model: Model
@@ -66,6 +113,15 @@ class Outcome:
     slice: Slice
     m0_hash: str
     head: str  # of the ledger before this round; a report signs it, and so the history so far
+    sum_hash: str  # of the integers that were summed
+
+    @classmethod
+    def of(cls, told: Told, model: Model, result: Result | Decoded) -> Outcome:
+        """Return the outcome of a round whose integers stand for ``result`` and move M0 to ``model``."""
+        if not np.isfinite(model).all():
+            raise BindingError("M is not finite", stage="report")
+        where = (told.included, told.slice, told.m0_hash, told.head)
+        return cls(told.round, model, result.total_weight, *where, sum_hash(told.words))
 
     def change(self, m0: Model) -> npt.NDArray[np.float64]:
         """Return M - M0, computed once for the M0 of this round."""
@@ -74,68 +130,35 @@ class Outcome:
         change: npt.NDArray[np.float64] = self.__dict__["_change"]
         return change
 
-    def furthest(self, m0: Model) -> float:
-        """Return the largest move of a coordinate, less an allowance for rounding; computed once.
-
-        Rounding to float32 changes a coordinate of M by at most 2^-24 of its size. The allowance is 2^-23 of
-        the same coordinate of M0, so a large number in one place excuses nothing in another. The result is
-        NaN if any coordinate gives NaN.
-        """
-        if "_furthest" not in self.__dict__:
-            with np.errstate(invalid="ignore"):  # infinities give NaN, which `check` refuses
-                by = np.abs(self.change(m0))
-                by -= np.abs(m0) * np.float32(2**-23)
-            self.__dict__["_furthest"] = float(by.max(initial=0.0))
-        furthest: float = self.__dict__["_furthest"]
-        return furthest
-
     @cached_property
     def bound_to(self) -> Mapping[str, str]:
-        """What a report depends on: hashes of both models, slice and names, the total weight, the head."""
+        """What a report depends on: hashes of models, sum, slice and names, the total weight, the head."""
         return {
             "m0": self.m0_hash,
             "m": model_hash(self.model),
+            "x": self.sum_hash,
             "weight": exact(self.total_weight),
             "slice": self.slice.id,
             "included": included_hash(self.included),
             "head": self.head,
         }
 
-    def check(
-        self, member: str, m0: Model, weight: float, encoding: Encoding, public: Mapping[str, float] | None
-    ) -> None:
-        """Raise BindingError unless updates within the bound can sum to this.
+    def check(self, member: str, weight: float, encoding: Encoding) -> None:
+        """Raise BindingError unless this can be a sum that a member of this weight is in.
 
-        A server could craft M or W so that reports on it reveal more about an update.
+        That the sum lies within the bound has been checked when it was decoded (`Told.outcome`).
         """
         n, total = len(self.included), self.total_weight
-        least, most = float(n), n * float(encoding.weight_cap)
-        if encoding.weights == "public":
-            least = most = math.fsum((public or {}).get(name, math.nan) for name in self.included)
-        elif encoding.weights == "secret":
-            least = weight + (n - 1)
+        least = weight + (n - 1) if encoding.weights == "secret" else 0.0
         problem = ""
         if member not in self.included or len(set(self.included)) != n:
             problem = "asked to report on a sum we are not in"
-        elif n < 3:
-            problem = f"a sum of {n} members is no secret"
-        elif not (least <= total <= most and total > 0):
-            problem = f"{n} members cannot weigh {total:g} together"
-        elif not self.furthest(m0) <= self._reach(encoding):
-            problem = f"M lies further from M0 than members within the bound {encoding.bound:g} can move it"
+        elif n < LEAST_IN_SUM:
+            problem = f"a sum of {n} members hides no update"
+        elif not total >= least:
+            problem = f"{n} members cannot have a total weight of {total:g}"
         if problem:
             raise BindingError(problem, stage="report", member=member)
-
-    def _reach(self, encoding: Encoding) -> float:
-        r"""Return how far updates within the bound B can move a coordinate, before M is rounded.
-
-        .. math:: \frac{s}{W} \sum_i \left(\frac{w_i}{w_{cap}} Q + 1\right)
-            = B \left(1 + \frac{n \, w_{cap}}{W Q}\right), \qquad s = \frac{B \, w_{cap}}{Q}
-
-        because each of the n integers is rounded up by less than one. We add 1e-5 for float arithmetic.
-        """
-        up = len(self.included) * encoding.weight_cap / (self.total_weight * encoding.limit)
-        return encoding.bound * (1 + up + 1e-5)
 
 
 @dataclass(frozen=True)
@@ -204,7 +227,7 @@ def accept(report: Report, outcome: Outcome, utilities: Sequence[str]) -> None:
     """Raise unless a report is about this round and computed on exactly these models, weights and samples."""
     if report.round != outcome.round:
         raise BindingError(
-            f"answers round {report.round}, this is round {outcome.round}",
+            f"answers round {report.round}, but this is round {outcome.round}",
             stage="report",
             member=report.client,
         )
@@ -213,7 +236,9 @@ def accept(report: Report, outcome: Outcome, utilities: Sequence[str]) -> None:
     for what in {**outcome.bound_to, **report.bound_to}:
         if report.bound_to.get(what) != outcome.bound_to.get(what):
             named = what if what in outcome.bound_to else f"{what!r:.40}"
-            raise BindingError(f"computed on another {named} than ours", stage="report", member=report.client)
+            raise BindingError(
+                f"computed on a different {named} from ours", stage="report", member=report.client
+            )
     if set(report.measured) != set(utilities):
         raise MessageError(
             f"expected utilities {', '.join(utilities)}, got {sorted(report.measured)!r:.200}",
@@ -278,6 +303,14 @@ class Round:
     body: Mapping[str, Any] = field(default_factory=dict)  # of the closing record
     reports: dict[str, Report] = field(default_factory=dict)
     withheld: tuple[str, ...] = ()  # in a copy: members whose reports its reader may not see
+
+    def to_phi(self, utility: str) -> Scores | None:
+        """Return the Aumann-Shapley scores of everybody in the sum, or None if the round has none."""
+        found = (self.body.get("phi") or {}).get(utility)
+        if found is None:
+            return None
+        columns = [[number(value) for value in found["blocks"][name]] for name in self.included]
+        return from_blocks(np.transpose(columns), found["sizes"], self.included)
 
     def to_reports(self, utility: str) -> Reports | None:
         """Return the reports that scores take (in a copy, those it shows), or None if there are none."""
@@ -364,11 +397,13 @@ class Work:
 
 Exchange = Literal["join", "advertise", "share", "train", "check", "unmask", "report", "close"]
 EXCHANGES: Final[tuple[Exchange, ...]] = get_args(Exchange)
-FORMAT: Final = "fedmerit remote 2"
+FORMAT: Final = "fedmerit remote 3"
 LEAST_SAMPLES: Final = 10
 KINDS: Final = "fiub"  # kinds of dtype in a message: numbers, never objects
+SLICE_BYTES: Final = 2**31
+"""Most bytes of the samples of a test slice."""
 VALUES: Final = 256
-"""Most values in a message of the server, plus two per member: it holds one list of names at a time."""
+"""Most values in a message of the server; two per member are added, for its one list of names."""
 
 
 def exchange_of(stage: str) -> Exchange:
@@ -393,13 +428,18 @@ class Parcel:
 
 @dataclass(frozen=True, eq=False)
 class Ask:
-    """One message of the coordinator: its exchange, its round and its content."""
+    """One message of the coordinator: its exchange, its round and its content.
+
+    The arrays of a message that was unpacked have not been compared with the types, shapes and hashes that
+    the signed bytes name; `told` does that.
+    """
 
     exchange: Exchange
     run: str
     round: int
     body: Mapping[str, Any]
     arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    named: Mapping[str, Any] = field(default_factory=dict)  # type, shape and hash of every array
 
     def pack(self, sign: Signer) -> Parcel:
         """Return the message as a parcel signed by the server: its receiver can prove what it was told."""
@@ -425,12 +465,9 @@ class Ask:
                             raise MessageError(
                                 f"expected at most {limit} bytes, got {len(parcel.head)}", stage=exchange
                             )
-                        if parcel.arrays and exchange != "report":
-                            raise MessageError("expected no arrays beside it", stage=exchange)
-                        arrays = {name: _little(array) for name, array in parcel.arrays.items()}
-                        if named != {name: _named(array) for name, array in arrays.items()}:
-                            raise MessageError("its arrays are not those that it names", stage=exchange)
-                        ask = cls(exchange, run, number, body, arrays)
+                        if set(parcel.arrays) != set(named) or set(named) != _arrays_of(exchange):
+                            raise MessageError("other arrays beside it than expected", stage=exchange)
+                        ask = cls(exchange, run, number, body, parcel.arrays, named)
                         return ask, partial(_verifies, inner, signature)
         raise MessageError(f"not a message of {FORMAT}")
 
@@ -441,14 +478,28 @@ class Ask:
             raise MessageError(f"{key} is missing or of the wrong type", stage=self.exchange)
         return value
 
-    @cached_property
-    def outcome(self) -> Outcome:
-        """The outcome in a request for a report."""
-        return _outcome(self)
+    def told(self, words: int) -> Told:
+        """Return what a request for a report says, with its arrays compared with what the server signed.
+
+        Sizes are compared first, so that nobody can have a member hash more than a sum and a test slice. Call
+        it once the author of the message is known.
+
+        Args:
+            words: how many integers the sum must have.
+        """
+        if self.__dict__.get("_told", (None,))[0] != words:  # members who share a process ask the same
+            self.__dict__["_told"] = words, _told(self, words)
+        told: Told = self.__dict__["_told"][1]
+        return told
+
+
+def _arrays_of(exchange: str) -> set[str]:
+    """Return the names of the arrays beside a message."""
+    return {"sum", "x", "y", "salts"} if exchange == "report" else set()
 
 
 def _signed(inner: bytes) -> bytes:
-    return b"fedmerit remote message 2\0" + hashlib.sha256(inner).digest()
+    return b"fedmerit remote message 3\0" + hashlib.sha256(inner).digest()
 
 
 def _verifies(inner: bytes, signature: bytes, key: bytes) -> bool:
@@ -456,7 +507,7 @@ def _verifies(inner: bytes, signature: bytes, key: bytes) -> bool:
 
 
 def _little(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return an array as it is hashed and sent: C order, little-endian; no copy if it is so already."""
+    """Return an array as it is hashed and sent: C order, little-endian; copy it only if needed."""
     if values.dtype.kind not in KINDS:
         raise MessageError(f"a message carries numbers, got {values.dtype}", stage="report")
     return np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
@@ -491,15 +542,15 @@ def unpack(data: bytes, what: str, *, values: int | None = None, text: int = -1)
 
 
 def words_limit(members: int) -> int:
-    """Return the most bytes of names and settings; a member stores them, so they must stay small."""
+    """Return the most bytes that names and settings may have, few because a member stores them."""
     return 65_536 + 1024 * members
 
 
 def ask_limit(exchange: Exchange, members: int) -> int:
-    """Return the most bytes of a message to one of so many members, without its arrays.
+    """Return the most bytes that a message in a run with this many members may have, without its arrays.
 
-    Only a request for a report has arrays. Members compare them with their own model and the pool's
-    commitment; their size is limited by the transport alone.
+    Only a request for a report has arrays: a sum as long as the member's own model, and a test slice of at
+    most ``SLICE_BYTES``. Both limits are checked before anything is hashed.
     """
     lists = exchange not in ("join", "advertise", "report", "close")
     return words_limit(members) + (list_limit(members) if lists else 0)
@@ -525,38 +576,49 @@ def join_body(
     }
 
 
-def outcome_ask(run: str, outcome: Outcome, following: Sequence[str]) -> Ask:
-    """Return the request for a report on an outcome; ``following`` is the schedule of the next round."""
-    shown = outcome.slice
+def outcome_ask(run: str, told: Told, following: Sequence[str]) -> Ask:
+    """Return the request for a report on a round; ``following`` is the schedule of the next round."""
+    shown = told.slice
     body = {
-        "total": outcome.total_weight,
-        "included": list(outcome.included),
-        "m0": outcome.m0_hash,
-        "head": outcome.head,
+        "included": list(told.included),
+        "m0": told.m0_hash,
+        "head": told.head,
         "slice": [shown.index, list(shown.path)],
         "next": list(following),
     }
     salts = np.frombuffer(shown.salts, np.uint8)
-    arrays = {"model": outcome.model, "x": shown.x, "y": shown.y, "salts": salts}
-    return Ask("report", run, outcome.round, body, arrays)
+    arrays = {"sum": told.words, "x": shown.x, "y": shown.y, "salts": salts}
+    return Ask("report", run, told.round, body, arrays)
 
 
-def _outcome(ask: Ask) -> Outcome:
+def _told(ask: Ask, words: int) -> Told:
     try:
-        model, x, y, salts = (ask.arrays[name] for name in ("model", "x", "y", "salts"))
+        given, x, y, salts = (ask.arrays[name] for name in ("sum", "x", "y", "salts"))
         index, path = ask.get("slice", list)
-        if model.dtype != np.float32 or model.ndim != 1:
-            raise MessageError(f"a model is a vector of float32, got {model.dtype}", stage="report")
-        if salts.dtype != np.uint8 or not all(isinstance(node, bytes) for node in path):
-            raise MessageError("salts and path of a test slice must be bytes", stage="report")
+        if given.dtype != np.uint32 or given.shape != (words,):
+            raise MessageError(
+                f"expected a sum of {words} words of 32 bits, got {given.dtype} {given.shape}", stage="report"
+            )
         if x.ndim < 1 or y.ndim != 1 or len(y) != len(x) or 0 in x.shape:
             raise MessageError("a test slice has as many samples as labels", stage="report")
-        return Outcome(
+        if salts.dtype != np.uint8 or not all(isinstance(node, bytes) for node in path):
+            raise MessageError("salts and path of a test slice must be bytes", stage="report")
+        if x.nbytes > SLICE_BYTES or salts.shape != (SALT_BYTES * len(y),):
+            raise MessageError(
+                f"expected at most {SLICE_BYTES} bytes of samples and {SALT_BYTES} of salt each, got "
+                f"{x.nbytes} and {salts.nbytes} for {len(y)}",
+                stage="report",
+            )
+        arrays = {name: _little(array) for name, array in ask.arrays.items()}
+        if any(ask.named[name] != _named(array) for name, array in arrays.items()):
+            raise MessageError("its arrays do not match the hashes that it names", stage="report")
+        return Told(
             round=ask.round,
-            model=model,
-            total_weight=float(ask.get("total", float)),
+            words=arrays["sum"],
             included=tuple(str(name) for name in ask.get("included", list)),
-            slice=Slice(index=int(index), x=x, y=y, salts=salts.tobytes(), path=tuple(path)),
+            slice=Slice(
+                index=int(index), x=arrays["x"], y=arrays["y"], salts=salts.tobytes(), path=tuple(path)
+            ),
             m0_hash=ask.get("m0", str),
             head=checked_head(ask),
         )
@@ -570,7 +632,7 @@ def checked_head(ask: Ask) -> str:
     """Return the ledger's head in a message; raise MessageError unless it is 64 hexadecimal digits."""
     head: str = ask.get("head", str)
     if not re.fullmatch("[0-9a-f]{64}", head):
-        raise MessageError("not a head of a ledger", stage=ask.exchange)
+        raise MessageError("not the head of a ledger", stage=ask.exchange)
     return head
 
 

@@ -31,7 +31,7 @@ from fedmerit.errors import BindingError, DataError
 
 
 def merkle_root(nodes: Sequence[bytes]) -> bytes:
-    """Return the root hash over ``nodes``, of which there must be at least one."""
+    """Return the root hash over ``nodes``; there must be at least one."""
     while len(nodes) > 1:
         nodes = _parents(nodes)
     return nodes[0]
@@ -103,11 +103,11 @@ class Slice:
         object.__setattr__(self, "id", slice_id(self.x, self.y))
 
     def verify(self, commitment: Mapping[str, Any], round: int | None = None) -> None:
-        """Raise `BindingError` unless exactly these samples were committed to (for this ``round``, if given).
+        """Raise `BindingError` unless the commitment binds exactly these samples (to ``round``, if given).
 
         Args:
             commitment: what was published before round 1.
-            round: counted from 1; with one slice per round, the slice must be the one of this round.
+            round: counted from 1; with one slice per round, the slice must be this round's.
         """
         checked = (dict(commitment), round)
         if self.__dict__.get("_checked") == checked:
@@ -126,7 +126,10 @@ class Slice:
             raise BindingError(f"round {round} is measured on test slice {expected}, got slice {self.index}")
         span, m = span_of(size, slices, self.index), len(self.y)
         if not m == len(self.salts) / SALT_BYTES == span.stop - span.start:
-            raise BindingError(f"test slice {self.index} has {m} samples, which is not what was committed")
+            raise BindingError(
+                f"test slice {self.index} has {m} samples and {len(self.salts)} bytes of salts, but "
+                f"{span.stop - span.start} samples were committed"
+            )
         salts = [self.salts[k : k + SALT_BYTES] for k in range(0, len(self.salts), SALT_BYTES)]
         node = _slice_node(self.index, _leaves(self.x, self.y, salts))
         if merkle_climb(node, self.index, slices, self.path) != root or self.id != slice_id(self.x, self.y):

@@ -170,7 +170,7 @@ def config_in(terms: Mapping[str, Any]) -> Config:
     except (KeyError, TypeError, ValueError, RecursionError) as error:  # a ConfigError is a ValueError
         raise MessageError(f"the server's settings cannot be read: {error!s:.200}", stage="join") from None
     if digest != terms.get("config_hash"):
-        raise MessageError("the server's settings are not those of their hash", stage="join")
+        raise MessageError("the server's settings do not match their hash", stage="join")
     return config
 
 
@@ -182,20 +182,20 @@ def refuse_rehearsal(terms: Mapping[str, Any], config: Config, engines: Sequence
     """
     if (engine := terms.get("engine", FLOWER)) not in engines:
         raise RefusedError(
-            f"asked for a run with engine {engine!r:.40}, which this is not (in a simulation, the `place` of "
-            "secure says rehearsal=True)",
+            f"asked for a run with engine {engine!r:.40}, expected {' or '.join(engines)} (in a simulation, "
+            "the `place` passed to secure must say rehearsal=True)",
             stage="join",
         )
     if config.analysis or not config.secure_aggregation.enabled:
         raise RefusedError("asked for a run that looks at plain updates", stage="join")
     if config.training.weights not in ("uniform", "secret", "roster"):
-        raise RefusedError(f"weights {config.training.weights!r} are for one process only", stage="join")
+        raise RefusedError(f"weights {config.training.weights!r} are only for a rehearsal", stage="join")
 
 
 def roster_in(config: Config, keys: Mapping[str, bytes] | None) -> Roster:
     """Return the roster of a rehearsal, with weights if the settings take them from the roster.
 
-    Without masks there are no keys; the roster then holds placeholders, which sign nothing.
+    Without masks there are no keys. The roster then holds placeholders, which sign nothing.
     """
     weights = config.training.roster_weights if config.training.weights == "roster" else {}
     named = keys or {name: hashlib.sha256(name.encode()).digest() for name in config.clients}
@@ -203,27 +203,30 @@ def roster_in(config: Config, keys: Mapping[str, bytes] | None) -> Roster:
 
 
 def check_roster(terms: Mapping[str, Any], config: Config, roster: Roster, member: str) -> None:
-    """Raise unless the server's roster, names and public weights are those of the member's own file."""
+    """Raise unless the server's roster, names and public weights match the member's own file."""
     if terms.get("roster") != roster.hash.hex():
-        raise BindingError("the server has another roster than ours", stage="join", member=member)
+        raise BindingError("the server's roster differs from ours", stage="join", member=member)
     if set(config.clients) != set(roster.names):
-        raise BindingError("the settings name others than the roster", stage="join", member=member)
+        raise BindingError("the settings and the roster name different members", stage="join", member=member)
     if config.training.weights == "roster" and config.training.roster_weights != roster.weights:
-        raise BindingError("the settings hold other weights than the roster", stage="join", member=member)
+        raise BindingError(
+            "the weights in the settings differ from those on the roster", stage="join", member=member
+        )
 
 
 def cautious(config: Config) -> None:
-    """Refuse settings that are weaker than fedmerit's defaults. A member's rule unless it sets another."""
+    """Refuse settings that are weaker than fedmerit's defaults; the rule of a member who sets no other."""
     secure, members = config.secure_aggregation, len(config.clients)
     weak = ""
     if not secure.check:
-        weak = "asked to leave the check out, which hides updates from honest servers only"
+        weak = "asked to leave out the check: updates are then hidden only from an honest server"
     elif secure.threshold and secure.threshold < default_threshold(members):
-        weak = f"asked for a threshold of {secure.threshold} of {members} members"
+        least = default_threshold(members)
+        weak = f"asked for a threshold of {secure.threshold} of {members} members, expected at least {least}"
     elif config.participation.fraction < 1:
         weak = f"asked to let the server choose {config.participation.fraction:g} of the members each round"
     elif secure.bound > LARGEST_BOUND:
-        weak = f"asked for a bound of {secure.bound:g}, which bounds nothing"
+        weak = f"asked for a bound of {secure.bound:g}, expected at most {LARGEST_BOUND:g}"
     if weak:
         raise RefusedError(weak, stage="join")
 
@@ -234,42 +237,42 @@ def everybody(
     bound: float = SecureAggregation.bound,
     weight_cap: int = Training.weight_cap,
 ) -> None:
-    """Refuse what `cautious` refuses, and any run whose sums are not over all members, or are clipped.
+    """Refuse what `cautious` refuses, and any run whose sums leave members out or are clipped.
 
     Weights, bound and cap are fixed too. So two sums of the same updates differ by no more than rounding, and
-    subtracting them reveals no update. A federation with other weights, another bound or (if weights are
-    secret) another cap passes them by name, the same on every machine and in every run:
+    subtracting them reveals no update. A federation that uses other weights, another bound or (if weights are
+    secret) another cap passes them by name, on every machine and in every run alike:
     ``partial(everybody, weights="roster", bound=8.0)``.
     """
     cautious(config)
     secure, members = config.secure_aggregation, len(config.clients)
     if config.training.weights != weights:
         raise RefusedError(
-            f"asked for {config.training.weights} weights, expected {weights}: sums with different weights "
-            "can be subtracted",
+            f"asked for {config.training.weights} weights, expected {weights}: subtracting sums with "
+            "different weights can reveal an update",
             stage="join",
         )
     if weights == "secret" and config.training.weight_cap != weight_cap:
         raise RefusedError(
-            f"asked for a weight_cap of {config.training.weight_cap}, expected {weight_cap}: who declines "
-            "under which cap says how many samples it has",
+            f"asked for a weight_cap of {config.training.weight_cap}, expected {weight_cap}: a member "
+            "who declines under one cap and not under another reveals how many samples it has",
             stage="join",
         )
     if secure.clip:
         raise RefusedError(
-            "asked to clip updates: two clipped sums with different bounds differ by the update of whoever "
-            "lies beyond them",
+            "asked to clip updates: subtracting sums that were clipped at different bounds reveals the "
+            "update of a member who lies beyond them",
             stage="join",
         )
     if secure.bound != bound:
         raise RefusedError(
-            f"asked for a bound of {secure.bound:g}, expected {bound:g}: who declines under which bound says "
-            "how large its update is",
+            f"asked for a bound of {secure.bound:g}, expected {bound:g}: a member who declines under "
+            "one bound and not under another reveals how large its update is",
             stage="join",
         )
     if secure.threshold != members or secure.least != members:
         raise RefusedError(
-            f"asked for sums of fewer than all: expected threshold and least to be {members}, "
+            f"asked for sums of fewer than all members: expected threshold and least to be {members}, "
             f"got {secure.threshold or 'the default'} and {secure.least or 'the default'}",
             stage="join",
         )

@@ -3,7 +3,7 @@
 Its modules::
 
     types, validate   Reports, Table, Scores, and the checks of what goes into them
-    scores            every formula that works under secure aggregation
+    scores            every formula that works under secure aggregation, and PHI along a public direction
     accumulate        scores summed over rounds, while members come and go
     ground_truth      values that need every coalition, which secure aggregation hides
     agreement         how close two vectors are

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from fedmerit.errors import InputError, ReportError, UndefinedScore
 from fedmerit.notes import Note
@@ -28,7 +30,11 @@ _ERRORS = {"ALPHA": "se_alpha", "LOO": "se_loo", "IOI": "se_ioi"}
 
 
 def accumulate(
-    rounds: Iterable[Reports], *, score: str = "ALPHA", missing: Missing = "zero", warmup: int = 0
+    rounds: Iterable[Reports] | Iterable[Scores],
+    *,
+    score: str = "ALPHA",
+    missing: Missing = "zero",
+    warmup: int = 0,
 ) -> Scores:
     r"""Return a score summed over rounds.
 
@@ -49,9 +55,14 @@ def accumulate(
     report did not arrive. An aborted round makes no gap, because the utility stays the same over it. A client
     in neither ``clients`` nor ``silent`` was not in that round's sum and measured nothing.
 
+    PHI does not follow from reports: ``rounds`` are then its :class:`~fedmerit.Scores`, one per round with a
+    sum. If all of them have blocks of the same sizes, the standard errors come from the sums of each block.
+    That is right if every round has the same test samples in the same blocks, and also if every round has
+    samples of its own. Otherwise the standard errors of the rounds are added up, with a note.
+
     Args:
-        rounds: reports in the order of the rounds.
-        score: one of ALPHA, LOO, IOI, COS, MERIT.
+        rounds: reports in the order of the rounds; for PHI, scores.
+        score: one of ALPHA, LOO, IOI, COS, MERIT, PHI.
         missing: what a round without a report counts: nothing (``"zero"``) or the client's own mean over
             the rounds it did report (``"own-mean"``).
         warmup: rounds at the start that are not counted.
@@ -71,24 +82,22 @@ def accumulate(
     >>> accumulate([first, second], missing="own-mean").as_dict()
     {'A': 1.0, 'B': 2.0, 'C': 4.0}
     """
-    if isinstance(rounds, Reports) or not isinstance(rounds, Iterable):
-        raise ReportError(f"accumulate takes a list of Reports, got {type(rounds).__name__}")
-    given = list(rounds)
-    counted = _counted(given, warmup)
-    if score not in SUMMABLE:
-        raise InputError(f"score must be one of {', '.join(SUMMABLE)}, got {score!r}")
     if missing not in ("zero", "own-mean"):
         raise InputError(f"missing must be 'zero' or 'own-mean', got {missing!r}")
+    if score == "PHI":
+        return _of_scores(rounds, score, missing, warmup)
+    if isinstance(rounds, Reports) or not isinstance(rounds, Iterable):
+        raise ReportError(f"accumulate takes a list of Reports, got {type(rounds).__name__}")
+    given: list[Reports] = list(rounds)  # type: ignore[arg-type]  # checked next
+    counted = _counted(given, warmup)
+    if score not in SUMMABLE:
+        raise InputError(f"score must be one of {', '.join((*SUMMABLE, 'PHI'))}, got {score!r}")
 
     clients = tuple(dict.fromkeys(name for reports in counted for name in reports.clients))
     index = {name: i for i, name in enumerate(clients)}
     per_round = ioi if score == "MERIT" else SCORES[score].function
     terms: list[list[float]] = [[] for _ in clients]
-    notes: list[str] = list(_apart(counted))
-    if alike := two_spellings(clients):
-        one, other = alike
-        code = "composed-alike" if look_alike(one, other) else "spelled-alike"
-        notes.append(Note(code, client=one, other=other))
+    notes: list[str] = [*_apart(counted), *_alike(clients)]
     for reports in counted:
         scores = per_round(reports)
         notes += scores.notes
@@ -123,14 +132,80 @@ def accumulate(
     )
 
 
+def _of_scores(rounds: Any, score: str, missing: Missing, warmup: int) -> Scores:
+    """Return the sum of a score that was computed round by round."""
+    given = list(rounds) if isinstance(rounds, Iterable) else [rounds]
+    for one in given:
+        if not isinstance(one, Scores) or one.score != score:
+            got = one.score if isinstance(one, Scores) else type(one).__name__
+            raise ReportError(f"accumulate takes a list of Scores for {score}, got {got}")
+    _check_warmup(warmup, len(given))
+    counted: list[Scores] = given[warmup:]
+    clients = tuple(dict.fromkeys(name for one in counted for name in one.clients))
+    index = {name: i for i, name in enumerate(clients)}
+    terms: list[list[float]] = [[] for _ in clients]
+    notes: list[str] = [*(note for one in counted for note in one.notes), *_alike(clients)]
+    for one in counted:
+        for name, value in one.as_dict().items():
+            terms[index[name]].append(value)
+    seen = np.array([len(own) for own in terms], dtype=np.float64)
+    factor = len(counted) / seen if missing == "own-mean" else np.ones(len(clients))
+    for name, times in zip(clients, seen.tolist(), strict=True):
+        if times < len(counted):
+            code = "summed-zero" if missing == "zero" else "summed-own-mean"
+            notes.append(Note(code, client=name, seen=int(times), rounds=len(counted)))
+    total = np.array([math.fsum(own) for own in terms]) * factor
+    blocks, sizes = _blocks(counted, index, factor)
+    summed = Scores(
+        score=score, clients=clients, values=total, raw=total, gain=math.fsum(one.gain for one in counted),
+        rounds=len(counted), coverage=seen / len(counted), blocks=blocks, sizes=sizes,
+    )  # fmt: skip
+    stderr: Vector | None = None
+    if (covariance := summed.covariance) is not None:
+        stderr = np.sqrt(np.diag(covariance))
+    elif all(one.stderr is not None for one in counted):
+        stderr = np.zeros(len(clients))
+        for one in counted:
+            assert one.stderr is not None
+            stderr[[index[name] for name in one.clients]] += one.stderr
+        stderr *= factor
+        notes.append(Note("bound-blocks"))
+    return replace(summed, stderr=stderr, notes=tuple(notes))
+
+
+def _blocks(
+    rounds: Sequence[Scores], index: Mapping[str, int], factor: Vector
+) -> tuple[npt.NDArray[np.float64] | None, Vector | None]:
+    """Return the sums in each block and the blocks' sizes; None, None unless all rounds have these sizes."""
+    sizes = rounds[0].sizes
+    total = np.zeros((0 if sizes is None else len(sizes), len(index)))
+    for one in rounds:
+        if one.blocks is None or one.sizes is None or sizes is None or not np.array_equal(one.sizes, sizes):
+            return None, None
+        total[:, [index[name] for name in one.clients]] += one.blocks
+    return total * factor, sizes
+
+
+def _alike(clients: Sequence[str]) -> Iterator[Note]:
+    """Yield a note on the first two names that may be one."""
+    if alike := two_spellings(clients):
+        one, other = alike
+        code = "composed-alike" if look_alike(one, other) else "spelled-alike"
+        yield Note(code, client=one, other=other)
+
+
+def _check_warmup(warmup: int, rounds: int) -> None:
+    if isinstance(warmup, bool) or not isinstance(warmup, int | np.integer) or warmup < 0:
+        raise InputError(f"warmup must be 0 or more rounds, a whole number, got {warmup!r:.100}")
+    if rounds <= warmup:
+        raise ReportError(f"nothing to accumulate: {rounds} rounds, and the first {warmup} are warm-up")
+
+
 def _counted(rounds: Sequence[Reports], warmup: int) -> Sequence[Reports]:
     for reports in rounds:
         if not isinstance(reports, Reports):
             raise ReportError(f"accumulate takes a list of Reports, got {type(reports).__name__}")
-    if isinstance(warmup, bool) or not isinstance(warmup, int | np.integer) or warmup < 0:
-        raise InputError(f"warmup must be 0 or more rounds, a whole number, got {warmup!r:.100}")
-    if len(rounds) <= warmup:
-        raise ReportError(f"nothing to accumulate: {len(rounds)} rounds, of which {warmup} are warm-up")
+    _check_warmup(warmup, len(rounds))
     utilities = {reports.utility for reports in rounds}
     if len(utilities) > 1:
         names = ", ".join(sorted(str(name) for name in utilities))

@@ -209,7 +209,7 @@ def _matched(scores: Scores | npt.ArrayLike, truth: Scores | npt.ArrayLike) -> t
         y = y[[place[client] for client in names]]
     if x.size != y.size:
         raise ReportError(
-            f"expected two vectors of the same length, got {x.size} scores and {y.size} of truth"
+            f"expected two vectors of the same length, got {x.size} scores and {y.size} true values"
         )
     if x.size < 2:
         raise ReportError("agreement needs at least 2 clients, got 1")

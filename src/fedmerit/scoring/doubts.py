@@ -41,7 +41,9 @@ _TURNED = frozenset({
     "neg", "negative", "negated", "minus", "inverse", "inverted", "inv", "complement", "reduction",
     "improvement", "skill", "free", "correction", "savings", "saved", "avoided", "prevented",
 })  # fmt: skip
-_RISING = frozenset({"expected-accuracy", "accuracy", "balanced-accuracy", "neg-loss", "dice"})
+_RISING = frozenset({
+    "expected-accuracy", "accuracy", "sharpened-accuracy", "balanced-accuracy", "neg-loss", "dice"
+})  # fmt: skip
 """Utilities whose name says that more is better. "brier" does not: in most books, less is better."""
 
 
@@ -220,7 +222,7 @@ def check_payable(found: Sequence[Doubt], rule: str, *, despite: bool) -> None:
 
 
 def lower_is_better(utility: str | None) -> bool:
-    """Return whether the name is that of a measure where less is better, and does not say it is negated.
+    """Return whether a name suggests that less is better, and does not say that the measure is negated.
 
     >>> [lower_is_better(name) for name in ("val_rmse", "test-loss", "neg-loss", "-rmse", "1 - error")]
     [True, True, False, False, False]
@@ -275,7 +277,7 @@ def _about_measure(rounds: Sequence[Reports], *, engine: bool) -> list[Doubt]:
 
 
 def _joins(rounds: Sequence[Reports]) -> str:
-    """Return which pair of columns must be swapped, judging by how rounds join up; "" if that does not tell.
+    """Return which pair of columns must be swapped, judging by how rounds join up; "" if that is unclear.
 
     A round begins with the utility that the one before ended with. If the rounds join up only with empty and
     grand exchanged, these two are swapped; if they join up only as given, alone and without are.
@@ -299,13 +301,13 @@ def _about_sum(summed: Balance, rounds: Sequence[Reports]) -> Doubt:
         f"The contributions{who} add up to {summed.said:+.4g}, but the model gained {summed.gain:+.4g}{where}"
     )
     part = f"That is {summed.said / summed.gain:.0%} of the gain; " if summed.gain > 0 else ""
-    chance = "no standard errors were reported, so none of the difference is taken for chance."
+    chance = "no standard errors were reported, so none of the difference is put down to chance."
     if summed.error is not None:
         chance = f"standard errors explain at most {summed.error:.4g} of the difference."
     text = part + chance if part else chance[0].upper() + chance[1:]
     if summed.partial:
         text += (
-            " Only silent members that made the model worse, by "
+            " Only silent members who made the model worse, by "
             f"{summed.said - summed.gain:.4g} in all, could explain it."
         )
     if summed.fits_swapped:
@@ -320,13 +322,13 @@ def _about_sum(summed: Balance, rounds: Sequence[Reports]) -> Doubt:
         return Doubt("strays", title, text, "the contributions exceed the gain")
     text += (
         " Likely causes: a wrong or missing report, a measure that jumps or has no bound (accuracy, Brier, "
-        "cross-entropy), long local training, or another game than the additive one."
+        "cross-entropy), long local training, or a game that is not additive."
     )
     return Doubt("strays", title, text, "the contributions do not add up to the gain", gross=summed.gross)
 
 
 def _which(summed: Balance, rounds: Sequence[Reports]) -> str:
-    """Say which columns are swapped; the sums alone do not tell, as both swaps change them alike."""
+    """Say which columns are swapped; the sums alone do not show it, because both swaps change them alike."""
     found = _joins(rounds) or ("" if summed.gain < 0 else "alone and without")
     if found == "empty and grand":
         return (

@@ -130,7 +130,7 @@ def _round_of(path: Path, number: int, lines: list[tuple[int, dict[str, str]]]) 
             if cells[name] != first[name] and not (
                 numbers and _number(path, line, cells, name) == given[name]
             ):
-                other = f"but {first[name]!r} on line {first_line}; it is one for the whole round"
+                other = f"but {first[name]!r} on line {first_line}; expected one value for the whole round"
                 if name == "utility":
                     other += "; several utilities go into JSON, under companions"
                 fail(path, f"line {line}", f"round {number}: {name} is {cells[name]!r}, {other}")
@@ -424,7 +424,7 @@ def _check_spellings(path: Path, rounds: Sequence[Reports], clients: Sequence[st
     one, other = (f"{name} ({place})" for name, place in zip(spelled(*found), at, strict=True))
     raise FileFormatError(
         f"{path}: {one} and {other} differ only in case, blanks or how letters are composed: expected one "
-        "spelling of one member"
+        "spelling per member"
     )
 
 
@@ -516,13 +516,34 @@ def scores_of(reports: Reports) -> dict[str, Scores | None]:
     """
     found: dict[str, Scores | None] = {}
     for name, entry in SCORES.items():
-        if (name == "SOLO" and reports.solo is None) or (name == "COS" and reports.cosine is None):
+        if (
+            not entry.reported
+            or (name == "SOLO" and reports.solo is None)
+            or (name == "COS" and reports.cosine is None)
+        ):
             continue
         try:
             found[name] = entry.function(reports)
         except UndefinedScore:
             found[name] = None
     return found
+
+
+def add_phi(
+    content: dict[str, Any], total: Scores | None, rounds: Mapping[int, tuple[Scores, Mapping[str, Any]]]
+) -> None:
+    """Add PHI to a document: its sum, and per round its values and what is known beside them."""
+    if total is not None:
+        content["cumulative"]["PHI"] = _spread(total.values, total, content["clients"])
+        if total.stderr is not None:
+            content.setdefault("stderr", {})["PHI"] = _spread(total.stderr, total, content["clients"])
+    for one in content["rounds"]:
+        if one["round"] in rounds:
+            scores, beside = rounds[one["round"]]
+            told = {"phi": _numbers(scores.values), "stderr": _numbers(scores.stderr), **beside}
+            one["phi"] = {"participants": list(scores.clients), **told}
+            if one["scores"] is not None:
+                one["scores"]["PHI"] = _spread(scores.values, scores, one["participants"])
 
 
 def as_json(content: Mapping[str, Any]) -> str:

@@ -95,7 +95,7 @@ class Division:
         """Return what a client with this name and share is paid, in cents."""
         top, bottom = _ratio(name, share)
         if self.one % bottom:
-            raise InputError(f"share of {name!r} is none of those that were divided: {share!r}")
+            raise InputError(f"share of {name!r} is not one of those that were divided: {share!r}")
         part = top * (self.one // bottom)
         if self.down:
             unit = max(self.total, self.one)
@@ -213,8 +213,8 @@ Negative = Literal["zero", "refuse"]
 OnUndefined = Literal["refuse", "equal", "zero"]
 
 SELF_REPORTED = frozenset({"ALPHA", "LOO", "IOI"})
-"""Scores whose entry i is client i's own report, in units of the gain, and where nothing else depends on that
-report. FP is not one: its raw entries are alpha, but any client can change its status for everybody."""
+"""Scores whose entry i is client i's own report, in units of the gain, and in which nothing else depends on
+that report. FP is not among them: its raw entries are alpha, but any client can change its status for all."""
 
 _NOTHING = 1e-12  # utility that may be left by rounding alone
 
@@ -470,13 +470,13 @@ def _check(
         raise InputError(f"cap must lie between 1/N = {1 / n:.6g} and 1 for {n} clients, got {cap}")
     if rule == "impartial" and scores.score not in SELF_REPORTED:
         raise InputError(
-            f"rule 'impartial' needs scores of which entry i is client i's own report, in units of the gain, "
+            f"rule 'impartial' needs scores whose entry i is client i's own report, in units of the gain, "
             f"and nothing else depends on it ({', '.join(sorted(SELF_REPORTED))}); {scores.score} is not"
         )
     if rule == "impartial" and negative == "refuse":
         raise InputError(
-            "rule 'impartial' needs negative='zero', got 'refuse': whoever reports a negative score would "
-            "stop all payment, its own included"
+            "rule 'impartial' needs negative='zero', got 'refuse': any client could stop all payment by "
+            "reporting a negative score"
         )
     return floor, cap
 

@@ -6,7 +6,8 @@ Learning" (the paper). fedmerit corrects four slips there: eq. 1 needs the *inve
 where alpha has a plus; and a score can be linear, efficient and compatible with secure aggregation, as
 :func:`surplus` is all three.
 
-Every score takes :class:`~fedmerit.Reports` and returns :class:`~fedmerit.Scores`. ``raw`` is the vector
+Every score but :func:`aumann_shapley` takes :class:`~fedmerit.Reports` and returns
+:class:`~fedmerit.Scores`. ``raw`` is the vector
 before normalisation; rankings follow it. ``status`` says what the normalisation did to the order:
 
 ==========  ==============================================================================================
@@ -21,15 +22,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from fedmerit.errors import InputError, NeedsTable, ReportError, UndefinedScore
 from fedmerit.notes import Note
 from fedmerit.scoring.types import Reports, Scores, Status, Table, Vector
+from fedmerit.scoring.validate import A_NUMBER, LARGEST, floats, names_of, sequence
 
 # ------------------------------------------------------------------------------------------ everybody else
 
@@ -333,20 +336,131 @@ def influence(reports: Reports) -> np.ndarray[tuple[int, int], np.dtype[np.float
     zero = np.flatnonzero(np.abs(about) <= sum_of_others(1e-12 * np.abs(said) + noise(reports)))
     if zero.size:
         name = reports.clients[zero[0]]
-        raise UndefinedScore(f"{reports.where}the others' words about client {name!r} add up to zero")
+        raise UndefinedScore(f"{reports.where}the others' reports on client {name!r} add up to zero")
     matrix = said[:, None] / about[None, :]
     np.fill_diagonal(matrix, 0.0)
     return matrix
 
 
+# -------------------------------------------------------------------------------- along a public direction
+
+
+def aumann_shapley(
+    updates: npt.ArrayLike,
+    gradient: npt.ArrayLike,
+    clients: Iterable[str] | None = None,
+    *,
+    sizes: npt.ArrayLike | None = None,
+) -> Scores:
+    r"""Return PHI, the Aumann-Shapley value of a round: how far an update leads along the mean gradient.
+
+    .. math:: \phi_i = \langle U_i, \bar g \rangle, \qquad
+        \bar g = \int_0^1 \nabla v(M_0 + t (M - M_0)) \, dt
+
+    It is the value of the continuous game :math:`v(M_0 + \sum_i t_i U_i)` (Aumann & Shapley 1974). It is
+    linear in the update, adds up to v(M) - v(M0) up to the error of the integral, and does not change if a
+    client splits into two. :func:`fedmerit.simulation.direction.direction` computes the gradient. ``gain`` is
+    the sum of the scores.
+
+    With the gradient of each of B >= 2 blocks of the test set, ``stderr`` is the root of the diagonal of
+    ``covariance`` (see :class:`~fedmerit.Scores`), with B - 1 degrees of freedom.
+
+    Args:
+        updates: U_i, shape (N, P); they sum up to M - M0.
+        gradient: shape (P,), or (B, P) by block of the test set.
+        clients: names; by default ``client-0``, ``client-1``, ...
+        sizes: samples in each block, shape (B,); by default all blocks are of the same size.
+
+    Raises:
+        UndefinedScore: if the gradient of the whole test set is zero: there is no gain to divide.
+
+    >>> two = aumann_shapley([[1, 0], [0, 1]], [[4, 1], [2, 3]], ["A", "B"])  # v = 3 x + 2 y on the whole
+    >>> two.as_dict(), two.gain, two.stderr
+    ({'A': 3.0, 'B': 2.0}, 5.0, array([1., 1.]))
+    """
+    moves, slopes = _matrix(updates, "updates", "client"), _matrix(gradient, "gradient", "block")
+    if moves.shape[1] != slopes.shape[1]:
+        raise ReportError(
+            "PHI: expected updates and gradient of the same length, "
+            f"got {moves.shape[1]} and {slopes.shape[1]}"
+        )
+    products = np.zeros((len(slopes), len(moves)))
+    sizes = np.ones(len(slopes)) if sizes is None else sizes
+    weights = _block_weights(sizes, len(slopes))
+    zero = True
+    for start in range(0, moves.shape[1], _COLUMNS):
+        part = slice(start, start + _COLUMNS)
+        block = slopes[:, part].astype(np.float64)
+        products += block @ moves[:, part].astype(np.float64).T
+        zero = zero and not (weights @ block).any()
+    if zero:
+        raise UndefinedScore("PHI: the gradient is zero everywhere, so there is no gain to divide")
+    return from_blocks(products, sizes, clients)
+
+
+def from_blocks(
+    products: npt.ArrayLike, sizes: npt.ArrayLike, clients: Iterable[str] | None = None
+) -> Scores:
+    """Return PHI from the scalar products <U_i, g_b> of all blocks and clients, shape (B, N).
+
+    >>> from_blocks([[4, 1], [2, 3]], [1, 3]).values
+    array([2.5, 2.5])
+    """
+    found = floats(products, "PHI: products")
+    weights = _block_weights(sizes, len(found))
+    names = names_of(clients or (), found.shape[1], "PHI: ")
+    several = len(found) > 1
+    values = np.array([math.fsum(column) for column in (weights[:, None] * found).T])
+    made = Scores(
+        score="PHI", clients=names, values=values, raw=values, gain=math.fsum(values),
+        blocks=found if several else None, sizes=floats(sizes, "PHI: sizes") if several else None,
+    )  # fmt: skip
+    covariance = made.covariance
+    return made if covariance is None else replace(made, stderr=np.sqrt(np.diag(covariance)))
+
+
+_COLUMNS = 1 << 20
+"""Coordinates of updates at a time: their products are in float64."""
+
+
+def _matrix(values: Any, what: str, row: str) -> npt.NDArray[Any]:
+    """Return real, finite numbers as a matrix, without a copy if they are in an array."""
+    given = sequence(values, f"PHI: {what}")
+    array = given if isinstance(given, np.ndarray) and given.dtype.kind in "iuf" else floats(given, what)
+    if array.ndim == 1 and what == "gradient":
+        array = array[None]
+    if array.ndim != 2 or not array.size:
+        expected = "(P,) or (blocks, P)" if what == "gradient" else "(clients, P)"
+        raise ReportError(f"PHI: {what} must have shape {expected}, none of them 0, got {array.shape}")
+    for place, one in enumerate(array):
+        if not max(-float(one.min()), float(one.max())) <= LARGEST:  # false also if one is NaN
+            raise ReportError(f"PHI: {what}: every value must be {A_NUMBER}; {row} {place} has another one")
+    return array
+
+
+def _block_weights(sizes: npt.ArrayLike, blocks: int) -> Vector:
+    """Return the share of each block in the test set."""
+    counts = floats(sizes, "PHI: sizes")
+    if counts.shape != (blocks,) or not (counts > 0).all() or not (counts <= LARGEST).all():
+        raise ReportError(f"PHI: sizes must be {blocks} positive numbers, one per block, got {sizes!r:.100}")
+    return np.asarray(counts / counts.sum(), dtype=np.float64)
+
+
+# ------------------------------------------------------------------------------------------- the catalogue
+
+
 @dataclass(frozen=True)
 class Score:
-    """An entry of the catalogue: a score's function and name, where it is defined, and what it needs."""
+    """An entry of the catalogue: a score's function and name, where it is defined, and what it needs.
 
-    function: Callable[[Reports], Scores]
+    ``reported``: whether ``function`` takes :class:`~fedmerit.Reports`, and nothing else.
+    """
+
+    function: Callable[..., Scores]
     title: str
     equation: str
     needs: str
+    reported: bool = True
 
 
 SCORES = {
@@ -358,6 +472,13 @@ SCORES = {
     "SURPLUS": Score(surplus, "alpha plus an equal rest", "beyond the paper", "alone, without of everyone"),
     "SOLO": Score(solo, "trained alone", "beyond the paper", "solo, solo_empty"),
     "COS": Score(cos, "cosine similarity", "section 3.1", "cosine"),
+    "PHI": Score(
+        aumann_shapley,
+        "Aumann-Shapley",
+        "beyond the paper",
+        "updates, gradient of the utility",
+        reported=False,
+    ),
 }
 """Every score of one round, by its name in files and on the command line."""
 

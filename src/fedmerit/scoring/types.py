@@ -35,7 +35,9 @@ Vector = npt.NDArray[np.float64]
 
 Status = Literal["ok", "fallback", "reversed", "undefined"]
 
-UNIT_UTILITIES = frozenset({"expected-accuracy", "accuracy", "balanced-accuracy", "brier", "dice"})
+UNIT_UTILITIES = frozenset({
+    "expected-accuracy", "accuracy", "sharpened-accuracy", "balanced-accuracy", "brier", "dice"
+})  # fmt: skip
 """Utilities whose values lie in [0, 1]; other values are refused."""
 
 MAX_TABLE_CLIENTS = 26
@@ -211,6 +213,8 @@ class Scores(ReadOnly):
     ``values`` follows the definition to the letter, normalisation included. ``raw`` is the vector before
     normalisation; rankings and shares use it, because a normalisation can reverse the order. ``stderr`` is
     the standard error of ``raw``: the sampling error of the test set in this run, not that of training.
+    ``blocks`` is ``raw`` in each block of the test set, shape (B, N), if it was measured so; ``sizes`` are
+    the numbers of samples in the blocks.
     """
 
     score: str
@@ -223,6 +227,8 @@ class Scores(ReadOnly):
     rounds: int = 1
     coverage: Vector | None = None
     notes: tuple[str, ...] = ()
+    blocks: npt.NDArray[np.float64] | None = None
+    sizes: Vector | None = None
 
     def __post_init__(self) -> None:
         clients = names_of(self.clients, None, f"{self.score}: ")
@@ -234,12 +240,39 @@ class Scores(ReadOnly):
         put.scalar("gain")
         put.vector("stderr", optional=True, minimum=0.0)
         put.vector("coverage", optional=True, minimum=0.0)
+        if (self.blocks is None) != (self.sizes is None):
+            raise ReportError(f"{self.score}: blocks and sizes belong together, got one without the other")
+        if self.blocks is not None:
+            blocks, sizes = (floats(one, f"{self.score}: blocks") for one in (self.blocks, self.sizes))
+            if blocks.shape != (len(sizes), len(clients)) or not (np.abs(blocks) <= LARGEST_SCORE).all():
+                raise ReportError(
+                    f"{self.score}: blocks must be finite numbers of shape ({len(sizes)}, {len(clients)}), "
+                    f"one row per size and one column per client, got shape {blocks.shape}"
+                )
+            object.__setattr__(self, "blocks", frozen(blocks))
+            object.__setattr__(self, "sizes", frozen(sizes))
         object.__setattr__(self, "clients", clients)
 
     @property
     def n(self) -> int:
         """Number of clients."""
         return len(self.clients)
+
+    @property
+    def covariance(self) -> npt.NDArray[np.float64] | None:
+        r"""The covariance of ``raw``, shape (N, N), from two or more blocks; None without them.
+
+        .. math:: \frac{1}{B - 1} \sum_b \frac{n_b}{n} (x_b - x)(x_b - x)^\top, \qquad
+                  x = \sum_b \frac{n_b}{n} x_b
+
+        The n_b samples of each of the B blocks stand for a test set of their own. Blocks with the same mix of
+        classes do not show what another mix would change. B - 1 degrees of freedom.
+        """
+        if self.blocks is None or self.sizes is None or len(self.blocks) < 2:
+            return None
+        weights = self.sizes / self.sizes.sum()
+        away = self.blocks - weights @ self.blocks
+        return np.asarray((weights[:, None] * away).T @ away / (len(weights) - 1), dtype=np.float64)
 
     def ranking(self) -> tuple[str, ...]:
         """Return the names, best first, by the raw vector; ties are in the order of ``clients``."""

@@ -162,7 +162,7 @@ def largest_groups(better: npt.NDArray[np.bool_], ranking: Sequence[int]) -> lis
         groups |= {part | 1 << who for part in joined or [0]}
         if len(groups) > max(n, MOST_GROUPS):
             raise ReportError(
-                f"expected at most {max(n, MOST_GROUPS)} groups that cannot be told apart, {n} clients form "
+                f"expected at most {max(n, MOST_GROUPS)} groups of indistinguishable clients, but {n} form "
                 "more; compare_pairs(...).better says it pair by pair"
             )
     members = (tuple(k for k in range(n) if group >> k & 1) for group in groups)
@@ -338,8 +338,8 @@ def indistinguishable(scores: Scores, pairs: Pairs | None = None) -> tuple[tuple
     No other client could join any of the groups. Two clients are in a group together exactly if they cannot
     be told apart, so every client is in at least one group. Groups may overlap: even if A cannot be told from
     B, nor B from C, A may be told from C. A group may skip a client in the ranking, because a large standard
-    error reaches past a small one. The first group are the clients that may be the best: their rank intervals
-    begin at 1.
+    error reaches past a small one. The first group holds the clients that may be the best: their rank
+    intervals begin at 1.
 
     Args:
         scores: with ``stderr``, unless ``pairs`` are given.

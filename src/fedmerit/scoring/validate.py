@@ -43,7 +43,7 @@ def sequence(values: Any, what: str) -> npt.NDArray[Any] | Sequence[Any]:
     Mappings, sets, iterators and text are refused.
     """
     if np.ma.is_masked(values):
-        raise ReportError(f"{what}: expected a number in every place, got an array with masked ones")
+        raise ReportError(f"{what}: expected a number in every place, got an array with masked entries")
     if hasattr(values, "__array__"):
         try:
             return np.atleast_1d(np.asarray(values))
@@ -111,8 +111,8 @@ def _places(clients: Sequence[str], labels: Sequence[Hashable], what: str) -> li
     """Return the position of each client among the labels, which must be the clients' names."""
     if len(labels) != len(clients) or set(labels) != set(clients):
         raise ReportError(
-            f"{what}: expected the clients as labels, {_listed(clients)}, in any order, or 0, 1, ... for "
-            f"values in their order; got {_listed(labels)}"
+            f"{what}: expected the clients as labels, {_listed(clients)}, in any order, or 0, 1, ... in the "
+            f"order of the clients; got {_listed(labels)}"
         )
     return [labels.index(client) for client in clients]
 
@@ -203,7 +203,9 @@ def names_of(clients: Iterable[str], n: int | None, where: str, *, counted: str 
     if one or not isinstance(clients, Iterable):
         raise ReportError(f"{where}clients must be a list of names, got {clients!r:.100}")
     if isinstance(clients, AnySet) and not isinstance(clients, KeysView):
-        raise ReportError(f"{where}clients must be names in an order, such as a list, got a set: it has none")
+        raise ReportError(
+            f"{where}clients must be names in an order, such as a list, got a set, which has no order"
+        )
     given = (str(name) if isinstance(name, np.str_) else name for name in clients)
     names = tuple(given) or tuple(f"client-{i}" for i in range(n or 0))
     for name in names:
@@ -329,6 +331,6 @@ class Setter:
         low = -np.inf if minimum is None else minimum
         high = np.inf if maximum is None else maximum
         if not low <= value <= high:
-            why = f" (utility {unit!r} promises it)" if unit else ""
+            why = f" (as utility {unit!r} promises)" if unit else ""
             range_ = f"[{round(low, 6) + 0.0:g}, {round(high, 6):g}]{why}"
             raise ValueRefused(f"{self.where}{name}{whose} must lie in {range_}, got {value:g}", client)

@@ -191,7 +191,7 @@ class Client:
         if due == "advertise":
             return self.advertise()
         if broadcast is None:
-            raise BindingError("answers a list of heads, got none", stage=due, member=self.name)
+            raise BindingError("expected a list of heads to answer, got none", stage=due, member=self.name)
         if due == "masked":
             if update is None:
                 raise BindingError("needs the update", stage="masked", member=self.name)
@@ -205,12 +205,14 @@ class Client:
         """Return the secrets from which an auditor, who must not be the server, rebuilds the masked words."""
         s = self._state
         if s.task is None or s.rounding is None:
-            raise BindingError("nothing was masked, nothing to open", stage=self.stage, member=self.name)
+            raise BindingError(
+                "has masked nothing, so there is nothing to open", stage=self.stage, member=self.name
+            )
         return Opening(self.name, s.mask, s.seed, s.rounding, s.weight)
 
     @property
     def nonce(self) -> bytes:
-        """What `advertise` committed to for drawing who is audited; revealed once all reports are in."""
+        """The nonce that `advertise` committed to, for drawing who is audited; revealed after all reports."""
         return self._state.nonce
 
     def forget(self) -> None:
@@ -254,7 +256,7 @@ class Client:
         s.stage = (*stages, "done")[stages.index(stage) + 1]
 
     def _look(self, broadcast: bytes, stage: str) -> dict[str, Head]:
-        """Return the heads of ``stage`` if there are enough, ours is among them and all saw what we saw."""
+        """Return the heads of ``stage`` if they are enough, ours is among them and all saw what we saw."""
         s, setting = self._state, self.setting
         heads = open_broadcast(broadcast, setting, stage)
         if len(heads) < setting.need(stage):
@@ -263,7 +265,7 @@ class Client:
             raise BindingError("its own message is missing or altered", stage=stage, member=self.name)
         for peer, head in heads.items():
             if head.seen != s.seen:
-                raise BindingError("was shown other messages than we were", stage=stage, member=peer)
+                raise BindingError("was not shown the messages that we were shown", stage=stage, member=peer)
         s.seen = digest_of(broadcast)
         return heads
 
@@ -276,9 +278,11 @@ class Client:
             if peer not in s.shares:
                 raise BindingError("in the sum without having dealt shares", stage="check", member=peer)
             if head.body[1] != s.task.m0_hash:
-                raise BindingError("trained from another model M0 than ours", stage="check", member=peer)
+                raise BindingError("trained from a model M0 that is not ours", stage="check", member=peer)
             if head.body[0] != s.task.digest:
-                raise BindingError("masked for another encoding or weights", stage="check", member=peer)
+                raise BindingError(
+                    "masked for a different encoding or different weights", stage="check", member=peer
+                )
         s.task.refuse_small_sum(self.setting, heads, stage="check")
         s.survivors = list(heads)
 
@@ -294,7 +298,7 @@ class Client:
             opened = masks.open_shares(self._channel(dealer), self.setting.session, dealer, self.name, row[1])
             s.shares[dealer] = [opened[:32], opened[32:]]
             if self._share_commitments(dealer, self.name, *s.shares[dealer]) != row[2:]:
-                raise ShareError("dealt another share than it committed to", stage="share", member=dealer)
+                raise ShareError("dealt a share that it did not commit to", stage="share", member=dealer)
 
     def _share_commitments(
         self, dealer: str, holder: str, key_share: bytes, seed_share: bytes
@@ -324,7 +328,7 @@ class Client:
 # what the member signed before, and t members must have signed the list of masked inputs that the auditor is
 # shown, as they do before they release a share. So a member can show exactly one update: the one that is in
 # the sum. The price is that whoever has the opening sees this update, and so does the server. docs/threats.md
-# says how often an opening may be asked for.
+# says how often an auditor may ask for an opening.
 
 
 @dataclass(frozen=True)
@@ -349,7 +353,7 @@ def replay(
     masked: bytes,
     checked: bytes,
 ) -> Words:
-    """Return the words this member must have sent; raise an error that names it if it signed other words.
+    """Return the words that this member must have sent; raise an error that names it if it signed others.
 
     Args:
         setting: the attempt.
@@ -374,20 +378,22 @@ def replay(
         and all(head.seen == digest_of(advertised) for head in dealers.values())
     )
     if signed is None or not chained:
-        raise BindingError("no masked input of this member on these shares", stage="audit", member=name)
+        raise BindingError(
+            "the lists hold no masked input of this member for these shares", stage="audit", member=name
+        )
     checks = open_broadcast(checked, setting, "check") if setting.checked else {}
     for peer, head in checks.items():
         if peer not in inputs or head.seen != digest_of(masked):
-            raise BindingError("signed another list of masked inputs", stage="audit", member=peer)
+            raise BindingError("signed a different list of masked inputs", stage="audit", member=peer)
     if setting.checked and len(checks) < setting.t:
         raise BindingError(
             f"{len(checks)} members signed this list of masked inputs, {setting.t} are needed", stage="audit"
         )
     _, public, commitment, _ = keys[name].body
     if masks.public(opening.mask) != public:
-        raise ShareError("opened another mask key than it advertised", stage="audit", member=name)
+        raise ShareError("opened a mask key that it did not advertise", stage="audit", member=name)
     if masks.commitment("seed", opening.seed, setting.session, name) != commitment:
-        raise ShareError("opened another self-mask seed than it committed to", stage="audit", member=name)
+        raise ShareError("opened a self-mask seed that it did not commit to", stage="audit", member=name)
     try:
         # a member cannot choose a public weight
         weight = task.weight_of(setting, name, opening.weight, stage="audit")
@@ -400,7 +406,7 @@ def replay(
         masks.of_member(setting, name, opening.mask, opening.seed, peers, task.binding(setting)),
     )
     if signed.body != [task.digest, task.m0_hash, digest_of(masks.to_wire(words))]:
-        raise BindingError("masked something else than it opened", stage="audit", member=name)
+        raise BindingError("did not mask what it opened", stage="audit", member=name)
     return words
 
 

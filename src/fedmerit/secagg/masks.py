@@ -76,12 +76,12 @@ def agree(private: bytes, peer_public: bytes, *, stage: str, peer: str) -> bytes
         )
     except ValueError:  # a point of small order: everybody would know the "secret"
         raise BindingError(
-            "advertised a key that agrees on nothing secret", stage=stage, member=peer
+            "advertised a key that gives a secret which everybody knows", stage=stage, member=peer
         ) from None
 
 
 def refuse_small_order(keys: Iterable[bytes], *, stage: str, peer: str) -> None:
-    """Raise if a key agrees on one known secret with every private key; trying a single one shows it."""
+    """Raise if a key gives the same known secret with every private key; trying one of them shows it."""
     for key in keys:
         agree(b"\x01" * 32, key, stage=stage, peer=peer)
 
@@ -150,7 +150,7 @@ def from_wire(payload: memoryview) -> Words:
 
 
 # ------------------------------------------------------------------------------------------------- sharing
-# A secret is shared among the members so that any t of them can rebuild it, and whoever lies about a share is
+# A secret is shared among the members so that any t of them can rebuild it. Anybody who lies about a share is
 # named.
 #
 # Shamir's scheme comes from pycryptodome and works over GF(2^128), so it shares 16 bytes. Our secrets have 32
@@ -159,8 +159,8 @@ def from_wire(payload: memoryview) -> Words:
 # has 256.)
 #
 # A dealer signs a hash of every single share. The holder checks the hash on arrival and the server checks it
-# after release. A member who sends another share than it was dealt is named, and so is a dealer whose shares
-# rebuild something else than it committed to. Fewer than t shares are uniformly random, 32 bytes each, so
+# after release. A member who sends a share that it was not dealt is named, and so is a dealer whose shares
+# rebuild a secret that it did not commit to. Fewer than t shares are uniformly random, 32 bytes each, so
 # their hashes hide them.
 
 
@@ -171,7 +171,7 @@ def split_secret(secret: bytes, threshold: int, members: int) -> list[bytes]:
 
 
 def combine_shares(shares: Mapping[int, bytes], threshold: int) -> bytes:
-    """Rebuild a secret from shares by position. It uses ``threshold`` of them; fewer are an error."""
+    """Rebuild a secret from ``threshold`` shares, given by position; raise if there are fewer."""
     if len(shares) < threshold:
         raise ShareError(f"{threshold} shares are needed, got {len(shares)}")
     used = sorted(shares.items())[:threshold]
@@ -187,10 +187,10 @@ def share_commitment(kind: str, share: bytes, session: bytes, dealer: str, holde
 
 
 def seal_shares(shared: bytes, session: bytes, dealer: str, holder: str, shares: bytes) -> bytes:
-    """Encrypt a holder's two shares with AES-256-GCM under a key of this session, dealer and holder alone.
+    """Encrypt a holder's two shares with AES-256-GCM, under a key for this session, dealer and holder only.
 
-    The key serves one message. The nonce is random nevertheless, because a client restored from an old copy
-    of its state may deal twice and must not use a nonce twice.
+    The key serves one message. The nonce is random all the same: a client that was restored from an old copy
+    of its state may deal twice, and must not use a nonce twice.
     """
     nonce = os.urandom(12)
     cipher = AESGCM(_share_key(shared, session, dealer, holder))

@@ -74,12 +74,12 @@ class Head:
 
 
 def head_limit(members: int) -> int:
-    """Return the largest size of a head, in bytes, when so many members are scheduled."""
+    """Return the largest size of a head in bytes, for this number of scheduled members."""
     return 1024 + 256 * members
 
 
 def list_limit(members: int) -> int:
-    """Return the largest size, in bytes, of a list of the heads of so many members."""
+    """Return the largest size of a list of heads in bytes, for this number of scheduled members."""
     return len(BROADCAST) + 64 + members * (head_limit(members) + 5)
 
 
@@ -128,7 +128,7 @@ def open_head(raw: bytes, setting: Setting) -> Head:
     most = 10 + 5 * setting.n  # a row for every peer is the largest body
     fields = _fields(content, (int, str, str, int, int, str, 32, 32, list), head_limit(setting.n), most)
     if pack(content, signature) != raw or pack(*fields) != content:
-        raise MessageError("not in the one form that members write")
+        raise MessageError("not encoded as members encode it")
     version, stage, run, number, attempt, sender, session, seen, body = fields
     if version != VERSION:
         raise MessageError(f"expected version {VERSION} of the protocol, got {version}")
@@ -148,7 +148,9 @@ def open_head(raw: bytes, setting: Setting) -> Head:
                 member=sender,
             )
     if session != setting.session:
-        raise BindingError("another schedule, threshold, roster or config", stage=stage, member=sender)
+        raise BindingError(
+            "made for a different schedule, threshold, roster or config", stage=stage, member=sender
+        )
     if not setting.roster.verifies(sender, signature, DOMAIN + hashlib.sha256(content).digest()):
         raise SignatureError("not signed by this member's key on the roster", stage=stage, member=sender)
     _check_body(stage, sender, body, setting)
@@ -175,7 +177,7 @@ def open_broadcast(data: bytes, setting: Setting, stage: str) -> dict[str, Head]
     if len(raws) > setting.n or not all(type(raw) is bytes for raw in raws):
         raise MessageError(f"expected at most {setting.n} heads", stage=stage)
     if to_broadcast(stage, raws) != data:
-        raise MessageError("a list that is not in the one form that servers write", stage=stage)
+        raise MessageError("a list that is not encoded as servers encode it", stage=stage)
     heads = [open_head(raw, setting) for raw in raws]
     for head in heads:
         if head.stage != stage:
@@ -188,7 +190,7 @@ def open_broadcast(data: bytes, setting: Setting, stage: str) -> dict[str, Head]
 
 
 def placed(error: ProtocolError, stage: str, member: str | None) -> ProtocolError:
-    """Return the error with stage and member, if it names neither yet."""
+    """Return the error with stage and member added, if it does not name them yet."""
     return error if error.stage or error.member else type(error)(str(error), stage=stage, member=member)
 
 

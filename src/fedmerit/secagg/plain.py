@@ -133,7 +133,7 @@ class PlainServer:
             raise MessageError("not a message", stage=self.stage, member=sender)
         stage, payload = (*STAGES, "decline")[data[0]], memoryview(data)[1:]
         if sender not in self.waiting:
-            raise BindingError("was heard already, or left before", stage=self.stage, member=sender)
+            raise BindingError("has sent its message already, or has left", stage=self.stage, member=sender)
         if stage == "decline":
             self.declined.append(sender)
             return sender
@@ -142,7 +142,9 @@ class PlainServer:
         if stage == "masked":
             assert self._task is not None
             if payload[:32] != self._task.digest or len(payload) != 32 + 4 * self._task.encoding.words:
-                raise BindingError("made for another encoding or weights", stage=stage, member=sender)
+                raise BindingError(
+                    "made for a different encoding or different weights", stage=stage, member=sender
+                )
             np.add(self._sum, np.frombuffer(payload[32:], "<u4"), out=self._sum)
         self.heads[stage][sender] = True
         return sender

@@ -243,11 +243,11 @@ class Encoding:
             included: the number of members in the sum.
             public_total: with public weights, the sum of the included members' weights.
 
-        A member who cheats can add any words at all, and only the sum is known. This refuses a sum that would
-        move the model further than the bound, and a W that so many members cannot have. With W in [n, n cap],
-        every coordinate of the mean is within bound (1 + n cap / (W Q)), where the last term is the rounding.
-        A smaller lie goes unnoticed. With equal weights and nobody missing, hardly any sum lies beyond this,
-        because the words themselves end at most 3N/2 units further.
+        A member who cheats can add any words at all, and only the sum is known. A sum that would move the
+        model further than the bound is refused, and so is a W that these members cannot have. With W in
+        [n, n cap], every coordinate of the mean is within bound (1 + n cap / (W Q)), where the last term is
+        the rounding. A smaller lie goes unnoticed. With equal weights and nobody missing, hardly any sum lies
+        beyond this, because the words themselves end at most 3N/2 units further.
 
         Raises:
             BoundError: members within the bound and the cap cannot have this sum, so somebody cheated.
@@ -263,7 +263,7 @@ class Encoding:
             total_weight = float(words[-1])
         least = included if self.weights == "secret" else 0.0
         if not (least <= total_weight <= included * self.weight_cap and total_weight > 0):
-            raise BoundError(f"{included} members cannot weigh {total_weight:g} together")
+            raise BoundError(f"{included} members cannot have a total weight of {total_weight:g}")
         weighted_sum = self.dequantise(words)
         # each |q_i| <= (w_i / cap) Q, rounded up; the factor allows for the rounding of this product itself
         share = total_weight / self.weight_cap * self.limit * (1 + 2**-40)
@@ -272,7 +272,7 @@ class Encoding:
         if int(signed.max()) > reach or int(signed.min()) < -reach:
             raise BoundError(
                 f"the sum lies beyond what {included} members within the bound can reach "
-                f"with a weight of {total_weight:g} together"
+                f"with a total weight of {total_weight:g}"
             )
         return Decoded(weighted_sum, total_weight, included)
 

@@ -44,7 +44,7 @@ class Server(PlainServer):
     """
 
     def __init__(self, setting: Setting, task: Task | None = None) -> None:
-        self.lied: list[str] = []  # members who released another share than they were dealt
+        self.lied: list[str] = []  # members who released a share that they were not dealt
         self.heads: dict[str, dict[str, Head]]  # signed and public; for the ledger
         self.broadcasts: dict[str, bytes] = {}  # what was shown after each stage; for the ledger
         super().__init__(setting, task)
@@ -65,13 +65,15 @@ class Server(PlainServer):
             if head.stage not in (self.stage, DECLINE):
                 raise BindingError(f"{self.stage} is due", stage=head.stage, member=head.sender)
             if head.sender not in self.waiting:
-                raise BindingError("was heard already, or left before", stage=head.stage, member=head.sender)
+                raise BindingError(
+                    "has sent its message already, or has left", stage=head.stage, member=head.sender
+                )
             if head.stage == DECLINE:
                 self.declined.append(head.sender)
                 return head.sender
             if head.seen != self._shown():
                 raise BindingError(
-                    "answers other messages than it was shown", stage=head.stage, member=head.sender
+                    "answers messages that it was not shown", stage=head.stage, member=head.sender
                 )
             if head.stage == "advertise":
                 masks.refuse_small_order(head.body[:2], stage="advertise", peer=head.sender)
@@ -127,7 +129,9 @@ class Server(PlainServer):
 
     def _check_dealt(self, head: Head) -> None:
         if [row[0] for row in head.body] != self._places("advertise"):
-            raise ShareError("deals to others than those who advertised", stage="share", member=head.sender)
+            raise ShareError(
+                "does not deal to exactly the members who advertised", stage="share", member=head.sender
+            )
 
     def _add(self, head: Head, payload: memoryview) -> None:
         task, sender = self._task, head.sender
@@ -135,18 +139,22 @@ class Server(PlainServer):
             raise BindingError("came before the task", stage="masked", member=sender)
         digest, m0_hash, words_digest = head.body
         if m0_hash != task.m0_hash:
-            raise BindingError("trained from another model M0", stage="masked", member=sender)
+            raise BindingError("trained from a different model M0", stage="masked", member=sender)
         if digest != task.digest:
-            raise BindingError("masked for another encoding or weights", stage="masked", member=sender)
+            raise BindingError(
+                "masked for a different encoding or different weights", stage="masked", member=sender
+            )
         if len(payload) != 4 * task.encoding.words or digest_of(payload) != words_digest:
-            raise BindingError("its words are not those it signed", stage="masked", member=sender)
+            raise BindingError("its words do not match the hash it signed", stage="masked", member=sender)
         np.add(self._sum, masks.from_wire(payload), out=self._sum)
 
     def _check_released(self, head: Head) -> None:
         members, sender = self.setting.members, head.sender
         place = members.index(sender)
         if [row[0] for row in head.body] != self._places("share"):
-            raise ShareError("releases shares of others than the dealers", stage="unmask", member=sender)
+            raise ShareError(
+                "does not release shares of exactly the members who dealt", stage="unmask", member=sender
+            )
         for peer_place, kind, share in head.body:
             peer = members[peer_place]
             if kind != ("seed" if peer in self.heads["masked"] else "key"):
@@ -156,11 +164,11 @@ class Server(PlainServer):
             if masks.share_commitment(kind, share, self.setting.session, peer, sender) != dealt:
                 self.lied += [] if sender in self.lied else [sender]
                 raise ShareError(
-                    f"released another share than {peer} dealt it", stage="unmask", member=sender
+                    f"released a share that {peer} did not deal it", stage="unmask", member=sender
                 )
 
     def _unmask(self) -> Result:
-        """Take off the self-masks of the members in the sum and the pairwise masks of those who are not."""
+        """Remove the self-masks of members in the sum, and the pairwise masks of the other members."""
         setting, task = self.setting, self._task
         assert task is not None
         binding = task.binding(setting)
@@ -192,7 +200,7 @@ class Server(PlainServer):
         )
         if not good:  # every share is the one that was dealt, so the dealer lied
             raise ShareError(
-                "dealt shares of something else than it committed to", stage="unmask", member=dealer
+                "dealt shares of a secret that it did not commit to", stage="unmask", member=dealer
             )
         return secret
 
@@ -249,7 +257,7 @@ def run_in_memory(
         raise RefusedError("there is nothing to sum", stage="setting")
     counts = None if weights is None else _counts(weights, len(arrays))
     if seed is not None and not isinstance(seed, bytes):
-        seed_bytes(seed)  # raises if it is no seed
+        seed_bytes(seed)  # raises if it is not a seed
         seed = whole(seed)
     identities = [Ed25519PrivateKey.generate() for _ in arrays]
     names = tuple(f"client-{index}" for index in range(len(arrays)))

@@ -40,13 +40,14 @@ def _is_digest(value: object) -> bool:
 def default_threshold(members: int) -> int:
     """Return t = floor(2R/3) + 1 for R members on a roster.
 
-    It is the smallest t at which R - t colluding members cannot help a server that shows different views to
-    different members, whomever it schedules.
+    This is the smallest t for which R - t colluding members cannot help a server that shows different lists
+    to different members, whomever it schedules.
 
-    To obtain both kinds of share of one peer, the server needs t members behind each of two views. With N of
-    the R scheduled and c of them colluding, the c serve both views and the N - c honest ones only one each:
-    2(t - c) <= N - c, that is c >= 2t - N >= 2t - R. With 3t > 2R this is more than R - t. A t computed from
-    N would not do: from a roster of 10 a server could schedule 7, with t = 5 and all 3 colluders among them.
+    To obtain both kinds of share of one peer, the server needs t members behind each of two lists. Of the R
+    members it schedules N, and c of these collude. The c serve both lists, and each of the N - c honest ones
+    serves one: 2(t - c) <= N - c, that is c >= 2t - N >= 2t - R. With 3t > 2R this is more than R - t. A t
+    computed from N is too small: from a roster of 10, a server could schedule 7 with t = 5, and all 3
+    colluders among them.
 
     >>> [default_threshold(n) for n in (3, 4, 6, 7, 9, 12)]
     [3, 3, 5, 5, 7, 9]
@@ -114,7 +115,7 @@ class Setting:
             raise RefusedError(
                 f"the threshold must be a whole number above half of the {self.on_roster} members on the "
                 f"roster and not above all of them, got {self.t!r:.40}; "
-                f"otherwise a server could unmask one member with two halves",
+                f"otherwise a server could unmask one member by showing two halves of them different lists",
                 stage="setting",
             )
         if self.n < self.t:
@@ -174,7 +175,7 @@ def what_to_know(scheduled: int, t: int, everybody: int, *, checked: bool) -> tu
     """Return what members should know before they agree to sums of so many members, with the threshold t."""
     notes = []
     if scheduled == LEAST_IN_SUM:
-        notes.append("3 members: none may be lost, and any two of them see the third one's update")
+        notes.append("3 members: none may be lost, and any two of them can compute the third one's update")
     if t < default_threshold(everybody):
         notes.append(
             f"threshold {t} of {everybody}: {2 * t - everybody} members and the server together "
@@ -190,14 +191,14 @@ def what_to_know(scheduled: int, t: int, everybody: int, *, checked: bool) -> tu
 
 @dataclass(frozen=True)
 class Task:
-    """What is summed: updates of which model, in which encoding, with which public weights.
+    """What is summed: the model that updates start from, their encoding, and public weights if there are any.
 
     Args:
         m0_hash: SHA-256 of the model the update starts from. Each member computes it from the model that it
             trained.
         encoding: how updates become integers.
         weights: with public weights, one for each member of the setting, in the same order.
-        extra: digest of what else a member was told to train with; all members must have been told the same.
+        extra: digest of all other instructions for training; it must be the same for all members.
     """
 
     m0_hash: bytes
@@ -241,7 +242,7 @@ class Task:
         weight = self.weights[setting.members.index(member)]
         if own not in (None, weight):
             raise BindingError(
-                f"its weight is public and is {weight:g}, got {own!r:.40}", stage=stage, member=member
+                f"its public weight is {weight:g}, got {own!r:.40}", stage=stage, member=member
             )
         return weight
 
@@ -262,7 +263,7 @@ class Task:
             of = dict(zip(setting.members, self.weights, strict=True))
             weight = math.fsum(of[member] for member in included)
         decoded = self.encoding.decode(total, included=len(included), public_total=weight)
-        return Result(included, decoded.weighted_sum, decoded.total_weight)
+        return Result(included, total, decoded.weighted_sum, decoded.total_weight)
 
     def binding(self, setting: Setting) -> bytes:
         """Return what every mask of this round is bound to: the context of its key derivation."""
@@ -282,6 +283,7 @@ class Result:
     """The result of a round."""
 
     included: tuple[str, ...]  # members whose updates are in the sum
+    words: Words  # the sum of their integers modulo 2^32
     weighted_sum: npt.NDArray[np.float64]  # sum of w_i d_i
     total_weight: float  # W
 

@@ -1,4 +1,4 @@
-"""What a member remembers: its state between two messages, and, for good, what it must never do again."""
+"""What a member remembers: its state between two messages, and for ever what it must never do again."""
 
 from __future__ import annotations
 
@@ -106,9 +106,9 @@ def update_digest(m0_hash: bytes, delta: npt.NDArray[np.floating[Any]]) -> bytes
     """Return the digest that identifies an update: of M0 and its coordinates as float32, with -0.0 as 0.0.
 
     M0 is part of it because members who have converged may send zeros every round: the same coordinates from
-    another M0 are another update. Weight and rounding are not: the same update under another weight is the
-    same update. Of a large update, only evenly spaced coordinates enter, 262,144 to twice as many. Looking at
-    fewer can only refuse more, and two trainings that agree in all of these count as one.
+    another M0 are another update. Weight and rounding are not part of it: the same update under another
+    weight is the same update. A large update is sampled at evenly spaced coordinates, 262,144 to twice as
+    many. Looking at fewer can only refuse more: two updates that agree in all of these count as one.
     """
     with np.errstate(over="ignore"):
         sample = np.ascontiguousarray(delta[:: max(1, delta.size >> 18)], dtype="<f4") + np.float32(0)
@@ -132,12 +132,14 @@ class Released:
         """Raise `RefusedError` if a share was released for this round or this update."""
         if _round(setting) in self._entries:
             raise RefusedError(
-                "has released a share in this round: no other attempt", stage=stage, member=member
+                "has released a share in this round, so it takes part in no other attempt",
+                stage=stage,
+                member=member,
             )
         if update in self._entries:
             raise RefusedError(
-                "has released a share for this update: never again. Training is seeded so that it gives the "
-                "same update from the same model: mix the run's id and the round number into its seed",
+                "has released a share for this update, so it never submits it again. Training gave the same "
+                "update from the same model: mix the run's id and the round number into its seed",
                 stage=stage,
                 member=member,
             )
@@ -157,12 +159,13 @@ class Released:
         self._entries |= {begun, this}
 
     def once(self, setting: Setting, stage: str, member: str) -> None:
-        """Raise `RefusedError` if a client, rolled back since, has passed this stage of this attempt before.
+        """Raise `RefusedError` if this member has passed this stage of this attempt before.
 
-        A rollback could otherwise lead to two updates under the same masks, or to signatures on two lists.
+        That happens if its client was rolled back. A rollback could otherwise lead to two updates under the
+        same masks, or to signatures on two lists.
         """
         if _digest("stage", setting.session, stage, member) in self._entries:
-            raise RefusedError("did this before in this attempt", stage=stage, member=member)
+            raise RefusedError("has done this before in this attempt", stage=stage, member=member)
 
     def did(self, setting: Setting, stage: str, member: str) -> None:
         """Record a stage of this attempt, so that it is refused from now on."""
@@ -180,7 +183,7 @@ class Released:
     def load(cls, data: bytes) -> Released:
         if len(data) % 32:
             raise MessageError(
-                f"a list of released updates has 32 bytes an entry, got {len(data)} bytes in all"
+                f"a list of released updates has 32 bytes per entry, got {len(data)} bytes in all"
             )
         return cls(data[start : start + 32] for start in range(0, len(data), 32))
 

@@ -12,7 +12,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.errors import ConfigError, StoreError
+from fedmerit.errors import ConfigError, FedmeritError, NoGradient, StoreError
 from fedmerit.identity import exact
+from fedmerit.notes import Note
 from fedmerit.protocol.measure import cosine, mean
 from fedmerit.protocol.messages import Evaluate, Model, Outcome
 from fedmerit.protocol.pool import Slice
@@ -30,8 +31,11 @@ from fedmerit.scoring.ground_truth import sampled_shapley, shapley
 from fedmerit.scoring.scores import SCORES
 from fedmerit.scoring.types import Reports, Table
 from fedmerit.simulation.coalitions import Evaluator, retrain_tables
+from fedmerit.simulation.direction import BLOCKS, direction, missing_gradient
+from fedmerit.simulation.models import as_tensor, load_vector
 from fedmerit.simulation.setup import Federation
 from fedmerit.simulation.transport import PlainRound
+from fedmerit.simulation.utilities import Utility
 from fedmerit.storage.run_folder import write
 
 # ------------------------------------------------------------------------------------- weights from scores
@@ -77,6 +81,111 @@ def from_this_round(
         round=number,
     )
     return weights | weights_of(SCORES[score].function(reports).raw, reports.clients)
+
+
+# ------------------------------------------------------------------------------- along a public direction
+
+
+@dataclass(eq=False)
+class Phi:
+    """An `Analysis` of plain rounds: everybody's Aumann-Shapley score, per utility that has a gradient.
+
+    The direction of a round is public. A member's scalar products with it are numbers that the member itself
+    could state.
+
+    Args:
+        federation: network, test pool and utilities.
+        utilities: those to score by; None takes all of the federation.
+        blocks: of the test set, for standard errors; at most one per test sample.
+
+    Attributes:
+        rounds: per round and utility, what was found; see :meth:`summed`.
+        without: per utility that has no direction, why, and since which round; 0 is before the first.
+    """
+
+    federation: Federation
+    utilities: Sequence[Utility] | None = None
+    blocks: int = BLOCKS
+    rounds: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    without: dict[str, tuple[FedmeritError, int]] = field(default_factory=dict)
+    _shown: tuple[str, Any, Any] | None = None
+    _told: int = 0
+
+    def __post_init__(self) -> None:
+        if self.utilities is None:
+            self.utilities = self.federation.utilities
+        shown, network = self.federation.pool.slice(1), self.federation.network
+        load_vector(network, self.federation.first)
+        for utility in self.utilities:
+            if why := missing_gradient(network, shown.x, shown.y, utility):
+                self.without[utility.name] = why, 0
+
+    def summed(self, plain: PlainRound) -> None:
+        """Keep, per utility, the products of everybody's update with every block's gradient, shape (B, N).
+
+        Beside them: the participants, the blocks' sizes, whether blocks have the same mix of classes, the
+        gain v(M) - v(M0), what the quadrature leaves of it (``rest``), and the points of the path.
+        """
+        outcome, device = plain.outcome, self.federation.device
+        shown = outcome.slice
+        if self._shown is None or self._shown[0] != shown.id:
+            self._shown = shown.id, as_tensor(shown.x).to(device), as_tensor(shown.y).to(device)
+        _, x, y = self._shown
+        found: dict[str, dict[str, Any]] = {}
+        updates: list[Model] = []
+        for utility in self.utilities or ():
+            if utility.name in self.without:
+                continue
+            updates = updates or [plain.update(name) for name in outcome.included]
+            try:
+                way = direction(
+                    self.federation.network,
+                    plain.m0,
+                    outcome.model,
+                    x,
+                    y,
+                    utility,
+                    blocks=min(self.blocks, len(y)),
+                )
+            except FedmeritError as error:  # a sum over the other rounds would not be what it says
+                self.without[utility.name] = error, outcome.round
+                continue
+            found[utility.name] = {
+                "participants": list(outcome.included),
+                "blocks": way.products(updates).tolist(),
+                "sizes": list(way.sizes),
+                "stratified": way.stratified,
+                "gain": way.gain,
+                "rest": way.rest,
+                "points": way.points,
+            }
+        self.rounds[outcome.round] = found
+
+    def recorded(self, number: int, utilities: Sequence[str]) -> dict[str, Any]:
+        """Return what the ledger holds of a round: for each of these utilities, every member's products."""
+        found = {}
+        for name, one in self.rounds[number].items():
+            if name in utilities:
+                columns = zip(*one["blocks"], strict=True)
+                own = zip(one["participants"], columns, strict=True)
+                found[name] = {
+                    "blocks": {client: [exact(value) for value in values] for client, values in own},
+                    **{key: one[key] for key in ("sizes", "stratified", "points")},
+                    **{key: exact(one[key]) for key in ("gain", "rest")},
+                }
+        return found
+
+    def new_notes(self) -> Iterator[Note]:
+        """Yield a note on each utility that is left out and was not yet named."""
+        new = list(self.without.items())[self._told :]
+        self._told = len(self.without)
+        for name, (error, number) in new:
+            if number or not isinstance(error, NoGradient):
+                yield Note("phi-failed", utility=name, round=number)
+            elif error.coordinate:
+                yield Note("phi-no-coordinate", utility=name, what=error.coordinate)
+            else:
+                yield Note("phi-no-gradient", utility=name)
 
 
 # -------------------------------------------------------------------------------------------- ground truth

@@ -18,12 +18,13 @@ from fedmerit.errors import StoreError
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.recorder import Beside, LedgerRecorder
 from fedmerit.ledger.records import first_body, rounds_of
+from fedmerit.notes import Note
 from fedmerit.protocol.coordinator import Coordinator, Weights
 from fedmerit.protocol.measure import Evaluations
 from fedmerit.protocol.messages import Evaluate, Model, Outcome, Round
 from fedmerit.protocol.terms import EMBEDDED, SIMULATED, from_past
 from fedmerit.scoring.files import LEDGER
-from fedmerit.simulation.analysis import Truth, from_this_round
+from fedmerit.simulation.analysis import Phi, Truth, from_this_round
 from fedmerit.simulation.setup import Federation, prepare, read, resolve
 from fedmerit.simulation.transport import (
     Analysis,
@@ -81,6 +82,7 @@ class Rehearsal:
         federation: made from both, if that is done; for a resumed run, with the pool key from its folder.
         evaluate: replaces the federation's own evaluation.
         truth: replaces the usual ground truth.
+        phi: replaces the usual Aumann-Shapley scores, of all utilities that have a gradient.
         analyses: further analyses that see every plain round.
         current_weights: returns members' weights from (round, M0, local models) if the settings ask for
             weights from current scores; None computes them from ``training.weight_score``.
@@ -98,6 +100,7 @@ class Rehearsal:
         federation: Federation | None = None,
         evaluate: Evaluate | None = None,
         truth: Truth | None = None,
+        phi: Phi | None = None,
         analyses: Sequence[Analysis] = (),
         current_weights: CurrentWeights | None = None,
         stacked: bool | None = None,
@@ -115,6 +118,12 @@ class Rehearsal:
         self.truth = truth
         if truth is None and self.config.scoring.truth:
             self.truth = Truth(federation, folder.path / "tables", self._coalitions)
+        self.phi: Phi | None = None
+        if self.config.scoring.visibility == "all":
+            self.phi = phi or Phi(federation)
+            self._without_phi()
+        else:  # a round's record is for everybody
+            self._note(Note("phi-private"))
         self.evaluate = evaluate or federation.evaluate
         self.current_weights = current_weights or self._from_this_round
         identities = self._identities(make=not started)
@@ -127,7 +136,7 @@ class Rehearsal:
             evaluations,
             self.watch,
             observe=observe,
-            analyses=(*([self.truth] if self.truth else []), *analyses),
+            analyses=(*(one for one in (self.truth, self.phi) if one), *analyses),
             stacked=stacked,
         )
         self.coordinator = Coordinator(
@@ -246,6 +255,10 @@ class Rehearsal:
             "members_checkpoint": self.folder.save_checkpoint("members", found.number, kept),
             "totals_on": totals_on,
         }
+        if self.phi is not None and outcome is not None and not self.recorder.older:
+            self._without_phi()
+            if recorded := self.phi.recorded(found.number, self.config.scoring.utilities):
+                fields["phi"] = recorded
         return Beside(fields, analysis or None)
 
     def _weights(self) -> Weights | None:
@@ -275,6 +288,11 @@ class Rehearsal:
         if reports is None:
             return last.aborted or "no reports"
         return f"{paid} {reports.empty:.3f} -> {reports.grand:.3f}"
+
+    def _without_phi(self) -> None:
+        """Say which utilities have no Aumann-Shapley scores, and why, each once."""
+        for note in self.phi.new_notes() if self.phi else ():
+            self._note(note)
 
     def _note(self, text: str) -> None:
         self.watch(Progress("note", 0, self.config.training.rounds, text=text))

@@ -6,10 +6,13 @@ With p = softmax(logits), y the right class, m samples of which m_y have class y
 expected-accuracy       p_y                                     in [0, 1]
 accuracy                1[argmax p = y]                         in [0, 1]
 balanced-accuracy       1[argmax p = y] m / (C m_y)             mean in [0, 1]
+sharpened-accuracy      softmax(4 logits)_y                     in [0, 1]
 brier                   1 - sum_k (p_k - 1[y = k])^2 / 2        in [0, 1]
 neg-loss                log p_y                                 <= 0
 module:function         function(model, images, labels)         in [0, 1] unless ``function.unit = False``
 ======================  ======================================  ========
+
+All but the two of accuracy have a gradient. Sharpened accuracy is a stand-in for accuracy that has one.
 
 A user's function receives the model in evaluation mode, all images of the slice as float32 (m, C, H, W) and
 their labels (m,), both on the model's device. It returns m numbers.
@@ -65,6 +68,10 @@ def _probability(logits: Tensor, y: Tensor) -> Tensor:
     return logits.softmax(1).gather(1, y[:, None])[:, 0]
 
 
+def _sharpened(logits: Tensor, y: Tensor) -> Tensor:
+    return _probability(4 * logits, y)
+
+
 def _brier(logits: Tensor, y: Tensor) -> Tensor:
     p = logits.softmax(1)
     return 1 - (p - F.one_hot(y, logits.shape[1])).square().sum(1) / 2
@@ -80,6 +87,7 @@ UTILITIES: dict[str, Utility] = {
         Utility("expected-accuracy", "softmax(logits)[y]", of_logits=_probability),
         Utility("accuracy", "1[argmax(logits) = y]", of_logits=_right),
         Utility("balanced-accuracy", "1[argmax(logits) = y] m / (C m_y)", balanced=True, of_logits=_right),
+        Utility("sharpened-accuracy", "softmax(4 logits)[y]", of_logits=_sharpened),
         Utility("brier", "1 - sum_k (softmax(logits)[k] - 1[y = k])^2 / 2", of_logits=_brier),
         Utility("neg-loss", "log(softmax(logits)[y])", unit=False, of_logits=_log_probability),
     )
@@ -237,12 +245,12 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 @contextlib.contextmanager
-def evaluation(model: nn.Module) -> Iterator[None]:
-    """Use evaluation mode without gradients inside the block; restore every submodule's mode after it."""
+def evaluation(model: nn.Module, *, gradient: bool = False) -> Iterator[None]:
+    """Use evaluation mode inside the block, with gradients if asked; restore every submodule's mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with torch.inference_mode():
+        with torch.enable_grad() if gradient else torch.inference_mode():
             yield
     finally:
         for module, mode in modes:

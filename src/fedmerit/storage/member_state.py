@@ -1,4 +1,4 @@
-"""A member's files. Every message may be handled by a new process, so a member's state lies next to its key.
+"""A member's files. Every message may be handled by a new process, so a member's state is next to its key.
 
 ::
 
@@ -18,8 +18,8 @@
 All files have mode 600, in a folder of mode 700, and are written in one step. All but the last are encrypted
 (AES-256-GCM under a key derived from the identity key). So a backup of the folder reveals only ``heads``,
 and a file that was cut, emptied or swapped with another one raises an error. ``released`` is written before
-the folder of the first run is made: if it is gone although there is a run, it was lost. Nobody can notice if
-an older copy of it was put back, or if the key was moved elsewhere without its folder.
+the folder of the first run is made: if there is a run but no ``released``, the file was lost. Nobody can
+notice if an older copy of it was put back, or if the key was moved elsewhere without its folder.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _RUN = re.compile(r"[0-9a-f]{32}")
 IDLE = 86_400.0
 """Seconds without a message after which a run counts as over although it never ended."""
 MOST_RUNS = 100
-"""Most runs that a member stores: a server can cause a folder with a single invitation."""
+"""Most runs that a member stores: a single invitation by a server makes a folder."""
 NONCE = 12
 ALL_RUNS = "all runs"
 RESTORE = (
@@ -78,8 +78,8 @@ class MemberFiles:
             mode = stat.S_IMODE(self.home.stat().st_mode)
             if os.name == "posix" and mode & 0o077:
                 raise StoreError(
-                    f"{self.home}: a member's state must have mode 700, got {mode:o}; others could put back "
-                    f"what must never be done again; run: chmod 700 {self.home}"
+                    f"{self.home}: a member's state must have mode 700, got {mode:o}; otherwise others could "
+                    f"replace its record of what must never be done again; run: chmod 700 {self.home}"
                 )
             lock = (self.home / ".lock").open("w")
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -95,12 +95,14 @@ class MemberFiles:
         sweep(self.home)
         others = [folder for folder in self.home.iterdir() if folder.is_dir() and folder != self.folder]
         if going := sum(not _tidied(folder) for folder in others):
-            log.warning("joins a run while %d other(s) are not over; what is kept for those stays", going)
+            log.warning(
+                "joins a run while %d other run(s) are not over; keeps what it stored for them", going
+            )
         if (kept := sum(folder.exists() for folder in others)) >= MOST_RUNS:
             raise StoreError(
-                f"{self.home}: holds {kept} runs, and a member keeps at most {MOST_RUNS}; those that were "
-                "only invitations go after a day; of those that are over, verify what you need (fedmerit "
-                "verify --heads) and delete the folders"
+                f"{self.home}: holds {kept} runs, and a member keeps at most {MOST_RUNS}. Invitations are "
+                "deleted after a day. Verify the runs that are over (fedmerit verify --heads), then delete "
+                "their folders"
             )
         self.folder.mkdir(mode=0o700, exist_ok=True)
 
@@ -121,7 +123,7 @@ class MemberFiles:
         except StoreError as error:
             raise StoreError(f"{error}; {RESTORE}") from None
         if kept is None and any(path.is_dir() for path in self.home.iterdir()):
-            raise StoreError(f"{self._released}: is gone; {RESTORE}")
+            raise StoreError(f"{self._released}: missing; {RESTORE}")
         return Released() if kept is None else Released.load(kept)
 
     def put_released(self, released: Released) -> None:
@@ -169,7 +171,7 @@ class MemberFiles:
         try:
             plain = AESGCM(self._key).decrypt(data[:NONCE], data[NONCE:], _bound(run, path.name))
         except (InvalidTag, ValueError):
-            raise StoreError(f"{path}: damaged, or of another key") from None
+            raise StoreError(f"{path}: damaged, or encrypted with another key") from None
         return unpack(plain, f"the state in {path}")
 
 

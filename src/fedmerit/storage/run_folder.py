@@ -11,8 +11,8 @@
     DIR/notes.txt         between machines: members who were away, refused or declined, as the server noted
     DIR/tables/           utilities of all coalitions, if ground truth was asked for
 
-A round counts once its closing transaction is in the ledger. Its checkpoint is written before that, and the
-score files, which follow from the ledger, after it. If a kill interrupts either, it is redone.
+A round counts once its closing transaction is in the ledger. Its checkpoint is written before that. The score
+files follow from the ledger and are written after it. If a process is killed in between, this is redone.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Folder:
     def __init__(
         self, path: str | Path, config: Config, *, resume: bool = False, text: str | None = None
     ) -> None:
-        """Open the folder; ``text`` becomes config.toml if not all settings apply. It must mean the same."""
+        """Open the folder; ``text``, if given, becomes its config.toml. It must mean the same settings."""
         self.path = Path(path)
         self._text = config.to_toml() if text is None else text
         check_usable(self.path, resume=resume)
@@ -130,7 +130,7 @@ class Folder:
             there = replace(there, partition=replace(there.partition, names=there.clients))
             older = "; the version that started it did not take members and names from the data"
         if found := difference(there, config):
-            raise StoreError(f"{self.path}: holds a run of another config: {found}{older}")
+            raise StoreError(f"{self.path}: holds a run with a different config: {found}{older}")
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file of the run in one step."""
@@ -350,16 +350,16 @@ def read_scores(path: Path) -> ScoreFiles:
 
 
 def check_scores(path: Path, found: ScoreFiles, rounds: Sequence[Round], config: Config) -> dict[str, int]:
-    """Check that ``scores.json`` and ``scores.csv`` follow from the ledger's rounds, or the first of them.
+    """Check that ``scores.json`` and ``scores.csv`` follow from all of the ledger's rounds, or the first few.
 
     If a process is killed after the ledger's transaction and before it writes these files, they stay one
     round behind. They are then correct, but the ledger has more rounds.
 
     Args:
-        path: of the folder.
+        path: path of the folder.
         found: the files as `read_scores` read them.
-        rounds: of the ledger.
-        config: of the run.
+        rounds: rounds of the ledger.
+        config: config of the run.
 
     Returns:
         The files that are older than the ledger, and by how many rounds; empty if none is.
@@ -412,8 +412,8 @@ def _copy(path: Path, name: str, config: Config) -> Iterator[None]:
     except LedgerError as error:
         how = "`fedmerit run --resume`" if config.scoring.truth else f"`fedmerit page {path}`"
         raise CopyDiffers(
-            f"{error}. The ledger is the record, and {name} a copy that was changed: delete it, and {how} "
-            "writes it anew",
+            f"{error}. The ledger is the record, and {name} is a copy that was changed: delete it, and {how} "
+            "writes it again",
             name,
         ) from error
 
@@ -576,8 +576,8 @@ def _holds(ledger: Snapshot, rounds: Sequence[Round], config: Config) -> str:
 def _needed(rounds: Sequence[Round], config: Config) -> str:
     """Say what another run would need to be scored."""
     if not aborted(rounds):
-        return "members that report"
+        return "members who report"
     lower = ""
     if config.threshold > LEAST_IN_SUM:
         lower = " or a lower secure_aggregation.threshold, which protects less"
-    return f"more members that stay to the end of a round{lower}"
+    return f"more members who stay to the end of a round{lower}"

@@ -439,5 +439,9 @@ def _truth(source: Source) -> tuple[tuple[str, str, Mapping[str, float | None]],
                 complete = len(truth) == len(source.clients) and all(name in known for name in source.clients)
                 own = [known.get(name, 0.0) for name in source.clients]
                 spearman[score] = agreement(own, truth).spearman if complete else None
+            if source.phi:
+                summed = [value for value in source.phi.get(utility, ()) if value is not None]
+                whole = len(summed) == len(truth) == len(source.clients)
+                spearman["PHI"] = agreement(summed, truth).spearman if whole else None
             found.append((utility, value, spearman))
     return tuple(found)

@@ -121,6 +121,7 @@ class Source:
     aborted: Mapping[int, str] = field(default_factory=dict)  # round without a sum -> reason
     unreported: tuple[int, ...] = ()  # summed rounds without any report
     truth: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # by utility and value
+    phi: Mapping[str, Sequence[float | None]] = field(default_factory=dict)  # the sum of PHI by utility
     settings: Mapping[str, Mapping[str, Any]] | None = None
     corruption: Corruption = field(default_factory=Corruption)  # with the real names
     book: Book | None = None
@@ -172,6 +173,7 @@ def _of_file(file: Path) -> Source:
         aborted=dict.fromkeys(aborted_, ABORTED),
         unreported=unreported_,
         truth=_truth(raw),
+        phi=_phi(raw),
         names={name: name for name in clients},
     )
 
@@ -211,6 +213,7 @@ def _of_run(folder: Path) -> Source:
         aborted={one.number: one.aborted for one in rounds if one.aborted},
         unreported=unreported(rounds),
         truth=_truth(raw) if complete else {},
+        phi=_phi(raw) if complete else {},
         corruption=corruption,
         book=book,
         checks=tuple(lines),
@@ -258,6 +261,7 @@ def pseudonymised(source: Source) -> Source:
             utility: {key: [values[i] for i in order] for key, values in each.items()}
             for utility, each in source.truth.items()
         },
+        phi={utility: [values[i] for i in order] for utility, values in source.phi.items()},
         settings=None if source.settings is None else _renamed_settings(source.settings, names),
         book=None
         if source.book is None
@@ -334,6 +338,16 @@ def _unscored(raw: Mapping[str, Any]) -> tuple[list[int], tuple[int, ...]]:
     without = [one for one in raw.get("rounds") or () if "reports" in one and one["reports"] is None]
     aborted_ = [int(one["round"]) for one in without if one.get("aborted")]
     return aborted_, tuple(int(one["round"]) for one in without if not one.get("aborted"))
+
+
+def _phi(raw: Mapping[str, Any]) -> dict[str, list[float | None]]:
+    """Return the sum of PHI over rounds, per utility that has one, in the order of the clients."""
+    found = {}
+    for utility, part in ((raw.get("utility"), raw), *(raw.get("companions") or {}).items()):
+        values = (part.get("cumulative") or {}).get("PHI")
+        if isinstance(values, list) and len(values) == len(raw.get("clients") or ()):
+            found[str(utility)] = values
+    return found
 
 
 def _truth(raw: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:

@@ -167,6 +167,8 @@ _COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight",
 UTILITIES = {
     "expected-accuracy": "the probability the model gives to the right answer, averaged over test samples",
     "accuracy": "the part of the test samples for which the model's first answer is right",
+    "sharpened-accuracy": "as expected accuracy, with the model's answers four times as decided: close to "
+    "accuracy, but smooth",
     "balanced-accuracy": "accuracy with every class counted alike",
     "brier": "1 less half the squared distance between predicted probabilities and the truth",
     "neg-loss": "minus the cross-entropy loss",

@@ -1,0 +1,481 @@
+"""A whole federation in this process, with a model of 12 numbers: no torch, no Flower, no waiting.
+
+Everything else is real: coordinator, members, masks, messages, signatures, ledger and run folder. A test of
+the protocol, the ledger, `verify` or a member's state is written on it::
+
+    federation = Federation(tmp_path, members=4, rounds=2, lost=[("client-2", 1, "masked")])
+    federation.answering("report", 2, lambda answer: b"garbage")
+    federation.run()
+    assert federation.rounds[0].included == ("client-0", "client-1", "client-3")
+
+Hooks see every message on its way there (`before`) and back (`after`); `telling` and `answering` make the
+hooks of a server and a member that lie. `begun` and `round` go step by step, `ask` sends one message more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedmerit.config import Config, as_toml, from_dict
+from fedmerit.errors import ProtocolError
+from fedmerit.identity import (
+    SERVER,
+    Member,
+    Roster,
+    canonical,
+    content,
+    exact,
+    load_key,
+    public_key,
+    write_roster,
+)
+from fedmerit.ledger.chain import Ledger, Record
+from fedmerit.ledger.recorder import LedgerRecorder
+from fedmerit.ledger.records import closing, rounds_of
+from fedmerit.protocol.coordinator import Coordinator
+from fedmerit.protocol.measure import Evaluations
+from fedmerit.protocol.member import MemoryState, Participant
+from fedmerit.protocol.messages import Ask, Parcel, Report, Round, Trained, Work, join_body, pack, unpack
+from fedmerit.protocol.terms import EMBEDDED, FLOWER, Agreed, cautious, roster_in
+from fedmerit.storage.member_state import MemberFiles
+from fedmerit.storage.run_folder import Folder, write
+from fedmerit.verify import verify_folder
+from ledgers import pool_of, terms_of
+
+SIZE = 12
+STAGES = ("advertise", "share", "masked", "check", "unmask", "report")
+"""Where a member can be lost: the answer of that stage never arrives, nor any later one of the round."""
+LIAR = "client-1"
+"""Who lies or is lied to, unless a test says otherwise."""
+
+
+@dataclass(frozen=True, eq=False)
+class Passed:
+    """One message and what came back: an answer, or the error of a member that gave none."""
+
+    member: str
+    ask: Ask
+    answer: bytes | None = None
+    error: ProtocolError | None = None
+
+
+class Federation:
+    """Members and a coordinator.
+
+    Args:
+        home: a folder for the run (``run``) and for everybody's files.
+        members: their names, or how many; then they are called client-0, client-1, ...
+        rounds: how many.
+        seed: of keys, data, roundings and the test pool; what masks are made of is new each time.
+        masks: whether updates are masked; without, it is a rehearsal, and nothing is signed.
+        ledger: whether the run has a folder and a ledger; without, its rounds are remembered and not scored.
+        files: whether keys and members' states are files, and every message meets a new process, as between
+            machines; else they are in memory.
+        lost: (member, round, stage): its answers from that stage to the end of that round never arrive.
+        away: (member, round): it is not scheduled.
+        beyond: members whose update lies beyond the bound.
+        samples: training samples of a member; 50 where it is not named.
+        weights: on the roster.
+        settings: sections of the config, over those that this makes.
+        terms: over the terms that this makes.
+        accept: the members' rule for settings.
+        evaluates: whether the server can evaluate models; else the members' medians count.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        members: int | Sequence[str] = 4,
+        rounds: int = 2,
+        *,
+        seed: int = 0,
+        masks: bool = True,
+        ledger: bool = True,
+        files: bool = False,
+        lost: Iterable[tuple[str, int, str]] = (),
+        away: Iterable[tuple[str, int]] = (),
+        beyond: Iterable[str] = (),
+        samples: Mapping[str, int] | None = None,
+        weights: Mapping[str, float] | None = None,
+        settings: Mapping[str, Mapping[str, Any]] | None = None,
+        terms: Mapping[str, Any] | None = None,
+        accept: Callable[[Any], None] = cautious,
+        evaluates: bool = True,
+    ) -> None:
+        self.home, self.seed, self.accept = home, seed, accept
+        self.masks, self.ledger, self.files = masks, ledger, files
+        self.names = tuple(f"client-{i}" for i in range(members)) if isinstance(members, int) else (*members,)
+        self.lost = {(name, number): STAGES.index(stage) for name, number, stage in lost}
+        self.away, self.beyond, self.samples = {*away}, {*beyond}, samples or {}
+        self.text, self.config = self._settings(rounds, weights, settings or {})
+        with no_disk():
+            self.keys = {name: self._key(name) for name in (SERVER, *self.names)} if masks else {}
+            self.roster = self._roster(weights or {})
+        slices = rounds if self.config.data.test_reveal == "per-round" else 1
+        self.pool = pool_of(*data("test", 20 * slices, seed), slices, key=self._secret("pool"))
+        self.terms = {**terms_of(self.text, self.roster), "evaluates": "server" if evaluates else "members"}
+        self.terms |= ({} if masks else {"engine": EMBEDDED}) | dict(terms or {})
+        self.run_id = self._secret("run").hex()[:32]
+        self.model = np.zeros(SIZE, np.float32)  # M0 of the round, or the last M
+        self.models: list[np.ndarray] = []  # M0 of every round, and at the end the last M
+        self.updates: dict[tuple[int, str], np.ndarray] = {}  # (round, member) -> its change of the model
+        self.passed: list[Passed] = []  # in order
+        self.before: list[Callable[[str, Ask], Ask | None]] = []  # -> another message, or None for this one
+        self.after: list[Callable[[str, Ask, bytes], bytes | None]] = []  # -> an answer; None: it is lost
+        self.train = self.linear  # (member, round, M0) -> its change of the model
+        self.evaluate: Callable[[np.ndarray, Any], dict[str, np.ndarray]] = fit
+        self.members = {} if files else {name: self._member(name) for name in self.names}
+
+    # ------------------------------------------------------------------------------------------------ a run
+
+    def run(self) -> Federation:
+        """Go through all rounds."""
+        with self.begun():
+            for number in range(1, self.config.training.rounds + 1):
+                self.round(number)
+            self.finish()
+        return self
+
+    @contextmanager
+    def begun(self) -> Iterator[Federation]:
+        """Open the run folder and let everybody join; `round` and `finish` come next."""
+        with no_disk(), self.open("run") as self.coordinator:
+            yield self
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[Coordinator]:
+        """Give a coordinator with a folder of its own that everybody has joined; a server may have two."""
+        with self._recorder(name) as recorder:
+            evaluations = Evaluations(self.value) if self.terms["evaluates"] == "server" else None
+            made = Coordinator(recorder, self.pool, self, evaluations, rehearsal=not self.masks)
+            for _, answer in self.exchange("join", dict.fromkeys(self.names, made.invitation())):
+                try:
+                    made.admit("here", answer)
+                except ProtocolError as error:
+                    made.note(f"somebody does not take part: {error}")
+            yield made
+
+    @contextmanager
+    def _recorder(self, name: str) -> Iterator[Any]:
+        key = self.keys.get(SERVER)
+        if not self.ledger:
+            yield MemoryRecorder(self.config, self.roster, self.run_id, self.terms, self.pool.commitment, key)
+            return
+        engine, fingerprint = (FLOWER, None) if self.masks else (EMBEDDED, "0" * 64)
+        with Folder(self.home / name, self.config, text=self.text) as folder:
+            recorder = LedgerRecorder(
+                folder, self.config, self.roster, key, self.run_id, engine, self.terms, self.pool.commitment,
+                data=fingerprint,
+            )  # fmt: skip
+            if key is not None:
+                write_key(folder.path / "keys" / "server.pem", key)
+            recorder.begin(self.model)
+            yield recorder
+
+    def round(self, number: int, members: Sequence[str] | None = None, *, by: Coordinator | None = None):
+        """Run one round from `model`, and move it; returns M, or None where the round is aborted."""
+        self.models.append(self.model)
+        here = [name for name in members or self.expected(number) if (name, number) not in self.away]
+        model = (by or self.coordinator).round(number, self.model, here)
+        self.model = self.model if model is None else model
+        return model
+
+    def finish(self) -> None:
+        """End the run: all sign its last head."""
+        self.models.append(self.model)
+        self.coordinator.finish(self.model)
+
+    # ------------------------------------------------------------------------------------- what came of it
+
+    @property
+    def folder(self) -> Path:
+        return self.home / "run"
+
+    @property
+    def rounds(self) -> list[Round]:
+        if not self.ledger:
+            return self.coordinator.recorder.rounds
+        with Ledger(self.folder / "ledger.sqlite", read_only=True) as ledger:
+            return rounds_of(ledger)
+
+    @property
+    def records(self) -> list[Record]:
+        with Ledger(self.folder / "ledger.sqlite", read_only=True) as ledger:
+            return list(ledger.records())
+
+    @property
+    def notes(self) -> list[str]:
+        """What the coordinator refused, and why."""
+        return self.coordinator.refused
+
+    def verified(self) -> list[str]:
+        """What `verify` says of the run folder."""
+        return list(verify_folder(self.folder))
+
+    def heads(self, name: str) -> Path:
+        """Return a member's own file of what it was shown; only with ``files``."""
+        return self.home / f"{name}.pem.state" / self.run_id / "heads"
+
+    def asked(self, name: str) -> dict[tuple[str, int], Ask]:
+        """Return the last message of each exchange and round that a member got."""
+        return {(one.ask.exchange, one.ask.round): one.ask for one in self.passed if one.member == name}
+
+    def errors(self, name: str) -> list[ProtocolError]:
+        """Return what a member refused, in order."""
+        return [one.error for one in self.passed if one.member == name and one.error is not None]
+
+    # ------------------------------------------------------------------------------------------------- lies
+
+    def telling(self, exchange: str, number: int, change: Callable[[dict[str, Any]], Any], who: str = LIAR):
+        """Let the server tell one member something else in one message, and sign it all the same."""
+
+        def lie(name: str, ask: Ask) -> Ask | None:
+            if (name, ask.exchange, ask.round) != (who, exchange, number):
+                return None
+            told = {**unpack(pack(dict(ask.body)), ""), **ask.arrays}
+            change(told)
+            arrays = {key: told.pop(key) for key in ask.arrays}
+            return Ask(ask.exchange, ask.run, ask.round, told, arrays)
+
+        self.before.append(lie)
+
+    def answering(self, exchange: str, number: int, change: Callable[[bytes], bytes], who: str = LIAR):
+        """Let one member answer one message otherwise."""
+
+        def lie(name: str, ask: Ask, answer: bytes) -> bytes:
+            return change(answer) if (name, ask.exchange, ask.round) == (who, exchange, number) else answer
+
+        self.after.append(lie)
+
+    def resigned(self, change: Callable[[dict[str, Any]], Any], who: str = LIAR) -> Callable[[bytes], bytes]:
+        """Return what changes a report in an answer, signed by its author all the same."""
+
+        def lie(answer: bytes) -> bytes:
+            body, _, keys = unpack(answer, "")
+            parsed = json.loads(body)
+            change(parsed)
+            signature = self.keys[who].sign(content(who, "report", parsed))
+            return pack([canonical(parsed), signature, keys])
+
+        return lie
+
+    def ask(self, name: str, ask: Ask, *, by: str = SERVER, **change: Any) -> bytes:
+        """Send one message, with changes, signed by the server; returns the member's answer or raises."""
+        arrays = {key: change.pop(key, array) for key, array in ask.arrays.items()}
+        changed = Ask(ask.exchange, ask.run, ask.round, {**ask.body, **change}, arrays)
+        return self._answer(name, changed, changed.pack(self.keys[by].sign))
+
+    # -------------------------------------------------------------------------------------------- transport
+
+    def expected(self, number: int) -> Sequence[str]:
+        return self.names
+
+    def exchange(self, kind: str, asks: Mapping[str, Parcel]) -> Iterator[tuple[str, bytes]]:
+        opened: dict[int, Ask] = {}
+        for name, data in asks.items():
+            ask = opened.get(id(data)) or opened.setdefault(id(data), Ask.unpack(data)[0])
+            for hook in self.before:
+                if (other := hook(name, ask)) is not None:
+                    ask, data = other, other.pack(self.coordinator_sign)
+            try:
+                answer: bytes | None = self._answer(name, ask, data)
+            except ProtocolError as error:  # who refuses gives no answer
+                self.passed.append(Passed(name, ask, error=error))
+                continue
+            answer = arrives(self.lost, name, ask, answer)
+            for after in self.after:
+                answer = answer if answer is None else after(name, ask, answer)
+            self.passed.append(Passed(name, ask, answer))
+            if answer is not None:
+                yield name, answer
+
+    def coordinator_sign(self, message: bytes) -> bytes:
+        return self.keys[SERVER].sign(message) if self.masks else b""
+
+    def member(self, name: str) -> Participant:
+        """Return a member; a new one with ``files``, as in a new process."""
+        return self._member(name) if self.files else self.members[name]
+
+    def _answer(self, name: str, ask: Ask, data: Parcel) -> bytes:
+        work = partial(self._work, name, ask.round, self.model) if ask.exchange == "train" else None
+        return self.member(name).answer(data, "here" if self.masks else "", work)
+
+    def _work(self, name: str, number: int, m0: np.ndarray) -> Work:
+        def train() -> Trained:
+            delta = self.updates[number, name] = self.train(name, number, m0)
+            return Trained(m0, delta, self._count(name))
+
+        return Work(m0, b"", train)
+
+    # ------------------------------------------------------------------------------------------ the members
+
+    def linear(self, name: str, number: int, m0: np.ndarray) -> np.ndarray:
+        """Return one step of least squares on a member's samples but one; never twice the same."""
+        x, y = data(name, self._count(name), self.seed)
+        order = np.random.default_rng([number, len(y)]).permutation(len(y))[1:]
+        delta = (0.2 * x[order].T @ (y - x @ m0)[order] / len(y)).astype(np.float32)
+        if name in self.beyond:
+            delta[0] += 9
+        return delta
+
+    def value(self, model: np.ndarray, shown: Any) -> dict[str, np.ndarray]:
+        return self.evaluate(model, shown)
+
+    def _count(self, name: str) -> int:
+        return self.samples.get(name, 50)
+
+    def _member(self, name: str) -> Participant:
+        path, states = self.home / f"{name}.pem", {}
+        identity = load_key(path) if self.files else self.keys.get(name)
+        if self.files:
+            state = partial(MemberFiles, path, identity)
+        else:
+            state = lambda run: states.setdefault(run, MemoryState())  # noqa: E731
+        return Participant(
+            name, identity, self.roster, state, lambda shape, utilities: self.value,
+            accept=self.accept, seed=self.seed, rehearsal=not self.masks,
+        )  # fmt: skip
+
+    def _settings(self, rounds, weights, sections):
+        made: dict[str, dict[str, Any]] = {
+            "partition": {"names": list(self.names)},
+            "training": {"rounds": rounds, "weights": "roster" if weights else "uniform"},
+            "scoring": {"utilities": ["fit"]},
+            "secure_aggregation": {"enabled": self.masks},
+        }
+        if weights:
+            made["training"]["roster_weights"] = dict(weights)
+        for name, section in sections.items():
+            made[name] = {**made.get(name, {}), **section}
+        return as_toml(made), from_dict(made)
+
+    def _secret(self, what: str) -> bytes:
+        return hashlib.sha256(f"{self.seed} {what}".encode()).digest()
+
+    def _key(self, name: str) -> Ed25519PrivateKey:
+        key = Ed25519PrivateKey.from_private_bytes(self._secret(f"key of {name}"))
+        if self.files and name != SERVER:
+            write_key(self.home / f"{name}.pem", key)
+        return key
+
+    def _roster(self, weights: Mapping[str, float]) -> Roster:
+        if not self.masks:
+            return roster_in(self.config, None)
+        roster = Roster(Member(name, public_key(self.keys[name]), weights.get(name)) for name in self.names)
+        if self.files:
+            write_roster(self.home / "roster.toml", roster)
+        return roster
+
+
+@dataclass(eq=False)
+class MemoryRecorder:
+    """A `protocol.coordinator.Recorder` that remembers rounds and checks signatures, and writes nothing."""
+
+    config: Config
+    roster: Roster
+    run: str
+    terms: Mapping[str, Any]
+    commitment: Mapping[str, Any]
+    key: Ed25519PrivateKey | None
+    rounds: list[Round] = field(default_factory=list)
+    head: str = "0" * 64
+
+    @cached_property
+    def agreed(self) -> Agreed:
+        return Agreed(self.terms, self.commitment, b"" if self.key is None else public_key(self.key))
+
+    def sign(self, message: bytes) -> bytes:
+        return b"" if self.key is None else self.key.sign(message)
+
+    def _signed(self, name: str, kind: str, body: Mapping[str, Any], signature: bytes) -> bool:
+        message = content(name, kind, body)
+        return self.key is None or self.roster.verifies(name, signature, message)
+
+    def joined(self, name: str, address: str, run_config: bytes, signature: bytes) -> bool:
+        agreed = self.agreed
+        body = join_body(
+            self.run, address, agreed.terms, agreed.commitment, agreed.server, run_config=run_config
+        )
+        return self._signed(name, "join", body, signature)
+
+    def schedule(self, number: int, members: Sequence[str], weights: Mapping[str, float] | None) -> None:
+        """Do nothing."""
+
+    def masked(self, number: int, inputs: Mapping[str, str]) -> None:
+        """Do nothing."""
+
+    def take(self, report: Report, signature: bytes) -> bool:
+        return self._signed(report.client, "report", report.body(self.run), signature)
+
+    def close(self, found: Round, model: np.ndarray, outcome: Any, utilities: Any) -> None:
+        measured = utilities or {}
+        found.body = {
+            **closing(found, model, outcome),
+            "utilities": {name: {key: exact(one) for key, one in v.items()} for name, v in measured.items()},
+        }
+        self.rounds.append(found)
+        self.head = hashlib.sha256(f"{self.head} {found.number}".encode()).hexdigest()
+
+    def end(self, model: np.ndarray) -> None:
+        """Do nothing."""
+
+    def seen(self, name: str, head: str, signature: bytes) -> bool:
+        return self._signed(
+            name, "seen", {"run": self.run, "round": len(self.rounds), "head": head}, signature
+        )
+
+
+def write_key(path: Path, key: Ed25519PrivateKey) -> None:
+    """Write a private key as `fedmerit.keys` does."""
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, key.private_bytes(*form), mode=0o600)
+
+
+def arrives(lost: Mapping[tuple[str, int], int], name: str, ask: Ask, answer: bytes) -> bytes | None:
+    """Return what the server gets of a member's answer: all, nothing, or a report without the next keys.
+
+    Keys for a round come with the reports of the one before. Who is lost when they are due gives none then,
+    and none when the server asks again.
+    """
+    stage = {"train": "masked"}.get(ask.exchange, ask.exchange)
+    if stage in STAGES and STAGES.index(stage) >= lost.get((name, ask.round), len(STAGES)):
+        return None
+    if stage == "report" and lost.get((name, ask.round + 1)) == 0:
+        body, signature, _ = unpack(answer, "a report", values=4)
+        return pack([body, signature, b""])
+    return answer
+
+
+def data(whose: str, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return inputs and noisy outputs of the function that all of them learn."""
+    rng = np.random.default_rng([seed, *whose.encode()])
+    x = rng.normal(size=(count, SIZE))
+    return x, x @ np.linspace(0.1, 0.5, SIZE) + rng.normal(size=count) / 5
+
+
+def fit(model: np.ndarray, shown: Any) -> dict[str, np.ndarray]:
+    """Return a number in [0, 1] per sample; 1 for a perfect answer."""
+    return {"fit": np.exp(-np.square(shown.x @ model - shown.y) / 4)}
+
+
+@contextmanager
+def no_disk() -> Iterator[None]:
+    """Wait for no disk: a power cut is not what these tests are about."""
+    real, os.fsync = os.fsync, lambda file: None
+    try:
+        yield
+    finally:
+        os.fsync = real
