@@ -14,7 +14,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -334,7 +334,7 @@ class Evaluator:
 
     def rows(self, strategy: Strategy, of: _Round, masks: Masks) -> Iterator[Tensor]:
         """Yield the packed weights of coalitions in chunks, each one matrix product over the updates."""
-        base, moves = strategy.packing.pack(of.m0[None]), strategy.packing.pack(of.updates)
+        base, moves = of.packed_for(strategy)
         room = self._activations(len(moves)) // 4
         most = 8 if self.device.type == "cpu" else 64
         chunk = min(most, max(1, room // (4 * strategy.packing.length)))
@@ -381,7 +381,7 @@ class Evaluator:
         return replace(found, record=replace(record, deviation=deviation, checked=len(masks)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Round:
     """M0 (P,), the updates U_i (N, P), their weights and the game."""
 
@@ -389,6 +389,15 @@ class _Round:
     updates: Tensor
     weights: npt.NDArray[np.float64]
     game: str
+    packed: dict[Strategy, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def packed_for(self, strategy: Strategy) -> tuple[Tensor, Tensor]:
+        """Return M0 and the updates in a strategy's packing, which is kept for the next coalition."""
+        if strategy not in self.packed:
+            self.packed.clear()
+            pack = strategy.packing.pack
+            self.packed[strategy] = pack(self.m0[None]), pack(self.updates)
+        return self.packed[strategy]
 
 
 @dataclass(frozen=True)

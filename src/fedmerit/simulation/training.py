@@ -31,7 +31,9 @@ TensorData = tuple[Tensor, Tensor]
 """Images (n, H, W, C) and labels (n,) on the device."""
 WORTH = 3
 """A training of so few steps is not recorded: recording takes about as long as two steps."""
-STREAMS = 16
+PADDING = -100
+"""The label of samples that only fill a short batch up; the loss leaves them out."""
+STREAMS = 8
 """At most so many models train at the same time on a GPU."""
 
 
@@ -104,7 +106,7 @@ class Stack:
         longest = max(self.lengths)
         steps, width = settings.local_epochs * -(-longest // settings.batch_size), settings.batch_size
         self.index = torch.zeros(size, steps, min(width, longest), dtype=torch.int64, device=self.device)
-        self.weight = torch.zeros(self.index.shape, device=self.device)
+        self.target = torch.zeros_like(self.index)
         self.taken = torch.zeros(size, 1, dtype=torch.int64, device=self.device)  # steps, for the device
         self.graphs: list[torch.cuda.CUDAGraph] = []
         self.streams: list[torch.cuda.Stream] = []
@@ -140,14 +142,13 @@ class Stack:
     def _load(self, starts: Tensor, plans: Sequence[list[Tensor]], sets: Sequence[int]) -> None:
         """Write first models and batches where the steps expect them, and make Adam forget."""
         begin = np.cumsum([0, *self.lengths])
-        index, weight = torch.zeros(self.index.shape, dtype=torch.int64), torch.zeros(self.weight.shape)
+        index = torch.full(self.index.shape, PADDING)
         for k, plan in enumerate(plans):
             load_vector(self.models[k], starts[k])
             for step, batch in enumerate(plan):
                 index[k, step, : len(batch)] = batch + int(begin[sets[k]])
-                weight[k, step, : len(batch)] = 1 / len(batch)  # padding has weight 0
-        self.index.copy_(index)
-        self.weight.copy_(weight)
+        self.index.copy_(index.clamp(min=0))
+        self.target.copy_(self.labels[self.index].where(index.to(self.device) >= 0, PADDING))
         moments = [one for adam in self.adams for state in adam.state.values() for one in state.values()]
         torch._foreach_zero_([self.taken, *moments])
         self._start()
@@ -181,10 +182,10 @@ class Stack:
 
     def _move(self, k: int) -> None:
         """Take a step with model k."""
-        at, weight = self.index[k][self.taken[k]][0], self.weight[k][self.taken[k]][0]
+        at, target = self.index[k][self.taken[k]][0], self.target[k][self.taken[k]][0]
         logits = self.models[k](prepare(self.images[at], self.device))
-        losses = F.cross_entropy(logits, self.labels[at], reduction="none")
-        slopes = torch.autograd.grad((losses * weight).sum(), self.moving[k], allow_unused=True)
+        loss = F.cross_entropy(logits, target, ignore_index=PADDING)
+        slopes = torch.autograd.grad(loss, self.moving[k], allow_unused=True)
         for parameter, slope in zip(self.moving[k], slopes, strict=True):
             if slope is not None and slope.stride() != parameter.stride():  # Adam wants equal ones
                 slope = torch.empty_like(parameter).copy_(slope)
