@@ -70,7 +70,8 @@ def federation(folder: Path, images: int) -> tuple[Clock, dict[str, list[float]]
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
     names = [f"member-{i}" for i in range(MEMBERS)]
-    write_roster(folder / "roster.toml", Roster(Member(n, new_key(folder / f"{n}.pem")) for n in names))
+    members = [Member(name, new_key(folder / f"{name}.pem")) for name in names]
+    write_roster(folder / "roster.toml", Roster(members, new_key(folder / "server.pem")))
     network = build("cnn", (32, 32, 3), 10)
     first = ArrayRecord(network.state_dict())
     x, y = rng.integers(0, 256, (images, 32, 32, 3), np.uint8), np.arange(images) % 10

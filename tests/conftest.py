@@ -14,15 +14,6 @@ settings.register_profile("fedmerit", deadline=None, suppress_health_check=[Heal
 settings.load_profile("fedmerit")
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread():
-    try:
-        import torch
-    except ImportError:
-        return
-    torch.set_num_threads(1)
-
-
 @pytest.fixture
 def fedmerit(capsys, monkeypatch):
     """Call the command line as from a shell: (exit code, stdout, stderr)."""

@@ -5,9 +5,9 @@ import sqlite3
 
 import numpy as np
 
-from fedmerit.config import recorded_hash
 from fedmerit.identity import load_key
 from fedmerit.protocol.pool import Pool
+from fedmerit.protocol.terms import FLOWER, proposed
 
 
 def cut(path, last):
@@ -47,11 +47,5 @@ def pool_of(x, y, slices=1, key=None):
 
 def terms_of(text, roster, *, optimiser=False):
     """What a server that averages proposes."""
-    return {
-        "config": text,
-        "config_hash": recorded_hash(text),
-        "roster": roster.hash.hex(),
-        "strategy": "FedAvg",
-        "optimiser": optimiser,
-        "evaluates": "server",
-    }
+    about = {"strategy": "FedAvg", "optimiser": optimiser, "evaluates": "server", "engine": FLOWER}
+    return proposed(text, roster, **about)

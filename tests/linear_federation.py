@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -42,13 +43,15 @@ from fedmerit.identity import (
     write_roster,
 )
 from fedmerit.ledger.chain import Ledger, Record
-from fedmerit.ledger.recorder import LedgerRecorder
+from fedmerit.ledger.recorder import Beside, LedgerRecorder
 from fedmerit.ledger.records import closing, rounds_of
 from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.measure import Evaluations
 from fedmerit.protocol.member import MemoryState, Participant
 from fedmerit.protocol.messages import Ask, Parcel, Report, Round, Trained, Work, join_body, pack, unpack
 from fedmerit.protocol.terms import EMBEDDED, FLOWER, Agreed, cautious, roster_in
+from fedmerit.secagg import masks as shares
+from fedmerit.secagg.client import Client
 from fedmerit.storage.member_state import MemberFiles
 from fedmerit.storage.run_folder import Folder, write
 from fedmerit.verify import verify_folder
@@ -89,8 +92,9 @@ class Federation:
         samples: training samples of a member; 50 where it is not named.
         weights: on the roster.
         settings: sections of the config, over those that this makes.
-        terms: over the terms that this makes.
+        terms: over the terms that this makes; None leaves one out.
         accept: the members' rule for settings.
+        roster: in place of the one that this makes from its keys; the members' files are not written then.
         evaluates: whether the server can evaluate models; else the members' medians count.
     """
 
@@ -113,6 +117,7 @@ class Federation:
         terms: Mapping[str, Any] | None = None,
         accept: Callable[[Any], None] = cautious,
         evaluates: bool = True,
+        roster: Roster | None = None,
     ) -> None:
         self.home, self.seed, self.accept = home, seed, accept
         self.masks, self.ledger, self.files = masks, ledger, files
@@ -122,18 +127,23 @@ class Federation:
         self.text, self.config = self._settings(rounds, weights, settings or {})
         with no_disk():
             self.keys = {name: self._key(name) for name in (SERVER, *self.names)} if masks else {}
-            self.roster = self._roster(weights or {})
+            self.roster = roster or self._roster(weights or {})
         slices = rounds if self.config.data.test_reveal == "per-round" else 1
         self.pool = pool_of(*data("test", 20 * slices, seed), slices, key=self._secret("pool"))
         self.terms = {**terms_of(self.text, self.roster), "evaluates": "server" if evaluates else "members"}
         self.terms |= ({} if masks else {"engine": EMBEDDED}) | dict(terms or {})
+        self.terms = {key: value for key, value in self.terms.items() if value is not None}
         self.run_id = self._secret("run").hex()[:32]
         self.model = np.zeros(SIZE, np.float32)  # M0 of the round, or the last M
         self.models: list[np.ndarray] = []  # M0 of every round, and at the end the last M
         self.updates: dict[tuple[int, str], np.ndarray] = {}  # (round, member) -> its change of the model
+        self.joined: set[str] = set()  # who agreed to the terms
         self.passed: list[Passed] = []  # in order
+        self.reaches: Callable[[str, Ask], bool] = lambda name, ask: True  # whether the message gets there
         self.before: list[Callable[[str, Ask], Ask | None]] = []  # -> another message, or None for this one
         self.after: list[Callable[[str, Ask, bytes], bytes | None]] = []  # -> an answer; None: it is lost
+        self.sent = lambda name, number, m0: m0  # the M0 that a member's train message carries
+        self.extra = lambda name, number: b""  # digest of all else that the train message carries
         self.train = self.linear  # (member, round, M0) -> its change of the model
         self.evaluate: Callable[[np.ndarray, Any], dict[str, np.ndarray]] = fit
         self.members = {} if files else {name: self._member(name) for name in self.names}
@@ -162,7 +172,7 @@ class Federation:
             made = Coordinator(recorder, self.pool, self, evaluations, rehearsal=not self.masks)
             for _, answer in self.exchange("join", dict.fromkeys(self.names, made.invitation())):
                 try:
-                    made.admit("here", answer)
+                    self.joined.add(made.admit("here" if self.masks else "", answer))
                 except ProtocolError as error:
                     made.note(f"somebody does not take part: {error}")
             yield made
@@ -177,12 +187,19 @@ class Federation:
         with Folder(self.home / name, self.config, text=self.text) as folder:
             recorder = LedgerRecorder(
                 folder, self.config, self.roster, key, self.run_id, engine, self.terms, self.pool.commitment,
-                data=fingerprint,
+                data=fingerprint, beside=None if self.masks else partial(self._beside, folder),
             )  # fmt: skip
             if key is not None:
                 write_key(folder.path / "keys" / "server.pem", key)
             recorder.begin(self.model)
             yield recorder
+
+    def _beside(self, folder: Folder, found: Round, outcome: Any) -> Beside:
+        """Return what a rehearsal records beside a round; nothing of its members is kept to resume it."""
+        sums = (self.members[name].sums(self.run_id, found.number + 1) for name in self.names)
+        on = next((last[0] for last in sums if last is not None), "")
+        kept = folder.save_checkpoint("members", found.number, {})
+        return Beside({"members_checkpoint": kept, "totals_on": on})
 
     def round(self, number: int, members: Sequence[str] | None = None, *, by: Coordinator | None = None):
         """Run one round from `model`, and move it; returns M, or None where the round is aborted."""
@@ -280,12 +297,14 @@ class Federation:
     # -------------------------------------------------------------------------------------------- transport
 
     def expected(self, number: int) -> Sequence[str]:
-        return self.names
+        return [name for name in self.names if name in self.joined]
 
     def exchange(self, kind: str, asks: Mapping[str, Parcel]) -> Iterator[tuple[str, bytes]]:
         opened: dict[int, Ask] = {}
         for name, data in asks.items():
             ask = opened.get(id(data)) or opened.setdefault(id(data), Ask.unpack(data)[0])
+            if not self.reaches(name, ask):
+                continue
             for hook in self.before:
                 if (other := hook(name, ask)) is not None:
                     ask, data = other, other.pack(self.coordinator_sign)
@@ -309,7 +328,8 @@ class Federation:
         return self._member(name) if self.files else self.members[name]
 
     def _answer(self, name: str, ask: Ask, data: Parcel) -> bytes:
-        work = partial(self._work, name, ask.round, self.model) if ask.exchange == "train" else None
+        m0 = self.sent(name, ask.round, self.model)
+        work = partial(self._work, name, ask.round, m0) if ask.exchange == "train" else None
         return self.member(name).answer(data, "here" if self.masks else "", work)
 
     def _work(self, name: str, number: int, m0: np.ndarray) -> Work:
@@ -317,7 +337,7 @@ class Federation:
             delta = self.updates[number, name] = self.train(name, number, m0)
             return Trained(m0, delta, self._count(name))
 
-        return Work(m0, b"", train)
+        return Work(m0, self.extra(name, number), train)
 
     # ------------------------------------------------------------------------------------------ the members
 
@@ -354,6 +374,7 @@ class Federation:
             "training": {"rounds": rounds, "weights": "roster" if weights else "uniform"},
             "scoring": {"utilities": ["fit"]},
             "secure_aggregation": {"enabled": self.masks},
+            "data": {} if self.masks else {"test_size": 0},
         }
         if weights:
             made["training"]["roster_weights"] = dict(weights)
@@ -373,7 +394,8 @@ class Federation:
     def _roster(self, weights: Mapping[str, float]) -> Roster:
         if not self.masks:
             return roster_in(self.config, None)
-        roster = Roster(Member(name, public_key(self.keys[name]), weights.get(name)) for name in self.names)
+        members = [Member(name, public_key(self.keys[name]), weights.get(name)) for name in self.names]
+        roster = Roster(members, public_key(self.keys[SERVER]))
         if self.files:
             write_roster(self.home / "roster.toml", roster)
         return roster
@@ -416,6 +438,9 @@ class MemoryRecorder:
     def masked(self, number: int, inputs: Mapping[str, str]) -> None:
         """Do nothing."""
 
+    def blame(self, number: int, blame: Any) -> None:
+        """Do nothing: the round names who is to blame."""
+
     def take(self, report: Report, signature: bytes) -> bool:
         return self._signed(report.client, "report", report.body(self.run), signature)
 
@@ -457,6 +482,26 @@ def arrives(lost: Mapping[tuple[str, int], int], name: str, ask: Ask, answer: by
         body, signature, _ = unpack(answer, "a report", values=4)
         return pack([body, signature, b""])
     return answer
+
+
+@contextmanager
+def dealing_badly(*bad: tuple[str, int, str]) -> Iterator[None]:
+    """Let members of this process deal bad shares: (dealer, round, holder)."""
+    rounds: dict[bytes, int] = {}
+    seal, share = shares.seal_shares, Client.share
+
+    def noting(self: Client, broadcast: bytes) -> bytes:
+        rounds[self.setting.session] = self.setting.round
+        return share(self, broadcast)
+
+    def sealing(shared: bytes, session: bytes, dealer: str, holder: str, dealt: bytes) -> bytes:
+        spoilt = (dealer, rounds[session], holder) in bad
+        return os.urandom(92) if spoilt else seal(shared, session, dealer, holder, dealt)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Client, "share", noting)
+        patch.setattr(shares, "seal_shares", sealing)
+        yield
 
 
 def data(whose: str, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -16,8 +16,10 @@ from typer.testing import CliRunner
 
 from fedmerit.cli import app
 from fedmerit.errors import DoubtfulShares, UndefinedShares
+from fedmerit.notes import words as said
 from fedmerit.report.page import text as words
 from fedmerit.report.page.html import facts_of, page
+from fedmerit.report.text import spoken
 from fedmerit.scoring.doubts import balance, check_payable, doubts, lower_is_better
 from fedmerit.scoring.files import as_csv, document, read_content
 from fedmerit.scoring.scores import alpha
@@ -124,8 +126,8 @@ def test_chance_is_two_standard_errors_of_everybody(se, expected):
 
 def test_what_is_taken_for_chance_is_said():
     without, with_ = (str(doubts([of([0.1, 0.1, 0.1], 1.0, se=se)])[0]) for se in (None, 0.01))
-    assert "no standard errors were reported, so none of the difference is put down to chance" in without
-    assert "standard errors explain at most 0.06 of the difference" in with_
+    assert "No standard errors were reported, so none of the difference counts as chance" in without
+    assert "Standard errors explain at most 0.06 of the difference" in with_
 
 
 def test_errors_of_rounds_on_one_slice_are_those_of_the_sum():
@@ -167,7 +169,7 @@ def test_a_silent_member_hides_no_swapped_columns(tmp_path, swapped):
         assert [one.code for one in doubts(honest) if one.gross] == []
         found = doubts(wrong)
         assert [(one.code, one.gross) for one in found] == [("swapped", True)]
-        assert found[0].title.startswith("The contributions of those who reported add up to ")
+        assert found[0].title.startswith("The contributions of the members who reported add up to ")
         assert "Only silent members who made the model worse" in found[0].text
         assert "the two columns are probably swapped" in found[0].text
         result = call("rewards", file_of(tmp_path, *wrong), "--budget", "10")
@@ -397,7 +399,7 @@ def test_such_a_name_that_rises_is_a_warning_and_any_name_that_falls_is_refused(
     assert "would say what to do then. The utility 'quality' fell by 1" in undefined
     text = page(file_of(tmp_path, rose))
     assert "<h1>Look before you pay: by its name the measure should fall, but it rose</h1>" in text
-    assert "stands first" not in text.split('<p class="lede">')[1].split("</p>")[0]
+    assert "is first" not in text.split('<p class="lede">')[1].split("</p>")[0]
     assert "these payouts are upside down" in text.split('id="paid"')[1]
 
 
@@ -420,7 +422,7 @@ def test_a_measure_that_falls_is_paid_by_under_no_name(tmp_path, name):
     lede = text.split('<p class="lede">')[1].split("</p>")[0]
     assert not [who for who in one.clients if who in lede]
     assert "report -x" in text
-    assert "worth a conversation" not in call("score", path).output
+    assert "talk to this member" not in call("score", path).output
 
 
 @pytest.mark.parametrize("name", ["expected-accuracy", "accuracy", "balanced-accuracy", "neg-loss", "brier"])
@@ -457,7 +459,7 @@ def test_the_example_is_not_doubted():
 
 def test_swapped_columns_are_told_first_by_score(swapped):
     first = call("score", swapped).output.splitlines()[0]
-    assert first.startswith(f"WARNING: {BOTH_NUMBERS}. That is 505% of the gain; standard errors explain at")
+    assert first.startswith(f"WARNING: {BOTH_NUMBERS}. That is 505% of the gain. Standard errors explain at")
     assert first.endswith(SWAPPED)
     plain = call("score", swapped, "--format", "json")
     assert json.loads(plain.stdout)["cumulative"]
@@ -499,7 +501,10 @@ def test_the_page_opens_with_the_doubt_and_praises_nobody(swapped):
     lede = text.split('<p class="lede">')[1].split("</p>")[0]
     assert "rose by" in lede
     assert "stands" not in lede
-    assert "No: do not pay by these numbers" in text.split('id="trust"')[1].split("<figure")[0]
+    assert (
+        "Do not pay by these numbers before somebody has checked them"
+        in text.split('id="trust"')[1].split("<figure")[0]
+    )
     assert "contributed most" not in re.sub(r"<script.*?</script>", "", text, flags=re.S)
     assert "These reports are in doubt: see the top of this page." in text.split('id="paid"')[1]
     assert call("page", swapped).output.splitlines()[1].startswith(f"WARNING: {BOTH_NUMBERS}")
@@ -515,7 +520,7 @@ def test_a_mild_doubt_stands_above_the_headline(tmp_path):
 
 def test_the_brier_of_a_file_is_not_said_to_be_the_one_that_rises(tmp_path):
     """That of a run is 1 - Brier/2, and called so; a file may hold the usual one."""
-    assert words.spoken("brier") == "1 - Brier/2"
+    assert spoken("brier") == "1 - Brier/2"
     text = page(file_of(tmp_path, rmse("brier", 0.2, 0.7)))
     assert "the brier of the shared model fell by 0.5" in text
-    assert words.UTILITIES["brier"] not in text
+    assert said("measure-means.brier") not in text

@@ -27,7 +27,9 @@ with warnings.catch_warnings():  # some releases of typer use what some releases
 from fedmerit import __version__
 from fedmerit.config import Config, load
 from fedmerit.errors import FileFormatError, InputError
-from fedmerit.report.terminal import summarise, watching
+from fedmerit.report.facts import Facts
+from fedmerit.report.source import Source
+from fedmerit.report.terminal import print_facts, watching
 from fedmerit.scoring.files import as_csv, as_json, document, read
 from fedmerit.simulation.run import Progress
 
@@ -111,7 +113,7 @@ def test_score_as_a_table(fedmerit, reports):
     code, out, err = fedmerit("score", reports)
     assert (code, err) == (0, "")
     lines = [line.split() for line in out.splitlines()]
-    assert ["client", "alpha", "rank", "share", "rounds", "LOO", "FP", "EE"] in lines
+    assert ["member", "alpha", "rank", "share", "rounds", "LOO", "FP", "EE"] in lines
     # south: alpha 0.2 + 0.1, errors 0.02 twice on unnamed, hence the same, samples: 1.96 * 0.04
     assert next(line for line in lines if line[:1] == ["south"])[:5] == [
         "south",
@@ -124,7 +126,7 @@ def test_score_as_a_table(fedmerit, reports):
     assert "50%" in out
     assert "ALPHA summed over 2 rounds; gain +0.5000, sum of ALPHA +0.4150" in out
     assert "LOO, FP, EE: of round 2 alone" in out
-    assert "note: client 'west' reported 1 of 2 rounds; the rest counts as zero" in out
+    assert "note: member 'west' reported 1 of 2 rounds; the rest counts as zero" in out
 
 
 def test_score_as_json_and_csv_reads_back(fedmerit, reports, tmp_path):
@@ -144,7 +146,7 @@ def test_one_round_of_json(fedmerit, tmp_path):
     code, out, _ = fedmerit("score", write(tmp_path / "r.json", ROUND), "--score", "merit")
     assert code == 0
     assert "MERIT summed over 1 round, utility accuracy" in out
-    assert "how sure this is cannot be said" in out
+    assert "nobody can say how sure this is" in out
 
 
 def test_numbers_too_large_to_subtract_are_one_line_too(tmp_path):
@@ -422,7 +424,7 @@ def test_hostile_json_gives_a_result_or_an_error_of_ours(tmp_path_factory, field
         assert str(path) in str(error)  # noqa: PT017 - either outcome is fine, but not without the name
         return
     with suppress(InputError), np.errstate(all="ignore"):  # differences of huge numbers are not finite
-        summarise(rounds)
+        print_facts(Console(file=io.StringIO()), Facts(Source(rounds=tuple(rounds), clients=())))
         json.loads(as_json(document(rounds)))
 
 
@@ -469,7 +471,8 @@ def test_a_full_disk_under_the_output(reports):
 
 @pytest.mark.parametrize(
     "command",
-    ["", "score", "rewards", "run", "demo", "init", "verify", "keys", "keys new", "keys roster"],
+    ["", "score", "rewards", "run", "demo", "init", "verify", "keys", "keys new", "keys roster",
+     "keys propose", "keys sign", "keys adopt"],
 )  # fmt: skip
 def test_help(fedmerit, command):
     code, out, _ = fedmerit(*command.split(), "--help")
@@ -487,6 +490,9 @@ def test_help(fedmerit, command):
         ("track", "DIR is the folder of a run that is over"),
         ("keys new", "PATH is a new file for the private key"),
         ("keys roster", "PATH is the roster file"),
+        ("keys propose", "OLD is the roster in use"),
+        ("keys sign", "CHANGE is the file of the change"),
+        ("keys adopt", "PATHS is the signed change"),
         ("score", "SOURCE is a file of reports"),
         ("rewards", "SOURCE is a file of reports"),
         ("page", "SOURCE is a run folder"),
@@ -567,6 +573,48 @@ def test_init_writes_the_defaults_and_never_over_a_file(fedmerit, tmp_path):
     )
 
 
+def test_a_roster_is_changed_by_its_members(fedmerit, tmp_path):
+    """A hospital joins, and the server gets a new key: proposed, signed apart, adopted, shown."""
+
+    def public(name, *options):
+        return fedmerit("keys", "new", *options, tmp_path / f"{name}.pem")[1].splitlines()[0]
+
+    keys = {name: public(name) for name in "ABCD"}
+    server, other = public("server", "--server"), public("other", "--server")
+    members = [text for name in "ABC" for text in ("--member", f"{name}={keys[name]}")]
+    new = ["--member", f"D={keys['D']}", "--server", other, "--quorum", "4"]
+    code, shown, _ = fedmerit("keys", "roster", tmp_path / "old.toml", *members, "--server", server)
+    assert code == 0
+    assert f"the server  {server}" in shown.splitlines()
+    fedmerit("keys", "roster", tmp_path / "new.toml", *members, *new)
+    change, copy = tmp_path / "change.toml", tmp_path / "copy.toml"
+    both = tmp_path / "old.toml", tmp_path / "new.toml"
+    code, shown, _ = fedmerit("keys", "propose", *both, "--out", change)
+    assert code == 0
+    assert f"  D joins  {keys['D']}" in shown.splitlines()
+    assert f"  the server has a new key  {other}, not {server}" in shown.splitlines()
+    assert "signed by nobody yet; 2 of 3 members are needed: 2 more must sign" in shown
+    assert fedmerit("keys", "propose", *both, "--out", change)[0] == 2
+    copy.write_bytes(change.read_bytes())
+    for key in ("D", "other"):
+        code, _, err = fedmerit("keys", "sign", change, "--key", tmp_path / f"{key}.pem")
+        assert (code, "not the key of a member on the old roster" in err) == (2, True)
+    assert "signed by A;" in fedmerit("keys", "sign", change, "--key", tmp_path / "A.pem")[1]
+    assert "signed by A;" in fedmerit("keys", "sign", change)[1]
+    code, _, err = fedmerit("keys", "adopt", change, "--out", tmp_path / "next.toml")
+    assert code == 2
+    assert "1 of the 3 members of the roster before it signed this roster (A): 2 must" in err
+    assert not (tmp_path / "next.toml").exists()
+    fedmerit("keys", "sign", copy, "--key", tmp_path / "C.pem")
+    code, shown, _ = fedmerit("keys", "adopt", change, copy, "--out", tmp_path / "next.toml")
+    assert code == 0
+    assert "signed by A, C; 2 of 3 members are needed: that is enough" in shown
+    code, shown, _ = fedmerit("keys", "roster", tmp_path / "next.toml")
+    assert code == 0
+    assert "signed by A, C; the first roster was " in shown
+    assert fedmerit("keys", "roster", tmp_path / "next.toml", "--server", other)[0] == 2
+
+
 def test_keys(fedmerit, tmp_path):
     public = {}
     for name in ("a", "b", "c"):
@@ -586,12 +634,13 @@ def test_keys(fedmerit, tmp_path):
     code, written, _ = fedmerit("keys", "roster", roster, *members)
     assert code == 0
     assert written.splitlines()[0] == f"a  {public['a']}"
-    assert re.fullmatch(r"3 members, roster hash [0-9a-f]{64}", written.splitlines()[-1])
+    assert re.fullmatch(r"3 members, roster hash [0-9a-f]{64}", written.splitlines()[-2])
+    assert written.splitlines()[-1].startswith("note: it names no server")
     assert fedmerit("keys", "roster", roster) == (0, written, "")
     for few, count in ((1, "1 member"), (2, "2 members")):
         code, out, _ = fedmerit("keys", "roster", tmp_path / f"{few}.toml", *members[: 2 * few])
         assert code == 0
-        assert out.splitlines()[-2].startswith(f"{count}, roster hash ")
+        assert out.splitlines()[-3].startswith(f"{count}, roster hash ")
         assert out.splitlines()[-1].startswith("note: a federation needs at least 3 members")
     code, _, err = fedmerit("keys", "roster", roster, *members)
     assert (code, err) == (2, f"error: {roster}: exists already and is not overwritten\n")
@@ -801,7 +850,7 @@ def test_a_plan_says_what_a_run_will_cost(fedmerit, tmp_path):
         "(analysis)",
         "16",
     ]
-    assert "50 test samples tell two members apart" in out
+    assert "50 test samples separate two members" in out
     assert "participation.fraction" not in out
     assert re.search(r"^training samples: client-0 \d+, client-1 \d+, client-2 \d+$", out, flags=re.M)
     code, out, _ = fedmerit("plan", tmp_path / "c.toml", "--set", "participation.fraction=0.1")
@@ -838,7 +887,7 @@ def test_another_utility_of_a_run_is_scored_and_paid(fedmerit, tmp_path):
 
 def test_listed_clients_are_told_and_unknown_ones_refused(fedmerit, tmp_path):
     path = write(tmp_path / "r.json", {"clients": ["north", "south", "west"], "rounds": [ROUND]})
-    gone = "client 'west' is on the list of clients but never reported"
+    gone = "member 'west' is on the list of members but never reported"
     assert gone in fedmerit("score", path)[1]
     assert gone in fedmerit("rewards", path, "--budget", "1")[1]
     written = json.loads(fedmerit("score", path, "--format", "json")[1])
@@ -854,7 +903,7 @@ def test_a_run_with_ground_truth_says_so_and_how_close_the_scores_come(fedmerit,
     truth = "scoring.truth=['mr-shapley', 'shapley']"
     code, out, _ = fedmerit("run", tmp_path / "c.toml", "--out", tmp_path / "run", "--set", truth)
     assert code == 0
-    assert "analysis: plain updates were looked at" in out
+    assert "analysis: plain updates were analysed" in out
     for utility in ("expected-accuracy", "accuracy", "brier"):
         assert f"Spearman with the MR-SV of {utility}: ALPHA " in out
         assert f"Spearman with the retrained Shapley value of {utility}: ALPHA " in out

@@ -145,18 +145,18 @@ def test_a_members_copy_where_only_the_coordinator_sees_all(fedmerit, closed, tm
 def test_a_page_with_everybodys_numbers_is_not_for_everybody_where_only_the_coordinator_sees_all(
     fedmerit, folder, closed
 ):
-    mine = f"{closed / 'page.html'} shows everybody's numbers: it is for the coordinator alone"
+    mine = f"{closed / 'page.html'} shows the numbers of all members: it is for the coordinator alone"
     assert page_of_run(closed).startswith(mine)
     assert fedmerit("page", closed)[1].splitlines()[1].startswith(mine)
-    said = "this page shows everybody's: it is for the coordinator alone"
+    said = "this page shows the numbers of all members. It is for the coordinator alone"
     shown = unescape((closed / "page.html").read_text())
     assert said in shown
-    assert shown.index("This page shows everybody’s numbers.") < shown.index(said)
+    assert shown.index("This page shows the numbers of all members.") < shown.index(said)
     assert page_of_run(folder) == f"for everybody else: open {folder / 'page.html'} in a browser"
     assert fedmerit("page", folder)[1] == f"wrote {folder / 'page.html'}\n"
     shown = unescape((folder / "page.html").read_text())
     assert said not in shown
-    assert "shows everybody’s numbers" not in shown
+    assert "This page shows the numbers" not in shown
     assert "--roster FILE" not in shown  # one process held all keys, and the page says that
 
 
@@ -227,12 +227,12 @@ def test_verify_with_a_roster_says_what_it_shows_of_a_rehearsal(fedmerit, folder
     code, out, _ = fedmerit("verify", folder, "--roster", path)
     assert code == 0
     assert f"keys: they match {path}, roster hash " in out
-    assert "; but one process held them all, so they do not show who spoke" in out
+    assert "; but one process held all of them, so they do not show who spoke" in out
     others = [Member(name, new_key(tmp_path / f"{name}.pem")) for name in "ABCD"]
     write_roster(tmp_path / "others.toml", Roster(others))
     code, _, err = fedmerit("verify", folder, "--roster", tmp_path / "others.toml")
     assert code == 2
-    assert "its keys are not those of" in err
+    assert "its keys do not match" in err
     assert "the key of A is" in err
     assert "a rehearsal makes its own keys" in err
     code, _, err = fedmerit("verify", folder, "--roster", tmp_path / "nowhere.toml")

@@ -44,9 +44,9 @@ def silent(tmp_path):
 @pytest.mark.parametrize("rule", ["fair", "equal", "impartial"])
 def test_who_never_reported_has_a_row_with_nothing_and_a_reason(silent, rule):
     reason = (
-        "client 'Eve' was in the sum but never reported: it has no score and is paid nothing under any rule"
+        "member 'Eve' was in the sum but never reported: it has no score and is paid nothing under any rule"
     )
-    when = "client 'Eve' was summed but sent no report: round 1, 2"
+    when = "member 'Eve' was in the sum but sent no report: rounds 1 and 2"
     text = call("rewards", silent, "--budget", "1000", "--rule", rule).output
     assert ["Eve", "0.00%", "0.00"] in [line.split() for line in text.splitlines()]
     assert f"note: {reason}" in text

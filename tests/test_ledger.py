@@ -19,6 +19,7 @@ from fedmerit.errors import LedgerError
 from fedmerit.identity import SERVER, canonical, content, exact, number
 from fedmerit.ledger.chain import Ledger, verify_chain
 from ledgers import cut
+from raising import raises
 
 KEYS = {name: Ed25519PrivateKey.generate() for name in (SERVER, "north", "south")}
 PUBLIC = {name: key.public_key().public_bytes_raw() for name, key in KEYS.items()}
@@ -81,7 +82,7 @@ def test_what_was_written_comes_back(path):
 def test_an_unsigned_ledger_says_so(tmp_path):
     plain = fill(tmp_path / "plain.sqlite", signed=False)
     assert verify(plain, keys={}) is False
-    with pytest.raises(LedgerError, match=r"^record 1 \(run by server\): not signed by server"):
+    with raises(LedgerError, record=1, code="unsigned"):
         verify(plain)
 
 
@@ -110,10 +111,10 @@ def test_one_changed_byte_anywhere_is_found(original, tmp_path_factory, seq, col
     db.execute(f"UPDATE records SET {column} = CAST(? AS {kept}) WHERE seq = ?", (bytes(changed), seq))
     db.commit()
     db.close()
-    with pytest.raises(
-        LedgerError, match=rf"^record {seq} \(|damaged after record {seq - 1}: Could not decode"
-    ):
+    with pytest.raises(LedgerError) as caught:
         verify(path)
+    found = caught.value
+    assert found.record == seq or (found.code == "damaged" and f"after record {seq - 1}: " in str(found))
 
 
 @given(
@@ -137,7 +138,7 @@ def test_any_other_cell_is_found(original, tmp_path_factory, seq, column, value)
         assume(False)
     finally:
         db.close()
-    with pytest.raises(LedgerError, match=rf"^record {seq} \("):
+    with raises(LedgerError, record=seq):
         verify(path)
     assert same is not None
 
@@ -147,21 +148,19 @@ def test_any_other_cell_is_found(original, tmp_path_factory, seq, column, value)
 )
 def test_bodies_that_are_no_canonical_object(path, body):
     sql(path, ("UPDATE records SET body = ? WHERE seq = 3", (body,)))
-    with pytest.raises(LedgerError, match=r"^record 3 \(report\): the body cannot be read: "):
+    with raises(LedgerError, record=3, code="unreadable"):
         verify(path)
 
 
 def test_a_dropped_record_is_named(path):
     sql(path, ("DELETE FROM records WHERE seq = 3",))
-    with pytest.raises(LedgerError, match=r"^record 3 is missing: the next one is number 4"):
+    with raises(LedgerError, record=3, code="missing"):
         verify(path)
 
 
 def test_a_dropped_record_is_found_when_the_rest_is_renumbered(path):
     sql(path, ("DELETE FROM records WHERE seq = 3",), ("UPDATE records SET seq = seq - 1 WHERE seq > 3",))
-    with pytest.raises(
-        LedgerError, match=r"^record 3 \(round by server\): this record was altered, or one before"
-    ):
+    with raises(LedgerError, record=3, code="altered"):
         verify(path)
 
 
@@ -173,7 +172,7 @@ def test_swapped_records_are_found(path, one, other):
         ("UPDATE records SET seq = ? WHERE seq = ?", (one, other)),
         ("UPDATE records SET seq = ? WHERE seq = -1", (other,)),
     )
-    with pytest.raises(LedgerError, match=rf"^record {one} \("):
+    with raises(LedgerError, record=one):
         verify(path)
 
 
@@ -184,7 +183,7 @@ def test_an_inserted_record_is_found(path):
         ("UPDATE records SET seq = -seq WHERE seq < 0",),
         (f"INSERT INTO records SELECT 3, {', '.join(COLUMNS)} FROM records WHERE seq = 2",),
     )
-    with pytest.raises(LedgerError, match=r"^record 3 \(report by north\): this record was altered"):
+    with raises(LedgerError, record=3, code="altered"):
         verify(path)
 
 
@@ -193,7 +192,7 @@ def test_a_record_before_the_first_is_found(path):
         path,
         ("INSERT INTO records SELECT 0, author, kind, body, digest, signature, seal FROM records LIMIT 1",),
     )
-    with pytest.raises(LedgerError, match=r"^record 1 is missing: the next one is number 0"):
+    with raises(LedgerError, record=1, code="missing"):
         verify(path)
 
 
@@ -209,7 +208,7 @@ def test_a_tail_that_was_cut_off_shows_in_the_head_alone(path, original):
 def test_a_last_digest_that_is_none_is_an_error_that_says_so(path, digest):
     """A flipped bit in the header of a cell makes a number or text of a blob."""
     sql(path, ("PRAGMA ignore_check_constraints = ON",), (f"UPDATE OR IGNORE records SET digest = {digest}",))
-    with Ledger(path) as ledger, pytest.raises(LedgerError, match=r"damaged"):
+    with Ledger(path) as ledger, raises(LedgerError, code="damaged"):
         ledger.head  # noqa: B018
     with pytest.raises(LedgerError):
         verify(path)
@@ -267,7 +266,7 @@ def test_records_that_disappeared_are_missed_by_the_header(long, tmp_path):
     with (
         Ledger(path) as ledger,
         ledger.transaction(),
-        pytest.raises(LedgerError, match="ends with record 83"),
+        raises(LedgerError, code="damaged"),
     ):
         append(ledger, SERVER, "round", {}, signed=False)
 
@@ -288,7 +287,7 @@ def test_a_fork_that_is_chained_anew_lacks_the_seal(path):
             ledger.append(
                 record.author, record.kind, body, signature=record.signature, seal=lambda _, r=record: r.seal
             )
-    with pytest.raises(LedgerError, match=r"^record 3 \(report by south\): not signed by south"):
+    with raises(LedgerError, record=3, code="unsigned"):
         verify(path)
 
 
@@ -307,7 +306,7 @@ def test_a_fork_with_the_authors_signature_but_another_order_lacks_the_seal(path
                 signature=record.signature,
                 seal=lambda _, r=record: r.seal,
             )
-    with pytest.raises(LedgerError, match=r"^record 2 \(report by south\): seal: not signed by server"):
+    with raises(LedgerError, record=2, code="unsealed"):
         verify(path)
 
 
@@ -318,14 +317,13 @@ def test_a_signature_of_somebody_else_is_found(path, column):
         third = list(ledger.records())[2]
     message = content(third.author, third.kind, third.body) if column == "signature" else third.digest
     sql(path, (f"UPDATE records SET {column} = ? WHERE seq = 3", (KEYS["north"].sign(message),)))
-    with pytest.raises(
-        LedgerError, match=r"^record 3 \(report by south\): (altered|seal: not signed by server)"
-    ):
+    with raises(LedgerError, record=3) as caught:
         verify(path)
+    assert caught.value.code in ("altered", "unsealed")
 
 
 def test_an_author_without_a_key_and_a_key_that_is_none(path):
-    with pytest.raises(LedgerError, match=r"^record 3 \(report by south\): 'south' is not on the roster"):
+    with raises(LedgerError, record=3, code="stranger"):
         verify(path, keys={name: PUBLIC[name] for name in (SERVER, "north")})
     with pytest.raises(LedgerError, match="the key of 'south' on the roster is not an Ed25519 key"):
         verify(path, keys=PUBLIC | {"south": b"short"})
@@ -336,7 +334,7 @@ def test_many_records_are_checked(tmp_path):
     path = fill(tmp_path / "many.sqlite", many)
     assert verify(path) is True
     sql(path, ("UPDATE records SET author = 'south' WHERE seq = 1999",))
-    with pytest.raises(LedgerError, match=r"^record 1999 \(report by south\): this record was altered"):
+    with raises(LedgerError, record=1999, code="altered"):
         verify(path)
 
 
@@ -594,15 +592,15 @@ def test_records_that_an_earlier_version_added_are_no_damage(path):
         db.execute(f"PRAGMA user_version = {last}")
     db.close()
     with Ledger(path) as ledger:
-        with pytest.raises(LedgerError, match=f"ends with record {last}, which is another one here"):
+        with raises(LedgerError, code="damaged"):
             list(ledger.records())
-        with pytest.raises(LedgerError, match="which is another one here"):
+        with raises(LedgerError, code="damaged"):
             _ = ledger.head
 
 
 def test_a_ledger_that_lost_all_its_records_is_not_begun_anew(path):
     sql(path, ("DELETE FROM records",))
-    lost = pytest.raises(LedgerError, match="the last one here is record 0")
+    lost = raises(LedgerError, code="damaged")
     with Ledger(path) as ledger, lost, ledger.transaction():
         append(ledger, SERVER, "run", {})
 

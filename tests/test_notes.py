@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmerit.config import Config, Corruption
-from fedmerit.notes import NAMES, PLAIN, SOMEBODY, WORDS, Note, code_of, planted
-from fedmerit.report.page.text import PAGE, note
-from fedmerit.report.terminal import COMMAND, advice
+from fedmerit.notes import NAMES, PLAIN, Note, catalogue, code_of, planted, words
+from fedmerit.report.text import on_page, on_terminal
 
 SOURCE = Path(__file__).parents[1] / "src" / "fedmerit"
+WORDS = {code: text for code, text in catalogue().items() if "." not in code}
 
 # ----------------------------------------------------------------------------------------- the catalogue
 
@@ -40,6 +40,7 @@ NUMBERS = dict.fromkeys(
         "aborted", "budget", "amount", "begins", "closed", "decision", "earlier", "ends", "gain", "heads",
         "joined", "later", "least", "members", "own", "pairs", "percent", "planned", "positive", "pot",
         "record", "records", "reports", "round", "seen", "signed", "sum", "there", "total", "unreported",
+        "changes",
     ],
     7,
 )  # fmt: skip
@@ -82,7 +83,7 @@ def sample(code, words=None):
     return values
 
 
-LISTED = ("silent", "kept-same", "kept-lost")
+LISTED = ("kept-same", "kept-lost")
 """Notes whose rounds are numbers, not a count."""
 
 
@@ -97,28 +98,23 @@ def test_every_template_formats_with_its_values(code):
     assert (code_of(Note(code, **values)), code_of(text)) == (code, "")
 
 
-@pytest.mark.parametrize("other", [PAGE, COMMAND])
-def test_other_words_are_of_known_codes_and_need_no_more_than_these_have(other):
-    for code, words in other.items():
-        assert set(fields(words)) <= {*fields(WORDS[code]), "option"}, code
-        assert str(Note(code, **sample(code)).worded(other, option="--on"))
+@pytest.mark.parametrize("writer", ["note-on-page", "note-on-terminal"])
+def test_other_words_are_of_known_codes_and_need_no_more_than_these_have(writer):
+    other = {
+        code.partition(".")[2]: text for code, text in catalogue().items() if code.startswith(f"{writer}.")
+    }
+    assert other
+    for code, text in other.items():
+        assert set(fields(text)) <= {*fields(WORDS[code]), "option"}, code
+        assert str(Note(code, **sample(code)).worded(writer, option="--on"))
 
 
 def made_in_source():
-    """Every string in the source outside of catalogues, and every call of Note with a literal code."""
+    """Every string in the source, and every call of Note with a literal code."""
     strings, calls = Counter(), []
     for file in SOURCE.rglob("*.py"):
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        catalogues = {
-            id(key)
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict)
-            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-            if isinstance(target, ast.Name) and target.id in ("WORDS", "PAGE", "COMMAND")
-            for key in node.value.keys
-        }
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in catalogues:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 strings[node.value] += 1
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Note":
                 calls.append((f"{file.name}:{node.lineno}", node))
@@ -172,7 +168,7 @@ def test_an_error_about_a_setting_says_which_in_an_attribute_too():
 
 def test_a_note_is_its_text_everywhere_and_stays_a_note_in_copies():
     one = Note("partly-zero", client="Ulm", seen=1, rounds=2)
-    text = "client 'Ulm' reported 1 of 2 rounds; the rest counts as zero"
+    text = "member 'Ulm' reported 1 of 2 rounds; the rest counts as zero"
     assert (one == text, hash(one) == hash(text), json.dumps([one])) == (True, True, json.dumps([text]))
     assert f"{one}" == text
     assert type(str(one)) is str
@@ -188,19 +184,19 @@ def test_the_page_and_the_command_line_have_words_of_their_own():
     )
     told = Note("no-shares", why=why)
     assert told == library
-    assert advice(told, "--on-undefined") == library.replace(
+    assert on_terminal(told, "--on-undefined") == library.replace(
         "on_undefined='equal' or 'zero'", "--on-undefined equal or zero"
     )
-    assert note(told) == (
+    assert on_page(told) == (
         "no shares: the positive part of contribution is 0.5, no more than two standard errors (1); "
         "fedmerit rewards --on-undefined equal or zero would say what to do then"
     )
     none = Note("nothing-positive", score="LOO", positive=0.0)
     nothing = "nobody's LOO is above zero, so there is nothing to divide by"
-    assert note(Note("undefined-decided", reason=none, decided="equal")) == nothing
-    assert note(Note("only-listed", client="Eve")).startswith("member 'Eve' is on the list of members but")
-    assert note("client 'Eve' of somebody's own note") == "client 'Eve' of somebody's own note"
-    assert advice("plain") == "plain"
+    assert on_page(Note("undefined-decided", reason=none, decided="equal")) == nothing
+    assert on_page(Note("only-listed", client="Eve")).startswith("member 'Eve' is on the list of members but")
+    assert on_page("client 'Eve' of somebody's own note") == "client 'Eve' of somebody's own note"
+    assert on_terminal("plain") == "plain"
 
 
 @pytest.mark.parametrize(
@@ -218,7 +214,7 @@ def test_the_page_and_the_command_line_have_words_of_their_own():
         ),
         (
             ("fallback", {"score": "FP", "round": None, "zero": ["alpha"], "used": "LOO"}),
-            "FP: the sum of alpha over clients is zero; computed from LOO alone",
+            "FP: the sum of alpha over members is zero; computed from LOO alone",
         ),
     ],
 )
@@ -266,7 +262,7 @@ def test_whatever_members_are_called_their_pseudonyms_make_the_same_text(real, c
 
 def test_who_has_no_pseudonym_is_not_named_and_lists_follow_the_new_names():
     told = Note("fenced", clients=["Ulm", "Bonn", "Eve"]).renamed({"Ulm": "Member C", "Bonn": "Member B"})
-    assert told == f"held back by the fence: Member B, Member C, {SOMEBODY}"
+    assert told == f"held back by the fence: Member B, Member C, {words('name.somebody')}"
     assert (
         Note("kept-heads", heads=2, path="/data/Ulm").renamed({})
         == "kept: all 2 heads in DIR are on the chain"

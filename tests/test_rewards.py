@@ -672,7 +672,7 @@ def test_one_huge_score_takes_nearly_all_and_leaves_no_money_undivided(huge):
 @pytest.mark.parametrize("huge", [1e13, 1e100])
 def test_one_huge_score_hides_nobodys_negative_one(huge):
     scores = scored([huge, -5, 3], clients=("A", "B", "C"))
-    with pytest.raises(UndefinedShares, match="negative ALPHA of B, and negative='refuse' was asked"):
+    with pytest.raises(UndefinedShares, match="negative ALPHA of B, and negative='refuse' is set"):
         shares(scores, negative="refuse")
     for rule in ("fair", "fenced"):
         assert "negative ALPHA counts as zero: B" in shares(scores, rule).notes

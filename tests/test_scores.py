@@ -215,7 +215,7 @@ def test_fp_falls_back_to_loo_and_then_to_an_equal_split():
     r = Reports(empty=1, grand=3, alone=[0, 0], without=[2, 2])
     assert fp(r).status == "fallback"
     np.testing.assert_array_equal(fp(r).values, [1.5, 1.5])
-    assert fp(r).notes == ("FP: the sum of alpha over clients is zero; computed from LOO alone",)
+    assert fp(r).notes == ("FP: the sum of alpha over members is zero; computed from LOO alone",)
     # LOO = (1, 3), IOI = (-4, 0): shares follow LOO, the ranking follows alpha = (-1.5, 1.5)
     r = Reports(empty=4, grand=8, alone=[0, 4], without=[7, 5], clients=["A", "B"])
     np.testing.assert_array_equal(fp(r).values, [2, 6])
@@ -333,7 +333,7 @@ def test_a_null_cosine_counts_as_zero_and_is_reported():
     r = Reports(empty=0, grand=1, alone=[0, 1], without=[1, 0], cosine=[None, -0.5], round=4)
     assert cos(r).values.tolist() == [0.0, -0.5]
     assert cos(r).notes == (
-        "round 4: client 'client-0' has no cosine (a zero or unknown update): it counts as 0",
+        "round 4: member 'client-0' has no cosine (a zero or unknown update): it counts as 0",
     )
 
 
@@ -396,7 +396,7 @@ def test_reports_from_a_table_read_the_right_coalitions(table):
 def test_one_note_says_why_there_is_an_equal_split():
     flat = Reports(empty=1, grand=1, alone=[1, 1], without=[1, 1], round=2)
     assert fp(flat).notes == (
-        "round 2: FP: the sums of alpha, LOO, IOI over clients are zero; split equally",
+        "round 2: FP: the sums of alpha, LOO, IOI over members are zero; split equally",
     )
     assert fp(flat, pot="gain").notes == ("round 2: FP: nothing to distribute, the pot is 0",)
     assert ee(flat, pot="gain").notes == ("round 2: EE: nothing to distribute, the pot is 0",)

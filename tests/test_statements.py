@@ -5,9 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from fedmerit.config import from_dict
 from fedmerit.ledger.decisions import Terms, decide
-from fedmerit.report.statement import Statement, _alike, _cost, as_markdown
-from fedmerit.report.terminal import summarise
+from fedmerit.report.facts import Facts
+from fedmerit.report.source import Book, Source
+from fedmerit.report.statement import as_markdown
 from fedmerit.scoring.types import Reports
 from fedmerit.scoring.uncertainty import compare_pairs
 
@@ -21,27 +23,39 @@ def reports(alpha, se, *, clients=(), number=1, silent=()):
     )  # fmt: skip
 
 
+def facts_from(one):
+    return Facts(Source(rounds=(one,), clients=one.clients))
+
+
 def test_a_member_is_like_those_that_no_pair_of_intervals_parts_it_from():
     """B lies between A and C and is apart from neither; D is far below all, E far above."""
     given = reports([0.30, 0.27, 0.24, 0.0, 0.9], [0.01] * 5, clients=tuple("ABCDE"))
-    found = _alike(summarise([given]))
-    assert found == {"A": ("B",), "B": ("A", "C"), "C": ("B",), "D": (), "E": ()}
+    assert facts_from(given).alike == {"A": ("B",), "B": ("A", "C"), "C": ("B",), "D": (), "E": ()}
 
 
 def test_whom_a_member_is_like_is_its_row_of_all_pairs():
     rng = np.random.default_rng(3)
     for _ in range(30):
-        summary = summarise([reports(rng.normal(0, 0.1, 7), rng.uniform(0, 0.05, 7))])
-        names, better = summary.total.clients, compare_pairs(summary.total).better
+        facts = facts_from(reports(rng.normal(0, 0.1, 7), rng.uniform(0, 0.05, 7)))
+        names, better = facts.total.clients, compare_pairs(facts.total).better
         for i, name in enumerate(names):
             row = {names[j] for j in range(7) if j != i and not better[i, j] and not better[j, i]}
-            assert set(_alike(summary)[name]) == row
+            assert set(facts.alike[name]) == row
 
 
 def test_whom_a_member_is_like_cannot_be_said_without_errors_or_of_too_many(monkeypatch):
-    assert _alike(summarise([reports([0.1, 0.2], None)])) == {}
-    monkeypatch.setattr("fedmerit.report.statement.MOST_COMPARED", 1)
-    assert _alike(summarise([reports([0.1, 0.2], [0.01, 0.01])])) == {}
+    assert facts_from(reports([0.1, 0.2], None)).alike == {}
+    monkeypatch.setattr("fedmerit.report.facts.MOST_COMPARED", 1)
+    assert facts_from(reports([0.1, 0.2], [0.01, 0.01])).alike == {}
+
+
+def decided(rounds, terms):
+    """The facts of a decision that rests on these rounds."""
+    decision = decide([SimpleNamespace(to_reports=lambda _, one=one: one) for one in rounds], terms)
+    settings = {**from_dict({}).as_dict(), "training": {"rounds": len(rounds)}}
+    book = Book({}, {}, (), (decision,), "0" * 64, 1)
+    source = Source(tuple(rounds), rounds[0].clients, terms.missing, settings=settings, book=book)
+    return Facts(source, score=terms.score)
 
 
 def test_what_absence_cost_is_counted_with_the_errors_of_the_other_way():
@@ -51,36 +65,25 @@ def test_what_absence_cost_is_counted_with_the_errors_of_the_other_way():
         reports([0.01, 0.1], [0.001, 0.045], clients=("A", "B")),
         reports([0.01], [0.001], clients=("A",), silent=("B",), number=2),
     ]
-    ledger = [SimpleNamespace(to_reports=lambda _, one=one: one) for one in rounds]
-    decision = decide(ledger, Terms("120.00", "accuracy", missing="own-mean"))
-    cost = _cost("B", rounds, decision)
+    facts = decided(rounds, Terms("120.00", "accuracy", missing="own-mean"))
+    cost = facts.absence_cost("B")
     assert (cost.score, cost.other) == pytest.approx((0.2, 0.1))
     assert (cost.cents, cost.other_cents) == (10909, 10000)
-    assert _cost("A", rounds, decision) is None
+    assert facts.absence_cost("A") is None
 
 
 def told(member, alpha, terms):
     """The statement of one member of a run of one round."""
     given = reports(alpha, [0.01] * len(alpha), clients=tuple("ABCD"[: len(alpha)]))
-    decision = decide([SimpleNamespace(to_reports=lambda _: given)], terms)
-    standing = {one.client: one for one in summarise([given], score=terms.score).standings}[member]
-    counted = {"counted": (1,), "silent": (), "declined": (), "lost": (), "away": ()}
-    return as_markdown(
-        Statement(
-            member=member, decision=decision, rounds=counted, aborted=(), unreported=(), standing=standing,
-            cents=int(decision.paid[member] * 100), share=decision.shares[member], cost=None, like=(),
-            names=True, head="0" * 64, members=len(alpha), planned=1,
-        )
-    )  # fmt: skip
+    return as_markdown(decided([given], terms), member)
 
 
 def test_a_smallest_share_is_named_beside_the_rule_it_bends():
     text = told("C", [0.3, 0.2, -0.1], Terms("1000.00", "accuracy", floor=0.05))
     assert "**50.00** of 1,000.00" in text
     assert (
-        "whoever is below zero earns nothing. But by the terms of this decision no member that reported has "
-        "a share below 5.00%, whatever its score. What that gives or takes is spread over the others in "
-        "proportion."
+        "a member below zero earns nothing. By the terms of this decision, no member who reported has a "
+        "share below 5.00%, whatever the score. The others gain or lose the difference in proportion."
     ) in text
     assert "terms of this decision" not in told("C", [0.3, 0.2, -0.1], Terms("1000.00", "accuracy"))
 
@@ -88,7 +91,7 @@ def test_a_smallest_share_is_named_beside_the_rule_it_bends():
 def test_another_score_than_the_contribution_is_named():
     text = told("A", [0.3, 0.1, 0.0], Terms("1000.00", "accuracy", score="LOO"))
     assert "What the shared model loses without your update (LOO), summed over rounds, is +0.3000;" in text
-    assert "In proportion to the summed LOO;" in text
+    assert "Shares are in proportion to the summed LOO;" in text
     assert "ontribution" not in text
     text = told("A", [0.3, 0.1, 0.0], Terms("1000.00", "accuracy"))
     assert "Your contribution, summed over rounds, is +0.3000;" in text

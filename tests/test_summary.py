@@ -14,17 +14,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedmerit.report.terminal import (
-    MOST_COMPARED,
-    print_summary,
-    printable,
-    summarise,
-    sure_signs,
-    table_lines,
-)
+from fedmerit.notes import code_of
+from fedmerit.report.facts import MOST_COMPARED, Facts
+from fedmerit.report.source import Source
+from fedmerit.report.terminal import print_facts, table_lines
+from fedmerit.report.text import on_terminal, printable
 from fedmerit.scoring.rewards import shares
 from fedmerit.scoring.types import Reports, Scores
-from fedmerit.scoring.uncertainty import compare_pairs
+from fedmerit.scoring.uncertainty import compare_pairs, sure_signs
 
 
 def reports(number=1, *, se=0.001, clients=("good", "fair", "bad"), **other):
@@ -44,14 +41,18 @@ def reports(number=1, *, se=0.001, clients=("good", "fair", "bad"), **other):
     )
 
 
-def shown(summary, width=100, utility=None):
+def facts_from(rounds, *, score="ALPHA", missing="zero", clients=()):
+    return Facts(Source(rounds=tuple(rounds), clients=clients, missing=missing), score=score)
+
+
+def shown(facts, width=100):
     out = io.StringIO()
-    print_summary(Console(file=out, width=width, soft_wrap=True, markup=False), summary, utility=utility)
+    print_facts(Console(file=out, width=width, soft_wrap=True, markup=False), facts)
     return out.getvalue()
 
 
 def test_standings_are_in_order_with_intervals_and_shares():
-    found = summarise([reports()])
+    found = facts_from([reports()])
     assert [one.client for one in found.standings] == ["good", "fair", "bad"]
     assert [one.rank for one in found.standings] == [1, 2, 3]
     assert [one.rank_interval for one in found.standings] == [(1, 1), (2, 2), (3, 3)]
@@ -65,11 +66,11 @@ def test_standings_are_in_order_with_intervals_and_shares():
 
 
 def test_one_that_is_surely_last_is_a_suspect():
-    found = summarise([reports()])
+    found = facts_from([reports()])
     assert found.suspects == ("bad",)
     assert found.groups == (("good",), ("fair",), ("bad",))
-    assert "bad is significantly below everybody else: worth a conversation" in shown(found)
-    assert "cannot be told apart" not in shown(found)
+    assert "bad is significantly below every other member: talk to this member" in shown(found)
+    assert "indistinguishable" not in shown(found)
 
 
 @pytest.mark.parametrize("n", [6, 20])
@@ -81,7 +82,7 @@ def test_of_many_that_contributed_nothing_few_are_ever_accused(n):
         alpha = rng.normal(0, 0.01, n)
         alpha[0] += 0.3
         one = Reports(empty=0, grand=0.3, alone=alpha, without=0.3 - alpha, se_alpha=[0.01] * n, round=1)
-        found = {standing.client: standing for standing in summarise([one]).standings}
+        found = {standing.client: standing for standing in facts_from([one]).standings}
         assert found.pop("client-0").surely == 1
         single += any(standing.interval[1] < 0 for standing in found.values())
         together += any(standing.surely for standing in found.values())
@@ -114,12 +115,12 @@ def test_a_zero_without_any_error_is_not_surely_anything():
 
 
 def test_nobody_is_suspected_where_the_test_set_is_too_small():
-    found = summarise([reports(se=0.1)])
+    found = facts_from([reports(se=0.1)])
     assert found.suspects == ()
     assert found.groups == (("good", "fair", "bad"),)
     text = shown(found)
-    assert "cannot be told apart: good, fair, bad" in text
-    assert "worth a conversation" not in text
+    assert "statistically indistinguishable: good, fair, bad" in text
+    assert "talk to this member" not in text
     assert "1 (1-3)" in text
 
 
@@ -131,7 +132,7 @@ def test_suspects_are_those_that_everybody_beats():
         one = Reports(
             empty=0, grand=raw.sum(), alone=raw, without=raw.sum() - raw, se_alpha=rng.uniform(0, 0.3, 5)
         )
-        found = summarise([one])
+        found = facts_from([one])
         better = compare_pairs(found.total).better
         assert found.suspects == tuple(
             name for j, name in enumerate(found.total.clients) if better[:, j].sum() == 4
@@ -139,33 +140,33 @@ def test_suspects_are_those_that_everybody_beats():
 
 
 def test_without_standard_errors_nothing_is_said_about_certainty():
-    found = summarise([reports(se=None)])
+    found = facts_from([reports(se=None)])
     assert (found.suspects, found.groups) == ((), ())
     assert all(one.interval is None and one.rank_interval is None for one in found.standings)
     text = shown(found)
-    assert "no standard errors were reported: how sure this is cannot be said" in text
+    assert "no standard errors were reported: nobody can say how sure this is" in text
     assert "±" not in text
 
 
 def test_shares_are_refused_with_the_reason():
-    found = summarise([reports(se=1.0)])
+    found = facts_from([reports(se=1.0)])
     assert all(one.share is None for one in found.standings)
-    (why,) = [note for note in found.notes if note.startswith("no shares: ")]
-    assert "standard error" in why
+    (why,) = [note for note in found.notes if code_of(note) == "no-shares"]
+    assert why.part("within-errors") is not None
     text = shown(found)
-    assert f"note: {why}" in text
+    assert f"note: {on_terminal(why)}" in text
     assert "%" not in text.partition("ALPHA summed")[0]
 
 
 def test_shares_are_those_that_would_be_paid():
     rounds = [reports(), reports(2)]
-    found = summarise(rounds)
+    found = facts_from(rounds)
     assert {one.client: one.share for one in found.standings} == dict(shares(found.total))
 
 
 def test_who_was_silent_is_said_and_the_last_round_has_no_fp():
     rounds = [reports(), reports(2, clients=("good", "fair"), silent=("bad", "ghost"))]
-    found = summarise(rounds)
+    found = facts_from(rounds)
     assert found.status == {}
     by_name = {one.client: one for one in found.standings}
     assert by_name["good"].last["FP"] is None
@@ -173,10 +174,10 @@ def test_who_was_silent_is_said_and_the_last_round_has_no_fp():
     assert by_name["bad"].last == {"LOO": None, "FP": None, "EE": None}
     assert by_name["bad"].coverage == 0.5
     assert "ghost" not in by_name
-    assert "client 'bad' was summed but sent no report: round 2" in found.notes
-    assert "client 'ghost' was summed but sent no report: round 2" in found.notes
-    unnumbered = summarise([replace(one, round=None) for one in rounds])
-    assert "client 'ghost' was summed but sent no report: round 2" in unnumbered.notes
+    assert "member 'bad' was in the sum but sent no report: round 2" in found.notes
+    assert "member 'ghost' was in the sum but sent no report: round 2" in found.notes
+    unnumbered = facts_from([replace(one, round=None) for one in rounds])
+    assert "member 'ghost' was in the sum but sent no report: round 2" in unnumbered.notes
     assert "50%" in shown(found)
 
 
@@ -184,36 +185,36 @@ def test_a_single_reporter_is_nobodys_suspect():
     one = Reports(
         empty=0.1, grand=0.5, alone=[0.2], without=[0.3], clients=["a"], silent=["b"], se_alpha=[0.01]
     )
-    assert summarise([one]).suspects == ()
+    assert facts_from([one]).suspects == ()
 
 
 @pytest.mark.parametrize("missing", ["zero", "own-mean"])
 def test_who_missed_a_round_is_nobodys_suspect(missing):
-    found = summarise([reports(slice="1"), reports(2, clients=("good", "fair"), slice="2")], missing=missing)
+    found = facts_from([reports(slice="1"), reports(2, clients=("good", "fair"), slice="2")], missing=missing)
     assert found.standings[-1].client == "bad"
     assert found.standings[-1].rank_interval == (3, 3)
     assert found.suspects == ()
-    assert "worth a conversation" not in shown(found)
+    assert "talk to this member" not in shown(found)
 
 
 def test_who_is_listed_and_never_reports_is_said():
-    found = summarise([reports(silent=("quiet",))], clients=("good", "fair", "bad", "quiet", "gone"))
+    found = facts_from([reports(silent=("quiet",))], clients=("good", "fair", "bad", "quiet", "gone"))
     said = [note for note in found.notes if "never reported" in note]
     ends = "never reported: it has no score and is paid nothing under any rule"
     assert said == [
-        f"client 'quiet' was in the sum but {ends}",
-        f"client 'gone' is on the list of clients but {ends}",
+        f"member 'quiet' was in the sum but {ends}",
+        f"member 'gone' is on the list of members but {ends}",
     ]
     assert all(note in shown(found) for note in said)
 
 
 def test_missed_rounds_count_as_asked():
     rounds = [reports(), reports(2, clients=("good", "fair"))]
-    zero, own = (summarise(rounds, missing=how) for how in ("zero", "own-mean"))
+    zero, own = (facts_from(rounds, missing=how) for how in ("zero", "own-mean"))
     assert zero.standings[-1].total == pytest.approx(-0.1)
     assert own.standings[-1].total == pytest.approx(-0.2)
-    assert "client 'bad' reported 1 of 2 rounds; the rest counts as zero" in zero.notes
-    assert "client 'bad' reported 1 of 2 rounds; the rest counts at its own mean" in own.notes
+    assert "member 'bad' reported 1 of 2 rounds; the rest counts as zero" in zero.notes
+    assert "member 'bad' reported 1 of 2 rounds; the rest counts at its own mean" in own.notes
     assert [one.coverage for one in zero.standings] == [1, 1, 0.5]
 
 
@@ -222,33 +223,33 @@ def test_a_reversed_normalisation_is_flagged():
     turned = Reports(
         empty=-0.5, grand=-0.1, alone=one.alone - 0.6, without=one.without - 0.6, clients=one.clients
     )
-    found = summarise([turned])
+    found = facts_from([turned])
     assert found.status == {"FP": "reversed", "EE": "reversed"}
     assert [standing.client for standing in found.standings] == ["good", "fair", "bad"]
     assert "FP of the last round is reversed: do not rank or pay by it" in shown(found)
 
 
 def test_samples_only_where_disclosed():
-    assert "samples" not in shown(summarise([reports()]))
-    found = summarise([reports(samples=[10, 20, 30])])
+    assert "samples" not in shown(facts_from([reports()]))
+    found = facts_from([reports(samples=[10, 20, 30])])
     assert [one.samples for one in found.standings] == [10, 20, 30]
     assert "samples" in shown(found)
 
 
 @pytest.mark.parametrize("score", ["LOO", "IOI"])
 def test_other_sums(score):
-    found = summarise([reports(), reports(2)], score=score)
+    found = facts_from([reports(utility="brier"), reports(2, utility="brier")], score=score)
     assert found.total.score == score
-    header = next(line for line in shown(found).splitlines() if "client" in line)
+    header = next(line for line in shown(found).splitlines() if "member" in line)
     assert score.lower() in header
-    assert f"{score} summed over 2 rounds, utility brier" in shown(found, utility="brier")
+    assert f"{score} summed over 2 rounds, utility brier" in shown(found)
 
 
 def test_many_clients_take_no_square_of_memory():
     n = 20 * MOST_COMPARED
     raw = np.linspace(0, 1, n)
     one = Reports(empty=0, grand=1, alone=raw, without=1 - raw, se_alpha=np.full(n, 1e-9), round=1)
-    found = summarise([one])
+    found = facts_from([one])
     assert found.groups == ()
     assert found.suspects == ("client-0",)
     assert found.standings[-1].rank == n
@@ -256,7 +257,7 @@ def test_many_clients_take_no_square_of_memory():
 
 @pytest.mark.parametrize("width", [80, 100, 200])
 def test_numbers_keep_to_one_line(width):
-    found = summarise(
+    found = facts_from(
         [reports(clients=("x" * 70, "[b]", "c"), samples=[1, 2, 3]), reports(2, clients=("c", "[b]"))]
     )
     text = shown(found, width=width)
@@ -284,7 +285,7 @@ def test_numbers_have_the_digits_their_size_needs(scale, first, gain):
         empty=one.empty * scale, grand=one.grand * scale, alone=one.alone * scale, clients=one.clients,
         without=one.without * scale, se_alpha=one.se_alpha * scale, round=1,
     )  # fmt: skip
-    text = shown(summarise([big]), width=120)
+    text = shown(facts_from([big]), width=120)
     assert first in text
     assert gain in text
 

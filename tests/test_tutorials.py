@@ -42,7 +42,7 @@ def test_score_existing(tmp_path):
     assert total.raw.sum() == pytest.approx(total.gain, rel=0.2)  # "adds up", as the prose has it
     assert all(r.se_alpha.max() < 0.02 for r in rounds)  # paired errors: far below those of v itself
     assert re.search(r"^Alder .*\(1-1\)$", said, flags=re.MULTILINE)
-    assert "cannot be told apart: Birch, Cedar" in said
+    assert "statistically indistinguishable: Birch, Cedar" in said
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert all(name in page for name in total.clients)
     paid = fm.payouts(fm.shares(total), budget="10000.00")
@@ -69,4 +69,4 @@ def test_rehearse_consortium(tmp_path):
     assert not any(name in board for name in total.clients)
     assert f"{statement['cents'] / 100:,.2f}</td>" in board
     for text in (board, (ours / "first" / "page.html").read_text(encoding="utf-8")):
-        assert "Decision 1 stands: 25,000.00 by the rule fenced" in text
+        assert "Decision 1 is in force: 25,000.00 by the rule fenced" in text

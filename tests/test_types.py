@@ -93,7 +93,7 @@ def test_the_contract_of_the_design():
         ({"alone": np.array([0, 1j, 2])}, "alone: expected numbers, got an array of complex128"),
         (
             {"alone": np.ma.array([0, 1, 2], mask=[False, True, False])},
-            "alone: expected a number in every place, got an array with masked ones",
+            "alone: expected a number in every place, got an array with masked entries",
         ),
     ],
 )

@@ -39,7 +39,7 @@ def main() -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     began = time.monotonic()
-    say("keys: every hospital makes its identity key; the roster holds the public halves")
+    say("keys: every hospital and the server make an identity key; the roster holds the public halves")
     roster = make_roster(folder)
     members = {
         name: {"name": name, "fedmerit-key": str(key_of(folder, name)), "fedmerit-roster": str(roster)}
@@ -48,7 +48,8 @@ def main() -> None:
     say("starting a SuperLink (TLS, node authentication) and five SuperNodes on 127.0.0.1 ...")
     with Loopback(folder, members, THREADS) as federation:
         say(f"connected after {time.monotonic() - began:.0f} s; `flwr run`")
-        run = federation.submit(HERE, {"roster": str(roster), "out": str(folder / "run")})
+        config = {"roster": str(roster), "server-key": str(server_key(folder)), "out": str(folder / "run")}
+        run = federation.submit(HERE, config)
         follow(federation, run)
     say(f"done after {time.monotonic() - began:.0f} s")
     fedmerit("score", folder / "run")
@@ -57,18 +58,24 @@ def main() -> None:
 
 
 def make_roster(folder: Path) -> Path:
-    """One key per hospital, in its own folder (mode 600), and the roster of all."""
+    """One key per hospital and one for the server, in folders of their own (mode 600), and the roster."""
     members = []
     for name in HOSPITALS:
         key_of(folder, name).parent.mkdir(parents=True)
         members.append(Member(name, new_key(key_of(folder, name))))
-    write_roster(folder / "roster.toml", Roster(members))
+    server_key(folder).parent.mkdir()
+    write_roster(folder / "roster.toml", Roster(members, new_key(server_key(folder))))
     return folder / "roster.toml"
 
 
 def key_of(folder: Path, name: str) -> Path:
     """Where a hospital keeps its identity key."""
     return folder / "members" / name / "identity.pem"
+
+
+def server_key(folder: Path) -> Path:
+    """Where the server keeps its identity key; `server.pem` beside the roster is the TLS certificate here."""
+    return folder / "server" / "identity.pem"
 
 
 def follow(federation: Loopback, run: Submission) -> None:

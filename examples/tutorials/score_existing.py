@@ -148,13 +148,13 @@ for name in total.ranking():
     print(f"{name:8} {total.raw[i]:+.4f}  [{low:+.4f}, {high:+.4f}]    {total.ranks()[i]} ({best}-{worst})")
 
 # Before believing a table, look at two things. Does the sum of alpha come near the gain? Then what is
-# divided is what the model gained. And who cannot be told apart? More test samples would be needed to rank
-# those.
+# divided is what the model gained. And which members are statistically indistinguishable? To rank those,
+# more test samples would be needed.
 
 print(f"the model gained {total.gain:+.4f}; alpha adds up to {total.raw.sum():+.4f}")
 for group in indistinguishable(total):
     if len(group) > 1:
-        print("cannot be told apart:", ", ".join(group))
+        print("statistically indistinguishable:", ", ".join(group))
 
 # The scores of single rounds are there too, with the status that says whether a normalisation turned them
 # around.

@@ -8,7 +8,6 @@
 
 from fedmerit.config import VERSION as _VERSION
 from fedmerit.errors import FedmeritError
-from fedmerit.report import exports as _exports  # noqa: F401 - registers how scores are shown
 from fedmerit.scoring.accumulate import accumulate
 from fedmerit.scoring.agreement import agreement, normalise
 from fedmerit.scoring.files import read

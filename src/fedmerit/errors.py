@@ -16,6 +16,7 @@
     │   └── DoubtfulShares      the reports behind them contradict themselves
     ├── ProtocolError           secure aggregation or a round: names stage and member
     │   ├── MessageError        bytes that are not a message of this protocol
+    │   │   └── VersionError    a message of another version of the protocol
     │   ├── SignatureError      not signed by the member it names
     │   ├── BindingError        a message or model of another run, round, attempt, stage, roster, config or M0
     │   ├── ShareError          a secret share that is missing, unreadable or false
@@ -130,6 +131,10 @@ class MessageError(ProtocolError):
     """Bytes that are not a message of this protocol."""
 
 
+class VersionError(MessageError):
+    """A message, or a run, of a protocol or with features that this version of fedmerit does not know."""
+
+
 class SignatureError(ProtocolError):
     """A message was not signed by the member it names."""
 
@@ -143,13 +148,22 @@ class ShareError(ProtocolError):
 
 
 class RefusedError(ProtocolError):
-    """A request that would reveal an update was refused. ``logged``: the member's own log says why."""
+    """A request that would reveal an update was refused.
+
+    ``logged``: the member's own log says why. ``code``: "stale-state" if the member's state is an older copy.
+    """
 
     def __init__(
-        self, message: str, *, stage: str | None = None, member: str | None = None, logged: bool = False
+        self,
+        message: str,
+        *,
+        stage: str | None = None,
+        member: str | None = None,
+        logged: bool = False,
+        code: str = "",
     ) -> None:
         super().__init__(message, stage=stage, member=member)
-        self.logged = logged
+        self.logged, self.code = logged, code
 
 
 class BoundError(ProtocolError):
@@ -178,12 +192,14 @@ class KeyFileError(FedmeritError):
 class LedgerError(FedmeritError):
     """A ledger record is missing, altered, reordered or not signed by its author.
 
-    ``record`` is its number; None if no record can be named.
+    ``record`` is its number; None if no record can be named. ``code`` says what is wrong with the chain:
+    ``missing``, ``altered``, ``unsigned``, ``unsealed``, ``stranger`` (its author has no key), ``unreadable``
+    or ``damaged``. It is empty if something else is wrong.
     """
 
-    def __init__(self, message: str, *, record: int | None = None) -> None:
+    def __init__(self, message: str, *, record: int | None = None, code: str = "") -> None:
         super().__init__(message)
-        self.record = record
+        self.record, self.code = record, code
 
 
 class CopyDiffers(LedgerError):

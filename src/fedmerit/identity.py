@@ -7,11 +7,16 @@ with mode 600, and refused if its mode is looser.
 A roster file is TOML (or the same content as JSON)::
 
     format = "fedmerit roster 1"
+    server = "ed25519:77ab..."  # the server's key; members of a run between machines refuse any other
+    quorum = 4                  # optional: members who must sign the next roster; more than half unless given
 
     [[members]]
     name = "Hospital A"
     key = "ed25519:8f1c..."     # as `fedmerit keys new` printed it; 64 hexadecimal digits
     weight = 1200               # optional: this member's public weight
+
+Between runs a roster can change. The next one states the hash of the one before it (``previous``) and carries
+the ``signatures`` of its members, and the whole chain back to the first roster (``history``).
 """
 
 from __future__ import annotations
@@ -20,12 +25,14 @@ import hashlib
 import json
 import math
 import os
+import re
 import secrets
 import stat
 import tomllib
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +48,7 @@ __all__ = [
     "Roster",
     "load_key",
     "new_key",
+    "parse_key",
     "parse_member",
     "public_key",
     "read_roster",
@@ -191,6 +199,8 @@ only in case, blanks or how letters are composed
 FORMAT = "fedmerit roster 1"
 PREFIX = "ed25519:"
 MOST_MEMBERS = 1024
+MOST_CHANGES = 200
+"""Most rosters in a chain; a consortium that changes every month gets there in 16 years."""
 MOST_BYTES = 1 << 20
 _P = 2**255 - 19
 _D = -121665 * pow(121666, -1, _P)  # d in the curve equation of Ed25519 (RFC 8032, 5.1)
@@ -206,13 +216,7 @@ class Member:
 
     def __post_init__(self) -> None:
         check_name(self.name)
-        if not isinstance(self.key, bytes) or len(self.key) != 32:
-            raise KeyFileError(f"{self.name}: a public key has 32 bytes")
-        if _small_order(self.key):
-            raise KeyFileError(
-                f"{self.name}: {PREFIX}{self.key.hex()} protects nothing: anybody can make signatures that "
-                "verify under it; make a key with `fedmerit keys new`"
-            )
+        _check_key(self.name, self.key)
         if self.weight is not None and not (math.isfinite(self.weight) and self.weight >= 0):
             raise KeyFileError(f"{self.name}: weight must be a number of at least 0, got {self.weight}")
 
@@ -221,15 +225,46 @@ class Member:
 class Roster:
     """The names and public keys of all members, and optionally public weights. Order does not matter.
 
+    Args:
+        members: at least one; either all or none of them have a weight.
+        server: the server's public key. None is for rehearsals, and for rosters of version 0.1.0.
+        previous: the roster before this one, whose members must have signed this one; or only its hash, which
+            makes a roster with the right hash whose chain is not known.
+        quorum: how many members must sign the next roster, more than half of them; None for the smallest such
+            number.
+        signatures: on this roster, of members of the roster before.
+
     >>> Roster([Member("B", b"b" * 32), Member("A", b"a" * 32)]).names
     ('A', 'B')
     """
 
     members: tuple[Member, ...]
+    server: bytes | None
+    quorum: int | None
+    previous: bytes | None  # the hash of the roster before
+    before: Roster | None = field(compare=False, repr=False)
+    signatures: Mapping[str, bytes] = field(compare=False, repr=False)
 
-    def __init__(self, members: Iterable[Member]) -> None:
+    def __init__(
+        self,
+        members: Iterable[Member],
+        server: bytes | None = None,
+        previous: Roster | bytes | None = None,
+        quorum: int | None = None,
+        signatures: Mapping[str, bytes] | None = None,
+    ) -> None:
         ordered = tuple(sorted(members, key=lambda member: member.name))
-        object.__setattr__(self, "members", ordered)
+        before = previous if isinstance(previous, Roster) else None
+        given = {
+            "members": ordered,
+            "server": server,
+            "quorum": quorum,
+            "previous": previous.hash if isinstance(previous, Roster) else previous,
+            "before": before,
+            "signatures": dict(signatures or {}),
+        }
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
         if not 1 <= len(ordered) <= MOST_MEMBERS:
             raise KeyFileError(f"a roster has 1 to {MOST_MEMBERS} members, got {len(ordered)}")
         names, keys = [m.name for m in ordered], [m.key for m in ordered]
@@ -241,6 +276,28 @@ class Roster:
         check_names(names)
         if len({member.weight is None for member in ordered}) > 1:
             raise KeyFileError("expected a weight for every member of the roster or for none")
+        if server is not None:
+            _check_key(SERVER, server)
+            if server in keys:
+                raise KeyFileError(f"the server's key is also that of {names[keys.index(server)]}")
+        if quorum is not None and not (type(quorum) is int and len(ordered) < 2 * quorum <= 2 * len(ordered)):
+            raise KeyFileError(
+                f"quorum: expected a whole number above half of the {len(ordered)} members and not above all "
+                f"of them, got {quorum!r:.40}"
+            )
+        if before is not None:
+            self._check_signed(before)
+
+    def _check_signed(self, before: Roster) -> None:
+        """Raise KeyFileError unless enough members of the roster before signed this one."""
+        check_signed(before, self, self.signatures)
+        if len(self.signatures) < before.needed:
+            raise KeyFileError(
+                f"{len(self.signatures)} of the {len(before.members)} members of the roster before it signed "
+                f"this roster ({', '.join(self.signatures) or 'nobody'}): {before.needed} must"
+            )
+        if len(before.chain) > MOST_CHANGES:
+            raise KeyFileError(f"a roster changes at most {MOST_CHANGES} times")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -256,8 +313,33 @@ class Roster:
     def hash(self) -> bytes:
         """SHA-256 of the roster's content, the same for every order and file format."""
         rows = [[m.name, m.key.hex(), None if m.weight is None else float(m.weight)] for m in self.members]
-        text = json.dumps([FORMAT, rows], ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        stated = {
+            "server": self.server and self.server.hex(),
+            "quorum": self.quorum,
+            "previous": self.previous and self.previous.hex(),
+        }
+        more = [{key: value for key, value in stated.items() if value is not None}]
+        whole = [FORMAT, rows, *(more if any(more) else ())]  # version 0.1.0 hashed names, keys and weights
+        text = json.dumps(whole, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).digest()
+
+    @property
+    def needed(self) -> int:
+        """How many members must sign the next roster."""
+        return len(self.members) // 2 + 1 if self.quorum is None else self.quorum
+
+    @cached_property
+    def chain(self) -> tuple[Roster, ...]:
+        """This roster and all before it, the newest first."""
+        return (self, *(() if self.before is None else self.before.chain))
+
+    @property
+    def lineage(self) -> bytes:
+        """The hash of the first roster of the chain, which no change alters."""
+        first = self.chain[-1]
+        if first.previous is not None:
+            raise KeyFileError(f"the roster before {first.hash.hex()} is not known: {first.previous.hex()}")
+        return first.hash
 
     def key(self, name: str) -> bytes:
         """Return the public key of a member."""
@@ -269,6 +351,20 @@ class Roster:
     def verifies(self, name: str, signature: bytes, message: bytes) -> bool:
         """Return whether this member signed this message."""
         return verifies(self.key(name), signature, message)
+
+
+def signed_as(roster: Roster) -> bytes:
+    """Return what members of the roster before sign: the hash of this one, which states that of theirs."""
+    return b"fedmerit roster change 1\0" + roster.hash
+
+
+def check_signed(old: Roster, new: Roster, signatures: Mapping[str, bytes]) -> None:
+    """Raise KeyFileError unless these are signatures on the new roster by members of the old one."""
+    for name, signature in signatures.items():
+        if name not in old.names:
+            raise KeyFileError(f"{name!r:.70} signed, but is not on the roster before it")
+        if not old.verifies(name, signature, signed_as(new)):
+            raise KeyFileError(f"the signature of {name} is not by its key on the roster before it")
 
 
 def new_key(path: str | os.PathLike[str]) -> bytes:
@@ -285,7 +381,7 @@ def new_key(path: str | os.PathLike[str]) -> bytes:
     pem = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    _write_new(path, pem, 0o600)
+    write_new(path, pem, 0o600)
     return public_key(key)
 
 
@@ -330,23 +426,54 @@ def verifies(key: bytes, signature: bytes, message: bytes) -> bool:
 
 def write_roster(path: str | os.PathLike[str], roster: Roster) -> None:
     """Write a new roster file: JSON if the name ends in .json, TOML otherwise."""
-    rows: list[dict[str, Any]] = []
-    for member in roster.members:
-        row: dict[str, Any] = {"name": member.name, "key": PREFIX + member.key.hex()}
-        rows.append(row if member.weight is None else row | {"weight": float(member.weight)})
-    if Path(path).suffix == ".json":
-        text = json.dumps({"format": FORMAT, "members": rows}, ensure_ascii=False, indent=1) + "\n"
-    else:  # for every valid name, a JSON string or number is also one in TOML
-        blocks = [
-            "[[members]]\n" + "".join(f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in row.items())
-            for row in rows
-        ]
-        text = f'format = "{FORMAT}"\n\n' + "\n".join(blocks)
-    _write_new(Path(path), text.encode(), 0o644)
+    table = {"format": FORMAT, **stated(roster, roster.signatures, roster.before)}
+    as_json = Path(path).suffix == ".json"
+    text = json.dumps(table, ensure_ascii=False, indent=1) + "\n" if as_json else toml_of(table)
+    write_new(Path(path), text.encode())
+
+
+def stated(roster: Roster, signatures: Mapping[str, bytes], before: Roster | None = None) -> dict[str, Any]:
+    """Return a roster as the table of a file, with its history if the roster before it is given."""
+    table: dict[str, Any] = {}
+    if roster.server is not None:
+        table["server"] = PREFIX + roster.server.hex()
+    if roster.quorum is not None:
+        table["quorum"] = roster.quorum
+    if roster.previous is not None:
+        table["previous"] = roster.previous.hex()
+    table["members"] = [
+        {"name": one.name, "key": PREFIX + one.key.hex()}
+        | ({} if one.weight is None else {"weight": float(one.weight)})
+        for one in roster.members
+    ]
+    if roster.previous is not None:
+        table["signatures"] = [{"name": name, "signature": one.hex()} for name, one in signatures.items()]
+    if before is not None:
+        table["history"] = [stated(one, one.signatures) for one in before.chain[::-1]]
+    return table
+
+
+def toml_of(table: Mapping[str, Any], under: str = "") -> str:
+    """Return a table as TOML: for every valid name, a JSON string or number is also one in TOML."""
+    plain = {key: value for key, value in table.items() if not isinstance(value, list)}
+    lines = "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in plain.items())
+    return lines + "".join(
+        f"\n[[{under}{key}]]\n{toml_of(row, f'{under}{key}.')}"
+        for key, rows in table.items()
+        if isinstance(rows, list)
+        for row in rows
+    )
 
 
 def read_roster(path: str | os.PathLike[str]) -> Roster:
-    """Read a roster file; refuse unknown fields, duplicates and malformed keys."""
+    """Read a roster file; refuse unknown fields, duplicates, malformed keys, and unsigned changes."""
+    table, before = read_history(path, FORMAT)
+    with named(path):
+        return roster_of(table, before)
+
+
+def read_history(path: str | os.PathLike[str], form: str) -> tuple[dict[str, Any], Roster | None]:
+    """Return the table in a roster file without its history, and the last roster in that history."""
     try:
         with open(path, "rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -359,19 +486,61 @@ def read_roster(path: str | os.PathLike[str]) -> Roster:
         table = json.loads(text) if Path(path).suffix == ".json" else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise KeyFileError(f"{path}: not a roster file: {error}") from None
+    with named(path):
+        if not isinstance(table, dict) or table.pop("format", None) != form:
+            raise KeyFileError(f"expected a roster file with format = {form!r}")
+        history, before = table.pop("history", []), None
+        if not isinstance(history, list) or len(history) > MOST_CHANGES:
+            raise KeyFileError(f"history: expected at most {MOST_CHANGES} earlier rosters")
+        for row in history:
+            before = roster_of(row, before)
+    return table, before
+
+
+@contextmanager
+def named(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Put the name of a file in front of errors about it."""
     try:
-        return _roster(table)
+        yield
     except KeyFileError as error:
         raise KeyFileError(f"{path}: {error}") from None
 
 
-def _roster(table: Any) -> Roster:
-    if not isinstance(table, Mapping) or table.get("format") != FORMAT:
-        raise KeyFileError(f"expected a roster file with format = {FORMAT!r}")
-    rows = table.get("members")
-    if set(table) != {"format", "members"} or not isinstance(rows, list):
-        raise KeyFileError(f"expected format and [[members]], got {', '.join(map(str, table))}")
-    return Roster(_member(row) for row in rows)
+def roster_of(row: Any, before: Roster | bytes | None) -> Roster:
+    """Return one roster of a file, which follows the one before it."""
+    fields = {"members", "server", "quorum", "previous", "signatures"}
+    if not isinstance(row, Mapping) or not set(row) <= fields or not isinstance(row.get("members"), list):
+        got = ", ".join(map(str, row)) if isinstance(row, Mapping) else repr(row)
+        raise KeyFileError(f"expected format and [[members]], perhaps server and quorum, got {got:.200}")
+    previous = before.hash if isinstance(before, Roster) else before
+    if row.get("previous") != (previous and previous.hex()):
+        raise KeyFileError(
+            f"states {row.get('previous')!r:.70} as the hash of the roster before it, its history ends with "
+            f"{previous.hex() if previous else 'nothing'}"
+        )
+    server = row.get("server")
+    return Roster(
+        (_member(one) for one in row["members"]),
+        None if server is None else parse_key(SERVER, server),
+        before,
+        row.get("quorum"),
+        signatures_of(row),
+    )
+
+
+def signatures_of(row: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the signatures in the table of a roster, by name."""
+    found: dict[str, bytes] = {}
+    given = row.get("signatures", [])
+    for one in given if isinstance(given, list) else [given]:
+        match one:
+            case {"name": str(name), "signature": str(text)} if re.fullmatch("[0-9a-f]{128}", text):
+                if name in found:
+                    raise KeyFileError(f"{name!r:.70} signed twice")
+                found[name] = bytes.fromhex(text)
+            case _:
+                raise KeyFileError(f"a signature has a name and 128 hexadecimal digits, got {one!r:.200}")
+    return found
 
 
 def parse_member(text: str) -> Member:
@@ -394,17 +563,32 @@ def parse_member(text: str) -> Member:
 def _member(row: Any) -> Member:
     if not isinstance(row, Mapping) or not {"name", "key"} <= set(row) <= {"name", "key", "weight"}:
         raise KeyFileError(f"a member has a name, a key and perhaps a weight, got {row!r}")
-    name, key, weight = row["name"], row["key"], row.get("weight")
+    name, weight = row["name"], row.get("weight")
     check_name(name)
-    if not isinstance(key, str) or not key.startswith(PREFIX):
-        raise KeyFileError(f"{name}: key must read {PREFIX} and 64 hexadecimal digits")
-    try:
-        raw = bytes.fromhex(key.removeprefix(PREFIX))
-    except ValueError:
-        raise KeyFileError(f"{name}: key must read {PREFIX} and 64 hexadecimal digits") from None
+    raw = parse_key(name, row["key"])
     if weight is not None and (isinstance(weight, bool) or not isinstance(weight, int | float)):
         raise KeyFileError(f"{name}: weight must be a number of at least 0, got {weight!r}")
     return Member(name, raw, weight)
+
+
+def parse_key(name: str, text: Any) -> bytes:
+    """Return a public key from ed25519:PUBLICKEY; ``name`` says whose it is, for the error."""
+    if not isinstance(text, str) or not re.fullmatch(f"{PREFIX}(?:[0-9a-fA-F]{{2}})*", text):
+        raise KeyFileError(f"{name}: key must read {PREFIX} and 64 hexadecimal digits")
+    raw = bytes.fromhex(text.removeprefix(PREFIX))
+    _check_key(name, raw)
+    return raw
+
+
+def _check_key(name: str, key: Any) -> None:
+    """Raise KeyFileError unless this can be somebody's public key."""
+    if not isinstance(key, bytes) or len(key) != 32:
+        raise KeyFileError(f"{name}: a public key has 32 bytes")
+    if _small_order(key):
+        raise KeyFileError(
+            f"{name}: {PREFIX}{key.hex()} protects nothing: anybody can make signatures that verify under "
+            "it; make a key with `fedmerit keys new`"
+        )
 
 
 def _small_order(key: bytes) -> bool:
@@ -421,7 +605,7 @@ def _small_order(key: bytes) -> bool:
     return y * (y * y - 1) * (_D * y**4 + 2 * y * y - 1) % _P == 0
 
 
-def _write_new(path: Path, data: bytes, mode: int) -> None:
+def write_new(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Create a file in one step: complete, with its mode from the start, and never over an existing file."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:

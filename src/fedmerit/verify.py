@@ -29,9 +29,9 @@ from fedmerit.ledger.records import (
     run_and_config,
     unreported,
 )
-from fedmerit.notes import Note, planted
+from fedmerit.notes import Note, planted, words
 from fedmerit.protocol.messages import Round
-from fedmerit.protocol.terms import EMBEDDED, REHEARSALS
+from fedmerit.protocol.terms import EMBEDDED, REHEARSALS, stated_of
 from fedmerit.scoring.doubts import check_payable, doubts
 from fedmerit.scoring.files import LEDGER
 from fedmerit.storage.run_folder import (
@@ -62,15 +62,23 @@ def about_keys(run: Mapping[str, Any], config: Config, roster: Roster | None, na
     Raises:
         LedgerError: names the members whose keys differ.
     """
-    rehearsal = REHEARSALS.get(run["engine"])
+    rehearsal = run["engine"] in REHEARSALS
     if roster is not None:
-        _check(run, config, roster, name)
+        agreed = run.get("terms", {}).get("roster")
+        used = next((one for one in roster.chain if one.hash.hex() == agreed), roster)
+        _check(run, config, used, name)
         if rehearsal:
-            yield Note("keys-held", roster=name, hash=roster.hash.hex(), holder=rehearsal)
+            yield Note(
+                "keys-held", roster=name, hash=used.hash.hex(), holder=words(f"holder.{run['engine']}")
+            )
         else:
-            yield Note("keys", roster=name, hash=roster.hash.hex())
+            yield Note("keys", roster=name, hash=used.hash.hex())
+        if used is not roster:
+            yield Note("keys-earlier", roster=name, changes=roster.chain.index(used))
     elif run["keys"] and not rehearsal:
         yield _how_to_compare(run, config)
+    if before := run.get("terms", {}).get("previous"):
+        yield Note("roster-before", hash=before)
 
 
 def _check(run: Mapping[str, Any], config: Config, roster: Roster, name: str) -> None:
@@ -78,6 +86,9 @@ def _check(run: Mapping[str, Any], config: Config, roster: Roster, name: str) ->
     if not run["keys"]:
         raise LedgerError(f"an unsigned ledger has no keys, so there is nothing to compare with {name}")
     listed, wrong = {member.name: member.key for member in roster.members}, []
+    if roster.server is not None and bytes.fromhex(run["keys"][SERVER]) != roster.server:
+        here, theirs = run["keys"][SERVER], roster.server.hex()
+        wrong.append(f"the key of the server is {here[:16]}..., on the roster {theirs[:16]}...")
     for member in dict.fromkeys((*config.clients, *listed)):
         if member not in listed:
             wrong.append(f"{member} is not on it")
@@ -96,21 +107,28 @@ def _check(run: Mapping[str, Any], config: Config, roster: Roster, name: str) ->
     if stated != roster.hash.hex():
         raise LedgerError(
             f"its members agreed to a roster with hash {stated!s:.64}, but {name} has {roster.hash.hex()}: "
-            "names and keys are the same, public weights are not"
+            "names and keys are the same; public weights, server, quorum or the roster before it are not"
         )
+    terms = run.get("terms", {})
+    if {key: terms[key] for key in ("previous", "quorum") if key in terms} != stated_of(roster):
+        raise LedgerError(f"its terms state another quorum, or another roster before it, than {name}")
 
 
 def _how_to_compare(run: Mapping[str, Any], config: Config) -> Note:
     """Say how a reader can compare the keys; give the roster's hash only if it is the hash of these keys."""
-    stated, training = run.get("terms", {}).get("roster"), config.training
+    terms, training = run.get("terms", {}), config.training
+    stated, before = terms.get("roster"), terms.get("previous")
     weights = training.roster_weights if training.weights == "roster" else {}
-    members = (Member(name, bytes.fromhex(run["keys"][name]), weights.get(name)) for name in config.clients)
+    keys = {name: bytes.fromhex(key) for name, key in run["keys"].items()}
+    members = [Member(name, keys[name], weights.get(name)) for name in config.clients]
+    # before protocol 3, no roster named its server
+    server = keys[SERVER] if "protocol" in terms else None
     try:
-        computed = Roster(members).hash.hex()
+        made = Roster(members, server, before and bytes.fromhex(before), terms.get("quorum"))
     except KeyFileError as error:
         raise LedgerError(f"its keys do not form a roster: {error}") from error
-    if stated == computed:
-        return Note("keys-hashed", hash=computed)
+    if stated == made.hash.hex():
+        return Note("keys-hashed", hash=stated)
     if weights:
         raise LedgerError("its members agreed to a roster that its keys and public weights do not form")
     return Note("keys-stated" if stated is None else "keys-weighted")
@@ -310,8 +328,8 @@ class _Checked:
         members = self.config.clients
         if not self.signed:
             yield Note("unsigned")
-        elif holder := REHEARSALS.get(self.run["engine"]):
-            yield Note("rehearsal", holder=holder)
+        elif (engine := self.run["engine"]) in REHEARSALS:
+            yield Note("rehearsal", holder=words(f"holder.{engine}"))
         else:
             joined = {record.author for record in self.records if record.kind == "join"}
             yield Note("members", joined=len(joined), members=len(members))
@@ -336,6 +354,9 @@ class _Checked:
             else:
                 yield Note("signed", client=self.member, place=own.words)
         yield self._about_rounds()
+        for record in self.records:
+            if record.kind == "blame":
+                yield _about_blame(record)
         if moves(self.run):
             yield Note("moves")
         for one in self.rounds:
@@ -393,6 +414,14 @@ class _Checked:
     def _after(self, rounds: int) -> str:
         planned = self.config.training.rounds
         return Note("payouts-after", round=rounds, planned=planned) if rounds < planned else ""
+
+
+def _about_blame(record: Record) -> Note:
+    body, at = record.body, record.seq
+    if body["why"] == "share":
+        return Note("blamed-share", round=body["round"], client=body["member"], other=body["by"], record=at)
+    code = "blamed-complaint" if body["why"] == "complaint" else "blamed-secret"
+    return Note(code, round=body["round"], client=body["member"], record=at)
 
 
 def _both(one: Callable[[], A], other: Callable[[], B]) -> tuple[A, B]:

@@ -24,6 +24,7 @@ class Scenario:
         lost: (member, round, stage): its answers from that stage to the end of that round never arrive.
         away: (member, round): it is not scheduled.
         beyond: members whose update lies beyond the bound, in every round.
+        bad: (dealer, round, holder): it deals this holder a bad share.
         threshold: members needed to finish; 0 for floor(2/3 of all members) + 1.
         reveal: one test slice for all rounds (fixed) or a fresh one each (per-round).
         visibility: of the records: all, or coordinator.
@@ -35,6 +36,7 @@ class Scenario:
     lost: tuple[tuple[int, int, str], ...] = ()
     away: tuple[tuple[int, int], ...] = ()
     beyond: tuple[int, ...] = ()
+    bad: tuple[tuple[int, int, int], ...] = ()
     threshold: int = 0
     reveal: str = "fixed"
     visibility: str = "all"
@@ -90,6 +92,7 @@ class Expected:
     scheduled: tuple[str, ...]
     included: tuple[str, ...] = ()
     declined: tuple[str, ...] = ()
+    blamed: tuple[str, ...] = ()
     silent: tuple[str, ...] = ()
     aborted: bool = True
 
@@ -105,8 +108,9 @@ def expected(scenario: Scenario, number: int) -> Expected:
     >>> expected(four, 3).aborted
     True
     """
-    scheduled = tuple(name for name in scenario.names if not scenario.is_away(name, number))
-    left, included, declined = scheduled, (), ()
+    before = {name for earlier in range(1, number) for name in expected(scenario, earlier).blamed}
+    scheduled = tuple(n for n in scenario.names if not scenario.is_away(n, number) and n not in before)
+    left, included, declined, against = scheduled, (), (), {}
     if len(left) < max(LEAST, scenario.needed):
         return Expected(scheduled)
     for stage in STAGES[:-1]:
@@ -114,11 +118,16 @@ def expected(scenario: Scenario, number: int) -> Expected:
         if stage == "masked":
             declined = tuple(name_of(i) for i in scenario.beyond if name_of(i) in left)
             left = included = tuple(name for name in left if name not in declined)
-        if len(left) < (scenario.needed if included else max(LEAST, scenario.needed)):
-            return Expected(scheduled, declined=declined)
+            for dealer in scenario.names:
+                pairs = ((name_of(d), name_of(h)) for d, at, h in scenario.bad if at == number)
+                complained = {holder for d, holder in pairs if d == dealer and holder in included}
+                against |= {dealer: complained} if complained else {}
+        good = min((len({*left} - complained) for complained in against.values()), default=len(left))
+        if min(len(left), good) < (scenario.needed if included else max(LEAST, scenario.needed)):
+            return Expected(scheduled, declined=declined, blamed=tuple(against))
     heard = [name for name in left if not scenario.is_lost(name, number, "report")]
     silent = tuple(name for name in included if name not in heard)
-    return Expected(scheduled, included, declined, silent, aborted=False)
+    return Expected(scheduled, included, declined, tuple(against), silent, aborted=False)
 
 
 ONE = (("advertise", "report"), ("share", "unmask"), ("masked", "check"), ("report", "advertise"))
@@ -145,6 +154,8 @@ SCENARIOS = {
     "all-are-needed": Scenario(threshold=4, lost=((0, 1, "unmask"), (1, 2, "report"))),
     "one-beyond": Scenario(beyond=(1,), lost=((2, 1, "masked"),)),
     "one-beyond-and-all-needed": Scenario(rounds=1, threshold=4, beyond=(1,)),
+    "bad-shares": Scenario(members=7, rounds=3, bad=((1, 1, 2), (4, 2, 0)), lost=((5, 1, "check"),)),
+    "bad-shares-to-many": Scenario(bad=((1, 1, 0), (1, 1, 2))),
     "one-away": Scenario(away=((3, 1), (0, 2))),
     "too-few-scheduled": Scenario(away=((0, 1), (1, 1))),
 }

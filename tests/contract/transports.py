@@ -70,10 +70,10 @@ class Way(Protocol):
 
 
 def make_keys(home: Path, scenario: Scenario) -> Roster:
-    """Everybody's key, and the roster, in a folder."""
+    """Everybody's key, the server's too, and the roster, in a folder."""
     weights: Mapping[str, Any] = scenario.roster if scenario.weights == "roster" else {}
     members = [Member(name, new_key(home / f"{name}.pem"), weights.get(name)) for name in scenario.names]
-    write_roster(home / "roster.toml", roster := Roster(members))
+    write_roster(home / "roster.toml", roster := Roster(members, new_key(home / "server.pem")))
     return roster
 
 

@@ -18,11 +18,12 @@ from fedmerit.identity import SERVER, content, exact, number
 from fedmerit.ledger.chain import Copy, Ledger, exported
 from fedmerit.ledger.decisions import Terms
 from fedmerit.ledger.records import own_total, rounds_of, sees, totals
-from fedmerit.report.statement import as_dict, as_markdown, statements, write_statements
+from fedmerit.report.statement import as_dict, as_markdown, facts_as_decided, write_statements
 from fedmerit.scoring.rewards import division, payouts
 from fedmerit.simulation.run import run
 from fedmerit.verify import read_run, record_decision, verify_copy, verify_folder
 from ledgers import Keys
+from raising import raises
 
 OVERRIDES = (
     "training.rounds=3",
@@ -180,48 +181,48 @@ def test_a_decision_that_does_not_follow_is_named(folder, edit, message):
 # -------------------------------------------------------------------------------------------- statements
 
 
-def statement_of(folder, config, member, **terms):
+def facts_of(folder, config, **terms):
     decision, _ = record_decision(folder, Terms("1000.00", PAID, **terms))
     rounds, _, head = read_run(folder)
-    return next(one for one in statements(rounds, config, decision, head) if one.member == member)
+    return facts_as_decided(rounds, config, decision, head)
 
 
 def test_a_statement_says_what_one_did_earns_and_missed(folder):
-    away = statement_of(folder, OPEN, "client-1")
-    text = as_markdown(away)
+    facts = facts_of(folder, OPEN)
+    text, told = as_markdown(facts, "client-1"), as_dict(facts, "client-1")
     assert "In 2 of 3 rounds your update was in the sum and your report counted." in text
-    assert "Round 2: you were not on the list of who takes part." in text
-    assert f"**{away.cents // 100}.{away.cents % 100:02d}** of 1,000.00" in text
+    assert "Round 2: you were not on the list of participants." in text
+    assert f"**{told['cents'] // 100}.{told['cents'] % 100:02d}** of 1,000.00" in text
     assert "This is an estimate" in text
-    assert away.head in text
-    silent = as_markdown(statement_of(folder, OPEN, "client-3"))
-    assert "Round 3: your update was in the sum, but no report of yours arrived in time." in silent
-    whole = as_markdown(statement_of(folder, OPEN, "client-0"))
-    assert "Nothing: there is a report of yours for every round that was counted." in whole
+    assert told["head"] in text
+    silent = as_markdown(facts, "client-3")
+    assert "Round 3: your update was in the sum, but your report did not arrive in time." in silent
+    whole = as_markdown(facts, "client-0")
+    assert "Nothing: you have a report for every round that was counted." in whole
 
 
 def test_what_absence_cost_is_the_same_decision_with_that_members_rounds_at_its_own_mean(folder):
-    one = statement_of(folder, OPEN, "client-1")
+    facts = facts_of(folder, OPEN)
+    cost, decision = facts.absence_cost("client-1"), facts.decision
     rounds, _, _ = read_run(folder)
     own = [reports.alone[k] + reports.grand - reports.without[k] - reports.empty
            for reports in (found.to_reports(PAID) for found in rounds) if "client-1" in reports.clients
            for k in [reports.clients.index("client-1")]]  # fmt: skip
-    assert one.cost.score == pytest.approx(sum(own) / 2)
-    assert one.cost.other == pytest.approx(sum(own) / 2 * 3 / 2)
-    raw = dict(zip(one.decision.total.clients, one.decision.total.raw, strict=True)) | {
-        "client-1": one.cost.other
-    }
+    assert cost.score == pytest.approx(sum(own) / 2)
+    assert cost.other == pytest.approx(sum(own) / 2 * 3 / 2)
+    raw = dict(zip(decision.total.clients, decision.total.raw, strict=True)) | {"client-1": cost.other}
     positive = {name: max(value, 0) for name, value in raw.items()}
     again = payouts({name: value / sum(positive.values()) for name, value in positive.items()}, "1000.00")
-    assert abs(one.cost.other_cents - int(again["client-1"] * 100)) <= 1  # a rounding of the shares
-    assert one.cost.other_cents > one.cost.cents == one.cents
+    assert abs(cost.other_cents - int(again["client-1"] * 100)) <= 1  # a rounding of the shares
+    assert cost.other_cents > cost.cents == int(decision.paid["client-1"] * 100)
 
 
 def test_where_missed_rounds_count_at_the_own_mean_the_statement_compares_with_zero(folder):
-    one = statement_of(folder, OPEN, "client-1", missing="own-mean")
-    assert one.cost.other < one.cost.score
-    assert "counted as your own average" in as_markdown(one)
-    assert "Counted as zero, your contribution would be" in as_markdown(one)
+    facts = facts_of(folder, OPEN, missing="own-mean")
+    cost, text = facts.absence_cost("client-1"), as_markdown(facts, "client-1")
+    assert cost.other < cost.score
+    assert "counted as the mean of the rounds that you did report" in text
+    assert "Counted as zero, your contribution would be" in text
 
 
 def test_statements_are_files_in_words_and_for_programs(folder):
@@ -244,18 +245,18 @@ def test_statements_are_files_in_words_and_for_programs(folder):
 def test_who_never_reported_is_told_so_and_earns_nothing(tmp_path):
     config = tiny("participation.away={client-1 = [1, 2]}")
     run(config, tmp_path / "run")
-    one = statement_of(tmp_path / "run", config, "client-1")
-    text = as_markdown(one)
-    assert one.cents == 0
+    facts = facts_of(tmp_path / "run", config)
+    text = as_markdown(facts, "client-1")
+    assert as_dict(facts, "client-1")["cents"] == 0
     assert (
         "**0.00** of 1,000.00: you never reported. Without a report there is no score, and no rule pays."
         in text
     )
     assert "You have no report in any round" in text
     assert "No standard errors" not in text
-    assert as_dict(one)["contribution"] is None
-    equal = as_markdown(statement_of(tmp_path / "run", config, "client-1", rule="equal"))
-    assert "The same for everybody who ever reported" in equal
+    assert as_dict(facts, "client-1")["contribution"] is None
+    equal = as_markdown(facts_of(tmp_path / "run", config, rule="equal"), "client-1")
+    assert "Every member who ever reported gets the same share" in equal
 
 
 def test_a_decision_before_the_end_says_after_which_round(tmp_path):
@@ -286,9 +287,11 @@ def test_where_only_the_coordinator_sees_all_a_statement_names_nobody_else(close
     decision, _ = record_decision(closed, Terms("1000.00", PAID))
     rounds, _, head = read_run(closed)
     faulty = replace(CLOSED, corruption=Corruption(label_flip=CLOSED.clients[:2]))
-    for one in (*statements(rounds, CLOSED, decision, head), *statements(rounds, faulty, decision, head)):
-        said = as_markdown(one) + json.dumps(as_dict(one))
-        assert not any(name in said for name in CLOSED.clients if name != one.member)
+    for config in (CLOSED, faulty):
+        facts = facts_as_decided(rounds, config, decision, head)
+        for member in CLOSED.clients:
+            said = as_markdown(facts, member) + json.dumps(as_dict(facts, member))
+            assert not any(name in said for name in CLOSED.clients if name != member)
 
 
 # ------------------------------------------------------------------------- only the coordinator sees all
@@ -507,5 +510,5 @@ def test_visibility_of_the_coordinator_alone_excludes_settings_that_tell_everybo
         "training.weights=scores",
         'scoring.truth=["mr-shapley"]',
     ):
-        with pytest.raises(ConfigError, match=r"^scoring\.visibility"):
+        with raises(ConfigError, setting="scoring.visibility"):
             tiny("scoring.visibility=coordinator", setting)

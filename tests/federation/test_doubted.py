@@ -92,21 +92,21 @@ def test_a_decision_despite_doubts_says_so_in_the_ledger_the_statements_and_the_
         text = (folder / "statements" / f"{name}.md").read_text()
         first = text.split("## What you did")[0]
         assert SAYS.search(first)
-        assert "The decision was made despite this." in first
+        assert "The decision was made despite this doubt." in first
         plain = json.loads((folder / "statements" / f"{name}.json").read_text())
         assert plain["despite_doubts"] is True
         assert SAYS.match(plain["doubts"][0])
     shown = unescape(page(folder))
     assert "<h1>Do not pay by these numbers: the measure fell</h1>" in shown
     assert SAYS.search(shown.split('<p class="lede">')[0])
-    assert "It was made despite this doubt." in shown.split('id="paid"')[1].split("<table")[0]
+    assert "The decision was made despite this doubt." in shown.split('id="paid"')[1].split("<table")[0]
 
 
 def test_a_decision_by_a_sound_measure_is_not_doubted_for_what_the_page_ranks_by(runs, tmp_path):
     folder = shutil.copytree(runs / "open", tmp_path / "run")
     record_decision(folder, Terms("100.00", "expected-accuracy", on_undefined="equal"))
     part = unescape(page(folder)).split('id="paid"')[1].split("<table")[0]
-    assert "It was made despite this doubt." not in part
+    assert "The decision was made despite this doubt." not in part
     assert not SAYS.search(part)
 
 

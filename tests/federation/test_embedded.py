@@ -48,7 +48,7 @@ def test_a_run_writes_the_documented_files_and_scores(plain):
     assert [one["round"] for one in content["rounds"]] == [1, 2]
     first = content["rounds"][0]
     assert first["participants"] == content["clients"]
-    assert set(first["scores"]) == {"LOO", "IOI", "ALPHA", "FP", "EE", "SURPLUS", "COS"}
+    assert set(first["scores"]) == {"LOO", "IOI", "ALPHA", "FP", "EE", "SURPLUS", "COS", "PHI"}
     for name in ("alone", "without", "se_loo", "se_ioi", "se_alpha", "se_alpha_total", "cosine"):
         assert len(first["reports"][name]) == 4
     assert "samples" not in first["reports"]  # nobody asked for disclosure
@@ -353,7 +353,7 @@ def test_weights_from_the_current_round_are_the_papers_and_mark_the_run_as_analy
             (schedule,) = ledger.records("schedule")
         weights = [number(value) for value in schedule.body["weights"].values()]
         np.testing.assert_allclose(weights, expected, rtol=1e-3)
-        assert "analysis: plain updates were looked at" in list(verify_folder(folder))
+        assert "analysis: plain updates were analysed" in list(verify_folder(folder))
     assert "analysis" not in run(tiny("training.rounds=1", "training.weights=scores"), tmp_path / "past")
 
 

@@ -10,11 +10,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedmerit.config import recorded_hash
 from fedmerit.errors import MessageError, RefusedError
-from fedmerit.identity import load_key, read_roster
+from fedmerit.identity import Roster, load_key, public_key, read_roster
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.records import first_body
 from fedmerit.protocol.member import Participant
 from fedmerit.protocol.messages import EXCHANGES, FORMAT, Ask, Parcel, pack
+from fedmerit.protocol.terms import FLOWER, proposed
 from fedmerit.storage.member_state import MemberFiles
 from older_files import copied
 
@@ -26,9 +27,11 @@ class Server:
 
     def __init__(self, files):
         self.key, self.run = Ed25519PrivateKey.generate(), secrets.token_hex(16)
-        self.roster = read_roster(files / "roster.toml")
+        self.roster = Roster(read_roster(files / "roster.toml").members, public_key(self.key))
         with Ledger(files / "flower" / "ledger.sqlite", read_only=True) as ledger:
-            self.pool, self.terms = first_body(ledger, "pool"), first_body(ledger, "run")["terms"]
+            self.pool, old = first_body(ledger, "pool"), first_body(ledger, "run")["terms"]
+        about = {key: old[key] for key in ("strategy", "optimiser", "evaluates")}
+        self.terms = proposed(old["config"], self.roster, engine=FLOWER, **about)
 
     def ask(self, exchange, number, body):
         return Ask(exchange, self.run, number, body).pack(self.key.sign)
@@ -98,7 +101,7 @@ def test_a_round_is_a_whole_number(server):
     """True is 1 to Python and another number in what members sign."""
     inner = pack(["close", server.run, True, {"head": "0" * 64}, {}])
     with pytest.raises(MessageError, match="not a message"):
-        Ask.unpack(Parcel(pack([FORMAT, inner, b""])))
+        Ask.unpack(Parcel(pack([FORMAT, "0.1.0", inner, b""])))
 
 
 def test_settings_of_a_good_run_are_agreed_to(server, member):
@@ -117,5 +120,5 @@ def test_a_member_does_not_sign_that_a_run_is_a_rehearsal(server, member, engine
 def test_arrays_come_with_a_request_for_a_report_and_with_nothing_else(server, member, exchange):
     """They are as large as a model, and are hashed before anybody knows who sent them."""
     asked = Ask(exchange, server.run, 1, {}, {"x": np.zeros(9)}).pack(server.key.sign)
-    with pytest.raises(MessageError, match="expected no arrays beside it"):
+    with pytest.raises(MessageError, match="other arrays beside it than expected"):
         member.answer(asked, "here")

@@ -3,126 +3,59 @@
 from __future__ import annotations
 
 import re
-import secrets
-from contextlib import ExitStack
-from functools import partial
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedmerit.config import as_toml, from_dict
 from fedmerit.errors import LedgerError, RoundAborted
-from fedmerit.identity import Member, Roster, load_key, new_key
-from fedmerit.ledger.recorder import LedgerRecorder
-from fedmerit.protocol.coordinator import Coordinator
-from fedmerit.protocol.measure import Evaluations
-from fedmerit.protocol.member import Participant
-from fedmerit.protocol.messages import Ask, Outcome, Round, Trained, Work, model_hash
+from fedmerit.protocol.messages import Outcome, Round, model_hash
 from fedmerit.secagg.server import Server
-from fedmerit.storage.member_state import MemberFiles
-from fedmerit.storage.run_folder import Folder, snapshot
+from fedmerit.storage.run_folder import snapshot
 from fedmerit.verify import verify_folder
-from ledgers import pool_of, terms_of
+from linear_federation import SIZE, Federation
 
 ALL = ["A", "B", "C", "D"]
-M0 = np.linspace(-1, 1, 30, dtype=np.float32)
+M0 = np.linspace(-1, 1, SIZE, dtype=np.float32)
 RNG = np.random.default_rng(0)
-UPDATES = {name: RNG.normal(size=M0.size).astype(np.float32) * np.float32(0.05) for name in ALL}
+UPDATES = {name: RNG.normal(size=SIZE).astype(np.float32) * np.float32(0.05) for name in ALL}
 
 
-def value(model, shown):
-    return {"value": np.full(len(shown.y), 0.5)}
-
-
-def train(name, m0):
+def train(name, number, m0):
     """Almost the same from almost the same model, as local training is; never the very same."""
-    shuffled = RNG.normal(size=m0.size).astype(np.float32) * np.float32(1e-6)
-    return UPDATES[name] + shuffled
+    return UPDATES[name] + RNG.normal(size=SIZE).astype(np.float32) * np.float32(1e-6)
 
 
-class Transport:
-    """Carries messages to members that keep their files, unless somebody is away."""
+class TwoLedgers(Federation):
+    """Four members with files, and a server with a ledger to show (`coordinator`) and another to itself."""
 
-    def __init__(self, folder, roster):
-        self.folder, self.roster, self.m0 = folder, roster, M0
-        self.away = lambda kind, number, name: False
-        self.lost = lambda kind, number, name: False  # the answer, on its way
+    def __init__(self, home, *, optimiser=False):
+        super().__init__(home, ALL, 4, files=True, terms={"optimiser": optimiser})
+        self.model, self.train = M0, train
+        self.unasked = lambda kind, number, name: False
+        self.reaches = lambda name, ask: not self.unasked(ask.exchange, ask.round, name)
 
-    def member(self, name):
-        path = self.folder / f"{name}.pem"
-        identity = load_key(path)
-        state = partial(MemberFiles, path, identity)
-        return Participant(name, identity, self.roster, state, lambda shape, utilities: value)
-
-    def work(self, name):
-        m0 = self.m0
-        return lambda: Work(m0, b"", lambda: Trained(m0, train(name, m0), None))
-
-    def expected(self, number):
-        return ALL
-
-    def exchange(self, kind, asks):
-        for name, data in asks.items():
-            number = Ask.unpack(data)[0].round
-            if self.away(kind, number, name):
-                continue
-            work = self.work(name) if kind == "train" else None
-            answer = self.member(name).answer(data, "here", work)
-            if not self.lost(kind, number, name):
-                yield name, answer
-
-
-class Federation:
-    """Four members, and a server with a ledger to show and another one to itself."""
-
-    def __init__(self, folder, *, optimiser=False):
-        self.folder = folder
-        roster = Roster([Member(name, new_key(folder / f"{name}.pem")) for name in ALL])
-        settings = {
-            "partition": {"names": ALL},
-            "training": {"rounds": 4, "weights": "uniform"},
-            "scoring": {"utilities": ["value"]},
-        }
-        text, config = as_toml(settings), from_dict(settings)
-        pool = pool_of(np.zeros((20, 1)), np.zeros(20))
-        terms = terms_of(text, roster, optimiser=optimiser)
-        key, run = Ed25519PrivateKey.generate(), secrets.token_hex(16)
-        self.transport, self.run, self.open = Transport(folder, roster), run, ExitStack()
-
-        def coordinator(name):
-            kept = self.open.enter_context(Folder(folder / name, config, text=text))
-            recorder = LedgerRecorder(kept, config, roster, key, run, "flower", terms, pool.commitment)
-            recorder.begin(M0)
-            made = Coordinator(recorder, pool, self.transport, Evaluations(value))
-            for member, answer in self.transport.exchange("join", dict.fromkeys(ALL, made.invitation())):
-                assert made.admit("here", answer) == member
-            return made
-
-        self.shown, self.hidden = coordinator("run"), coordinator("hidden")
-
-    def round(self, number, m0, members=ALL, *, by=None):
-        self.transport.m0 = m0
-        return (by or self.shown).round(number, m0, members)
+    def start(self, number, m0, members=ALL, *, by=None):
+        """Run a round from any model."""
+        self.model = m0
+        return self.round(number, members, by=by)
 
     def pretend(self, number, m0):
         """A round that the ledger calls aborted, in which nobody was asked anything."""
-        away, self.transport.away = self.transport.away, lambda kind, number, name: True
-        assert self.round(number, m0) is None
-        self.transport.away = away
+        unasked, self.unasked = self.unasked, lambda kind, number, name: True
+        assert self.start(number, m0) is None
+        self.unasked = unasked
 
     def lines(self, name):
         """What a member finds out from the server's ledger and its own file."""
-        list(verify_folder(self.folder / "run"))  # to everybody else the ledger is in order
-        heads = self.folder / f"{name}.pem.state" / self.run / "heads"
-        found = list(verify_folder(self.folder / "run", heads=heads, member=name))
+        list(verify_folder(self.folder))  # to everybody else the ledger is in order
+        found = list(verify_folder(self.folder, heads=self.heads(name), member=name))
         return [line.removeprefix("kept: ") for line in found if line.startswith("kept: ")]
 
 
 @pytest.fixture
 def federation(tmp_path, request):
-    made = Federation(tmp_path, **getattr(request, "param", {}))
-    with made.open:
+    made = TwoLedgers(tmp_path, **getattr(request, "param", {}))
+    with made.begun(), made.open("hidden") as made.hidden:
         yield made
 
 
@@ -147,8 +80,8 @@ def test_a_sum_that_the_server_calls_aborted_is_in_the_file_of_who_released_shar
         return shown
 
     monkeypatch.setattr(Server, "advance", advance)
-    assert federation.round(1, M0) is None
-    assert federation.round(2, M0, ALL[:3]) is not None
+    assert federation.start(1, M0) is None
+    assert federation.start(2, M0, ALL[:3]) is not None
     assert np.abs(kept[0].weighted_sum - kept[1].weighted_sum - UPDATES["D"]).max() < 1e-4
     lines = federation.lines("A")
     assert lines[1] == "trained in 2 rounds, from the models that the ledger states"
@@ -164,12 +97,12 @@ def test_a_sum_that_the_server_calls_aborted_is_in_the_file_of_who_released_shar
 
 def test_an_old_model_in_a_round_that_the_server_calls_aborted_is_an_error(federation):
     """After a gap in the numbers members take any M0: the first one again, one bit changed."""
-    model = federation.round(1, M0)
+    model = federation.start(1, M0)
     federation.pretend(2, model)
     old = M0.copy()
     old[0] = np.nextafter(old[0], np.float32(9))
-    federation.transport.away = unreported
-    assert federation.round(3, old, ALL[:3], by=federation.hidden) is not None
+    federation.unasked = unreported
+    assert federation.start(3, old, ALL[:3], by=federation.hidden) is not None
     federation.pretend(3, model)
     message = (
         r"heads: line 6: this member did not train from the M0 that the ledger states for round 3: "
@@ -180,9 +113,9 @@ def test_an_old_model_in_a_round_that_the_server_calls_aborted_is_an_error(feder
 
 
 def test_a_round_that_is_not_in_the_ledger_is_an_error(federation):
-    federation.round(1, M0)
-    federation.transport.away = unreported
-    assert federation.round(3, M0, ALL[:3], by=federation.hidden) is not None
+    federation.start(1, M0)
+    federation.unasked = unreported
+    assert federation.start(3, M0, ALL[:3], by=federation.hidden) is not None
     with pytest.raises(LedgerError, match=r"heads: line 6: this member trained in round 3, which is not in"):
         federation.lines("A")
 
@@ -190,8 +123,8 @@ def test_a_round_that_is_not_in_the_ledger_is_an_error(federation):
 @pytest.mark.parametrize("federation", [{"optimiser": True}], indirect=True)
 def test_a_server_that_moves_the_model_back_is_found_by_what_started_from_the_same_model(federation):
     """The terms allow it any M0, and both rounds are reported on."""
-    federation.round(1, M0)
-    assert federation.round(2, M0, ALL[:3]) is not None
+    federation.start(1, M0)
+    assert federation.start(2, M0, ALL[:3]) is not None
     for name in ("A", "D"):
         assert any(
             line.startswith("rounds 1, 2 started from the same M0")
@@ -207,13 +140,13 @@ def inputs_in(folder):
 
 def test_a_ledger_with_others_in_the_sum_is_an_error(federation):
     """Nobody is asked for a report, so nobody has signed for the outcome."""
-    federation.transport.away = unreported
-    model = federation.round(1, M0, ALL[:3], by=federation.hidden)
-    recorder, found = federation.shown.recorder, Round(1, tuple(ALL), included=tuple(ALL))
+    federation.unasked = unreported
+    model = federation.start(1, M0, ALL[:3], by=federation.hidden)
+    recorder, found = federation.coordinator.recorder, Round(1, tuple(ALL), included=tuple(ALL))
     head = recorder.head
     recorder.schedule(1, ALL, None)
-    recorder.masked(1, {**inputs_in(federation.folder / "hidden"), "D": "00" * 32})
-    told = Outcome(1, model, 4.0, tuple(ALL), federation.shown.pool.slice(1), model_hash(M0), head, "00" * 32)
+    recorder.masked(1, {**inputs_in(federation.home / "hidden"), "D": "00" * 32})
+    told = Outcome(1, model, 4.0, tuple(ALL), federation.pool.slice(1), model_hash(M0), head, "00" * 32)
     recorder.close(found, model, told, None)
     message = (
         r"line 3: .* for the sum of A, B, C in round 1, but the ledger says that the sum is of A, B, C, D"
@@ -224,9 +157,9 @@ def test_a_ledger_with_others_in_the_sum_is_an_error(federation):
 
 def test_a_ledger_with_other_masked_words_than_a_member_sent_is_an_error(federation):
     """The server writes down that B sent something else, by which nobody could audit B."""
-    real = federation.shown.recorder.masked
-    federation.shown.recorder.masked = lambda number, inputs: real(number, inputs | {"B": inputs["A"]})
-    assert federation.round(1, M0) is not None
+    real = federation.coordinator.recorder.masked
+    federation.coordinator.recorder.masked = lambda number, inputs: real(number, inputs | {"B": inputs["A"]})
+    assert federation.start(1, M0) is not None
     assert any(line.startswith("trained in 1 rounds") for line in federation.lines("A"))
     with pytest.raises(LedgerError, match=r"heads: line 2: B did not send the masked words that the led"):
         federation.lines("B")
@@ -242,8 +175,8 @@ def quiet(lines):
 def test_an_honest_run_is_not_accused(federation):
     model = M0
     for number in (1, 2, 3, 4):
-        model = federation.round(number, model)
-    federation.shown.finish(model)
+        model = federation.start(number, model)
+    federation.finish()
     for name in ALL:
         lines = federation.lines(name)
         assert quiet(lines)
@@ -253,19 +186,19 @@ def test_an_honest_run_is_not_accused(federation):
 @pytest.mark.parametrize("kind", ["share", "train", "check"])
 def test_a_round_that_is_aborted_before_any_share_is_released_is_not_accused(federation, kind):
     """Members train again from the same M0; with fewer, too."""
-    federation.transport.away = lambda *at: at in ((kind, 2, "C"), (kind, 2, "D"))
-    model = federation.round(1, M0)
-    assert federation.round(2, model) is None
-    assert federation.round(3, model, ALL[:3]) is not None
+    federation.unasked = lambda *at: at in ((kind, 2, "C"), (kind, 2, "D"))
+    model = federation.start(1, M0)
+    assert federation.start(2, model) is None
+    assert federation.start(3, model, ALL[:3]) is not None
     assert all(quiet(federation.lines(name)) for name in ALL)
 
 
 def test_a_round_that_is_aborted_at_the_end_is_told_and_nobody_is_accused(federation):
     """Two release shares, which is one too few for a sum; the next round has the same members."""
-    federation.transport.away = lambda *at: at in (("unmask", 2, "C"), ("unmask", 2, "D"))
-    model = federation.round(1, M0)
-    assert federation.round(2, model) is None
-    federation.round(3, model)
+    federation.unasked = lambda *at: at in (("unmask", 2, "C"), ("unmask", 2, "D"))
+    model = federation.start(1, M0)
+    assert federation.start(2, model) is None
+    federation.start(3, model)
     for name in ("A", "B"):
         told = [line for line in federation.lines(name) if "shares were released" in line]
         assert len(told) == 1
@@ -278,10 +211,11 @@ def test_a_round_that_is_aborted_at_the_end_is_told_and_nobody_is_accused(federa
 @pytest.mark.parametrize("kind", ["train", "check", "unmask", "report"])
 def test_a_member_whose_answer_is_lost_or_that_is_killed_before_it_sends_accuses_nobody(federation, kind):
     """All it does is on its disk before it speaks; the round goes on without it, and so does it later."""
-    federation.transport.lost = lambda *at: at == (kind, 1, "D")
-    model = federation.round(1, M0)
-    model = federation.round(2, model)
-    federation.shown.finish(model)
+    at = (kind, 1, "D")
+    federation.after.append(lambda name, ask, said: None if (ask.exchange, ask.round, name) == at else said)
+    model = federation.start(1, M0)
+    model = federation.start(2, model)
+    federation.finish()
     assert all(quiet(federation.lines(name)) for name in ALL)
     assert "trained in 2 rounds, from the models that the ledger states" in federation.lines("D")
 
@@ -295,10 +229,10 @@ def test_a_server_that_is_killed_in_a_round_is_not_accused(federation, kind, rel
             raise KeyboardInterrupt
         return False
 
-    federation.transport.away = killed
-    model = federation.round(1, M0)
+    federation.unasked = killed
+    model = federation.start(1, M0)
     with pytest.raises(KeyboardInterrupt):
-        federation.round(2, model)
+        federation.start(2, model)
     lines = federation.lines("A")
     assert "trained in 2 rounds, from the models that the ledger states" in lines
     told = [line for line in lines if "shares were released" in line]
@@ -312,9 +246,10 @@ def test_a_server_that_is_killed_in_a_round_is_not_accused(federation, kind, rel
 
 
 def test_a_file_of_an_earlier_version_is_read(federation):
-    model = federation.round(1, M0)
-    federation.shown.finish(federation.round(2, model))
-    heads = federation.folder / "A.pem.state" / federation.run / "heads"
+    model = federation.start(1, M0)
+    federation.start(2, model)
+    federation.finish()
+    heads = federation.heads("A")
     new = re.compile("trained|masked|released")
     old = [line for line in heads.read_text().splitlines() if not new.search(line)]
     heads.write_text("".join(f"{line}\n" for line in old))
@@ -323,17 +258,17 @@ def test_a_file_of_an_earlier_version_is_read(federation):
 
 
 def test_the_masked_words_in_a_members_file_are_those_of_the_ledger(federation):
-    federation.round(1, M0)
-    inputs = inputs_in(federation.folder / "run")
+    federation.start(1, M0)
+    inputs = inputs_in(federation.folder)
     for name in ALL:
-        lines = (federation.folder / f"{name}.pem.state" / federation.run / "heads").read_text().splitlines()
+        lines = federation.heads(name).read_text().splitlines()
         assert f'1 masked "{name}" {inputs[name]}' in lines
 
 
 @pytest.mark.parametrize("line", ["1 masked A 00", '1 masked "A', "1 masked [[ 00", "1 masked 00"])
 def test_masked_words_that_cannot_be_read_are_an_error(federation, line):
-    federation.round(1, M0)
-    heads = federation.folder / "A.pem.state" / federation.run / "heads"
+    federation.start(1, M0)
+    heads = federation.heads("A")
     heads.write_text(f"{heads.read_text()}{line}\n")
     with pytest.raises(LedgerError, match=r"heads: line 6: expected a"):
         federation.lines("A")
@@ -341,8 +276,8 @@ def test_masked_words_that_cannot_be_read_are_an_error(federation, line):
 
 @pytest.mark.parametrize("names", ["A, B", "[", "7", "null"])
 def test_names_that_cannot_be_read_are_an_error(federation, names):
-    federation.round(1, M0)
-    heads = federation.folder / "A.pem.state" / federation.run / "heads"
+    federation.start(1, M0)
+    heads = federation.heads("A")
     heads.write_text(f"{heads.read_text()}1 released {names}\n")
     with pytest.raises(LedgerError, match=r"heads: line 6: expected the names of members as JSON, got"):
         federation.lines("A")

@@ -1,22 +1,25 @@
 """PHI in a rehearsal: the scores of every round with a sum, in the ledger and in what is written from it."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from fedmerit.report.page.source import read_source
 from tiny import tiny
 
 import fedmerit as fm
 from fedmerit.errors import LedgerError
+from fedmerit.identity import canonical
 from fedmerit.ledger.records import rounds_of
 from fedmerit.report.page.html import page
-from fedmerit.report.page.source import read_source
 from fedmerit.scoring.agreement import agreement
 from fedmerit.simulation.direction import direction
 from fedmerit.simulation.run import Rehearsal, run
 from fedmerit.storage.run_folder import Folder
-from fedmerit.verify import renew, verify_folder
+from fedmerit.verify import renew, verify_copy, verify_folder
 from networks import module_of
+from test_every_field import anew, changes, places, put
 
 
 class Seen:
@@ -145,3 +148,35 @@ def test_a_round_without_a_gradient_ends_the_sum_and_not_the_run(tmp_path, fragi
     assert not all(with_phi)
     assert "PHI" not in document["cumulative"]
     assert [note.code for note in notes if getattr(note, "code", "").startswith("phi")] == ["phi-failed"]
+
+
+def test_what_a_ledger_says_of_phi_has_its_form(tmp_path):
+    """A changed field of PHI is refused, or is another number of the same kind, which nothing shows."""
+    config = tiny("secure_aggregation.enabled=false", "training.rounds=1", "scoring.utilities=['brier']")
+    run(config, tmp_path / "run")
+    with Folder(tmp_path / "run", config, resume=True) as folder:
+        records = [replace(one, body=json.loads(canonical(one.body))) for one in folder.ledger.records()]
+    (place,) = (k for k, one in enumerate(records) if one.kind == "round")
+    body, copy = records[place].body, tmp_path / "copy.jsonl"
+    copy.write_bytes(anew(records, None))
+    assert list(verify_copy(copy))
+    passed = set()
+    for path, value in places(body["phi"]):
+        if {"client-1", "client-2", "client-3"} & set(path) or (path[-1:] and path[-1] in range(1, 8)):
+            continue  # one member and one block stand for all
+        for other in changes(value):
+            copy.write_bytes(anew(records, None, place + 1, put(body, ("phi", *path), other)))
+            try:
+                list(verify_copy(copy))
+            except LedgerError:
+                continue
+            assert type(other) is type(value), (path, other)
+            passed.add(".".join(str(step) for step in path[1:]))
+    numbers = {"gain", "rest", "points", "sizes", "sizes.0", "stratified"}
+    own = {"blocks.client-0", "blocks.client-0.0"}
+    assert passed <= {*numbers, *own, ""}  # other numbers, or in another order; or PHI is left out
+    assert {"gain", "rest", "blocks.client-0.0"} <= passed
+    shown = {**body, "phi": {"accuracy": body["phi"]["brier"]}}
+    copy.write_bytes(anew(records, None, place + 1, shown))
+    with pytest.raises(LedgerError, match="phi is about the utilities accuracy"):
+        list(verify_copy(copy))

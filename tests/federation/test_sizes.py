@@ -14,7 +14,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
-from test_kept import ALL, M0, Federation
 
 from fedmerit.errors import MessageError, RefusedError, StoreError
 from fedmerit.identity import load_key, public_key
@@ -22,15 +21,17 @@ from fedmerit.protocol.messages import EXCHANGES, FORMAT, Ask, Parcel, ask_limit
 from fedmerit.secagg.messages import list_limit, refuse_many
 from fedmerit.storage import member_state as keeping
 from fedmerit.storage.member_state import MemberFiles
+from linear_federation import Federation
 
 SIZE = 8 * 2**20
 KINDS_OF = {"sum": np.uint32, "x": np.float32, "y": np.int64, "salts": np.uint8}
+ALL = ["A", "B", "C", "D"]
 
 
 @pytest.fixture
 def federation(tmp_path):
-    made = Federation(tmp_path)
-    with made.open:
+    made = Federation(tmp_path, ALL, 4, files=True)
+    with made.begun():
         yield made
 
 
@@ -113,10 +114,10 @@ def test_a_large_message_is_refused_before_it_is_parsed(federation, kind, place)
     """8 MB of empty maps take 600 MB as Python's; whoever can reach a member could send them."""
     data = many(kind)
     if place == "body":
-        data = b"\x95\xa9advertise\xd9\x20" + federation.run.encode() + b"\x01\x81\xa7members" + data
+        data = b"\x95\xa9advertise\xd9\x20" + federation.run_id.encode() + b"\x01\x81\xa7members" + data
     if place != "outside":
-        data = pack([FORMAT, data, bytes(64)])
-    member = federation.transport.member("A")
+        data = pack([FORMAT, "0.1.0", data, bytes(64)])
+    member = federation.member("A")
 
     def refuse():
         with pytest.raises(MessageError, match=r"not a message of the server: expected at most \d+ values"):
@@ -133,7 +134,7 @@ def test_text_is_no_way_round_it(federation):
 
     def refuse():
         with pytest.raises(MessageError, match="not a message of the server"):
-            federation.transport.member("A").answer(data, "here")
+            federation.member("A").answer(data, "here")
 
     assert peak_of(refuse) < 2 * len(data)
 
@@ -142,9 +143,11 @@ def test_text_is_no_way_round_it(federation):
 def test_a_message_is_no_larger_than_its_kind_can_be(federation, exchange):
     limit = ask_limit(exchange, len(ALL))
     assert limit in (words_limit(4), words_limit(4) + list_limit(4))
-    data = Ask(exchange, federation.run, 1, {"list": bytes(limit)}).pack(federation.shown.recorder.key.sign)
+    data = Ask(exchange, federation.run_id, 1, {"list": bytes(limit)}).pack(
+        federation.coordinator.recorder.key.sign
+    )
     with pytest.raises(MessageError, match=f"expected at most {limit} bytes, got {len(data)}"):
-        federation.transport.member("A").answer(data, "here")
+        federation.member("A").answer(data, "here")
 
 
 @pytest.mark.parametrize("change", ["x", "sum", "salts"])
@@ -192,35 +195,26 @@ def test_arrays_that_the_signed_bytes_do_not_name_are_refused():
     ids=["json", "inside", "outside", "deep"],
 )
 def test_a_large_report_costs_its_author_the_report_and_the_server_nothing(federation, answer):
-    exchange, peaks = federation.transport.exchange, []
+    peaks = []
 
-    def altered(kind, asks):
-        answers = dict(exchange(kind, asks))
-        return (answers | {"B": answer} if kind == "report" else answers).items()
+    def sends(name, ask, said):
+        if (name, ask.exchange) != ("B", "report"):
+            return said
+        tracemalloc.start()
+        return answer
 
-    federation.transport.exchange = altered
-    opened = federation.shown._opened
+    def is_over(name, ask):  # the next member is asked when the server is done with the answer
+        if tracemalloc.is_tracing():
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
 
-    def measured(name, data):
-        found = []
-
-        def call():
-            try:
-                found.append(opened(name, data))
-            except MessageError as error:
-                found.append(error)
-
-        peaks.append((peak_of(call), len(data)))
-        if isinstance(found[0], MessageError):
-            raise found[0]
-        return found[0]
-
-    federation.shown._opened = measured
-    assert federation.round(1, M0) is not None
-    assert [*federation.shown.recorder.rounds[0].reports] == ["A", "C", "D"]
-    assert any("a report has at most" in note for note in federation.shown.refused)
-    assert max(size for _, size in peaks) == len(answer)
-    assert all(peak < max(size, 100_000) for peak, size in peaks)
+    federation.after.append(sends)
+    federation.before.append(is_over)
+    assert federation.round(1) is not None
+    assert [*federation.coordinator.recorder.rounds[0].reports] == ["A", "C", "D"]
+    assert any("a report has at most" in note for note in federation.notes)
+    (peak,) = peaks
+    assert peak < 100_000
 
 
 def test_a_large_answer_to_an_invitation_is_refused(federation):
@@ -228,7 +222,7 @@ def test_a_large_answer_to_an_invitation_is_refused(federation):
 
     def refuse():
         with pytest.raises(MessageError, match=f"answered an invitation with {len(data)} bytes"):
-            federation.shown.admit("here", data)
+            federation.coordinator.admit("here", data)
 
     assert peak_of(refuse) < 100_000
 
@@ -237,9 +231,9 @@ def test_a_large_answer_to_an_invitation_is_refused(federation):
 
 
 def invitation(federation, **change):
-    """As anybody can write one who knows the hash of the roster: to another run, with another key."""
-    key = Ed25519PrivateKey.generate()
-    recorder = federation.shown.recorder
+    """As the server can write any number of them: to another run."""
+    recorder = federation.coordinator.recorder
+    key = recorder.key
     body = {
         "terms": {**recorder.terms, **change},
         "commitment": recorder.commitment,
@@ -249,8 +243,8 @@ def invitation(federation, **change):
 
 
 def test_a_large_invitation_leaves_nothing_on_the_disk(federation):
-    member = federation.transport.member("A")
-    home = federation.folder / "A.pem.state"
+    member = federation.member("A")
+    home = federation.home / "A.pem.state"
     before = sorted(home.rglob("*"))
     for filler in ("x" * words_limit(4), [bytes(1000)] * 5000, bytes(5 * 2**20)):
         with pytest.raises(MessageError, match=r"expected at most|not a message of the server"):
@@ -260,16 +254,16 @@ def test_a_large_invitation_leaves_nothing_on_the_disk(federation):
 
 def test_a_member_keeps_so_many_runs_and_says_how_to_go_on(federation, monkeypatch, caplog):
     monkeypatch.setattr(keeping, "MOST_RUNS", 5)
-    member, home = federation.transport.member("A"), federation.folder / "A.pem.state"
+    member, home = federation.member("A"), federation.home / "A.pem.state"
     for _ in range(4):  # and the run of the federation
         member.answer(invitation(federation), "here")
     with pytest.raises(RefusedError, match="cannot keep another run; its own log says why"):
         member.answer(invitation(federation), "here")
     assert f"{home}: holds 5 runs, and a member keeps at most 5. Invitations are deleted" in caplog.text
     assert len([path for path in home.iterdir() if path.is_dir()]) == 5
-    assert federation.round(1, M0) is not None  # what it joined before goes on
+    assert federation.round(1) is not None  # what it joined before goes on
     for path in home.iterdir():  # a day later
-        if path.is_dir() and path.name != federation.run:
+        if path.is_dir() and path.name != federation.run_id:
             for file in path.iterdir():
                 os.utime(file, (0, 0))
     member.answer(invitation(federation), "here")
@@ -283,12 +277,12 @@ def test_most_runs_take_little_of_a_disk():
 @pytest.mark.parametrize("mode", [0o777, 0o755, 0o770, 0o701])
 def test_a_state_folder_that_others_can_use_is_refused(federation, mode):
     """Whoever can write there can put back an older copy of what must never be done again."""
-    home, key = federation.folder / "A.pem.state", federation.folder / "A.pem"
+    home, key = federation.home / "A.pem.state", federation.home / "A.pem"
     home.chmod(mode)
     with pytest.raises(StoreError, match=rf"must have mode 700, got {mode:o}; .*; run: chmod 700 {home}"):
-        federation.transport.member("A").answer(federation.shown.invitation(), "here")
+        federation.member("A").answer(federation.coordinator.invitation(), "here")
     home.chmod(0o700)
-    federation.transport.member("A").answer(federation.shown.invitation(), "here")
-    with MemberFiles(federation.folder / "new.pem", load_key(key), "ab" * 16).held():
+    federation.member("A").answer(federation.coordinator.invitation(), "here")
+    with MemberFiles(federation.home / "new.pem", load_key(key), "ab" * 16).held():
         pass
-    assert stat.S_IMODE((federation.folder / "new.pem.state").stat().st_mode) == 0o700
+    assert stat.S_IMODE((federation.home / "new.pem.state").stat().st_mode) == 0o700

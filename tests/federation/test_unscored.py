@@ -53,12 +53,12 @@ def test_the_two_kinds_are_told_apart(folder):
 def test_a_statement_does_not_say_that_a_summed_round_did_not_come_about(folder):
     assert call("rewards", folder, "--budget", "100", "--rule", "equal").exit_code == 0
     text = (folder / "statements" / "client-2.md").read_text()
-    assert "- Round 3 did not come about: the shared model stayed as it was." in text
+    assert "- Round 3 was aborted: the shared model stayed as it was." in text
     assert (
-        "- Round 1 was summed, but no report on it arrived from anybody: how the shared model changed then "
+        "- Round 1 was summed, but no member reported on it: how the shared model changed then "
         "is in nobody's score." in text
     )
-    assert "over the rounds with reports; that leaves round 1 out, which nobody reported on." in text
+    assert "over the rounds with reports. That leaves out round 1, which nobody reported on." in text
     assert "in all." not in text
     plain = json.loads((folder / "statements" / "client-2.json").read_text())
     assert (plain["aborted"], plain["unreported"]) == ([3], [1])
@@ -75,7 +75,7 @@ def test_the_page_says_it_where_it_is_read_first(folder):
     said = re.sub(r"<(script|style)\b.*?</\1>", "", page(folder), flags=re.S)
     lede = said[said.index('<p class="lede">') :].split("</p>")[0]
     assert "Round 1 was summed, but nobody reported on it" in lede
-    assert "not scored: summed, but nobody reported" in said
+    assert "not scored: summed, but no member reported" in said
     assert "Round 3 was aborted: the model stayed as it was." in said
     assert "that the model gained in the rounds with reports." in said
 

@@ -23,9 +23,9 @@ NODES = {name: 100 + i for i, name in enumerate(NAMES)}
 
 
 def make_keys(folder, names=NAMES, weights=None):
-    """Everybody's key, and the roster; returns the roster's path."""
+    """Everybody's key, the server's too, and the roster; returns the roster's path."""
     members = [Member(n, new_key(folder / f"{n}.pem"), weights and weights[n]) for n in names]
-    write_roster(folder / "roster.toml", Roster(members))
+    write_roster(folder / "roster.toml", Roster(members, new_key(folder / "server.pem")))
     return folder / "roster.toml"
 
 

@@ -227,7 +227,9 @@ def test_a_fraction_that_flower_rounds_down_below_the_threshold_is_refused(home)
     """Of four, .75 are three, and .74 two by Flower's rule, three by rounding."""
     contributions(home, FedAvg(fraction_train=0.75))
     contributions(home, FedAvg(fraction_train=0.74, min_train_nodes=3))
-    with pytest.raises(ConfigError, match=r"0\.74 of 4 members are 2, but 3 must stay to the end: .*=3"):
+    with pytest.raises(
+        ConfigError, match=r"0\.74 of 4 members schedules 2, but 3 must stay to the end: .*=3"
+    ):
         contributions(home, FedAvg(fraction_train=0.74))
 
 

@@ -165,7 +165,7 @@ def test_a_broken_value_shows_before_anybody_trains(home, wrong, reason):
     ("options", "error", "reason"),
     [
         ({"test": (X, ["a"] * 40)}, DataError, "labels must be numbers"),
-        ({"test": (X[:5], np.zeros(5))}, DataError, "at least 10 a slice"),
+        ({"test": (X[:5], np.zeros(5))}, DataError, "at least 10 per slice"),
         ({"test": (X, X[:, 0], X)}, DataError, "got 3 parts"),
         ({"strategy": FedAvg(min_train_nodes=5)}, ConfigError, "min_train_nodes is 5, but the roster has 4"),
     ],

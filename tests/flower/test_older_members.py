@@ -8,7 +8,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 import fedmerit.flower
-from fedmerit.identity import load_key
+from fedmerit.identity import Roster, load_key, new_key, read_roster, write_roster
+from fedmerit.keys import Change
 from fedmerit.ledger.chain import Ledger
 from fedmerit.protocol.terms import Agreed
 from fedmerit.secagg import Client
@@ -46,25 +47,37 @@ def old(tmp_path):
     return copied("0.1.0", tmp_path)
 
 
+def with_a_server(old):
+    """Their roster names no server: they sign a change that puts one on it."""
+    before = read_roster(old / "roster.toml")
+    change = Change.proposed(before, Roster(before.members, new_key(old / "server.pem")))
+    for name in [*SITES][:3]:
+        change = change.signed(load_key(old / "members" / f"{name}.pem"))
+    write_roster(old / "new.toml", change.adopted())
+    return old / "new.toml"
+
+
 def test_they_join_a_new_run_and_are_scored(old):
+    roster = with_a_server(old)
     configs = {
-        node: {
-            "fedmerit-key": str(old / "members" / f"{name}.pem"),
-            "fedmerit-roster": str(old / "roster.toml"),
-        }
+        node: {"fedmerit-key": str(old / "members" / f"{name}.pem"), "fedmerit-roster": str(roster)}
         for name, node in SITES.items()
     }
     data = np.load(old / "small.npz")
     test = data["x_test"].reshape(-1, 36).astype(np.float32) / 255, data["y_test"]
     strategy = fedmerit.flower.Contributions(
         FedAvg(fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3),
-        roster=old / "roster.toml", test=test, value=value, folder=old / "new", page=False,
+        roster=roster, test=test, value=value, folder=old / "new", page=False,
     )  # fmt: skip
     grid = InProcess(dict.fromkeys(SITES.values(), app), configs)
     strategy.start(grid=grid, initial_arrays=ArrayRecord(FIRST), num_rounds=2)
     assert strategy.notes == []
     assert [one["participants"] for one in strategy.scores["rounds"]] == [list(SITES)] * 2
-    assert any(line.startswith("rounds: 2 of 2") for line in verify_folder(old / "new"))
+    lines = list(verify_folder(old / "new", roster=roster))
+    assert any(line.startswith("rounds: 2 of 2") for line in lines)
+    before = read_roster(old / "roster.toml").hash.hex()
+    assert f"roster: follows from the one with hash {before}" in lines
+    assert any("changes since then: 1" in line for line in verify_folder(old / "flower", roster=roster))
 
 
 @pytest.mark.parametrize("name", SITES)

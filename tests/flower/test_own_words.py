@@ -195,7 +195,7 @@ def test_metrics_that_cannot_be_averaged_are_named_once(home, caplog):
     with_metrics(home, lambda name: ["words"] if name == "client-0" else ["words", "loss"])
     said = [text for text in caplog.messages if text.startswith("the strategy does not get")]
     assert len(said) == 1
-    assert "the metrics words, loss of training" in said[0]
+    assert "the training metrics words, loss" in said[0]
 
 
 def test_numbers_that_all_share_reach_the_strategy_and_only_the_rest_is_named(home, caplog):
@@ -203,7 +203,7 @@ def test_numbers_that_all_share_reach_the_strategy_and_only_the_rest_is_named(ho
     assert dict(result.train_metrics_clientapp[1]) == {"loss": 0.5}
     assert not any("stay on this machine" in text for text in caplog.messages)
     said = [text for text in caplog.messages if text.startswith("the strategy does not get")]
-    assert ["the metrics words of training" in text for text in said] == [True]
+    assert ["the training metrics words" in text for text in said] == [True]
 
 
 def test_an_evaluation_names_what_stays_once_too(home, caplog):

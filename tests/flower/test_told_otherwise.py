@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from federation_in import NODES, client, grid_of, rounds_in, run, task
+from federation_in import NODES, client, grid_of, run, task
 from flwr.app import ArrayRecord, Message
 from flwr.clientapp import ClientApp
 from hypothesis import given
@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 from lies import LIAR, checked, exchange_of
 
 import fedmerit.flower
-from fedmerit.errors import ConfigError, MessageError, ProtocolError, RunAborted
+from fedmerit.errors import ConfigError, MessageError, ProtocolError
 from fedmerit.flower.codec import config_digest, digest, put
 from fedmerit.protocol.messages import Parcel
-from fedmerit.secagg import Server, masks
-from fedmerit.verify import verify_folder
 
 VALUES = st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary()
 OTHERS = [1, 1.0, True, "1", b"1", 0.0, -0.0, 0, False, ""]
@@ -105,25 +103,6 @@ def test_a_member_that_is_asked_for_another_kind_of_training_is_not_summed(home)
     notes = checked(strategy, rounds, home)
     assert all(LIAR not in one.included and len(one.reports) == 3 for one in rounds)
     assert any("masked for a different encoding or different weights" in note for note in notes)
-
-
-def test_a_server_that_would_sum_them_gets_no_share(home, monkeypatch):
-    """With a learning rate of 0 for all others, the sum would be one member's update."""
-
-    def whatever(self, head, payload):
-        np.add(self._sum, masks.from_wire(payload), out=self._sum)
-
-    monkeypatch.setattr(Server, "_add", whatever)
-    grid = with_configs(home, {**RATE, "learning-rate": 0.0}, **{"learning-rate": 1.0})
-    with pytest.raises(RunAborted, match="no round was closed"):
-        run(home, grid)
-    rounds = rounds_in(home / "run")
-    assert len(rounds) == 2
-    list(verify_folder(home / "run"))
-    assert all(one.aborted.startswith("stage check: ") and not one.included for one in rounds)
-    asked = {exchange_of(message).exchange for _, message, _ in grid.seen}
-    assert "check" in asked
-    assert "unmask" not in asked
 
 
 def test_a_run_config_that_cannot_be_compared_is_told_before_anybody_trains(home):

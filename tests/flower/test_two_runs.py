@@ -9,6 +9,7 @@ from lies import exchange_of
 
 from fedmerit.errors import ProtocolError, RunAborted
 from fedmerit.storage.member_state import IDLE
+from raising import raises
 
 
 def start(home, out):
@@ -68,7 +69,7 @@ def test_invitations_that_come_to_nothing_leave_nothing(home, caplog):
     for number in range(5):
         grid = grid_of(home)
         grid.dead = {102, 103}
-        with pytest.raises(ProtocolError, match="2 of 4 members joined"):
+        with raises(ProtocolError, stage="join"):
             server.run(grid, roster=home / "roster.toml", out=home / f"out-{number}", join=0.1)
     assert "not over" not in caplog.text
     folders = [path for path in home.glob("client-0.pem.state/*") if path.is_dir()]

@@ -16,18 +16,19 @@ from typer.testing import CliRunner
 from fedmerit.cli import app
 from fedmerit.cli.run import write_page
 from fedmerit.errors import InputError, StoreError
+from fedmerit.notes import listed
 from fedmerit.report.page import text as words
-from fedmerit.report.page.html import PATH, bundle, facts_of, figures, page
-from fedmerit.report.page.source import read_costs, timed
-from fedmerit.report.terminal import rank_text, total_text
+from fedmerit.report.page.html import OURS, PATH, bundle, facts_of, figures, page
+from fedmerit.report.source import read_costs, timed
+from fedmerit.report.text import rank_text, total_text
 from fedmerit.scoring.accumulate import accumulate
 from fedmerit.scoring.files import as_csv, document
 from fedmerit.scoring.rewards import shares
 
 QUESTIONS = [
-    "Who contributed what, and how sure are we?",
+    "Who contributed what, and how sure is it?",
     "How did it build up?",
-    "What would each be paid?",
+    "What would each member be paid?",
     "Can we trust it?",
     "How was it computed?",
 ]
@@ -108,13 +109,13 @@ def test_numbers_are_those_of_the_terminal(run_folder):
     facts = facts_of(run_folder)
     said = Outline(page(run_folder)).said
     terminal = CliRunner().invoke(app, ["score", str(run_folder)]).output
-    for one in facts.summary.standings:
+    for one in facts.standings:
         for cell in (one.client, total_text(one), rank_text(one), f"{one.share:.1%}"):
             assert cell in said
             assert cell in terminal
-    for group in facts.summary.groups:
+    for group in facts.groups:
         if len(group) > 1:
-            assert words.listed(group, 12) in said
+            assert listed(group, 12) in said
             assert ", ".join(group) in terminal
 
 
@@ -126,8 +127,8 @@ def test_a_run_says_who_was_away_and_what_it_cost(run_folder):
     assert elm.at_own_mean == pytest.approx(mean - accumulate(facts.source.rounds).as_dict()["Elm"])
     assert elm.gain == facts.source.rounds[0].gain
     said = Outline(page(run_folder)).said
-    counted = f"at its own mean it would have counted {elm.at_own_mean:+.4f}."
-    assert f"Elm has no report in round 1. That counts as zero; {counted}" in said
+    counted = f"at the member’s own mean it would have counted {elm.at_own_mean:+.4f}."
+    assert f"Elm has no report in round 1. This round counts as zero; {counted}" in said
     assert "1 (away)" in said
 
 
@@ -154,14 +155,14 @@ def test_a_tampered_ledger_is_the_first_thing_one_reads(run_folder, tmp_path):
     alarm = said.index("The ledger of this run does not verify. record")
     assert alarm < said.index(QUESTIONS[0])
     assert "rely on nothing here" in said
-    assert "All scores here follow from the reports" not in said
+    assert "All scores here were recomputed" not in said
 
 
 def test_a_lone_file_gives_a_page_that_says_what_is_absent(tmp_path):
     path = write_scores(tmp_path)
     said = Outline(page(path)).said
     assert "From a file of reports; there is no ledger beside it." in said
-    assert "No settings lie beside the reports." in said
+    assert "There are no settings beside the reports." in said
     assert "Only one measure was recorded" in said
     assert "not recorded" in said  # the time it took
     assert words.headline(facts_of(path)) == "North contributed most; West made the model worse"
@@ -173,10 +174,13 @@ def test_a_lone_file_gives_a_page_that_says_what_is_absent(tmp_path):
 @pytest.mark.parametrize(
     ("how", "expected"),
     [
-        ({"se": None}, "North contributed most; how sure that is cannot be said"),
-        ({"se": 0.012, "count": 1}, "North, South and East contributed most, and cannot be told apart"),
-        ({"se": 0.03, "count": 1}, "The four members cannot be told apart"),
-        ({"se": 0.5}, "No member is sure to have improved the model"),
+        ({"se": None}, "North contributed most; without standard errors nobody can say how sure this is"),
+        (
+            {"se": 0.012, "count": 1},
+            "North, South and East contributed most, and are statistically indistinguishable",
+        ),
+        ({"se": 0.03, "count": 1}, "All four members are statistically indistinguishable"),
+        ({"se": 0.5}, "No member has surely improved the model"),
     ],
 )
 def test_the_headline_says_no_more_than_the_errors_allow(tmp_path, how, expected):
@@ -190,12 +194,12 @@ def test_companions_that_disagree_are_named(tmp_path):
     assert accuracy.turned == {"West": True, "North": False}
     assert accuracy.spearman < 0
     said = Outline(page(tmp_path / "scores.json")).said
-    assert "Accuracy says the opposite, and is sure of it: West contributed more than North." in said
+    assert "Accuracy significantly contradicts this: West contributed more than North." in said
     assert (
-        "Measured by accuracy, West surely improved the model; by the paid measure it surely made it worse."
+        "By accuracy, West surely improved the model; by the paid measure the member surely made it worse."
         in said
     )
-    assert "Not every measure agrees about West and North" in said or "about North and West" in said
+    assert "The measures disagree about West and North" in said or "about North and West" in said
 
 
 def test_rounds_that_are_not_in_order_are_named(tmp_path):
@@ -228,9 +232,9 @@ def test_silent_members_are_named(tmp_path):
 
     changed(path, change)
     said = Outline(page(path)).said
-    assert "FP in round 3: none: somebody in the sum sent no report." in said
+    assert "FP in round 3: none: a member in the sum sent no report." in said
     assert "West has no report in round 3." in said
-    assert "3 (in the sum, sent no report)" in said
+    assert "3 (in the sum, no report)" in said
 
 
 def test_a_rule_without_shares_says_why(tmp_path):
@@ -265,8 +269,8 @@ def test_pseudonyms_leave_no_name_and_no_order_of_the_roster(run_folder):
     for name in ("Abbey", "Bridge", "Castle", "Dale", "Elm"):
         assert not re.search(rf"\b{name}\b", text)
     shown, real = facts_of(run_folder, pseudonyms=True), facts_of(run_folder)
-    assert [one.client for one in shown.summary.standings] == [f"Member {mark}" for mark in "ABCDE"]
-    assert [one.total for one in shown.summary.standings] == [one.total for one in real.summary.standings]
+    assert [one.client for one in shown.standings] == [f"Member {mark}" for mark in "ABCDE"]
+    assert [one.total for one in shown.standings] == [one.total for one in real.standings]
     assert shown.source.clients == tuple(sorted(shown.source.clients))
     assert shown.source.settings["partition"]["names"] == sorted(shown.source.names.values())
     assert shown.source.settings["partition"]["sizes"] == "withheld"
@@ -350,6 +354,9 @@ def test_the_command_overwrites_only_pages(tmp_path):
     for force in (["--force"], []):  # then it is one
         assert CliRunner().invoke(app, ["page", str(path), "--out", str(target), *force]).exit_code == 0
     assert "North" in target.read_text(encoding="utf-8")
+    target.write_text(f"<footer>{OURS[1]}0.1.0.</p></footer>")  # as an earlier version wrote it
+    assert CliRunner().invoke(app, ["page", str(path), "--out", str(target)]).exit_code == 0
+    assert OURS[0] in target.read_text(encoding="utf-8")
     lost = tmp_path / "gone" / "x.html"
     refused = CliRunner().invoke(app, ["page", str(path), "--out", str(lost)]).exception
     assert str(refused) == f"{lost}: could not be written: there is no folder {lost.parent}"

@@ -60,4 +60,4 @@ def test_reports_are_called_signed_nowhere_where_nobody_signed(tmp_path):
     path.write_text("round,client,empty,grand,alone,without\n1,A,0.1,0.5,0.3,0.3\n1,B,0.1,0.5,0.3,0.3\n")
     text = page(path)
     assert "signed" not in re.sub(r"<(script|style)\b.*?</\1>", "", text, flags=re.S)
-    assert "Ranks and payouts follow raw contributions, with their sign" in text
+    assert "Ranks and payouts follow raw contributions with their sign" in text

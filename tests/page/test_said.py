@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from fedmerit.cli import app
 from fedmerit.ledger.decisions import Terms
-from fedmerit.report.page import promises as doubts
 from fedmerit.report.page import text as words
 from fedmerit.report.page.html import facts_of, page, render
 from fedmerit.scoring.files import as_csv, as_json, document
@@ -49,19 +48,27 @@ def file_of(folder, alpha, *, names=("A", "B", "C"), se=None, silent=(), slices=
 @pytest.mark.parametrize(
     ("alpha", "expected", "place"),
     [
-        ([0.1, 0.1, 0.1], "All three members contributed alike", "All three stand alike with +0.1000."),
+        (
+            [0.1, 0.1, 0.1],
+            "All three members contributed the same",
+            "All three members have the same contribution, +0.1000.",
+        ),
         ([-0.1, -0.2, -0.3], "No member improved the model", None),  # and that is no sum of a gain
         ([0, 0, 0], "No member improved the model", None),
-        ([0.1, 0.1, 0], "A and B contributed most, and alike", "A and B share the first place with +0.1000."),
+        (
+            [0.1, 0.1, 0],
+            "A and B contributed most, and the same",
+            "A and B share the first place with +0.1000.",
+        ),
         ([0.1, 0, 0], "A contributed most", "B and C share the last place with +0.0000."),
     ],
 )
 def test_there_is_no_winner_where_there_is_none(tmp_path, alpha, expected, place):
     facts = facts_of(file_of(tmp_path, alpha))
-    assert words.headline(facts) == f"{expected}; how sure that is cannot be said"
+    assert words.headline(facts) == f"{expected}; without standard errors nobody can say how sure this is"
     if place is None:  # nobody is praised or accused by numbers that contradict themselves
         assert words.lede(facts) == [
-            "In one round the utility of the shared model rose by 0.2000, from 0.1000 to 0.3000."
+            "Over one round the utility of the shared model rose by 0.2000, from 0.1000 to 0.3000."
         ]
     else:
         assert place in words.lede(facts)
@@ -69,8 +76,11 @@ def test_there_is_no_winner_where_there_is_none(tmp_path, alpha, expected, place
 
 def test_two_are_both(tmp_path):
     facts = facts_of(file_of(tmp_path, [0.1, 0.1], names=("A", "B")))
-    assert words.headline(facts) == "Both members contributed alike; how sure that is cannot be said"
-    assert "Both stand alike with +0.1000." in words.lede(facts)
+    assert (
+        words.headline(facts)
+        == "Both members contributed the same; without standard errors nobody can say how sure this is"
+    )
+    assert "Both members have the same contribution, +0.1000." in words.lede(facts)
 
 
 @pytest.mark.parametrize(
@@ -78,13 +88,19 @@ def test_two_are_both(tmp_path):
     [
         ([0.2, 0, -0.021], "A contributed most"),  # below zero by its own interval, one of three such
         ([0.2, 0, -0.025], "A contributed most; C made the model worse"),
-        ([0.021, 0, -0.021], "No member is sure to have improved the model"),
-        ([0, 0, -0.1], "No member is sure to have improved the model; C made the model worse"),
-        ([-0.1, -0.1, -0.1], "No member is sure to have improved the model; A, B and C made the model worse"),
-        ([0.1, 0.09, 0], "A and B contributed most, and cannot be told apart"),
-        ([0.03, 0, 0], "The three members cannot be told apart"),
-        ([0.03, 0, -0.03], "A stands first, but cannot be told apart from one other; C made the model worse"),
-        ([0.0275, 0, 0, 0, 0, -0.0275], "The six members cannot be told apart"),  # so F is not accused
+        ([0.021, 0, -0.021], "No member has surely improved the model"),
+        ([0, 0, -0.1], "No member has surely improved the model; C made the model worse"),
+        ([-0.1, -0.1, -0.1], "No member has surely improved the model; A, B and C made the model worse"),
+        ([0.1, 0.09, 0], "A and B contributed most, and are statistically indistinguishable"),
+        ([0.03, 0, 0], "All three members are statistically indistinguishable"),
+        (
+            [0.03, 0, -0.03],
+            "A is first, but one other member is statistically indistinguishable; C made the model worse",
+        ),
+        (
+            [0.0275, 0, 0, 0, 0, -0.0275],
+            "All six members are statistically indistinguishable",
+        ),  # so F is not accused
     ],
 )
 def test_the_headline_is_sure_of_all_that_it_says_at_once(tmp_path, alpha, expected):
@@ -111,11 +127,11 @@ def test_the_terminal_names_all_that_made_the_model_worse(tmp_path):
 def test_who_never_reported_is_on_the_page(tmp_path, se):
     path = file_of(tmp_path, [0.1, 0.1, 0.1], silent=("Eve",), se=se)
     facts, said = facts_of(path), said_of(path)
-    assert words.headline(facts).startswith("All three members that reported contributed")
+    assert words.headline(facts).startswith("All three members who reported contributed")
     assert "Eve never reported and has no score." in words.lede(facts)
-    assert "Nobody missed a round" not in said
-    nothing = "it has no score and is paid nothing under any rule"
-    assert f"Eve has no report in round 1, that is none at all: {nothing}." in said
+    assert "No member missed a round" not in said
+    nothing = "the member has no score, and no rule pays it"
+    assert f"Eve has no report in any round (round 1): {nothing}." in said
     assert "Eve no report - -" in said
     assert "Eve 0.00% 0.00" in said
     assert not re.search(r"\bEve\b", page(path, pseudonyms=True))
@@ -124,24 +140,28 @@ def test_who_never_reported_is_on_the_page(tmp_path, se):
 
 def test_some_of_those_that_reported_contributed_most(tmp_path):
     five = file_of(tmp_path, [0.1, 0.1, 0.1, 0.1, 0.02], names=tuple("ABCDE"), silent=("Eve",), se=0.001)
-    expected = "Four of the five members that reported contributed most and cannot be told apart"
+    expected = (
+        "Four of the five members who reported contributed most, and are statistically indistinguishable"
+    )
     assert words.headline(facts_of(five)) == expected
     five = file_of(tmp_path, [0.1, 0.1, 0.1, 0.1, 0.02], names=tuple("ABCDE"), se=0.001)
-    assert words.headline(facts_of(five)) == "Four of five members contributed most and cannot be told apart"
+    expected = "Four of five members contributed most, and are statistically indistinguishable"
+    assert words.headline(facts_of(five)) == expected
 
 
-WARNING = "look at the reports before you pay by this measure"
-REFUSAL = "No: do not pay by these numbers"
+WARNING = "check the reports before you pay by this measure"
+REFUSAL = "Do not pay by these numbers before somebody has checked them"
 
 
 def test_a_silent_member_is_no_fault_of_the_measure(tmp_path):
     """Three members of 0.05 each in a gain of 0.2: three quarters, whether or not there was a fourth."""
-    alone = doubts.adds_up(facts_of(file_of(tmp_path, [0.05] * 3)))
-    assert "75% of the +0.2000 that the model gained. That strays from the gain" in alone
+    alone = words.adds_up(facts_of(file_of(tmp_path, [0.05] * 3)))
+    assert "75% of the +0.2000 that the model gained. This strays from the gain" in alone
     assert WARNING in alone
-    said = doubts.adds_up(facts_of(file_of(tmp_path, [0.05] * 3, silent=("Eve",))))
+    said = words.adds_up(facts_of(file_of(tmp_path, [0.05] * 3, silent=("Eve",))))
     assert said.endswith(
-        "75% of the +0.2000 that the model gained; what Eve added in rounds without its report is not in it."
+        "75% of the +0.2000 that the model gained. This sum does not include what Eve added in rounds "
+        "without a report from this member."
     )
 
 
@@ -155,17 +175,17 @@ def test_the_measure_is_judged_by_the_rounds_that_everybody_reported_on(tmp_path
     ]
     path = tmp_path / "reports.csv"
     path.write_text(as_csv(document(rounds)))
-    said = doubts.adds_up(facts_of(path))
-    assert "what D added in rounds without its report is not in it." in said
+    said = words.adds_up(facts_of(path))
+    assert "This sum does not include what D added in rounds without a report from this member." in said
     assert (REFUSAL in said) is warns
-    assert ("Where everybody reported, they make 40% of the gain." in said) is warns
+    assert ("In the rounds that everybody reported on, they add up to 40% of the gain." in said) is warns
 
 
 def test_the_leaders_are_all_that_may_be_first_however_many(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedmerit.report.terminal.MOST_COMPARED", 2)
+    monkeypatch.setattr("fedmerit.report.facts.MOST_COMPARED", 2)
     facts = facts_of(file_of(tmp_path, [0.1, 0.09, 0], se=0.01))
-    assert facts.summary.groups == ()
-    assert words.headline(facts) == "A and B contributed most, and cannot be told apart"
+    assert facts.groups == ()
+    assert words.headline(facts) == "A and B contributed most, and are statistically indistinguishable"
 
 
 def test_a_measure_turns_nobody_by_one_of_many_intervals(tmp_path):
@@ -177,7 +197,7 @@ def test_a_measure_turns_nobody_by_one_of_many_intervals(tmp_path):
 def test_who_is_away_in_every_round_is_on_the_page(tmp_path):
     path = write_scores(tmp_path)
     changed(path, lambda content: content["clients"].append("Eve"))
-    assert "Eve has no report in rounds 1, 2 and 3, that is none at all" in said_of(path)
+    assert "Eve has no report in any round (rounds 1, 2 and 3)" in said_of(path)
 
 
 def test_the_lede_states_no_sum_that_contradicts_its_ends(tmp_path):
@@ -212,7 +232,7 @@ def test_a_round_without_reports_is_told_once_and_counted_in_no_part(tmp_path):
     said = said_of(path)
     opening = "By round 5 the utility of the shared model went from 0.1000 to 0.6500; +0.5000 of that came in"
     assert f"{opening} rounds with reports. Round 4 was summed, but nobody reported on it:" in said
-    assert "The first two rounds of four with reports brought 60% of the gain in rounds with reports." in said
+    assert "The first two of four rounds with reports brought 60% of their gain." in said
     assert "there are no reports between" not in said
     assert "do not join up" not in said
     assert "on the same test samples, round" not in said
@@ -225,15 +245,15 @@ def test_a_gap_that_no_known_round_explains_is_told(tmp_path):
 
 
 def test_notes_beside_the_ranking_are_for_those_who_read_it(tmp_path):
-    part = r"Shares are those of the rule(.*?)2 How did it build up"
+    part = r"The shares follow the rule(.*?)2 How did it build up"
     path = file_of(tmp_path, [-0.1, -0.1, -0.1], silent=("Eve",))
     (about,) = re.findall(part, unescape(said_of(path)))
     assert "nobody's contribution is above zero, so there is nothing to divide by" in about
-    assert "member 'Eve' was summed but sent no report: round 1" in about
+    assert "member 'Eve' was in the sum but sent no report: round 1" in about
     for odd in ("client", "1e-12", "pot ", "FP"):
         assert odd not in about
     reversed_ = file_of(tmp_path, [-0.1, -0.1, 0.05])
-    assert any("FP" in text for text in facts_of(reversed_).summary.notes)
+    assert any("FP" in text for text in facts_of(reversed_).notes)
     (about,) = re.findall(part, unescape(said_of(reversed_)))
     assert "FP" not in about
     assert "FP in round 1: reversed" in said_of(reversed_)
@@ -244,7 +264,7 @@ def test_a_run_that_is_not_over_says_so_first(run_folder):
     assert "not over" not in render(facts)
     settings = {**facts.source.settings, "training": {**facts.source.settings["training"], "rounds": 30}}
     text = render(replace(facts, source=replace(facts.source, settings=settings)))
-    assert "Who contributed what, after 3 of 30 rounds</p>" in text
+    assert "Contributions of the members, after 3 of 30 rounds</p>" in text
     assert "After 3 of 30 rounds (the run is not over) the expected accuracy" in text
 
 
@@ -257,19 +277,19 @@ def test_a_decision_is_shown_before_what_another_would_pay(folder):
     record_decision(folder, Terms("1000.00", "accuracy", on_undefined="equal"))
     made, _ = record_decision(folder, Terms("25000.00", "expected-accuracy", rule="fenced", cap=0.5))
     said = said_of(folder)
-    start = said.index("3 What is each paid?")
+    start = said.index("3 What is each member paid?")
     decided, other = said[start:].split("What would another budget or rule pay?")
-    assert "Decision 2 stands: 25,000.00 by the rule fenced, after three rounds." in decided
-    assert f"Record {made.record} of the ledger, in place of decision 1." in decided
-    assert "Paid by expected accuracy (ALPHA)" in decided
-    assert "But by the terms of this decision no member has a share above 50.00%." in decided
+    assert "Decision 2 is in force: 25,000.00 by the rule fenced, after three rounds." in decided
+    assert f"It is record {made.record} of the ledger and replaces decision 1." in decided
+    assert "It pays by expected accuracy (ALPHA)" in decided
+    assert "By the terms of this decision, no member has a share above 50.00%." in decided
     for name, amount in made.paid.items():
         assert f"{name} {made.shares[name]:.2%} {amount:,.2f}" in decided
     assert "budget 25,000.00" in decided
-    assert "Nothing here changes the decision." in other
+    assert "This does not change the decision." in other
     hidden = said_of(folder, pseudonyms=True)
-    assert "Decision 2 stands: 25,000.00" in hidden
-    amounts = re.findall(r"Member [A-E] [\d.]+% ([\d,.]+)", hidden.split("What is each paid?")[2])[:5]
+    assert "Decision 2 is in force: 25,000.00" in hidden
+    amounts = re.findall(r"Member [A-E] [\d.]+% ([\d,.]+)", hidden.split("What is each member paid?")[2])[:5]
     assert sorted(Decimal(one.replace(",", "")) for one in amounts) == sorted(made.paid.values())
 
 
@@ -299,15 +319,13 @@ def test_a_smallest_and_a_largest_share_are_told_with_who_pays_for_them(folder):
     record_decision(folder, Terms("1000.00", "expected-accuracy", floor=0.1, cap=0.5))
     said = said_of(folder)
     assert (
-        "whoever is below zero earns nothing. But by the terms of this decision no member that reported has "
-        "a share below 10.00%, whatever its score, and no member has a share above 50.00%. What that gives "
-        "or takes is spread over the others in proportion."
+        "a member below zero earns nothing. By the terms of this decision, no member who reported has a "
+        "share below 10.00%, whatever the score, and no member has a share above 50.00%. The others gain or "
+        "lose the difference in proportion."
     ) in said
-    assert said.count("no member that reported has a share below 10.00%") == 2  # decision and calculator
-    assert "All else is as decided: by which numbers, and the smallest and the largest share." in said
-    other = (
-        "Shares are those of the rule “fair”, and not those of the decision in part 3, which has other terms."
-    )
+    assert said.count("no member who reported has a share below 10.00%") == 2  # decision and calculator
+    assert "All other terms are as decided: the score, and the smallest and the largest share." in said
+    other = "The shares follow the rule “fair”, not the decision in part 3, which has other terms."
     assert other in said
     assert "From noise alone" not in said  # that is of shares without bounds
 
@@ -315,13 +333,13 @@ def test_a_smallest_and_a_largest_share_are_told_with_who_pays_for_them(folder):
 def test_what_is_paid_by_is_marked_and_shown(folder):
     made, _ = record_decision(folder, Terms("1000.00", "accuracy", score="LOO", on_undefined="equal"))
     said = said_of(folder)
-    assert "Paid by accuracy (LOO: what the shared model loses without a member’s update);" in said
+    assert "It pays by accuracy (LOO: what the shared model loses without a member’s update);" in said
     assert "It does not pay by the contribution of part 1, but by the column “LOO by accuracy”." in said
     for name, value in zip(made.total.clients, made.total.raw, strict=True):
         assert f"{name} {value:+.4f} {made.shares[name]:.2%} {made.paid[name]:,.2f}" in said
     assert "accuracy (paid, by LOO)" in said
     assert "expected accuracy (paid" not in said
-    assert "expected accuracy in front, paid by accuracy." in said
+    assert "The line in front is expected accuracy; members are paid by accuracy." in said
     assert "the paid measure" not in said
 
 
@@ -336,7 +354,7 @@ def test_rewards_write_the_page_anew_where_there_is_one_of_ours(folder):
     assert f"{path} shows it" in pay("2000.00").output
     text = path.read_text(encoding="utf-8")
     assert text == page(folder, pseudonyms=True)
-    assert "Decision 2 stands: 2,000.00" in text
+    assert "Decision 2 is in force: 2,000.00" in text
     path.write_text("<p>mine</p>")
     assert f"{path} is no page of fedmerit and was left as it is" in pay("3000.00").output
     assert path.read_text() == "<p>mine</p>"
@@ -349,14 +367,14 @@ def test_without_altair_a_decision_says_that_the_page_is_old(folder, monkeypatch
     path.write_text(page(folder), encoding="utf-8")
     monkeypatch.setitem(sys.modules, "altair", None)
     said = CliRunner().invoke(app, ["rewards", str(folder), "--budget", "1000"]).output
-    assert f"{path} is from before this: pip install 'fedmerit[page]', then fedmerit page {folder}" in said
+    assert f"{path} is older than this: pip install 'fedmerit[page]', then fedmerit page {folder}" in said
 
 
 def test_a_name_with_a_comma_does_not_read_as_two(tmp_path):
     names = ("A", "Lübeck, Campus 2", "C")
     path = file_of(tmp_path, [0.1, 0.1, 0.1], names=names, silent=("Bonn, Radiology", "Eve"), se=0.01)
     said = said_of(path)
-    assert "The test cannot tell A, “Lübeck, Campus 2” and C apart." in said
+    assert "A, “Lübeck, Campus 2” and C are statistically indistinguishable." in said
     assert "no report from “Bonn, Radiology”, Eve" in said
 
 

@@ -108,6 +108,13 @@ def heads_in(broadcast):
     return msgpack.unpackb(broadcast[4:])[2]
 
 
+def seen_in(broadcast):
+    """What members sign as seen for a list: the digest over the digests of its heads."""
+    _, stage, heads = msgpack.unpackb(broadcast[4:])
+    digests = [hashlib.sha256(head).digest() for head in heads]
+    return hashlib.sha256(msgpack.packb(["fedmerit secagg list 1", stage, digests])).digest()
+
+
 def head_of(message):
     """The raw head of a member's message."""
     return message[8 : 8 + int.from_bytes(message[4:8], "big")]
@@ -121,6 +128,16 @@ def secrets_of(client):
 def body_of(parties, message):
     """The body of a member's message that has no payload."""
     return open_message(message, parties.setting, 0)[0].body
+
+
+def tampered_shares(parties, name, change):
+    """The share message of a dealer that changes what it deals to others."""
+    client = parties.clients[name]
+    rows, stale = body_of(parties, client.share(parties.shown[name]))
+    change(rows)
+    forged = parties.forge(name, "share", [rows, stale])
+    client._state.said = hashlib.sha256(head_of(forged)).digest()
+    return forged
 
 
 def caught(error, kind, stage=None, member=None):

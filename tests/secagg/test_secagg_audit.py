@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from parties import A, B, Parties, caught, head_of, heads_in
+from parties import A, B, Parties, caught, head_of, heads_in, seen_in
 
 from fedmerit.errors import BindingError, BoundError, ProtocolError, ShareError
 from fedmerit.secagg import masks, nonce_opens, replay
@@ -91,12 +91,12 @@ def second_input(parties, delta, dealers=None, keys=None):
     opening, shown = parties.clients[A].opening(), parties.server.heads
     words = parties.encoding.encode(delta, seed=opening.rounding).words
     peers = {
-        name: (keys or {}).get(name, shown["advertise"][name].body[1]) for name in dealers or parties.names
+        name: (keys or {}).get(name, shown["advertise"][name].body[0]) for name in dealers or parties.names
     }
     binding = parties.task.binding(parties.setting)
     own = masks.of_member(parties.setting, A, opening.mask, opening.seed, peers, binding)
     masks.add_masks(words, own)
-    body = [parties.task.digest, parties.task.m0_hash, digest_of(masks.to_wire(words))]
+    body = [parties.task.digest, parties.task.m0_hash, digest_of(masks.to_wire(words)), []]
     head = head_of(parties.forge(A, "masked", body, seen=shown["masked"][A].seen))
     return to_broadcast("masked", [head, *heads_in(parties.server.broadcasts["masked"])[1:]])
 
@@ -104,7 +104,7 @@ def second_input(parties, delta, dealers=None, keys=None):
 def signed_by(parties, masked, names):
     """What these members would have to sign for that list to be the one that was summed."""
     return to_broadcast(
-        "check", [head_of(parties.forge(name, "check", [], seen=digest_of(masked))) for name in names]
+        "check", [head_of(parties.forge(name, "check", [], seen=seen_in(masked))) for name in names]
     )
 
 
@@ -144,7 +144,7 @@ def test_lists_that_do_not_follow_from_each_other_open_nothing():
     opening, delta, shown = parties.clients[A].opening(), parties.vectors[A], lists(parties)
     fewer = to_broadcast("share", heads_in(shown["shared"])[:3])
     key = masks.public(os.urandom(32))
-    body = [key, key, bytes(32), bytes(32)]
+    body = [key, bytes(32), bytes(32), key * 4, 1, bytes(64)]
     swapped = head_of(parties.forge(B, "advertise", body, seen=bytes(32)))
     heads = heads_in(shown["advertised"])
     other = to_broadcast("advertise", [heads[0], swapped, *heads[2:]])

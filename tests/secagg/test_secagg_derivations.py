@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedmerit.identity import Member, Roster, public_key
 from fedmerit.secagg import Encoding, Setting, Task, masks
-from fedmerit.secagg.messages import head_limit, open_message, seal
+from fedmerit.secagg.messages import head_limit, open_head, open_message, seal, seen_of
 from fedmerit.secagg.setting import pack
 from fedmerit.secagg.state import Released, update_digest
 
@@ -124,11 +124,30 @@ def test_commitments():
     for kind in ("key", "seed"):
         label = f"{kind} share"
         expected = sha(packed("fedmerit secagg commitment 1", label, session, "a", "b", b"\x08" * 32))
-        assert masks.share_commitment(kind, b"\x08" * 32, session, "a", "b") == expected
-    assert (
-        masks.share_commitment("key", b"\x08" * 32, session, "a", "b").hex()
-        == "19e105ea8083824c0343539b0f26b7e74003e0fae4328908b1cb4ecbf1ec3f11"
-    )
+        shares = [b"\x08" * 32] * 2
+        found = masks.share_commitments(session, "a", "b", shares)
+        assert found[("key", "seed").index(kind)] == expected
+    assert found[0].hex() == "19e105ea8083824c0343539b0f26b7e74003e0fae4328908b1cb4ecbf1ec3f11"
+
+
+def test_channel_keys():
+    """One for each pair and direction, from one secret; the pair agrees on one secret of its own."""
+    session = SETTING.session
+    key = masks.channel_key(b"\x0b" * 32, session, "a", "b")
+    assert key == hkdf(b"\x0b" * 32, packed("fedmerit secagg 1", "channel", session, "a", "b"))
+    keys = {(x, y): masks.channel_key(x.encode() * 32, session, x, y) for x in "abc" for y in "abc"}
+    assert len(set(keys.values())) == 9
+    secrets = {
+        pair: masks.agree(keys[pair], masks.public(keys[pair[::-1]]), stage="", peer="") for pair in keys
+    }
+    assert all(secrets[pair] == secrets[pair[::-1]] for pair in keys)
+    assert len(set(secrets.values())) == 6
+
+
+def test_what_members_sign_as_seen():
+    heads = [seal(SETTING, name, IDENTITIES[name], "check", b"\x01" * 32, [])[1] for name in ("a", "b")]
+    expected = sha(packed("fedmerit secagg list 1", "check", [sha(head) for head in heads]))
+    assert seen_of("check", [open_head(head, SETTING) for head in heads]) == expected
 
 
 def test_share_encryption():
@@ -179,11 +198,11 @@ def test_who_adds_and_who_subtracts():
 
 def test_signed_heads():
     message, head = seal(SETTING, "a", IDENTITIES["a"], "check", b"\x01" * 32, [])
-    content = packed(1, "check", "run", 3, 1, "a", SETTING.session, b"\x01" * 32, [])
+    content = packed(2, "check", "run", 3, 1, "a", SETTING.session, b"\x01" * 32, [])
     signature = IDENTITIES["a"].sign(b"fedmerit secagg head 1\0" + sha(content))
     assert head == packed(content, signature)
-    assert message == b"FMS1" + len(head).to_bytes(4, "big") + head
-    assert sha(message).hex() == "4e0df04eb3317c3dbb5c989d3153234a1e104aae249c7365858d3684d4aa5727"
+    assert message == b"FMS2" + len(head).to_bytes(4, "big") + head
+    assert sha(message).hex() == "50d6eb6a5eac79c4703f7cde631435483374120bbde9a8127bbb897187c82c4c"
     assert open_message(message, SETTING, 0)[0].sender == "a"
     assert len(head) < head_limit(SETTING.n)
 

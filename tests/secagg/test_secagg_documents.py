@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 import test_secagg_privacy
-from parties import Parties
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from parties import Parties, head_of
 
-from fedmerit.secagg import default_threshold
+from fedmerit.identity import Member, Roster, public_key
+from fedmerit.secagg import Client, Setting, default_threshold
+from fedmerit.secagg.messages import to_broadcast
 
 HERE = Path(__file__).parent
 TEXT = (HERE.parents[1] / "docs" / "threats.md").read_text()
@@ -46,3 +49,20 @@ def test_the_table_of_sizes(row):
 def test_colluders_tolerated_with_a_configured_threshold(n, t, tolerated):
     assert "min(R - t, 2t - R - 1)" in TEXT
     assert Parties(n, threshold=t).setting.tolerated == tolerated
+
+
+@pytest.mark.parametrize("row", re.findall(r"^\| (\d+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$", TEXT, re.M))
+def test_the_table_of_bytes(row):
+    """Of members called client-0, client-1, ... and a run with an identifier of 16 characters."""
+    members, advertise, share, lists = (int(cell.replace(",", "")) for cell in row)
+    names = tuple(f"client-{i}" for i in range(members))
+    keys = [Ed25519PrivateKey.generate() for _ in names]
+    roster = Roster(Member(name, public_key(key)) for name, key in zip(names, keys, strict=True))
+    setting = Setting("0" * 16, 1, 0, names, roster, bytes(32))
+    clients = [Client(setting, name, key) for name, key in zip(names, keys, strict=True)]
+    sent = [client.advertise() for client in clients]
+    shown = to_broadcast("advertise", map(head_of, sent))
+    dealt = clients[0].share(shown)
+    assert (len(sent[0]), len(dealt)) == (advertise, share)
+    both = len(shown) + len(to_broadcast("share", [head_of(dealt)] * members))
+    assert lists == round(both / 1000)

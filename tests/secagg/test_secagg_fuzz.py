@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from parties import Parties, head_of, heads_in
 
 from fedmerit.errors import ProtocolError
-from fedmerit.secagg import STAGES, Client, Released, nonce_opens, replay
+from fedmerit.secagg import STAGES, Client, Released, masks, nonce_opens, replay
 from fedmerit.secagg.messages import DOMAIN, open_broadcast, open_head, open_message, to_broadcast
 from fedmerit.secagg.state import load_state
 
@@ -30,12 +30,23 @@ values = st.recursive(
 )
 
 blob, place = st.binary(min_size=32, max_size=32), st.integers(-1, 4)
-rows = (
-    st.tuples(place, st.binary(min_size=92, max_size=92), blob, blob)
-    | st.tuples(place, st.sampled_from(["seed", "key", "x"]), blob)
-    | blob
+counter, signature = st.integers(-1, 2**64 - 1), st.binary(min_size=64, max_size=64)
+token = st.tuples(place, counter, st.binary(min_size=96, max_size=96))
+dealt = st.tuples(place, st.binary(min_size=92, max_size=92), blob, blob)
+bodies = (  # of any structure, or with luck of the shape that a stage expects
+    values
+    | st.tuples(blob, blob, blob, st.binary(min_size=96, max_size=96), counter, signature)
+    | st.tuples(st.lists(dealt, max_size=3), st.lists(token, max_size=3))
+    | st.tuples(blob, blob, blob, st.lists(st.tuples(place, blob), max_size=3))
+    | st.lists(st.tuples(place, st.sampled_from(["seed", "key", "x"]), blob), max_size=4)
 )
-bodies = values | st.lists(rows, max_size=4)  # with luck, of the shape that a stage expects
+EVIDENCE = {
+    "advertised": [hashlib.sha256(raw).hexdigest() for raw in heads_in(BROADCASTS["advertise"])],
+    "dealt": [hashlib.sha256(raw).hexdigest() for raw in heads_in(BROADCASTS["share"])],
+    "heads": [heads_in(BROADCASTS[at])[0].hex() for at in ("advertise", "advertise", "share", "masked")],
+    "kind": "seed",
+    "shares": [[0, "00" * 32], [1, "00" * 32], [2, "00" * 32]],
+}
 
 
 def tolerates(call, *args):
@@ -94,10 +105,10 @@ def test_heads_and_lists_of_any_structure(value):
     setting = PLAYED["share"].setting
     data = msgpack.packb(value)
     tolerates(open_head, data, setting)
-    tolerates(open_broadcast, b"FMB1" + data, setting, "share")
-    for version, stage in ((1, "share"), (1, value), (value, "share")):
-        tolerates(open_broadcast, b"FMB1" + msgpack.packb([version, stage, value]), setting, "share")
-    tolerates(open_message, b"FMS1" + len(data).to_bytes(4, "big") + data, setting, 100)
+    tolerates(open_broadcast, b"FMB2" + data, setting, "share")
+    for version, stage in ((2, "share"), (2, value), (value, "share")):
+        tolerates(open_broadcast, b"FMB2" + msgpack.packb([version, stage, value]), setting, "share")
+    tolerates(open_message, b"FMS2" + len(data).to_bytes(4, "big") + data, setting, 100)
 
 
 def signed(content, parties):
@@ -117,7 +128,7 @@ def test_whatever_a_dishonest_member_signs(stage, body, at, value):
     head = signed(msgpack.packb(fields), parties)
     tolerates(open_head, head, parties.setting)
     for payload in (b"", b"x" * 80):
-        message = b"FMS1" + len(head).to_bytes(4, "big") + head + payload
+        message = b"FMS2" + len(head).to_bytes(4, "big") + head + payload
         if head != head_of(MESSAGES[stage]):
             tolerates(parties.server.receive, message)
     if stage != "advertise":
@@ -132,7 +143,7 @@ def test_whatever_a_dishonest_member_signs(stage, body, at, value):
 @given(data=st.binary(max_size=500) | damaged([PLAYED["check"].clients[A].dump()]), value=values)
 def test_saved_states(data, value):
     tolerates(load_state, data)
-    for body in (data, msgpack.packb(value), msgpack.packb(["fedmerit secagg client 1", *[value] * 6])):
+    for body in (data, msgpack.packb(value), msgpack.packb(["fedmerit secagg client 2", *[value] * 6])):
         tolerates(load_state, hashlib.sha256(body).digest() + body)
     tolerates(Released.load, data)
 
@@ -149,3 +160,13 @@ def test_audits(data):
         tolerates(
             lambda shown=shown: replay(parties.setting, parties.task, opening, parties.vectors[A], **shown)
         )
+
+
+@many
+@given(value=values, part=st.sampled_from([*EVIDENCE]), secret=st.booleans())
+def test_evidence(value, part, secret):
+    parts = ("advertised", "heads", "kind", "shares") if secret else ("advertised", "dealt", "heads")
+    given_ = {key: EVIDENCE[key] for key in parts}
+    given_["heads"] = given_["heads"][1:3] if secret else given_["heads"]
+    tolerates(masks.judge, PLAYED["unmask"].setting, given_)
+    tolerates(masks.judge, PLAYED["unmask"].setting, {**given_, part: value})

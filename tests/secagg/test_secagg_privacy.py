@@ -14,6 +14,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 from parties import Parties, head_of, secrets_of
+from test_secagg_blame import go, opened_rows
 
 from fedmerit.identity import Member, Roster
 from fedmerit.secagg import STAGES, Encoded, Encoding, Task, masks, state
@@ -47,7 +48,7 @@ def bared(parties):
             masks.add_masks(words, [(masks.self_key(server._rebuild(name, "seed"), name, binding), -1)])
         else:
             mask_key = server._rebuild(name, "key")
-            peers = {peer: head.body[1] for peer, head in server.heads["advertise"].items() if peer != name}
+            peers = {peer: head.body[0] for peer, head in server.heads["advertise"].items() if peer != name}
             own = masks.with_peers(parties.setting, name, mask_key, peers, binding)
             masks.add_masks(words, [(key, -sign) for key, sign in own])
         left[name] = words
@@ -95,7 +96,7 @@ def check_colluders_learn_the_sum_of_the_others():
     honest, traitors = parties.names[2:], parties.names[:2]
     left = bared(parties)
     for name in honest:
-        public = {name: parties.server.heads["advertise"][name].body[1]}
+        public = {name: parties.server.heads["advertise"][name].body[0]}
         for traitor in traitors:  # what the traitor added for this pair is what the honest one took off
             known = parties.clients[traitor]._state.mask
             masks.add_masks(left[name], masks.with_peers(parties.setting, traitor, known, public, binding))
@@ -129,7 +130,9 @@ def check_every_attempt_has_fresh_secrets():
     }
     for name in first.names:
         one, two = (p.server.heads["advertise"][name].body for p in (first, second))
-        assert not set(one) & set(two)
+        assert not set(one) & set(two) - {1}  # the counter of a state that was never stored
+        each = [{body[3][at : at + 32] for at in range(0, 4 * 32, 32)} for body in (one, two)]
+        assert len(each[0] | each[1]) == 8  # channel keys
         gap = payload_of(first.sent["masked"][name]) - payload_of(second.sent["masked"][name])
         assert np.count_nonzero(gap) > 490
 
@@ -192,6 +195,14 @@ def check_no_plain_byte_reaches_the_server():
             assert secret not in got
             assert secret[:16] not in got
             assert secret[16:] not in got
+
+
+def check_a_complaint_opens_one_channel():
+    """Of all shares, the opened keys read those between complainers and the dealers they complain about."""
+    bad = {"hospital-a": ("hospital-c", "hospital-d"), "hospital-b": ("hospital-f", "hospital-g")}
+    parties = go(Parties(7), bad=bad, how="other shares")
+    pairs = {(dealer, victim) for dealer, victims in bad.items() for victim in victims}
+    assert set(opened_rows(parties)) == pairs | {pair[::-1] for pair in pairs}
 
 
 # -------------------------------------------------------------------------------------------- broken variants
@@ -261,6 +272,11 @@ def weight_not_masked(patch):
     patch.setattr(masks, "add_masks", lambda words, keys: real(words[:-1], keys))
 
 
+def one_channel_key_for_all_peers(patch):
+    real = masks.channel_key
+    patch.setattr(masks, "channel_key", lambda secret, session, name, peer: real(secret, session, name, ""))
+
+
 def shares_not_encrypted(patch):
     patch.setattr(masks, "seal_shares", lambda *args: bytes(12) + args[-1] + bytes(16))
     patch.setattr(masks, "open_shares", lambda *args: args[-1][12:-16])
@@ -275,6 +291,7 @@ CHECKS = [
     check_masks_have_more_than_32_bits,
     check_masks_are_bound,
     check_no_plain_byte_reaches_the_server,
+    check_a_complaint_opens_one_channel,
 ]
 
 BROKEN = [
@@ -291,6 +308,7 @@ BROKEN = [
     (no_masks_at_all, check_no_plain_byte_reaches_the_server),
     (weight_not_masked, check_no_plain_byte_reaches_the_server),
     (shares_not_encrypted, check_no_plain_byte_reaches_the_server),
+    (one_channel_key_for_all_peers, check_a_complaint_opens_one_channel),
 ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from contextlib import suppress
 from dataclasses import replace
@@ -10,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from parties import M0, A, B, C, D, Parties, body_of, caught, head_of, heads_in
+from parties import M0, A, B, C, D, Parties, body_of, caught, head_of, heads_in, seen_in
 
 from fedmerit.errors import (
     BindingError,
@@ -130,7 +129,7 @@ def test_two_survivor_lists_need_more_colluders_than_n_minus_t(colluding, kinds)
     half = len(honest) // 2
     released = set()
     for shown, group in zip(lists, (honest[-half:], honest[:-half]), strict=True):
-        seen = hashlib.sha256(shown).digest()
+        seen = seen_in(shown)
         signed = {name: parties.forge(name, "check", [], seen=seen) for name in parties.names[:colluding]}
         signed |= {name: parties.clients[name].check(shown) for name in group}
         together = to_broadcast("check", [head_of(signed[name]) for name in parties.names if name in signed])
@@ -199,7 +198,7 @@ def test_signatures_of_members_that_are_not_in_the_sum_do_not_count():
     parties = Parties(9)  # t = 7
     outside = parties.names[7:]
     parties.play(until="unmask", lost=[("masked", name) for name in outside])
-    seen = hashlib.sha256(parties.server.broadcasts["masked"]).digest()
+    seen = seen_in(parties.server.broadcasts["masked"])
     signed = {name: head_of(parties.sent["check"][name]) for name in parties.names[:5]}
     signed |= {name: head_of(parties.forge(name, "check", [], seen=seen)) for name in outside}
     with pytest.raises(BindingError, match="signed a sum that it is not in") as error:

@@ -7,11 +7,11 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from parties import A, B, C, D, Parties, caught, head_of, heads_in
+from parties import A, B, C, D, Parties, caught, head_of, heads_in, seen_in
 
 from fedmerit.errors import BindingError, ShareError
 from fedmerit.secagg import masks
-from fedmerit.secagg.messages import SEALED_SHARES, digest_of, to_broadcast
+from fedmerit.secagg.messages import SEALED_SHARES, to_broadcast
 
 E = "hospital-e"
 SMALL_ORDER = [
@@ -32,6 +32,8 @@ def test_fewer_than_t_holders_rebuild_nothing():
         for few in range(2, 5):
             for chosen in combinations(held, few):
                 assert masks.combine_shares({i: held[i][kind] for i in chosen}, few) != secret
+                with pytest.raises(ShareError):
+                    masks.combine_shares({i: held[i][kind] for i in chosen}, 5)
 
 
 def test_the_key_that_is_shared_out_opens_no_channel():
@@ -39,11 +41,12 @@ def test_the_key_that_is_shared_out_opens_no_channel():
     parties = Parties(5).play(lost=[("masked", C)])
     rebuilt = parties.server._rebuild(C, "key")
     for place, name in enumerate(parties.names):
-        channel, mask, *_ = parties.server.heads["advertise"][name].body
-        assert channel != mask
+        advertised = parties.server.heads["advertise"][name]
+        keys = [advertised.body[0], *(masks.channel_of(advertised, at) for at in range(5))]
+        assert len(set(keys)) == 6
         for dealer, head in parties.server.heads["share"].items():
-            sealed = next(row[1] for row in head.body if row[0] == place)
-            for key in (channel, mask):
+            sealed = next(row[1] for row in head.body[0] if row[0] == place)
+            for key in keys:
                 shared = masks.agree(rebuilt, key, stage="", peer="")
                 with pytest.raises(ShareError):
                     masks.open_shares(shared, parties.setting.session, dealer, name, sealed)
@@ -52,8 +55,8 @@ def test_the_key_that_is_shared_out_opens_no_channel():
 def test_shares_of_somebody_who_did_not_advertise_are_refused():
     parties = Parties(5).play(until="masked", lost=[("advertise", E)])
     rows = [[place, os.urandom(SEALED_SHARES), bytes(32), bytes(32)] for place in range(5)]
-    seen = digest_of(parties.server.broadcasts["advertise"])
-    stranger = head_of(parties.forge(E, "share", rows, seen=seen))
+    seen = seen_in(parties.server.broadcasts["advertise"])
+    stranger = head_of(parties.forge(E, "share", [rows, []], seen=seen))
     shown = to_broadcast("share", [*heads_in(parties.shown[A]), stranger])
     with pytest.raises(BindingError, match="deals without having advertised keys") as error:
         parties.clients[A].masked(shown, parties.update(A))
@@ -64,10 +67,11 @@ def test_shares_of_somebody_who_did_not_advertise_are_refused():
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("point", SMALL_ORDER)
 def test_a_key_of_small_order_names_its_owner(point, which):
-    """It is found when keys are shown, whichever of the two it is, and by a server before that."""
+    """It is found when keys are shown, be it the mask key or that of one channel, and by a server before."""
     parties = Parties(4)
-    bad = [masks.public(os.urandom(32)), masks.public(os.urandom(32)), bytes(32), bytes(32)]
-    bad[which] = bytes.fromhex(point)
+    keys = [masks.public(os.urandom(32)) for _ in range(5)]
+    keys[2 * which] = bytes.fromhex(point)  # the mask key, or that of the channel with B
+    bad = [keys[0], bytes(32), bytes(32), b"".join(keys[1:]), 1, bytes(64)]
     message = parties.forge(A, "advertise", bad)
     with pytest.raises(BindingError, match="a secret which everybody knows") as error:
         parties.server.receive(message)

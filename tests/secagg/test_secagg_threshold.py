@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from parties import CONFIG, Parties, body_of, head_of, heads_in, names_of
+from parties import CONFIG, Parties, body_of, head_of, heads_in, names_of, seen_in
 
 from fedmerit.errors import ProtocolError, RefusedError
 from fedmerit.identity import Member, Roster
@@ -31,7 +31,7 @@ def unmasked(parties, colluding):
     lists = {"seed": to_broadcast("masked", real), "key": to_broadcast("masked", real[:-1])}
     secrets = {}
     for (kind, shown), group in zip(lists.items(), (honest[-half:], honest[:-half]), strict=True):
-        seen = hashlib.sha256(shown).digest()
+        seen = seen_in(shown)
         signed = {name: parties.forge(name, "check", [], seen=seen) for name in bad}
         signed |= {name: parties.clients[name].check(shown) for name in group}
         together = to_broadcast("check", [head_of(signed[name]) for name in parties.names if name in signed])
@@ -43,7 +43,7 @@ def unmasked(parties, colluding):
         secrets[kind] = masks.combine_shares(by_place, setting.t)
     payload = open_message(parties.sent["masked"][victim], setting, 4 * parties.length)[1]
     words, binding = masks.from_wire(payload).copy(), parties.task.binding(setting)
-    peers = {name: head.body[1] for name, head in parties.server.heads["advertise"].items()}
+    peers = {name: head.body[0] for name, head in parties.server.heads["advertise"].items()}
     own = masks.of_member(setting, victim, secrets["key"], secrets["seed"], peers, binding)
     masks.add_masks(words, [(key, -sign) for key, sign in own])
     return parties.encoding.dequantise(words)

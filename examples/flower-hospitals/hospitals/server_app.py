@@ -22,6 +22,7 @@ def main(grid: Grid, context: Context) -> None:
     strategy = fedmerit.flower.Contributions(
         FedAvg(fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3),
         roster=config["roster"] or rehearsal(Path(config["fedmerit-rehearsal"])),
+        server_key=config["server-key"] or None,  # unless given: server.pem beside the roster
         test=test_data(),
         value=probability_of_truth,
         utilities=["expected-accuracy"],
@@ -39,6 +40,6 @@ def rehearsal(folder: Path) -> Path:
     """In a simulation nobody has a machine of its own: make everybody's key, once, and the roster."""
     if not (folder / "roster.toml").exists():
         folder.mkdir(parents=True)
-        keys = {name: new_key(folder / f"{name}.pem") for name in HOSPITALS}
-        write_roster(folder / "roster.toml", Roster(Member(name, key) for name, key in keys.items()))
+        members = [Member(name, new_key(folder / f"{name}.pem")) for name in HOSPITALS]
+        write_roster(folder / "roster.toml", Roster(members, new_key(folder / "server.pem")))
     return folder / "roster.toml"

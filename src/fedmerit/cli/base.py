@@ -6,17 +6,13 @@ import io
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
 from fedmerit.config import VERSION
 from fedmerit.errors import FedmeritError
-
-if TYPE_CHECKING:
-    from fedmerit.report.terminal import Summary
 
 app = typer.Typer(
     help="Who contributed what in a federation, without anyone seeing anyone's model update.",
@@ -44,7 +40,7 @@ def errors_as_messages() -> Iterator[None]:
     try:
         yield
     except (FedmeritError, OSError) as error:
-        from fedmerit.report.terminal import printable
+        from fedmerit.report.text import printable
 
         err.print("error: " + printable(" ".join(str(error).split("\n"))))
         raise SystemExit(2) from None
@@ -60,10 +56,3 @@ def write(text: str) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")
     sys.stdout.write(text)
-
-
-def advised(summary: Summary) -> Summary:
-    """Return a summary whose notes name command-line options instead of arguments."""
-    from fedmerit.report.terminal import advice
-
-    return replace(summary, notes=tuple(advice(note) for note in summary.notes))

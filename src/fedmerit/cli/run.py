@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
-from fedmerit.cli.base import Set_, advised, app, err, fail, out
+from fedmerit.cli.base import Set_, app, err, fail, out
 from fedmerit.config import SCHEMA, Config, asked_for, of_folder, written
 from fedmerit.errors import ConfigError
 from fedmerit.scoring.files import LEDGER
@@ -54,8 +53,7 @@ def page(
     """
     from fedmerit.report.page.html import NAME, check_target, facts_of, for_coordinator, render
     from fedmerit.report.page.html import figures as make_figures
-    from fedmerit.report.page.promises import private
-    from fedmerit.report.terminal import printable
+    from fedmerit.report.text import printable
     from fedmerit.storage.run_folder import write
 
     target = out_ or (source / NAME if source.is_dir() else source.with_suffix(".html"))
@@ -65,11 +63,11 @@ def page(
         facts = facts_of(source, pseudonyms=pseudonyms)
     write(target, render(facts).encode())
     out.print(f"wrote {target}")
-    for doubt in facts.summary.doubts:
+    for doubt in facts.doubts:
         out.print(f"WARNING: {printable(str(doubt))}")
     if facts.source.broken:
         out.print(f"WARNING: the ledger does not verify: {facts.source.broken}")
-    if private(facts):
+    if facts.source.private:
         out.print(for_coordinator(target))
     for kind in dict.fromkeys(figures or ()):
         names = []
@@ -172,7 +170,8 @@ def plan(
     CONFIG is a file of settings (TOML), as for `fedmerit run`.
     """
     from fedmerit.config import load
-    from fedmerit.report.terminal import print_plan, printable
+    from fedmerit.report.terminal import print_plan
+    from fedmerit.report.text import printable
 
     settings = load(config, set_ or ())
     with _engine():
@@ -200,10 +199,11 @@ def track(
 
 
 def _run(config: Config, folder: Path, *, resume: bool, track: Sequence[str] = ()) -> None:
-    from fedmerit.notes import planted
     from fedmerit.report.exports import tracked, tracker
-    from fedmerit.report.page.source import timed
-    from fedmerit.report.terminal import print_summary, print_truth, printable, summarise, watching
+    from fedmerit.report.facts import Facts
+    from fedmerit.report.source import source_of, timed
+    from fedmerit.report.terminal import print_facts, print_truth, watching
+    from fedmerit.report.text import printable
     from fedmerit.storage.run_folder import recorded
 
     trackers = [tracker(where) for where in track]
@@ -212,14 +212,10 @@ def _run(config: Config, folder: Path, *, resume: bool, track: Sequence[str] = (
     with watching(err) as watch, tracked(timed(watch, folder), folder, config, trackers) as watched:
         written = run_embedded(config, folder, resume=resume, watch=watched)
     found = recorded(folder)
-    content = found.content
-    summary = summarise(
-        content.rounds, missing=config.scoring.missing, clients=content.clients, game=config.scoring.game
-    )
-    summary = replace(summary, notes=(*summary.notes, *found.notes))
-    if faults := planted(found.config.corruption):
-        out.print(printable(faults))
-    print_summary(out, advised(summary), utility=content.rounds[0].utility)
+    source = source_of(found.content, found, missing=config.scoring.missing)
+    if source.planted:
+        out.print(printable(source.planted))
+    print_facts(out, Facts(source))
     if config.analysis:
         print_truth(out, written)
     out.print(f"written to {folder}: scores.json, scores.csv, ledger.sqlite")
@@ -397,6 +393,9 @@ app.add_typer(keys_app, name="keys")
 @keys_app.command("new")
 def keys_new(
     path: Annotated[Path, typer.Argument(help="Where to write the private key (mode 600).")],
+    server: Annotated[
+        bool, typer.Option("--server", help="The server's key: also say what to do with it.")
+    ] = False,
 ) -> None:
     """Make an identity key, and print the public key for the roster.
 
@@ -404,7 +403,13 @@ def keys_new(
     """
     from fedmerit.identity import PREFIX, new_key
 
-    out.print(PREFIX + new_key(path).hex())
+    public = PREFIX + new_key(path).hex()
+    out.print(public)
+    if server:
+        out.print(
+            f"put it on the roster: fedmerit keys roster ROSTER --member ... --server {public}; keep {path} "
+            "as server.pem beside the roster, or name it in Contributions(server_key=...)"
+        )
 
 
 @keys_app.command("roster")
@@ -413,23 +418,117 @@ def keys_roster(
     member: Annotated[
         list[str] | None, typer.Option(help="NAME=ed25519:PUBLICKEY[,WEIGHT], repeatable.")
     ] = None,
+    server: Annotated[
+        str | None, typer.Option(help="The server's public key; members refuse every other server.")
+    ] = None,
+    quorum: Annotated[
+        int | None,
+        typer.Option(help="Members who must sign a change of it; unless given, over half."),
+    ] = None,
 ) -> None:
     """Write or check a roster of names and public keys, and print its hash, which all members compare.
 
     PATH is the roster file (TOML or .json). With --member, it is written; otherwise it is checked.
     """
-    from fedmerit.identity import Roster, parse_member, read_roster, write_roster
+    from fedmerit.identity import PREFIX, SERVER, Roster, parse_key, parse_member, read_roster, write_roster
 
     if member:
-        write_roster(path, Roster(parse_member(text) for text in member))
+        key = None if server is None else parse_key(SERVER, server)
+        write_roster(path, Roster((parse_member(text) for text in member), key, quorum=quorum))
+    elif server is not None or quorum is not None:
+        fail("--server and --quorum belong to a new roster: expected --member too")
     roster = read_roster(path)
     for one in roster.members:
         out.print(
             f"{one.name}  ed25519:{one.key.hex()}" + ("" if one.weight is None else f"  {one.weight:g}")
         )
+    if roster.server is not None:
+        out.print(f"the server  {PREFIX}{roster.server.hex()}")
     count = len(roster.members)
     out.print(f"{count} member{'' if count == 1 else 's'}, roster hash {roster.hash.hex()}")
+    if roster.before is not None:
+        out.print(
+            f"follows from {roster.before.hash.hex()}, signed by {', '.join(roster.signatures)}; the first "
+            f"roster was {roster.lineage.hex()}"
+        )
+    if roster.server is None:
+        out.print("note: it names no server (--server): members take part under it in rehearsals only")
     if count < FEWEST:
         out.print(
             f"note: a federation needs at least {FEWEST} members: with two, each learns the other's update"
         )
+
+
+@keys_app.command("propose")
+def keys_propose(
+    old: Annotated[Path, typer.Argument(help="The roster that is in use.")],
+    new: Annotated[Path, typer.Argument(help="The roster that is to follow, from `fedmerit keys roster`.")],
+    out_: Annotated[Path, typer.Option("--out", help="Where to write the change, a new file.")],
+) -> None:
+    """Propose another roster in place of the one in use; its members sign the change.
+
+    OLD is the roster in use. NEW is a roster that `fedmerit keys roster` wrote, with all members, keys,
+    server and quorum as they should be.
+    """
+    from fedmerit.identity import read_roster, write_new
+    from fedmerit.keys import Change
+
+    change = Change.proposed(read_roster(old), read_roster(new))
+    write_new(out_, change.text().encode())
+    _show(change)
+    out.print(f"wrote {out_}; each member: fedmerit keys sign {out_} --key KEY")
+
+
+@keys_app.command("sign")
+def keys_sign(
+    path: Annotated[Path, typer.Argument(help="The proposed change.", metavar="CHANGE")],
+    key: Annotated[
+        Path | None, typer.Option(help="Your private key; without it, the change is only shown.")
+    ] = None,
+) -> None:
+    """Show a proposed change of the roster and, with --key, sign it.
+
+    CHANGE is the file of the change; the signature is added to it.
+    """
+    from fedmerit.identity import load_key
+    from fedmerit.keys import read_change
+    from fedmerit.storage.run_folder import write
+
+    change = read_change(path)
+    if key is not None:
+        change = change.signed(load_key(key))
+        write(path, change.text().encode())
+    _show(change)
+
+
+@keys_app.command("adopt")
+def keys_adopt(
+    paths: Annotated[
+        list[Path], typer.Argument(help="The signed change; several files if members signed apart.")
+    ],
+    out_: Annotated[Path, typer.Option("--out", help="Where to write the roster, a new file.")],
+) -> None:
+    """Write the new roster, once enough members of the old one have signed the change.
+
+    PATHS is the signed change, or several copies of it that were signed apart. Give everybody the new roster.
+    """
+    from functools import reduce
+
+    from fedmerit.identity import write_roster
+    from fedmerit.keys import Change, read_change
+
+    change = reduce(Change.joined, map(read_change, paths))
+    _show(change)
+    write_roster(out_, roster := change.adopted())
+    out.print(f"wrote {out_}, roster hash {roster.hash.hex()}")
+
+
+def _show(change: Any) -> None:
+    """Print what a change of the roster changes, and who has signed it."""
+    out.print(f"from roster {change.old.hash.hex()}")
+    out.print(f"to roster {change.new.hash.hex()}")
+    for line in change.differences():
+        out.print(f"  {line}")
+    signed = f"signed by {', '.join(change.signatures)}" if change.signatures else "signed by nobody yet"
+    missing = f"{change.missing} more must sign" if change.missing else "that is enough"
+    out.print(f"{signed}; {change.old.needed} of {len(change.old.members)} members are needed: {missing}")

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedmerit.cli.base import advised, app, err, fail, out, write
+from fedmerit.cli.base import app, err, fail, out, write
 from fedmerit.scoring.files import LEDGER
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fedmerit.config import Config
+    from fedmerit.report.source import Source
     from fedmerit.scoring.doubts import Doubt
     from fedmerit.scoring.files import Content
     from fedmerit.scoring.rewards import Payouts, Shares
@@ -105,8 +107,9 @@ def score(
 
     SOURCE is a file of reports (.json or .csv), or a run folder.
     """
-    from fedmerit.report.terminal import print_summary, summarise
-    from fedmerit.scoring.doubts import doubts
+    from fedmerit.report.facts import Facts
+    from fedmerit.report.source import source_of
+    from fedmerit.report.terminal import print_facts
     from fedmerit.scoring.files import as_csv, as_json, document
 
     if format is Format.csv and (score or missing):
@@ -115,20 +118,18 @@ def score(
             "scores of single rounds but no sums"
         )
     (content, run), counts = read_reports(file, utility), _missing(file, missing)
-    rounds, clients, warning = content.rounds, content.clients, _unfinished(run, "covers")
-    game, screen = _game(file, run), out if format is Format.table else err
-    _tell_planted(file, run, screen)
-    if warning:
+    source = source_of(content, run, _settings(file), missing=counts)
+    facts = Facts(source, score=(score or Summed.alpha).value)
+    screen = out if format is Format.table else err
+    _tell_planted(source, screen)
+    if warning := _unfinished(run, "covers"):
         screen.print(f"WARNING: {warning}")
     if format is Format.table:
-        chosen = score or Summed.alpha
-        summary = summarise(rounds, score=chosen.value, missing=counts, clients=clients, game=game)
-        summary = replace(summary, notes=(*summary.notes, *(run.notes if run else ())))
-        print_summary(out, advised(summary), utility=rounds[0].utility)
+        print_facts(out, facts)
     else:
-        written = document(rounds, clients=clients, missing=counts)
+        written = document(content.rounds, clients=content.clients, missing=counts)
         write(as_json(written) if format is Format.json else as_csv(written))
-        _warn(doubts(rounds, game=game))
+        _warn(facts.doubts)
 
 
 @app.command()
@@ -159,22 +160,24 @@ def rewards(
 
     SOURCE is a file of reports (.json or .csv), or a run folder. Members who never reported are paid nothing.
     """
-    from fedmerit.report.terminal import absences, advice, print_payouts, unscored
-    from fedmerit.scoring.accumulate import accumulate
-    from fedmerit.scoring.doubts import check_payable, doubts
+    from fedmerit.report.facts import Facts
+    from fedmerit.report.source import source_of
+    from fedmerit.report.terminal import print_payouts
+    from fedmerit.report.text import on_terminal
+    from fedmerit.scoring.doubts import check_payable
     from fedmerit.scoring.rewards import payouts, shares
 
     (content, run), counts = read_reports(file, utility), _missing(file, missing)
-    total = accumulate(content.rounds, score=score.value, missing=counts)
-    doubted = doubts(content.rounds, game=_game(file, run))
+    source = source_of(content, run, _settings(file), missing=counts)
+    facts = Facts(source, score=score.value)
+    total, doubted, without = facts.total, facts.doubts, facts.unscored
     with _option_names(doubted):
         check_payable(doubted, rule.value, despite=despite_doubts)
         divided = shares(total, rule.value, floor=floor, cap=cap, on_undefined=on_undefined.value)
-    gone = absences(content.rounds, content.clients)
-    left_out = run.notes if run else ()
-    notes = (advice(note, "--on-undefined") for note in (*divided.notes, *gone, *left_out))
-    divided = replace(divided, notes=tuple(dict.fromkeys(notes)))
-    paid, without = payouts(divided, budget), unscored(content.rounds, content.clients)
+    told = (*divided.notes, *facts.absence_notes, *(run.notes if run else ()))
+    notes = dict.fromkeys(on_terminal(note, "--on-undefined") for note in told)
+    divided = replace(divided, notes=tuple(notes))
+    paid = payouts(divided, budget)
     warning, said = _unfinished(run, "pays for"), ""
     if warning:
         warning += "; a later decision can replace it"
@@ -187,7 +190,7 @@ def rewards(
             file, str(paid.budget), content.rounds[0].utility, rule=rule.value, score=score.value, **terms
         )
     screen = out if format is Format.table else err
-    _tell_planted(file, run, screen)
+    _tell_planted(source, screen)
     if format is Format.table:
         print_payouts(out, paid, divided, unscored=without, warning=warning, doubts=doubted)
     else:
@@ -260,14 +263,14 @@ def _record(folder: Path, budget: str, utility: str | None, **terms: Any) -> str
 def _option_names(doubted: Sequence[Doubt]) -> Iterator[None]:
     """Reword the library's errors for the command line; add the doubts to those about undefined shares."""
     from fedmerit.errors import DoubtfulShares, UndefinedShares
-    from fedmerit.report.terminal import advice
+    from fedmerit.report.text import on_terminal
 
     try:
         yield
     except DoubtfulShares as error:
-        raise DoubtfulShares(advice(error.note), error.codes) from error
+        raise DoubtfulShares(on_terminal(error.note), error.codes) from error
     except UndefinedShares as error:
-        told = advice(error.note, "--on-undefined")
+        told = on_terminal(error.note, "--on-undefined")
         if doubted:
             told = f"nothing is paid: {told}. {' '.join(map(str, doubted))}"
         raise UndefinedShares(told) from error
@@ -275,7 +278,7 @@ def _option_names(doubted: Sequence[Doubt]) -> Iterator[None]:
 
 def _warn(doubted: Sequence[Doubt]) -> None:
     """Print doubts as warnings on standard error, beside output for programs."""
-    from fedmerit.report.terminal import printable
+    from fedmerit.report.text import printable
 
     for doubt in doubted:
         err.print(f"WARNING: {printable(str(doubt))}")
@@ -293,34 +296,23 @@ def read_reports(source: Path, utility: str | None = None) -> tuple[Content, Rec
     return read_content(scores_in(source) if source.is_dir() else source, utility=utility), None
 
 
-def _game(file: Path, run: Recorded | None) -> str | None:
-    """Return the game of the run, or None if there is nothing but reports."""
+def _settings(file: Path) -> Config | None:
+    """Return the settings beside reports, or None if there are none."""
     from fedmerit.config import of_folder
 
-    if run is not None:
-        return run.config.scoring.game
-    return of_folder(file).scoring.game if (file / "config.toml").is_file() else None
+    return of_folder(file) if (file / "config.toml").is_file() else None
 
 
-def _tell_planted(file: Path, run: Recorded | None, screen: Console) -> None:
+def _tell_planted(source: Source, screen: Console) -> None:
     """Print which faults the settings of a run planted, if any."""
-    from fedmerit.config import Corruption, of_folder
-    from fedmerit.notes import planted
-    from fedmerit.report.terminal import printable
+    from fedmerit.report.text import printable
 
-    corruption = Corruption()
-    if run is not None:
-        corruption = run.config.corruption
-    elif (file / "config.toml").is_file():
-        corruption = of_folder(file).corruption
-    if said := planted(corruption):
+    if said := source.planted:
         screen.print(printable(said))
 
 
 def _missing(file: Path, given: Missing | None) -> Literal["zero", "own-mean"]:
-    """Return what a missed round counts: as requested, otherwise as in this run folder, otherwise zero."""
-    from fedmerit.config import of_folder
-
-    if given is None and (file / "config.toml").is_file():
-        return of_folder(file).scoring.missing
+    """Return what a missed round counts: as asked for, otherwise as in this run folder, otherwise zero."""
+    if given is None and (config := _settings(file)):
+        return config.scoring.missing
     return "own-mean" if given is Missing.own_mean else "zero"

@@ -38,6 +38,7 @@ from fedmerit.errors import (
     MessageError,
     RefusedError,
     StoreError,
+    VersionError,
 )
 from fedmerit.flower.codec import (
     BYTES,
@@ -158,6 +159,9 @@ class Secured(ClientApp):
             data = take(message.content)
             return self._answer(data, message, context, kind)
         except Exception as error:
+            if isinstance(error, VersionError):  # whoever runs the server must know what to install
+                log.warning("refuses a message: %s", error)
+                raise
             if data is not None and isinstance(error, FedmeritError) and _invites(data):
                 if not isinstance(error, StoreError | KeyFileError):
                     raise

@@ -25,18 +25,18 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from fedmerit.config import Config, as_toml, check_schedule, from_dict, recorded_hash
+from fedmerit.config import Config, as_toml, check_schedule, from_dict
 from fedmerit.errors import ConfigError, DataError, ProtocolError, StoreError
 from fedmerit.flower.codec import Notes, Shape, Value, definition, evaluator, log_inside_flower
 from fedmerit.flower.grid import SecureGrid
-from fedmerit.identity import Roster, load_key, new_key, read_roster
+from fedmerit.identity import PREFIX, Roster, load_key, new_key, public_key, read_roster
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.recorder import LedgerRecorder
 from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.measure import Evaluations
 from fedmerit.protocol.messages import LEAST_SAMPLES
 from fedmerit.protocol.pool import Pool
-from fedmerit.protocol.terms import FLOWER, SIMULATED, least_scheduled
+from fedmerit.protocol.terms import FLOWER, SIMULATED, least_scheduled, proposed
 from fedmerit.report.page.html import page_of_run
 from fedmerit.scoring.files import LEDGER
 from fedmerit.storage.run_folder import Folder, checkpoint_in, held, read_checkpoint, write
@@ -47,6 +47,7 @@ _FILES = ("config.toml", "notes.txt", "scores.csv", "scores.json")
 _LEDGER = (f"{LEDGER}-wal", f"{LEDGER}-shm", LEDGER)
 """The ledger's files; the ledger goes last, because it shows that the rest may be removed."""
 _KEYS = ("pool.key", "server.pem")
+NEW_KEY = "make a key (fedmerit keys new --server server.pem)"
 _KINDS = {"run", "pool", "join"}
 """The kinds of records of a start that reached no round."""
 
@@ -168,6 +169,8 @@ class Contributions:
             ``timeout`` of `start` applies.
         join: seconds to wait at the start for all members of the roster, and later for enough of them.
         page: write page.html into the folder at the end, if the packages it needs are installed.
+        server_key: the file of the server's private key, whose public half is on the roster; unless given,
+            ``server.pem`` beside the roster file. A simulation may do without: it makes a key of its own.
     """
 
     def __init__(
@@ -194,6 +197,7 @@ class Contributions:
         join: float = 300.0,
         page: bool = True,
         truth: Sequence[str] = (),
+        server_key: str | Path | None = None,
     ) -> None:
         check_strategy(strategy)
         if own := _own_aggregation(strategy):
@@ -210,6 +214,7 @@ class Contributions:
             raise ConfigError(f"weights: expected secret, uniform or roster, got {weights!r}")
         self.strategy, self.value, self.folder = strategy, value, Path(folder)
         self.roster = roster if isinstance(roster, Roster) else read_roster(roster)
+        self.server_key = _server_key(self.roster, roster, server_key)
         if weights == "roster" and self.roster.weights is None:
             raise ConfigError("weights: the roster holds none; expected secret or uniform")
         for name in ("min_train_nodes", "min_available_nodes"):
@@ -289,6 +294,12 @@ class Contributions:
                 content of the folder is sound, and closed rounds stay valid.
         """
         log_inside_flower()
+        if self.roster.server is None and engine_of(grid) == FLOWER:
+            raise ConfigError(
+                "roster: names no server, and members of a run between machines refuse that, because anybody "
+                f"could be their server; {NEW_KEY}, and put it on the roster: fedmerit keys roster --server "
+                "for a new one, fedmerit keys propose for one that members have taken part under"
+            )
         config, text = self._config(num_rounds)
         shape = Shape.of(initial_arrays)
         for name in shape.left_out:
@@ -366,19 +377,19 @@ class Contributions:
     def _recorder(self, folder: Folder, config: Config, text: str, pool: Pool, engine: str) -> LedgerRecorder:
         key = folder.path / "keys" / "server.pem"
         key.parent.mkdir(mode=0o700, exist_ok=True)
-        if not key.exists():
+        if self.server_key is None:  # a simulation
             new_key(key)
+        else:  # a link, so that there is one copy of this key
+            key.symlink_to(self.server_key.resolve())
         write(key.with_name("pool.key"), pool.key, mode=0o600)
-        name = type(self.strategy).__name__
-        terms = {
-            "config": text,
-            "config_hash": recorded_hash(text),
-            "roster": self.roster.hash.hex(),
-            "strategy": name,
-            "optimiser": not _averages(self.strategy),
-            "evaluates": "members" if self.value is None else "server",
-            "engine": engine,
-        }
+        terms = proposed(
+            text,
+            self.roster,
+            strategy=type(self.strategy).__name__,
+            optimiser=not _averages(self.strategy),
+            evaluates="members" if self.value is None else "server",
+            engine=engine,
+        )
         run, commitment = secrets.token_hex(16), pool.commitment
         return LedgerRecorder(folder, config, self.roster, load_key(key), run, engine, terms, commitment)
 
@@ -427,6 +438,33 @@ class Contributions:
                 f"{least} are needed" + "".join(f"; {note}" for note in self.notes[:3]),
                 stage="join",
             )
+
+
+def _server_key(roster: Roster, given: Any, key: str | Path | None) -> Path | None:
+    """Return the file of the server's private key; None if the roster names no server.
+
+    Raises:
+        ConfigError: there is no such file, or it holds another key than the roster names.
+    """
+    if roster.server is None:
+        if key is not None:
+            raise ConfigError(f"server_key: {key} was given, but the roster names no server")
+        return None
+    if key is None and isinstance(given, Roster):
+        raise ConfigError("server_key: expected the file of the server's private key, got none")
+    path = Path(given).with_name("server.pem") if key is None else Path(key)
+    named = PREFIX + roster.server.hex()
+    if not path.exists():
+        raise ConfigError(
+            f"server_key: {path} does not exist; expected the private key of the server on the roster, "
+            f"{named}. Put it there, or give its file as server_key. If it is lost, {NEW_KEY} and change the "
+            "roster (fedmerit keys propose)"
+        )
+    if (found := public_key(load_key(path))) != roster.server:
+        raise ConfigError(
+            f"server_key: {path} is the key {PREFIX}{found.hex()}, but the roster names {named} as the server"
+        )
+    return path
 
 
 def check_strategy(strategy: Strategy) -> None:

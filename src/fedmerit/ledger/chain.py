@@ -183,7 +183,9 @@ class Ledger:
             try:
                 row = rows.fetchone()
             except sqlite3.Error as error:
-                raise LedgerError(f"{self.path}: damaged after record {last}: {error}") from error
+                raise LedgerError(
+                    f"{self.path}: damaged after record {last}: {error}", code="damaged"
+                ) from error
             if row is None:
                 break
             *cells, kept, mark = row
@@ -201,7 +203,7 @@ class Ledger:
                 f"SELECT seq, digest, {_ENDS} FROM records, {_END} ORDER BY seq DESC LIMIT 1"  # noqa: S608
             ).fetchone()
         except sqlite3.Error as error:
-            raise LedgerError(f"{self.path}: damaged: {error}") from error
+            raise LedgerError(f"{self.path}: damaged: {error}", code="damaged") from error
         if row is None:
             kept, mark = self._execute(f"SELECT {_ENDS} FROM {_END}").fetchone()  # noqa: S608
             self._check_end(0, kept, mark, START)
@@ -209,7 +211,8 @@ class Ledger:
         seq, digest, kept, mark = row
         if not isinstance(digest, bytes) or len(digest) != len(START):
             raise LedgerError(
-                f"{self.path}: damaged: the digest of record {seq}, the last one, is not a digest"
+                f"{self.path}: damaged: the digest of record {seq}, the last one, is not a digest",
+                code="damaged",
             )
         marked = digest
         if kept != seq:
@@ -232,7 +235,9 @@ class Ledger:
         """
         if (kept or mark) and (kept > seq or mark != _mark(marked)):
             here = f"the last one here is record {seq}" if kept > seq else "which is another one here"
-            raise LedgerError(f"{self.path}: damaged: by its header it ends with record {kept}, {here}")
+            raise LedgerError(
+                f"{self.path}: damaged: by its header it ends with record {kept}, {here}", code="damaged"
+            )
 
     def _execute(self, statement: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
         try:
@@ -247,10 +252,12 @@ def parsed_record(
     """Return a row as a record; raise LedgerError if a cell has a wrong type or the body is not canonical."""
     where = f"record {seq} ({kind!s:.40})"
     if not isinstance(author, str) or not isinstance(kind, str):
-        raise LedgerError(f"{where}: author and kind must be text", record=seq)
+        raise LedgerError(f"{where}: author and kind must be text", record=seq, code="unreadable")
     for name, cell in (("body", body), ("digest", digest), ("signature", signature), ("seal", seal)):
         if not isinstance(cell, bytes):
-            raise LedgerError(f"{where}: the {name} must be bytes, got {type(cell).__name__}", record=seq)
+            raise LedgerError(
+                f"{where}: the {name} must be bytes, got {type(cell).__name__}", record=seq, code="unreadable"
+            )
     try:
         parsed = json.loads(body)
         if canonical(parsed) != body:
@@ -258,7 +265,9 @@ def parsed_record(
         if not isinstance(parsed, dict):
             raise ValueError(f"expected an object, got {type(parsed).__name__}")
     except (ValueError, RecursionError, LedgerError) as error:
-        raise LedgerError(f"{where}: the body cannot be read: {error}", record=seq) from error
+        raise LedgerError(
+            f"{where}: the body cannot be read: {error}", record=seq, code="unreadable"
+        ) from error
     return Record(seq, author, kind, parsed, digest, signature, seal)
 
 
@@ -288,20 +297,24 @@ def verify_chain(ledger: Records, keys: Callable[[Record], Mapping[str, bytes]])
     for expected, record in enumerate(ledger.records(), start=1):
         if record.seq != expected:
             raise LedgerError(
-                f"record {expected} is missing: the next one is number {record.seq}", record=expected
+                f"record {expected} is missing: the next one is number {record.seq}",
+                record=expected,
+                code="missing",
             )
         said = record.content
         digest = link(previous, record.seq, said, record.signature)
         if digest != record.digest:
             raise LedgerError(
-                f"{record.name}: this record was altered, or one before it was", record=expected
+                f"{record.name}: this record was altered, or one before it was",
+                record=expected,
+                code="altered",
             )
         if known is None:
             known = keys(record)
             check = _Signatures(known)
         if known:
-            check(record.author, record.signature, said, record.name, expected)
-            check(SERVER, record.seal, digest, f"{record.name}: seal", expected)
+            check(record.author, record.signature, said, record.name, expected, "unsigned")
+            check(SERVER, record.seal, digest, f"{record.name}: seal", expected, "unsealed")
         elif record.signature or record.seal:
             raise LedgerError(
                 f"{record.name}: signed, in a ledger whose first record names no keys", record=expected
@@ -319,23 +332,27 @@ class _Signatures:
         self._raw = keys
         self._keys: dict[str, Any] = {}
 
-    def __call__(self, author: str, signature: bytes, message: bytes, where: str, record: int) -> None:
+    def __call__(
+        self, author: str, signature: bytes, message: bytes, where: str, record: int, code: str
+    ) -> None:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
         if author not in self._raw:
-            raise LedgerError(f"{where}: {author!r} is not on the roster", record=record)
+            raise LedgerError(f"{where}: {author!r} is not on the roster", record=record, code="stranger")
         if author not in self._keys:
             try:
                 self._keys[author] = Ed25519PublicKey.from_public_bytes(self._raw[author])
             except ValueError as error:
                 raise LedgerError(
-                    f"{where}: the key of {author!r} on the roster is not an Ed25519 key", record=record
+                    f"{where}: the key of {author!r} on the roster is not an Ed25519 key",
+                    record=record,
+                    code="stranger",
                 ) from error
         try:
             self._keys[author].verify(signature, message)
         except InvalidSignature as error:
-            raise LedgerError(f"{where}: not signed by {author}", record=record) from error
+            raise LedgerError(f"{where}: not signed by {author}", record=record, code=code) from error
 
 
 # -------------------------------------------------------------------------------------------------- copies
@@ -371,7 +388,7 @@ class Copy:
         except OSError as error:
             raise LedgerError(f"{self.path}: cannot be read: {error}") from error
         if lines.pop():
-            raise LedgerError(f"{self.path}: the last line is incomplete")
+            raise LedgerError(f"{self.path}: the last line is incomplete", code="damaged")
         self._records = [self._read(number, line) for number, line in enumerate(lines, start=1)]
 
     def records(self, kind: str | None = None) -> Iterator[Record]:
@@ -393,9 +410,11 @@ class Copy:
             if canonical(found) != line:
                 raise ValueError("not in canonical form")
         except (ValueError, RecursionError, LedgerError) as error:
-            raise LedgerError(f"{where}: cannot be read: {error!s:.100}") from error
+            raise LedgerError(f"{where}: cannot be read: {error!s:.100}", code="unreadable") from error
         if not isinstance(found, dict) or set(found) not in (_FIELDS | {"body"}, _FIELDS | {"withheld"}):
-            raise LedgerError(f"{where}: expected the fields of a record, and either body or withheld")
+            raise LedgerError(
+                f"{where}: expected the fields of a record, and either body or withheld", code="unreadable"
+            )
         hexadecimal = {"withheld": "", **found}
         try:
             raw = {
@@ -404,10 +423,12 @@ class Copy:
             if any(hexadecimal[key] != value.hex() for key, value in raw.items()):
                 raise ValueError("not lower-case hexadecimal")
         except (TypeError, ValueError) as error:
-            raise LedgerError(f"{where}: its hashes or signatures cannot be read: {error!s:.60}") from error
+            raise LedgerError(
+                f"{where}: its hashes or signatures cannot be read: {error!s:.60}", code="unreadable"
+            ) from error
         withheld = raw.pop("withheld")
         if type(found["seq"]) is not int or ("withheld" in found and len(withheld) != 32):
-            raise LedgerError(f"{where}: expected a number and a hash of 32 bytes")
+            raise LedgerError(f"{where}: expected a number and a hash of 32 bytes", code="unreadable")
         body = canonical(found.get("body", {}))
         record = parsed_record(found["seq"], found["author"], found["kind"], body, **raw)
         if not withheld:

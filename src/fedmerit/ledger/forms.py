@@ -18,9 +18,9 @@ from fedmerit.errors import LedgerError
 from fedmerit.identity import SERVER, number
 from fedmerit.ledger.chain import Record
 from fedmerit.ledger.records import compare, moves, reading
-from fedmerit.protocol.messages import Round
-from fedmerit.protocol.terms import EMBEDDED, ENGINES, LEAST, MOST, from_past, roster_in
-from fedmerit.secagg.setting import LEAST_IN_SUM
+from fedmerit.protocol.messages import PACKAGE, Round
+from fedmerit.protocol.terms import EMBEDDED, ENGINES, LEAST, MOST, Agreed, from_past, roster_in
+from fedmerit.secagg.setting import LEAST_IN_SUM, Setting
 
 # --------------------------------------------------------------------------------------------------- forms
 
@@ -61,6 +61,7 @@ FORMS = {
     "join": _form(MEMBER, "run address run_config terms commitment server"),
     "schedule": _form(SERVER, "round members weights"),
     "masked": _form(SERVER, "round inputs"),
+    "blame": _form(SERVER, "round member by why evidence"),
     "outcome": _form(SERVER, "round m0 m weight slice included head", "x"),
     "report": _form(MEMBER, "run salt round bound_to cosine measured"),
     "analysis": _form(SERVER, "round", others=True),
@@ -88,7 +89,9 @@ AFTER_END = ("join", "seen", "decision", "payout")
 WHOLE = ("round", "rounds", "decision", "replaces", "unpaid")
 """Fields that are whole numbers (not booleans) in every record; ``replaces`` may also be null."""
 TERMS = {"config", "config_hash", "roster", "strategy", "optimiser", "evaluates"}
-"""Entries of a run's terms, without ``engine``, which version 0.1.0 did not have."""
+"""Entries of a run's terms, in every version."""
+MORE_TERMS = {"engine", "previous", "quorum", "protocol", "features", "version"}
+"""Entries that version 0.1.0 did not have; ``previous`` and ``quorum`` only if the roster states them."""
 
 
 def check_forms(records: Sequence[Record], config: Config) -> None:
@@ -135,13 +138,15 @@ def check_rounds(records: Sequence[Record], rounds: Sequence[Round], config: Con
     """
     # In schema 1 the threshold depended on how many members were scheduled, so it is not checked here.
     least = config.threshold if schema_of(records[0].body["config"]) > 1 else 0
-    walk = _Walk(records[0].body, rounds, config, max(LEAST_IN_SUM, least))
+    walk = _Walk(records[0].body, records[1].body, rounds, config, max(LEAST_IN_SUM, least))
     for record in records:
         with reading(record):
             if record.kind == "schedule":
                 walk.schedule(record.body)
             elif record.kind == "masked":
                 walk.masked(record.body["inputs"])
+            elif record.kind == "blame":
+                walk.blame(record.body)
             elif record.kind == "outcome":
                 walk.outcome(record.body)
             elif record.kind == "analysis":
@@ -161,6 +166,7 @@ class _Walk:
     """A second pass over the rounds, record by record."""
 
     run: Mapping[str, Any]
+    pool: Mapping[str, Any]
     rounds: Sequence[Round]
     config: Config
     least: int  # members in a sum
@@ -169,6 +175,8 @@ class _Walk:
     analysed: int = 0  # the last round with an analysis
     m0: str = ""
     scheduled: tuple[str, ...] = ()
+    inputs: Mapping[str, str] = field(default_factory=dict)  # masked ones of the round, by member
+    blamed: dict[str, tuple[int, str]] = field(default_factory=dict)  # member -> round, why
     weights: Mapping[str, float] | None = None
     slices: list[str] = field(default_factory=list)
     first: dict[tuple[str, str], str] = field(
@@ -190,6 +198,9 @@ class _Walk:
         if self.opened > self.config.training.rounds:
             raise LedgerError(f"begins round {self.opened} of {self.config.training.rounds}")
         self.scheduled = _named(body["members"], clients, "schedules")
+        for name in self.scheduled:
+            if name in self.blamed:
+                raise LedgerError(f"schedules {name}, who was blamed in round {self.blamed[name][0]}")
         self.weights = self._weights(body["weights"])
 
     def _weights(self, told: Any) -> dict[str, float] | None:
@@ -226,6 +237,33 @@ class _Walk:
             _hex(digest, f"the masked input of {name}")
         if inputs and not self.run["keys"]:
             raise LedgerError("has masked inputs in a run without masks")
+        self.inputs = inputs
+
+    def blame(self, body: Mapping[str, Any]) -> None:
+        """Judge the evidence anew; raise LedgerError unless it proves just what the record states."""
+        if not self.run["keys"] or not self._agreed:
+            raise LedgerError("blames a member in a run without masks, or of a version that blamed nobody")
+        from fedmerit.secagg.masks import judge
+
+        found = judge(self._setting(), body["evidence"])
+        proved = [found.member, found.by, found.why]
+        if [body["member"], body["by"], body["why"]] != proved:
+            raise LedgerError(f"states another blame than its evidence proves: {', '.join(map(str, proved))}")
+        if found.member in self.blamed:
+            raise LedgerError(f"blames {found.member} a second time")
+        if found.why == "complaint" and found.member in self.inputs:
+            raise LedgerError(f"has a masked input of {found.member}, whose complaint was false")
+        if found.why == "share" and found.by not in self.inputs:
+            raise LedgerError(f"has no masked input of {found.by}, who complained")
+        self.blamed[found.member] = self.opened, found.why
+
+    def _setting(self) -> Setting:
+        """Return the setting of the open round, as its members knew it."""
+        keys = {name: bytes.fromhex(key) for name, key in self.run["keys"].items()}
+        agreed, roster = Agreed(self.run["terms"], self.pool, keys[SERVER]), roster_in(self.config, keys)
+        # what members signed: it may cover more than keys, such as weights that do not count in this run
+        roster.__dict__["hash"] = bytes.fromhex(agreed.terms["roster"])
+        return agreed.setting(self.run["run"], self.opened, self.scheduled, roster)
 
     def _place(self, name: str) -> int:
         return self.scheduled.index(name) if name in self.scheduled else len(self.scheduled)
@@ -275,6 +313,8 @@ class _Walk:
             raise LedgerError("expected aborted to be text, and declined a list")
         if not body["aborted"] and len(included) < self.least:
             raise LedgerError(f"sums {len(included)} members, but at least {self.least} are needed")
+        if not body["aborted"] and (self.opened, "secret") in self.blamed.values():
+            raise LedgerError("sums although a member shared out something else than it committed to")
         declined = _named(sorted(body["declined"], key=self._place), self.scheduled, "was declined by")
         if both := [name for name in declined if name in (*one.reports, *one.withheld)]:
             raise LedgerError(f"{both[0]} declined and reported")
@@ -346,7 +386,7 @@ class _Walk:
             counts = [*sizes, one["points"]]
             if not sizes or not all(type(count) is int and count > 0 for count in counts):
                 raise LedgerError(f"phi of {name}: expected whole numbers above 0 as sizes and points")
-            if list(blocks) != list(included) or any(len(own) != len(sizes) for own in blocks.values()):
+            if set(blocks) != set(included) or any(len(own) != len(sizes) for own in blocks.values()):
                 raise LedgerError(f"phi of {name}: expected {len(sizes)} numbers of everybody in the sum")
             values = [one["gain"], one["rest"], *(value for own in blocks.values() for value in own)]
             if type(one["stratified"]) is not bool or not all(math.isfinite(number(v)) for v in values):
@@ -378,7 +418,7 @@ class _Walk:
 def _check_run(run: Mapping[str, Any], config: Config) -> None:
     _hex(run["run"], "run", 32)
     _hex(run["m0"], "m0")
-    if not isinstance(run["version"], str) or not re.fullmatch(r"[0-9a-zA-Z.+-]{1,40}", run["version"]):
+    if not isinstance(run["version"], str) or not re.fullmatch(PACKAGE, run["version"]):
         raise LedgerError(f"version: expected the version of a release, got {run['version']!r:.60}")
     if run["engine"] not in ENGINES:
         raise LedgerError(f"engine: expected one of {', '.join(ENGINES)}, got {run['engine']!r:.40}")
@@ -390,9 +430,10 @@ def _check_run(run: Mapping[str, Any], config: Config) -> None:
         raise LedgerError("analysis: differs from what its config says")
     if "terms" in run:
         terms = run["terms"]
-        if set(terms) - {"engine"} != TERMS or terms["config_hash"] != run["config_hash"]:
+        if set(terms) - MORE_TERMS != TERMS or terms["config_hash"] != run["config_hash"]:
             raise LedgerError(f"terms: expected {', '.join(sorted(TERMS))}, and the hash of its config")
         _hex(terms["roster"], "the hash of the roster")
+        _check_more(terms)
         if not isinstance(terms["strategy"], str) or not isinstance(terms["optimiser"], bool):
             raise LedgerError("terms: expected the strategy's name, and whether it has an optimiser")
         if run["engine"] == EMBEDDED:
@@ -402,6 +443,23 @@ def _check_run(run: Mapping[str, Any], config: Config) -> None:
                 raise LedgerError("terms: not the terms of a rehearsal with its keys")
         if terms["evaluates"] not in ("server", "members"):
             raise LedgerError(f"terms: evaluates is server or members, got {terms['evaluates']!r:.20}")
+
+
+def _check_more(terms: Mapping[str, Any]) -> None:
+    """Raise unless the entries that version 0.1.0 did not have are well formed."""
+    if "previous" in terms:
+        _hex(terms["previous"], "the hash of the roster before")
+    if "quorum" in terms and (type(terms["quorum"]) is not int or terms["quorum"] < 1):
+        raise LedgerError(f"terms: quorum: expected a whole number, got {terms['quorum']!r:.20}")
+    spoken = {"protocol", "features", "version"} & set(terms)
+    if not spoken:
+        return
+    if len(spoken) < 3 or type(terms["protocol"]) is not int or terms["protocol"] < 3:
+        raise LedgerError("terms: expected protocol, a whole number from 3 on, features and version")
+    if not isinstance(terms["features"], list) or not all(isinstance(one, str) for one in terms["features"]):
+        raise LedgerError("terms: expected features to be a list of names")
+    if not isinstance(terms["version"], str) or not re.fullmatch(PACKAGE, terms["version"]):
+        raise LedgerError(f"terms: version: expected the version of a release, got {terms['version']!r:.60}")
 
 
 def _check_address(join: Mapping[str, Any]) -> None:

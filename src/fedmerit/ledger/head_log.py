@@ -8,12 +8,15 @@ In a run between machines, a member keeps an ASCII file of what it was shown and
     ROUND HEAD                       the head after that round, as it was shown
     ROUND trained M0                 it masked an update: hash of the model that this update starts from
     ROUND masked NAME DIGEST         and sent it: its own name (JSON), SHA-256 of the masked words
+    ROUND complained ["A", "B"]      A, this member, complained that B dealt it a bad share (JSON)
     ROUND released ["A", "B", "C"]   it released shares, for the sum of these members (JSON)
     ROUND report REPORT OUTCOME      hashes of what it reported, and of what the server said the round was
 
 Each line is written before the message that it describes is sent. Files of earlier versions lack the second
 to fourth kind. The lines detect a server that misstates a run:
 
+- ``complained``: the ledger does not blame the dealer, although it has the masked input that the complaint
+  came with.
 - ``masked``: the ledger does not have the masked input that the member sent.
 - ``report``: the server told the member a different M from the one it recorded.
 - ``trained`` and ``released``: the server has more sums than it states. Two sums of the same updates from the
@@ -91,6 +94,7 @@ def check_kept(path: Path, places: Mapping[str, HeadPlace], records: Sequence[Re
     outcomes = {one.body["round"]: one.commitment.hex() for one in records if one.kind == "outcome"}
     held = {one.commitment.hex() for one in records if one.kind == "report"}
     heads, reports, gone, did = 0, 0, [], _Did(_written(records))
+    unheard: list[Note] = []
     for at, line in enumerate(lines, start=1):
         try:
             match line.split(" ", 2):
@@ -105,6 +109,8 @@ def check_kept(path: Path, places: Mapping[str, HeadPlace], records: Sequence[Re
                     did.train(int(number), m0_hash)
                 case [number, "masked", sent] if number.isdecimal() and " " in sent:
                     _check_sent(int(number), sent, records)
+                case [number, "complained", names] if number.isdecimal():
+                    unheard += _unheard(int(number), names, records, did)
                 case [number, "released", names] if number.isdecimal():
                     did.release(int(number), names)
                 case [number, head] if number.isdecimal():
@@ -122,6 +128,7 @@ def check_kept(path: Path, places: Mapping[str, HeadPlace], records: Sequence[Re
     if heads:
         yield Note("kept-heads", heads=heads, path=str(path))
     yield from did.lines()
+    yield from unheard
     if reports:
         yield Note("kept-reports", there=reports - len(gone), reports=reports)
     if gone:
@@ -241,6 +248,26 @@ def _check_sent(number: int, sent: str, records: Sequence[Record]) -> None:
                     f"{member} did not send the masked words that the ledger states for round {number}: "
                     f"it sent {digest:.64}, the ledger states {stated!s:.64}"
                 )
+
+
+def _unheard(number: int, names: str, records: Sequence[Record], did: _Did) -> list[Note]:
+    """Raise if the ledger has a complainer's masked input and does not blame the dealer.
+
+    Return a line if it has neither: the answer with the complaint was lost, or left out.
+    """
+    try:
+        member, dealer = (str(name) for name in json.loads(names))
+    except (ValueError, TypeError, RecursionError):
+        raise LedgerError(f"expected the names of two members as JSON, got {names!r:.80}") from None
+    there = [one for one in records if one.kind in ("masked", "blame") and one.body["round"] == number]
+    if did.is_open(number) or any(one.kind == "blame" and one.body["member"] == dealer for one in there):
+        return []
+    if any(one.kind == "masked" and member in one.body["inputs"] for one in there):
+        raise LedgerError(
+            f"{member} complained in round {number} that {dealer} dealt it a bad share; the ledger has the "
+            "masked input that this came with, and does not blame anybody for it"
+        )
+    return [Note("kept-unheard", round=number, client=member, other=dealer)]
 
 
 def _check_told(number: int, outcome: str, outcomes: Mapping[int, str]) -> None:

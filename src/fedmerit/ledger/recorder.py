@@ -27,6 +27,7 @@ from fedmerit.ledger.records import (
 )
 from fedmerit.protocol.messages import Model, Outcome, Report, Round, join_body, model_hash
 from fedmerit.protocol.terms import EMBEDDED, Agreed
+from fedmerit.secagg.messages import Blame
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -187,6 +188,11 @@ class LedgerRecorder:
         """Record the hashes of the masked inputs, before any member is asked for a share."""
         self._soon("masked", {"round": number, "inputs": dict(inputs)})
         self._masked = number
+
+    def blame(self, number: int, blame: Blame) -> None:
+        """Record that a member broke the protocol, with the evidence; after the masked inputs."""
+        what = {"member": blame.member, "by": blame.by, "why": blame.why}
+        self._soon("blame", {"round": number, **what, "evidence": dict(blame.evidence)})
 
     def take(self, report: Report, signature: bytes) -> bool:
         """Keep a report's signature for its record; return whether its author made it."""

@@ -1,8 +1,9 @@
 """Rounds as records of the ledger, rounds read back from records, and scores recomputed from them.
 
 A run begins with ``run`` (config, keys) and ``pool`` (the test pool's commitment). A round has the records
-``schedule``, ``masked`` (hashes of the masked inputs), ``outcome`` (the sum and the slice revealed after it),
-one ``report`` per member, and ``round``, which closes it; a round without a sum has no outcome or reports.
+``schedule``, ``masked`` (hashes of the masked inputs), one ``blame`` for each member who broke the protocol,
+``outcome`` (the sum and the slice revealed after it), one ``report`` per member, and ``round``, which closes
+it; a round without a sum has no outcome or reports.
 After each round the server states the scores (`after_round`). A run ends with ``end``, and with ``seen`` by
 every member who signs the head after it (`head_log`); a ``decision`` says who is paid what (`decisions`).
 Scores always come from these records, never from the memory of a process. So a resumed run, a finished run
@@ -75,6 +76,15 @@ def rounds_of(ledger: Records) -> list[Round]:
                 if pending is None or body["round"] != pending.number or masked is not None:
                     raise LedgerError("outside its round, or the second of its round")
                 masked = dict(body["inputs"])
+            elif record.kind == "blame":
+                if (
+                    pending is None
+                    or body["round"] != pending.number
+                    or masked is None
+                    or outcome is not None
+                ):
+                    raise LedgerError("outside of its round, or not between masked inputs and outcome")
+                pending.blamed += (body["member"],)
             elif record.kind == "outcome":
                 if pending is None or body["round"] != pending.number or outcome is not None:
                     raise LedgerError("outside its round, or the second of its round")

@@ -39,7 +39,7 @@ from fedmerit.protocol.messages import (
 )
 from fedmerit.protocol.pool import Pool
 from fedmerit.protocol.terms import Agreed, are_public, least_scheduled, roster_weights, scheduled_encoding
-from fedmerit.secagg.messages import head_limit
+from fedmerit.secagg.messages import Blame, Why, head_limit
 from fedmerit.secagg.plain import PlainServer
 from fedmerit.secagg.setting import Setting, Task
 
@@ -48,6 +48,14 @@ ANSWER = 4096
 """Most bytes of a member's answer, not counting what depends on the settings."""
 Weights = Callable[[int, Model, Sequence[str]], Mapping[str, float]]
 """(round, M0, schedule) -> the weight of every member, if weights are public."""
+
+
+BLAMED: dict[Why, str] = {
+    "share": "dealt {by} a bad share",
+    "complaint": "complained falsely",
+    "secret": "shared out something else than it committed to",
+}
+"""What a blamed member did, for the server's notes."""
 
 
 class Transport(Protocol):
@@ -98,6 +106,9 @@ class Recorder(Protocol):
 
     def masked(self, number: int, inputs: Mapping[str, str]) -> None:
         """Record the hashes of the masked inputs, before any member is asked for a share."""
+
+    def blame(self, number: int, blame: Blame) -> None:
+        """Record that a member broke the protocol in a round, with the evidence; after the masked inputs."""
 
     def take(self, report: Report, signature: bytes) -> bool:
         """Take a report, and return whether its author signed it."""
@@ -203,7 +214,8 @@ class Coordinator:
             members: who is scheduled, in any order.
             extra: digest of everything else that the train messages carry, the same for all members.
         """
-        scheduled = tuple(name for name in self.config.clients if name in members)
+        blamed = self._blamed()
+        scheduled = tuple(name for name in self.config.clients if name in {*members} - blamed)
         head, found = self.recorder.head, Round(number, scheduled)
         everybody = self._weights(number, m0, scheduled)
         public = None if everybody is None else {name: everybody[name] for name in scheduled}
@@ -212,7 +224,8 @@ class Coordinator:
         try:
             if len(scheduled) < (least := least_scheduled(self.config)):
                 of_all = f"at least {least} of the {len(self.config.clients)} members are needed"
-                raise RoundAborted(f"{len(scheduled)} scheduled, {of_all}")
+                left_out = f"; left out, because blamed: {', '.join(sorted(blamed))}" if blamed else ""
+                raise RoundAborted(f"{len(scheduled)} scheduled, {of_all}{left_out}")
             server = self._server(number, scheduled)
             encoding, _ = scheduled_encoding(self.config, m0.size, scheduled, public)
             weights = None if public is None else tuple(public[name] for name in scheduled)
@@ -281,11 +294,26 @@ class Coordinator:
                     self._receive(server, name, answer)
                 if stage == "masked":
                     self.recorder.masked(number, server.inputs)
-                shown = server.advance()
+                shown = self._advance(server, found)
         finally:
             found.declined = tuple(server.declined)
             if found.declined and not self.rehearsal:
                 self.note(f"round {number}: declined: {', '.join(found.declined)}; their own logs say why")
+
+    def _advance(self, server: PlainServer, found: Round) -> dict[str, bytes]:
+        """Close a stage; record who broke the protocol in it before anybody is asked for anything else."""
+        try:
+            return server.advance()
+        finally:
+            for one in server.blames[len(found.blamed) :]:
+                found.blamed += (one.member,)
+                self.recorder.blame(found.number, one)
+                did = BLAMED[one.why].format(by=one.by)
+                self.note(f"round {found.number}: {one.member} {did}: it takes part in no later round")
+
+    def _blamed(self, *more: str) -> set[str]:
+        """Return who was blamed in an earlier round or now; no such member is scheduled again."""
+        return {name for one in self.recorder.rounds for name in one.blamed} | {*more}
 
     def _there(self, server: PlainServer) -> list[str]:
         """Return the members who are in the sum and answered its last stage."""
@@ -299,7 +327,7 @@ class Coordinator:
         number = found.number
         following: list[str] = []
         if number < self.config.training.rounds:
-            present = set(self.transport.expected(number + 1))
+            present = set(self.transport.expected(number + 1)) - self._blamed(*found.blamed)
             following = [name for name in self.config.clients if name in present]
         server = None
         if len(following) >= least_scheduled(self.config):

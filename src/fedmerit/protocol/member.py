@@ -40,9 +40,12 @@ from fedmerit.protocol.messages import (
 )
 from fedmerit.protocol.terms import (
     FLOWER,
+    REHEARSALS,
     Agreed,
     cautious,
     check_roster,
+    check_server,
+    check_version,
     config_in,
     least_scheduled,
     refuse_rehearsal,
@@ -95,6 +98,12 @@ class MemberState(Protocol):
     def put_released(self, released: Released) -> None:
         """Store what must never be done again, before the message that changed it is sent."""
 
+    def roster(self) -> bytes | None:
+        """Return the hash of the roster that this member last took part under, between machines."""
+
+    def put_roster(self, hash_: bytes) -> None:
+        """Store the hash of the roster that this member takes part under."""
+
     def add_kept(self, *lines: str) -> None:
         """Append lines about what the member was shown, did and said, for a comparison with the ledger."""
 
@@ -108,6 +117,7 @@ class MemoryState:
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
         self._released = Released()
+        self._roster: bytes | None = None
 
     def held(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -130,6 +140,12 @@ class MemoryState:
 
     def put_released(self, released: Released) -> None:
         self._released = released
+
+    def roster(self) -> bytes | None:
+        return self._roster
+
+    def put_roster(self, hash_: bytes) -> None:
+        self._roster = hash_
 
     def add_kept(self, *lines: str) -> None:
         """Do nothing: within one process there is nobody to compare with."""
@@ -183,6 +199,11 @@ def kept_trained(number: int, m0_hash: str) -> str:
 def kept_masked(number: int, member: str, digest: str) -> str:
     """Return the line for the masked words that this member sent, hashed as in the record ``masked``."""
     return f"{number} masked {json.dumps(member)} {digest}"
+
+
+def kept_complained(number: int, member: str, dealer: str) -> str:
+    """Return the line for a complaint of this member about a dealer of a bad share."""
+    return f"{number} complained {json.dumps([member, dealer])}"
 
 
 def kept_released(number: int, included: Sequence[str]) -> str:
@@ -251,7 +272,8 @@ class Participant:
         Raises:
             ProtocolError: the message is refused. A member gives its reason only before it has joined.
         """
-        return self.answer_opened(*Ask.unpack(data, len(self.roster.members)), data, address, work)
+        opened = Ask.unpack(data, len(self.roster.members), self.name)
+        return self.answer_opened(*opened, data, address, work)
 
     def answer_opened(
         self,
@@ -267,6 +289,8 @@ class Participant:
             server = ask.get("server", bytes)
             if not self._signed(signed_by, server):
                 raise BindingError("not signed by the server it names", stage="join", member=self.name)
+            if not self.rehearsal:
+                check_version(ask.get("terms", dict), self.name)
             config = config_in(ask.get("terms", dict))  # may be slow, so it is done without the lock
             with state.held():
                 return self._join(ask, state, address, config, server)
@@ -313,10 +337,21 @@ class Participant:
         terms, pool = ask.get("terms", dict), ask.get("commitment", dict)
         if not self.rehearsal:
             refuse_rehearsal(terms, config, self.engines)
+            check_server(terms, server, self.roster, self.name)
         check_roster(terms, config, self.roster, self.name)
         self.accept(config)
+        between = not self.rehearsal and terms.get("engine", FLOWER) not in REHEARSALS
         with self._joining("lost what it keeps; its own log says which file"):
             state.released()
+            last = state.roster() if between else None
+        if last is not None and last not in [one.hash for one in self.roster.chain]:
+            raise RefusedError(
+                f"took part under the roster {last.hex()}, and its roster file now holds "
+                f"{self.roster.hash.hex()}, which does not follow from that one by changes that its members "
+                "signed (fedmerit keys propose, sign, adopt); another federation needs another key",
+                stage="join",
+                member=self.name,
+            )
         if (left := state.get("left")) is not None:
             log.warning("%s refuses to join again, it has left the run: %s", self.name, left)
             raise RefusedError(REFUSED, logged=True)
@@ -329,6 +364,8 @@ class Participant:
         if kept is None:
             with self._joining("cannot keep another run; its own log says why"):
                 state.open()
+            if between:
+                state.put_roster(self.roster.hash)
             state.put("terms", [terms, pool, server])
         elif not same(body, join_body(ask.run, address, *kept, run_config=self.run_config)):
             raise RefusedError(
@@ -407,7 +444,10 @@ class Participant:
         self._keep(state, client)
         if due == "masked" and self.masked:
             trained = kept_trained(ask.round, state.get(_file(ask.round, "began")))
-            state.add_kept(trained, kept_masked(ask.round, self.name, client.sent(message)))
+            complained = [kept_complained(ask.round, self.name, dealer) for dealer in client.complaints]
+            for dealer in client.complaints if not self.rehearsal else ():
+                log.warning("%s complains in round %d: %s dealt a bad share", self.name, ask.round, dealer)
+            state.add_kept(trained, kept_masked(ask.round, self.name, client.sent(message)), *complained)
         elif due == "unmask" and client.stage == "done":
             state.add_kept(kept_released(ask.round, client.survivors))
         return message

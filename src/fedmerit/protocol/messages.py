@@ -21,8 +21,8 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.config import Config
-from fedmerit.errors import BindingError, FedmeritError, LedgerError, MessageError
+from fedmerit.config import VERSION, Config
+from fedmerit.errors import BindingError, FedmeritError, LedgerError, MessageError, VersionError
 from fedmerit.identity import Signer, canonical, exact, new_salt, number, verifies
 from fedmerit.notes import Note
 from fedmerit.protocol.pool import SALT_BYTES, Slice
@@ -298,6 +298,7 @@ class Round:
     scheduled: tuple[str, ...]
     included: tuple[str, ...] = ()
     declined: tuple[str, ...] = ()
+    blamed: tuple[str, ...] = ()  # members who provably broke the protocol in this round
     silent: tuple[str, ...] = ()
     aborted: str = ""
     body: Mapping[str, Any] = field(default_factory=dict)  # of the closing record
@@ -397,7 +398,12 @@ class Work:
 
 Exchange = Literal["join", "advertise", "share", "train", "check", "unmask", "report", "close"]
 EXCHANGES: Final[tuple[Exchange, ...]] = get_args(Exchange)
-FORMAT: Final = "fedmerit remote 3"
+PROTOCOL: Final = 3
+"""The version of these messages. Packages of different versions work together if they have this number."""
+_FORMATS: Final = "fedmerit remote {}"
+PACKAGE: Final = "[0-9a-zA-Z.+-]{1,40}"
+"""What the version of a package looks like."""
+FORMAT: Final = _FORMATS.format(PROTOCOL)
 LEAST_SAMPLES: Final = 10
 KINDS: Final = "fiub"  # kinds of dtype in a message: numbers, never objects
 SLICE_BYTES: Final = 2**31
@@ -446,17 +452,28 @@ class Ask:
         arrays = {name: _little(values) for name, values in self.arrays.items()}
         named = {name: _named(values) for name, values in arrays.items()}
         inner = pack([self.exchange, self.run, self.round, dict(self.body), named])
-        return Parcel(pack([FORMAT, inner, sign(_signed(inner))]), arrays)
+        return Parcel(pack([FORMAT, VERSION, inner, sign(_signed(inner))]), arrays)
 
     @classmethod
-    def unpack(cls, parcel: Parcel, members: int = MOST_MEMBERS) -> tuple[Ask, Callable[[bytes], bool]]:
+    def unpack(
+        cls, parcel: Parcel, members: int = MOST_MEMBERS, reader: str | None = None
+    ) -> tuple[Ask, Callable[[bytes], bool]]:
         """Return the message in a parcel, and a function that tells whether a given key signed it.
 
         Its author is not yet known, so unpacking takes at most a few times the memory of the parcel.
+
+        Args:
+            parcel: what was received.
+            members: how many members the reader's roster has.
+            reader: the member who reads it, for the error message.
+
+        Raises:
+            VersionError: it is a message of another protocol.
         """
         what, values = "a message of the server", VALUES + 2 * members
-        match unpack(parcel.head, what, values=4):
-            case [form, bytes(inner), bytes(signature)] if form == FORMAT:
+        _refuse_version(parcel.head, reader)
+        match unpack(parcel.head, what, values=5):
+            case [form, str(), bytes(inner), bytes(signature)] if form == FORMAT:
                 match unpack(inner, what, values=values, text=words_limit(members)):
                     case [str(exchange), str(run), int(number), dict(body), dict(named)] if (
                         exchange in EXCHANGES and type(number) is int
@@ -496,6 +513,33 @@ class Ask:
 def _arrays_of(exchange: str) -> set[str]:
     """Return the names of the arrays beside a message."""
     return {"sum", "x", "y", "salts"} if exchange == "report" else set()
+
+
+def _refuse_version(head: bytes, reader: str | None) -> None:
+    """Raise VersionError for a message of another protocol.
+
+    A message of any protocol begins with its format; from protocol 3 on, the version of the package follows,
+    which nobody has signed and which is only shown.
+    """
+    reads = msgpack.Unpacker(max_str_len=len(head))
+    reads.feed(head[:256])
+    try:
+        reads.read_array_header()
+        form, theirs = reads.unpack(), None
+        found = re.fullmatch(_FORMATS.format("([0-9]{1,9})"), form) if isinstance(form, str) else None
+        if found is None or int(found[1]) == PROTOCOL:
+            return
+        if int(found[1]) > 2:
+            theirs = reads.unpack()
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException):
+        return  # not a message at all, which `unpack` says
+    shown = isinstance(theirs, str) and re.fullmatch(PACKAGE, theirs)
+    raise VersionError(
+        f"the server{f' has fedmerit {theirs} and' if shown else ''} speaks protocol {found[1]}, this member "
+        f"has fedmerit {VERSION} and speaks protocol {PROTOCOL}: install versions with one protocol",
+        stage="join",
+        member=reader,
+    )
 
 
 def _signed(inner: bytes) -> bytes:

@@ -8,6 +8,7 @@ terms cannot change: their hash enters every mask and every signature of the run
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -15,9 +16,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedmerit.config import Config, SecureAggregation, Training, check_schedule, recorded, recorded_hash
-from fedmerit.errors import BindingError, MessageError, RefusedError
-from fedmerit.identity import Member, Roster, canonical
+from fedmerit.config import (
+    VERSION,
+    Config,
+    SecureAggregation,
+    Training,
+    check_schedule,
+    recorded,
+    recorded_hash,
+)
+from fedmerit.errors import BindingError, MessageError, RefusedError, VersionError
+from fedmerit.identity import PREFIX, Member, Roster, canonical
+from fedmerit.protocol.messages import PACKAGE, PROTOCOL
 from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.agreement import normalise
 from fedmerit.scoring.types import Reports, Vector
@@ -115,10 +125,71 @@ FLOWER = "flower"
 SIMULATED = "flower-simulation"
 """Flower's simulation, which is also a rehearsal: one person plays all members."""
 ENGINES = (EMBEDDED, FLOWER, SIMULATED)
-REHEARSALS = {EMBEDDED: "one process", SIMULATED: "one simulation"}
-"""Engines of rehearsals, and who held all keys."""
+REHEARSALS = frozenset({EMBEDDED, SIMULATED})
+"""Engines of rehearsals, in which one process or one simulation holds all keys."""
 LARGEST_BOUND = 100.0
 """Largest bound that `cautious` accepts: no training moves a coordinate further in one round."""
+
+
+FEATURES: tuple[str, ...] = ()
+"""What this version can do beyond its protocol. A run's terms list what its members must be able to do."""
+
+
+def proposed(
+    text: str, roster: Roster, *, strategy: str, optimiser: bool, evaluates: str, engine: str
+) -> dict[str, Any]:
+    """Return the terms of a run, which its members sign when they join.
+
+    Args:
+        text: the settings, as TOML.
+        roster: of the run; the terms name it, its quorum and the roster before it.
+        strategy: the name of the strategy.
+        optimiser: whether the strategy moves the model after the sum.
+        evaluates: who measures v(M0) and v(M): server or members.
+        engine: one of `ENGINES`.
+    """
+    return {
+        "config": text,
+        "config_hash": recorded_hash(text),
+        "roster": roster.hash.hex(),
+        **stated_of(roster),
+        "strategy": strategy,
+        "optimiser": optimiser,
+        "evaluates": evaluates,
+        "engine": engine,
+        "protocol": PROTOCOL,
+        "features": list(FEATURES),
+        "version": VERSION,
+    }
+
+
+def stated_of(roster: Roster) -> dict[str, Any]:
+    """Return what the terms say of a roster beside its hash."""
+    found = {"previous": roster.previous and roster.previous.hex(), "quorum": roster.quorum}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def check_version(terms: Mapping[str, Any], member: str) -> None:
+    """Raise VersionError if a run has another protocol, or features that this version does not know."""
+    protocol, features, theirs = (terms.get(key) for key in ("protocol", "features", "version"))
+    known = isinstance(theirs, str) and re.fullmatch(PACKAGE, theirs)
+    server = f"the server (fedmerit {theirs})" if known else "the server"
+    if protocol != PROTOCOL or isinstance(protocol, bool):
+        raise VersionError(
+            f"{server} proposes a run with protocol {protocol!r:.20}, this member has fedmerit {VERSION} and "
+            f"speaks protocol {PROTOCOL}: install versions with one protocol",
+            stage="join",
+            member=member,
+        )
+    if not isinstance(features, list) or not all(isinstance(one, str) for one in features):
+        raise MessageError("features of the run: expected a list of names", stage="join", member=member)
+    if unknown := [one for one in features if one not in FEATURES]:
+        raise VersionError(
+            f"{server} proposes a run with {', '.join(map(repr, unknown))[:200]}, which this member does not "
+            f"know: it has fedmerit {VERSION}; install a version that does",
+            stage="join",
+            member=member,
+        )
 
 
 @dataclass(frozen=True)
@@ -206,11 +277,36 @@ def check_roster(terms: Mapping[str, Any], config: Config, roster: Roster, membe
     """Raise unless the server's roster, names and public weights match the member's own file."""
     if terms.get("roster") != roster.hash.hex():
         raise BindingError("the server's roster differs from ours", stage="join", member=member)
+    if {key: terms[key] for key in ("previous", "quorum") if key in terms} != stated_of(roster):
+        raise BindingError("the terms state another roster before ours", stage="join", member=member)
     if set(config.clients) != set(roster.names):
         raise BindingError("the settings and the roster name different members", stage="join", member=member)
     if config.training.weights == "roster" and config.training.roster_weights != roster.weights:
         raise BindingError(
             "the weights in the settings differ from those on the roster", stage="join", member=member
+        )
+
+
+def check_server(terms: Mapping[str, Any], server: bytes, roster: Roster, member: str) -> None:
+    """Raise unless the server that invites is the one on the member's own roster.
+
+    Only a rehearsal may have a roster without a server's key: the person who plays everybody is the server.
+    """
+    if roster.server is None:
+        if terms.get("engine", FLOWER) in REHEARSALS:
+            return
+        raise RefusedError(
+            "its roster names no server, so anybody could be the server of this run: put the server's key on "
+            "the roster (fedmerit keys roster --server, or for one in use fedmerit keys propose)",
+            stage="join",
+            member=member,
+        )
+    if server != roster.server:
+        raise BindingError(
+            f"invited by a server with key {PREFIX}{server.hex()}, its roster names "
+            f"{PREFIX}{roster.server.hex()}",
+            stage="join",
+            member=member,
         )
 
 

@@ -30,7 +30,7 @@ from fedmerit.scoring.accumulate import Missing, accumulate, number_of
 from fedmerit.scoring.files import LEDGER, read_content
 from fedmerit.scoring.rewards import shares
 from fedmerit.scoring.scores import alpha
-from fedmerit.scoring.types import SHOWN, Reports, Scores
+from fedmerit.scoring.types import Reports, Scores
 from fedmerit.scoring.uncertainty import intervals, rank_intervals
 
 # -------------------------------------------------------------------------------------------------- tables
@@ -88,7 +88,8 @@ def as_csv(scores: Scores) -> str:
 
 def as_html(scores: Scores) -> str:
     """Return the table that a notebook shows: best first, numbers as on the terminal, names escaped."""
-    from fedmerit.report.terminal import digits_for
+    from fedmerit.notes import words
+    from fedmerit.report.text import digits_for, signed
 
     digits = digits_for(float(np.max(np.abs(scores.values))))
     found = columns(scores)
@@ -98,26 +99,26 @@ def as_html(scores: Scores) -> str:
     for name in scores.ranking()[:MOST_ROWS]:
         k = place[name]
         rank = str(found["rank"][k])
-        value = f"{scores.values[k]:+.{digits}f}"
+        value = signed(float(scores.values[k]), digits)
         if sure and found["rank_low"][k] != found["rank_high"][k]:
             rank += f" ({found['rank_low'][k]}-{found['rank_high'][k]})"
         if sure and found["value"] == found["raw"]:  # the interval belongs to the raw score
             value += f" ± {(found['high'][k] - found['low'][k]) / 2:.{digits}f}"
         lines.append(f'<tr><th scope="row">{html.escape(name)}</th><td>{value}</td><td>{rank}</td></tr>')
-    rounds = "" if scores.rounds == 1 else f" summed over {scores.rounds} rounds"
-    said = [f"{scores.score}{rounds}, gain {scores.gain:+.{digits}f}"]
+    gain = signed(scores.gain, digits)
+    said = [words("notebook.caption", score=scores.score, gain=gain)]
+    if scores.rounds > 1:
+        said = [words("notebook.caption-rounds", score=scores.score, rounds=scores.rounds, gain=gain)]
     if scores.status != "ok":
-        said.append(f"status {scores.status}: do not rank or pay by these values")
+        said.append(words("notebook.status", status=words(f"status-short.{scores.status}")))
     if scores.n > MOST_ROWS:
-        said.append(f"the first {MOST_ROWS} of {scores.n}")
-    head = "".join(f'<th scope="col">{name}</th>' for name in ("client", "value", "rank"))
+        said.append(words("notebook.first", most=MOST_ROWS, all=scores.n))
+    headings = (words("notebook.client"), words("notebook.value"), words("notebook.rank"))
+    head = "".join(f'<th scope="col">{name}</th>' for name in headings)
     return (
-        f"<table><caption>{html.escape('; '.join(said))}</caption>"
+        f"<table><caption>{html.escape(words('list.clause').join(said))}</caption>"
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
     )
-
-
-SHOWN.update(frame=as_frame, csv=as_csv, html=as_html)
 
 
 # -------------------------------------------------------------------------------------------------- curves

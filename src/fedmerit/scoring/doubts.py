@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Literal
 
 from fedmerit.errors import DoubtfulShares
-from fedmerit.notes import Note
+from fedmerit.notes import Note, words
 from fedmerit.scoring.accumulate import accumulate
 from fedmerit.scoring.scores import alpha, noise
 from fedmerit.scoring.types import Reports
@@ -185,9 +185,9 @@ def doubts(rounds: Sequence[Reports], *, game: str | None = None) -> tuple[Doubt
         found.append(
             Doubt(
                 "renormalised",
-                "The game is renormalised, so contributions need not add up to the gain",
-                "Nothing can be checked by their sum; pay by the additive game.",
-                "the game is renormalised",
+                words("doubt.renormalised-title"),
+                words("doubt.renormalised-text"),
+                words("doubt.renormalised-short"),
             )
         )
     else:
@@ -200,9 +200,9 @@ def doubts(rounds: Sequence[Reports], *, game: str | None = None) -> tuple[Doubt
             found.append(
                 Doubt(
                     "unchecked",
-                    "No round has a report from everybody in its sum",
-                    "So nobody can check whether the contributions add up to the gain.",
-                    "nobody can check the sum of the contributions",
+                    words("doubt.unchecked-title"),
+                    words("doubt.unchecked-text"),
+                    words("doubt.unchecked-short"),
                 )
             )
     found += _about_measure(rounds, engine=game is not None)
@@ -222,7 +222,7 @@ def check_payable(found: Sequence[Doubt], rule: str, *, despite: bool) -> None:
 
 
 def lower_is_better(utility: str | None) -> bool:
-    """Return whether a name suggests that less is better, and does not say that the measure is negated.
+    """Return whether the name is that of a measure where less is better, and does not say it is negated.
 
     >>> [lower_is_better(name) for name in ("val_rmse", "test-loss", "neg-loss", "-rmse", "1 - error")]
     [True, True, False, False, False]
@@ -248,36 +248,28 @@ def _about_measure(rounds: Sequence[Reports], *, engine: bool) -> list[Doubt]:
     if abs(gain) <= rounding:
         return []
     utility = rounds[0].utility
-    name = "The utility" if utility is None else f"The utility {utility!r}"
-    moved = f"{name} {'rose' if gain > 0 else 'fell'} by {abs(gain):.4g}, and higher counts as better"
-    negate = "report -x in its place, or 1 - x if it lies in [0, 1]"
+    name = words("doubt.the-utility")
+    if utility is not None:
+        name = words("doubt.the-utility-named", utility=utility)
+    code = "doubt.measure-rose" if gain > 0 else "doubt.measure-fell"
+    moved = words(code, measure=name, change=abs(gain))
     if lower_is_better(utility):
         if gain < 0:
-            text = f"By its name lower may be better: then all scores are upside down, so {negate}."
-            return [Doubt("lower-is-better", moved, text, "the measure fell", gross=True)]
-        text = (
-            "By its name lower may be better: then the model got worse and all scores are upside down, so "
-            f"{negate}. If more is better, let its name say so (neg-...)."
-        )
-        return [Doubt("lower-rose", moved, text, "by its name the measure should fall, but it rose")]
+            short = words("doubt.measure-fell-short")
+            return [Doubt("lower-is-better", moved, words("doubt.lower-fell"), short, gross=True)]
+        return [Doubt("lower-rose", moved, words("doubt.lower-rose"), words("doubt.lower-rose-short"))]
     chance = _chance(rounds) or 0.0
     everybody = max((one.n + len(one.silent)) / one.n for one in rounds)
     if gain > 0 or -gain <= everybody * chance + rounding:
         return []
     if utility in _RISING or (utility == "brier" and engine):
-        text = "The model got worse over these rounds: there is no gain to pay for."
-        if _joins(rounds) == "empty and grand":
-            text = f"{text} Unless empty and grand are exchanged: then the rounds would join up."
-        return [Doubt("fell", moved, text, "the model got worse", gross=True)]
-    text = (
-        f"Either the model got worse, or lower is better in this measure: then {negate}; or the columns "
-        "empty and grand are exchanged."
-    )
-    return [Doubt("fell", moved, text, "the measure fell", gross=True)]
+        text = words("doubt.fell-exchanged" if _joins(rounds) == "empty and grand" else "doubt.fell")
+        return [Doubt("fell", moved, text, words("doubt.model-worse-short"), gross=True)]
+    return [Doubt("fell", moved, words("doubt.fell-unknown"), words("doubt.measure-fell-short"), gross=True)]
 
 
 def _joins(rounds: Sequence[Reports]) -> str:
-    """Return which pair of columns must be swapped, judging by how rounds join up; "" if that is unclear.
+    """Return which pair of columns must be swapped, judging by how rounds join up; "" if that does not tell.
 
     A round begins with the utility that the one before ended with. If the rounds join up only with empty and
     grand exchanged, these two are swapped; if they join up only as given, alone and without are.
@@ -294,52 +286,34 @@ def _joins(rounds: Sequence[Reports]) -> str:
 
 
 def _about_sum(summed: Balance, rounds: Sequence[Reports]) -> Doubt:
-    who = " of those who reported" if summed.partial else ""
-    everywhere = summed.partial or not any(one.silent for one in rounds)
-    where = "" if everywhere else " in the rounds that everybody reported on"
-    title = (
-        f"The contributions{who} add up to {summed.said:+.4g}, but the model gained {summed.gain:+.4g}{where}"
-    )
-    part = f"That is {summed.said / summed.gain:.0%} of the gain; " if summed.gain > 0 else ""
-    chance = "no standard errors were reported, so none of the difference is put down to chance."
-    if summed.error is not None:
-        chance = f"standard errors explain at most {summed.error:.4g} of the difference."
-    text = part + chance if part else chance[0].upper() + chance[1:]
+    code = "doubt.sum"
     if summed.partial:
-        text += (
-            " Only silent members who made the model worse, by "
-            f"{summed.said - summed.gain:.4g} in all, could explain it."
-        )
+        code = "doubt.sum-partial"
+    elif any(one.silent for one in rounds):
+        code = "doubt.sum-where"
+    title = words(code, said=summed.said, gain=summed.gain)
+    text = [words("doubt.part", part=summed.said / summed.gain)] if summed.gain > 0 else []
+    if summed.error is None:
+        text.append(words("doubt.chance-unknown"))
+    else:
+        text.append(words("doubt.chance", error=summed.error))
+    if summed.partial:
+        text.append(words("doubt.silent", excess=summed.said - summed.gain))
     if summed.fits_swapped:
-        return Doubt(
-            "swapped",
-            title,
-            f"{text} {_which(summed, rounds)}",
-            "two columns of the reports are probably swapped",
-            gross=True,
-        )
+        told = " ".join([*text, _which(summed, rounds)])
+        return Doubt("swapped", title, told, words("doubt.swapped-short"), gross=True)
     if summed.partial:
-        return Doubt("strays", title, text, "the contributions exceed the gain")
-    text += (
-        " Likely causes: a wrong or missing report, a measure that jumps or has no bound (accuracy, Brier, "
-        "cross-entropy), long local training, or a game that is not additive."
-    )
-    return Doubt("strays", title, text, "the contributions do not add up to the gain", gross=summed.gross)
+        return Doubt("strays", title, " ".join(text), words("doubt.exceed-short"))
+    text.append(words("doubt.causes"))
+    return Doubt("strays", title, " ".join(text), words("doubt.strays-short"), gross=summed.gross)
 
 
 def _which(summed: Balance, rounds: Sequence[Reports]) -> str:
-    """Say which columns are swapped; the sums alone do not show it, because both swaps change them alike."""
+    """Say which columns are swapped; the sums alone do not tell, as both swaps change them alike."""
     found = _joins(rounds) or ("" if summed.gain < 0 else "alone and without")
     if found == "empty and grand":
-        return (
-            "The rounds do not join up, but would with empty and grand exchanged: these two columns are "
-            "probably swapped."
-        )
-    would = f"With alone and without swapped they would add up to {summed.swapped:+.4g}"
+        return words("doubt.swapped-ends")
     if found:
-        return f"{would}: the two columns are probably swapped."
-    return (
-        f"{would}; with empty and grand exchanged, to {-summed.swapped:+.4g} of a gain of "
-        f"{-summed.gain:+.4g}. One of these two pairs of columns is probably swapped: find out which before "
-        "you mend it."
-    )
+        return words("doubt.swapped-alone", swapped=summed.swapped)
+    exchanged, gain = -summed.swapped, -summed.gain
+    return words("doubt.swapped-either", swapped=summed.swapped, exchanged=exchanged, gain=gain)

@@ -8,8 +8,8 @@ never yields.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Literal
 
 import numpy as np
@@ -289,22 +289,20 @@ class Scores(ReadOnly):
         return dict(zip(self.clients, self.values.tolist(), strict=True))
 
     def to_pandas(self) -> Any:
-        """Return a frame with one row per client; see :func:`fedmerit.report.exports.columns`."""
-        return SHOWN["frame"](self)
+        """Return a frame with one row per client; see `fedmerit.report.exports.columns`."""
+        return _shown(self, "as_frame")
 
     def to_csv(self) -> str:
         """Return the same as tidy CSV."""
-        text: str = SHOWN["csv"](self)
-        return text
+        return str(_shown(self, "as_csv"))
 
     def _repr_html_(self) -> str:
-        html: str = SHOWN["html"](self)
-        return html
+        return str(_shown(self, "as_html"))
 
 
-SHOWN: dict[str, Callable[[Scores], Any]] = {}
-"""Functions that show scores as frame, csv and html. `report.exports` registers them: they need intervals,
-which need this module, so it cannot import them."""
+def _shown(scores: Scores, how: str) -> Any:
+    """Return how `fedmerit.report.exports` shows scores; that room is loaded only when somebody looks."""
+    return getattr(import_module("fedmerit.report.exports"), how)(scores)
 
 
 def rounding(values: Vector) -> Vector:

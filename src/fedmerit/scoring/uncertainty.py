@@ -447,3 +447,33 @@ def _same_clients(pairs: Pairs, scores: Scores) -> Pairs:
     if pairs.clients != scores.clients:
         raise ReportError(f"pairs are about the clients {pairs.clients}, scores about {scores.clients}"[:300])
     return pairs
+
+
+def sure_signs(scores: Scores, *, level: float = 0.95) -> list[int]:
+    r"""Return 1 if a client's raw score is surely above zero, -1 if surely below, 0 otherwise.
+
+    All claims together are right with the given level. This is Holm's method (1979) over the 2N one-sided
+    hypotheses "at most 0" and "at least 0", two for each client:
+
+    .. math:: |\mathrm{raw}_i| > z_{1 - a/(2N - k)} \, s_i, \qquad a = 1 - \mathrm{level}
+
+    with k the number of clients found so far. Separate intervals would not suffice: with 19 clients that
+    contributed nothing, 38 % of all test sets put at least one below zero.
+
+    Args:
+        scores: N clients, with ``stderr``.
+        level: in (0, 1).
+
+    >>> s = Scores(score="ALPHA", clients=("A", "B", "C"), values=[1, -2.2, -9], raw=[1, -2.2, -9], gain=4,
+    ...            stderr=[1, 1, 1])
+    >>> sure_signs(s)
+    [0, 0, -1]
+    """
+    assert scores.stderr is not None
+    size, noise, stderr = np.abs(scores.raw), rounding(scores.raw), scores.stderr
+
+    def sure(critical: float) -> npt.NDArray[np.bool_]:
+        return np.asarray(size > critical * stderr + noise)
+
+    critical = holm(lambda c: int(np.count_nonzero(sure(c))), 2 * scores.n, level)
+    return [int(sign) for sign in np.sign(scores.raw) * sure(critical)]

@@ -11,7 +11,7 @@ outlives the round.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,10 +20,20 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.errors import BindingError, MessageError, ProtocolError, RefusedError, RoundAborted, ShareError
+from fedmerit.identity import verifies
 from fedmerit.secagg import masks
-from fedmerit.secagg.messages import DECLINE, Head, digest_of, open_broadcast, open_message, placed, seal
+from fedmerit.secagg.messages import (
+    DECLINE,
+    Head,
+    digest_of,
+    open_broadcast,
+    open_message,
+    placed,
+    seal,
+    seen_of,
+)
 from fedmerit.secagg.quantise import Words, seed_bytes
-from fedmerit.secagg.setting import Setting, Task, Update
+from fedmerit.secagg.setting import Setting, Task, Update, pack
 from fedmerit.secagg.state import Released, State, dump_state, load_state, update_digest
 
 if TYPE_CHECKING:
@@ -40,7 +50,15 @@ class Client:
     A member reports whatever it finds wrong as a `ProtocolError` that names stage, member and reason. Such an
     error stops the client for good, unless the bytes were unreadable or the message came out of turn. Any
     other error in the middle of a stage, such as a lack of memory, stops it too. A stopped client can still
-    `decline`.
+    `decline`. A bad share is no error: the member complains about its dealer and goes on.
+
+    Args:
+        setting: the attempt.
+        name: of this member.
+        identity: its private key on the roster.
+        released: what it must never do again; it outlives the attempt.
+        counter: a number that grows with every state this member stores, so that others notice an older one.
+        peers: the counters and tokens of others as `tokens` returned them last, in any attempt.
     """
 
     def __init__(
@@ -50,6 +68,8 @@ class Client:
         identity: Ed25519PrivateKey,
         *,
         released: Released | None = None,
+        counter: int = 1,
+        peers: Mapping[str, tuple[int, bytes]] | None = None,
         _state: State | None = None,
     ) -> None:
         if name not in setting.members:
@@ -60,7 +80,7 @@ class Client:
         self.name = name
         self.released = Released() if released is None else released
         self._identity = identity
-        self._state = State.fresh() if _state is None else _state
+        self._state = State.fresh(counter, peers or {}) if _state is None else _state
 
     def __repr__(self) -> str:
         where = f"round {self.setting.round}, attempt {self.setting.attempt}"
@@ -82,6 +102,19 @@ class Client:
         return tuple(self._state.survivors)
 
     @property
+    def complaints(self) -> tuple[str, ...]:
+        """The dealers about whom this member complained; known after `masked`."""
+        return tuple(name for name in self._state.dealers if name not in self._state.shares)
+
+    @property
+    def tokens(self) -> dict[str, tuple[int, bytes]]:
+        """The greatest counter of each peer that it proved, and the proof; for later attempts. See `peers`.
+
+        A counter is a peer's own signed statement, so a peer who restores an older state contradicts it.
+        """
+        return {name: (counter, token) for name, (counter, token) in self._state.tokens.items()}
+
+    @property
     def rounding(self) -> bytes | None:
         """The seed that rounded the member's update; None until it has masked one."""
         return self._state.rounding
@@ -89,44 +122,51 @@ class Client:
     # ------------------------------------------------------------------------------------------ the stages
 
     def advertise(self) -> bytes:
-        """Send two public keys, and commitments to the self-mask seed and the audit nonce; needs no model."""
+        """Send public keys, and commitments to the self-mask seed and the audit nonce; needs no model."""
         with self._turn("advertise") as s:
+            mask, channels = masks.public(s.mask), map(self._channel_key, self.setting.members)
+            signature = self._identity.sign(_counted(self.setting, self.name, s.counter, mask))
+            self.released.made(mask + signature)
             body = [
-                masks.public(s.channel),
-                masks.public(s.mask),
+                mask,
                 masks.commitment("seed", s.seed, self.setting.session, self.name),
                 masks.commitment("nonce", s.nonce, self.setting.session, self.name),
+                b"".join(map(masks.public, channels)),
+                s.counter,
+                signature,
             ]
             return self._say("advertise", body)
 
     def share(self, broadcast: bytes) -> bytes:
         """Deal shares of the mask key and of the self-mask seed to every member who advertised."""
         with self._turn("share") as s:
+            setting, own = self.setting, self.setting.members.index(self.name)
             heads = self._look(broadcast, "advertise")
-            s.keys = {peer: list(head.body[:2]) for peer, head in heads.items()}
+            s.keys = {peer: [head.body[0], masks.channel_of(head, own)] for peer, head in heads.items()}
             for peer, keys in s.keys.items():
                 masks.refuse_small_order(keys, stage="share", peer=peer)
-            kinds = [
-                masks.split_secret(secret, self.setting.t, self.setting.n) for secret in (s.mask, s.seed)
-            ]
+            kinds = [masks.split_secret(secret, setting.t, setting.n) for secret in (s.mask, s.seed)]
             rows = []
-            for place, peer in enumerate(self.setting.members):
+            for place, peer in enumerate(setting.members):
                 if peer not in s.keys:
                     continue
-                key_share, seed_share = (shares[place] for shares in kinds)
-                sealed = masks.seal_shares(
-                    self._channel(peer), self.setting.session, self.name, peer, key_share + seed_share
-                )
-                commitments = self._share_commitments(self.name, peer, key_share, seed_share)
+                shares = [each[place] for each in kinds]
+                shared = masks.agree(self._channel_key(peer), s.keys[peer][1], stage="share", peer=peer)
+                sealed = masks.seal_shares(shared, setting.session, self.name, peer, b"".join(shares))
+                commitments = masks.share_commitments(setting.session, self.name, peer, shares)
                 rows.append([place, sealed, *commitments])
-            return self._say("share", rows)
+            return self._say("share", [rows, self._stale(heads)])
 
     def masked(self, broadcast: bytes, update: Update) -> bytes:
-        """Quantise the weighted update and hide it under the self-mask and a mask with every dealer."""
+        """Quantise the weighted update and hide it under the self-mask and a mask with every dealer.
+
+        If a dealer dealt a bad share, the message also opens this member's channel with that dealer.
+        """
         with self._turn("masked") as s:
             task = update.task
             binding = task.binding(self.setting)
             heads = self._look(broadcast, "share")
+            self._refuse_stale_state(heads)
             self._take_shares(heads)
             s.task, s.weight = task, task.weight_of(self.setting, self.name, update.weight)
             s.rounding = os.urandom(32) if update.seed is None else seed_bytes(update.seed)
@@ -135,12 +175,17 @@ class Client:
             self.released.refuse_again(self.setting, s.update, stage="masked", member=self.name)
             self.released.same_schedule(self.setting, stage="masked", member=self.name)
             s.clipped = encoded.clipped
-            peers = {dealer: s.keys[dealer][1] for dealer in heads}
+            peers = {dealer: s.keys[dealer][0] for dealer in heads}
             masks.add_masks(
                 encoded.words, masks.of_member(self.setting, self.name, s.mask, s.seed, peers, binding)
             )
             payload = masks.to_wire(encoded.words)
-            return self._say("masked", [task.digest, task.m0_hash, digest_of(payload)], payload)
+            complaints = [
+                [place, self._channel_key(dealer)]
+                for place, dealer in enumerate(self.setting.members)
+                if dealer in self.complaints
+            ]
+            return self._say("masked", [task.digest, task.m0_hash, digest_of(payload), complaints], payload)
 
     def check(self, broadcast: bytes) -> bytes:
         """Sign the list of masked inputs if all of them belong to the same task and the same shares."""
@@ -153,14 +198,16 @@ class Client:
 
         The list that this member signed decides which of the two, and t members signed the same list. The
         server has no say, so it cannot ask for both. Without the check, no other member has confirmed the
-        list.
+        list. Nothing is released unless t members are left who hold good shares of every dealer.
         """
         with self._turn("unmask") as s:
             if not self.setting.checked:
                 self._agree(broadcast)
-            for peer in self._look(broadcast, "check") if self.setting.checked else ():
+            signed = self._look(broadcast, "check") if self.setting.checked else {}
+            for peer in signed:
                 if peer not in s.survivors:
                     raise BindingError("signed a sum that it is not in", stage="check", member=peer)
+            masks.refuse_few_good_shares(self.setting, s.against, signed or s.survivors, stage="unmask")
             self.released.refuse_again(self.setting, s.update, stage="unmask", member=self.name)
             rows = []
             for place, peer in enumerate(self.setting.members):
@@ -266,7 +313,9 @@ class Client:
         for peer, head in heads.items():
             if head.seen != s.seen:
                 raise BindingError("was not shown the messages that we were shown", stage=stage, member=peer)
-        s.seen = digest_of(broadcast)
+        s.seen = seen_of(stage, heads.values())
+        if stage in ("advertise", "share"):
+            s.lists[stage] = broadcast  # complaints are judged by them
         return heads
 
     def _agree(self, broadcast: bytes) -> None:
@@ -275,7 +324,7 @@ class Client:
         assert s.task is not None
         heads = self._look(broadcast, "masked")
         for peer, head in heads.items():
-            if peer not in s.shares:
+            if peer not in s.dealers:
                 raise BindingError("in the sum without having dealt shares", stage="check", member=peer)
             if head.body[1] != s.task.m0_hash:
                 raise BindingError("trained from a model M0 that is not ours", stage="check", member=peer)
@@ -284,32 +333,78 @@ class Client:
                     "masked for a different encoding or different weights", stage="check", member=peer
                 )
         s.task.refuse_small_sum(self.setting, heads, stage="check")
-        s.survivors = list(heads)
+        s.against = self._complaints_in(heads)
+        masks.refuse_few_good_shares(self.setting, s.against, heads, stage="check")
+        s.survivors, s.lists = list(heads), {}
+
+    def _complaints_in(self, heads: dict[str, Head]) -> dict[str, list[str]]:
+        """Return who complained about each dealer; raise if a complaint is false or about no dealer."""
+        s, setting = self._state, self.setting
+        against: dict[str, list[str]] = {dealer: [] for dealer in s.dealers}
+        if not any(head.body[3] for head in heads.values()):
+            return against
+        advertised = open_broadcast(s.lists["advertise"], setting, "advertise")
+        dealt = open_broadcast(s.lists["share"], setting, "share")
+        for peer, head in heads.items():
+            for place, opened in head.body[3]:
+                dealer = setting.members[place]
+                if dealer not in dealt or not masks.is_true(
+                    setting, place, opened, advertised[peer], advertised[dealer], dealt[dealer]
+                ):
+                    raise BindingError(
+                        f"in the sum with a false complaint about {dealer}", stage="check", member=peer
+                    )
+                against[dealer].append(peer)
+        return against
 
     def _take_shares(self, heads: dict[str, Head]) -> None:
+        """Keep the good shares; `complaints` then names the dealers of the others."""
         s = self._state
-        place = self.setting.members.index(self.name)
         for dealer, head in heads.items():
             if dealer not in s.keys:
                 raise BindingError("deals without having advertised keys", stage="share", member=dealer)
-            row = next((row for row in head.body if row[0] == place), None)
-            if row is None:
-                raise ShareError(f"dealt no share to {self.name}", stage="share", member=dealer)
-            opened = masks.open_shares(self._channel(dealer), self.setting.session, dealer, self.name, row[1])
-            s.shares[dealer] = [opened[:32], opened[32:]]
-            if self._share_commitments(dealer, self.name, *s.shares[dealer]) != row[2:]:
-                raise ShareError("dealt a share that it did not commit to", stage="share", member=dealer)
+            channel, private = s.keys[dealer][1], self._channel_key(dealer)
+            shares = masks.open_row(self.setting, dealer, self.name, channel, head, private)
+            s.dealers.append(dealer)
+            if shares is not None:
+                s.shares[dealer] = shares
 
-    def _share_commitments(
-        self, dealer: str, holder: str, key_share: bytes, seed_share: bytes
-    ) -> list[bytes]:
-        return [
-            masks.share_commitment(kind, share, self.setting.session, dealer, holder)
-            for kind, share in (("key", key_share), ("seed", seed_share))
-        ]
+    def _channel_key(self, peer: str) -> bytes:
+        return masks.channel_key(self._state.channel, self.setting.session, self.name, peer)
 
-    def _channel(self, peer: str) -> bytes:
-        return masks.agree(self._state.channel, self._state.keys[peer][0], stage="share", peer=peer)
+    def _stale(self, heads: dict[str, Head]) -> list[list[Any]]:
+        """Remember the counters of peers; return rows on peers who advertised no newer one than before."""
+        s, rows = self._state, []
+        for place, peer in enumerate(self.setting.members):
+            if peer == self.name or peer not in heads:
+                continue
+            mask, *_, counter, signature = heads[peer].body
+            now = [counter, mask + signature]
+            before = s.tokens.get(peer)
+            if not _proves(self.setting, peer, *now) or now == before:
+                continue
+            if before is not None and counter <= before[0]:
+                rows.append([place, *before])
+            else:
+                s.tokens[peer] = now
+        return rows
+
+    def _refuse_stale_state(self, heads: dict[str, Head]) -> None:
+        """Raise if a peer shows a token of ours that we do not remember: our state is an older copy."""
+        own = self.setting.members.index(self.name)
+        for peer, head in heads.items():
+            for place, counter, token in head.body[1]:
+                if place != own or self.released.has_made(token):
+                    continue
+                if _proves(self.setting, self.name, counter, token):
+                    raise RefusedError(
+                        f"its state is an older copy: {peer} has seen state {counter} of this key, which is "
+                        "not among what this state remembers. Put the newest copy of the state folder back; "
+                        "if it is lost, make a new key and have it put on the roster",
+                        stage="share",
+                        member=self.name,
+                        code="stale-state",
+                    )
 
     def _seal(self, stage: str, body: list[Any], payload: bytes | memoryview = b"") -> tuple[bytes, bytes]:
         return seal(self.setting, self.name, self._identity, stage, self._state.seen, body, payload)
@@ -318,6 +413,16 @@ class Client:
         message, head = self._seal(stage, body, payload)
         self._state.said = digest_of(head)
         return message
+
+
+def _counted(setting: Setting, name: str, counter: int, mask: bytes) -> bytes:
+    """Return what a member signs to prove that its state had this counter when it advertised a mask key."""
+    return pack("fedmerit state counter 1", setting.roster.hash, name, counter, mask)
+
+
+def _proves(setting: Setting, name: str, counter: int, token: bytes) -> bool:
+    signed = _counted(setting, name, counter, token[:32])
+    return counter >= 1 and verifies(setting.roster.key(name), token[32:], signed)
 
 
 # ----------------------------------------------------------------------------------------------- the audit
@@ -374,8 +479,8 @@ def replay(
     chained = (
         signed is not None
         and name in keys
-        and signed.seen == digest_of(shared)
-        and all(head.seen == digest_of(advertised) for head in dealers.values())
+        and signed.seen == seen_of("share", dealers.values())
+        and all(head.seen == seen_of("advertise", keys.values()) for head in dealers.values())
     )
     if signed is None or not chained:
         raise BindingError(
@@ -383,16 +488,15 @@ def replay(
         )
     checks = open_broadcast(checked, setting, "check") if setting.checked else {}
     for peer, head in checks.items():
-        if peer not in inputs or head.seen != digest_of(masked):
+        if peer not in inputs or head.seen != seen_of("masked", inputs.values()):
             raise BindingError("signed a different list of masked inputs", stage="audit", member=peer)
     if setting.checked and len(checks) < setting.t:
         raise BindingError(
             f"{len(checks)} members signed this list of masked inputs, {setting.t} are needed", stage="audit"
         )
-    _, public, commitment, _ = keys[name].body
-    if masks.public(opening.mask) != public:
+    if not masks.is_secret_of(keys[name], "key", opening.mask, setting.session):
         raise ShareError("opened a mask key that it did not advertise", stage="audit", member=name)
-    if masks.commitment("seed", opening.seed, setting.session, name) != commitment:
+    if not masks.is_secret_of(keys[name], "seed", opening.seed, setting.session):
         raise ShareError("opened a self-mask seed that it did not commit to", stage="audit", member=name)
     try:
         # a member cannot choose a public weight
@@ -400,12 +504,12 @@ def replay(
         words = task.encoding.encode(delta, weight=weight, seed=opening.rounding).words
     except ProtocolError as error:
         raise placed(error, "audit", name) from None
-    peers = {peer: keys[peer].body[1] for peer in dealers}
+    peers = {peer: keys[peer].body[0] for peer in dealers}
     masks.add_masks(
         words,
         masks.of_member(setting, name, opening.mask, opening.seed, peers, task.binding(setting)),
     )
-    if signed.body != [task.digest, task.m0_hash, digest_of(masks.to_wire(words))]:
+    if signed.body[:3] != [task.digest, task.m0_hash, digest_of(masks.to_wire(words))]:
         raise BindingError("did not mask what it opened", stage="audit", member=name)
     return words
 
@@ -413,4 +517,4 @@ def replay(
 def nonce_opens(setting: Setting, advertised: bytes, name: str, nonce: bytes) -> bool:
     """Return whether a nonce is the one this member committed to when it advertised."""
     head = open_broadcast(advertised, setting, "advertise").get(name)
-    return head is not None and head.body[3] == masks.commitment("nonce", nonce, setting.session, name)
+    return head is not None and head.body[2] == masks.commitment("nonce", nonce, setting.session, name)

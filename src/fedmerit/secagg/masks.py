@@ -1,4 +1,6 @@
-"""Masks and shares of secrets: HKDF makes keys from secrets, AES-256 in counter mode makes words from keys.
+"""Masks, shares of secrets, and who is to blame for a bad share.
+
+HKDF makes keys from secrets, AES-256 in counter mode makes words from keys.
 
 The member who comes first in the schedule adds a pairwise mask and the other subtracts it, so it cancels in
 the sum. A self-mask protects a member whom the server believed, or claimed, to be lost: the server can
@@ -14,7 +16,8 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from Crypto.Protocol.SecretSharing import Shamir
@@ -25,31 +28,42 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fedmerit.errors import BindingError, ShareError
+from fedmerit.errors import BindingError, MessageError, RoundAborted, ShareError
+from fedmerit.secagg.messages import Blame, Head, digest_of, list_digest, open_head
 from fedmerit.secagg.quantise import BLOCK, Words
 from fedmerit.secagg.setting import Setting, pack
 
 __all__ = [
     "add_masks",
     "agree",
+    "blame_for_complaint",
+    "blame_for_secret",
+    "channel_key",
+    "channel_of",
     "combine_shares",
     "commitment",
     "derive",
     "from_wire",
+    "is_secret_of",
+    "is_true",
+    "judge",
     "of_member",
+    "open_row",
     "open_shares",
     "pair_key",
     "public",
+    "refuse_few_good_shares",
     "refuse_small_order",
     "seal_shares",
     "self_key",
-    "share_commitment",
+    "share_commitments",
     "split_secret",
     "to_wire",
     "with_peers",
 ]
 
 _ZEROS = bytes(4 * BLOCK)
+KINDS = ("key", "seed")  # what is shared out: the mask key and the self-mask seed
 
 
 def derive(secret: bytes, label: str, *context: str | bytes) -> bytes:
@@ -162,6 +176,19 @@ def from_wire(payload: memoryview) -> Words:
 # after release. A member who sends a share that it was not dealt is named, and so is a dealer whose shares
 # rebuild a secret that it did not commit to. Fewer than t shares are uniformly random, 32 bytes each, so
 # their hashes hide them.
+#
+# Shares between two members are encrypted under a channel of these two alone: each has a fresh key pair for
+# each peer. So a holder can open what one dealer sent it, and what it sent this dealer, and nothing else.
+
+
+def channel_key(secret: bytes, session: bytes, name: str, peer: str) -> bytes:
+    """Return a member's private X25519 key of its channel with one peer; it tells nothing of other keys."""
+    return derive(secret, "channel", session, name, peer)
+
+
+def channel_of(advertised: Head, place: int) -> bytes:
+    """Return the public key that a member advertised for its channel with the member at this place."""
+    return bytes(advertised.body[3][32 * place : 32 * (place + 1)])
 
 
 def split_secret(secret: bytes, threshold: int, members: int) -> list[bytes]:
@@ -181,9 +208,12 @@ def combine_shares(shares: Mapping[int, bytes], threshold: int) -> bytes:
     )
 
 
-def share_commitment(kind: str, share: bytes, session: bytes, dealer: str, holder: str) -> bytes:
-    """Return the hash of one share that its dealer signs."""
-    return commitment(f"{kind} share", share, session, dealer, holder)
+def share_commitments(session: bytes, dealer: str, holder: str, shares: Sequence[bytes]) -> list[bytes]:
+    """Return the hashes of a holder's key share and seed share that their dealer signs."""
+    return [
+        commitment(f"{kind} share", share, session, dealer, holder)
+        for kind, share in zip(KINDS, shares, strict=True)
+    ]
 
 
 def seal_shares(shared: bytes, session: bytes, dealer: str, holder: str, shares: bytes) -> bytes:
@@ -209,3 +239,221 @@ def open_shares(shared: bytes, session: bytes, dealer: str, holder: str, sealed:
 
 def _share_key(shared: bytes, session: bytes, dealer: str, holder: str) -> bytes:
     return derive(shared, "share encryption", session, dealer, holder)
+
+
+def is_secret_of(advertised: Head, kind: str, secret: bytes, session: bytes) -> bool:
+    """Return whether this is the mask key (key) or self-mask seed (seed) that a member advertised."""
+    if kind == "key":
+        return public(secret) == bytes(advertised.body[0])
+    return commitment("seed", secret, session, advertised.sender) == bytes(advertised.body[1])
+
+
+# --------------------------------------------------------------------------------------------------- blame
+# A holder that was dealt a bad share publishes its private key of the channel with that dealer. Anybody can
+# then open what the dealer sent it: either the share is bad and the dealer is to blame, or it is good and the
+# complaint is false.
+#
+# Nobody honest can be blamed. What a member signs as ``seen`` ties its message to the very heads it was
+# shown, so a share cannot be judged by keys that were advertised another time. An honest dealer encrypts good
+# shares under the keys in the list it signed, and a complaint must open the private key of the advertised
+# one. An honest holder complains only if `open_row` fails, and everybody else sees the same failure.
+# docs/threats.md says why a complaint does not help anybody to unmask a member.
+
+
+def open_row(
+    setting: Setting, dealer: str, holder: str, channel: bytes, dealt: Head, private: bytes
+) -> list[bytes] | None:
+    """Return the key share and the seed share that a dealer sent a holder; None if they are bad.
+
+    Args:
+        setting: the attempt.
+        dealer: who dealt.
+        holder: for whom.
+        channel: the public key that the dealer advertised for its channel with the holder.
+        dealt: the dealer's head of stage share.
+        private: the holder's private key of this channel.
+    """
+    place = setting.members.index(holder)
+    row = next((row for row in dealt.body[0] if row[0] == place), None)
+    if row is None:
+        return None
+    try:
+        shared = agree(private, channel, stage="share", peer=dealer)
+        opened = open_shares(shared, setting.session, dealer, holder, row[1])
+    except (BindingError, ShareError):
+        return None
+    shares = [opened[:32], opened[32:]]
+    return shares if share_commitments(setting.session, dealer, holder, shares) == row[2:] else None
+
+
+def is_true(
+    setting: Setting,
+    place: int,
+    private: bytes,
+    holder: Head,
+    dealer: Head,
+    dealt: Head,
+) -> bool:
+    """Return whether a complaint is true: it opens the holder's advertised key, and the share is bad.
+
+    Args:
+        setting: the attempt.
+        place: of the dealer in the schedule.
+        private: the opened key.
+        holder: the complainer's head of stage advertise.
+        dealer: the dealer's head of stage advertise.
+        dealt: the dealer's head of stage share.
+    """
+    if public(private) != channel_of(holder, place):
+        return False
+    channel = channel_of(dealer, setting.members.index(holder.sender))
+    return open_row(setting, dealer.sender, holder.sender, channel, dealt, private) is None
+
+
+def refuse_few_good_shares(
+    setting: Setting, against: Mapping[str, Container[str]], holders: Iterable[str], *, stage: str
+) -> None:
+    """Raise unless t of these holders have good shares of every dealer; else a sum could not be unmasked.
+
+    Args:
+        setting: the attempt.
+        against: every dealer, and who complained about it.
+        holders: who is left.
+        stage: for the message.
+    """
+    left = list(holders)
+    for dealer, complainers in against.items():
+        good = sum(name not in complainers for name in left)
+        if good < setting.t:
+            raise RoundAborted(
+                f"{good} of the {len(left)} members left hold good shares of the secrets of {dealer}, "
+                f"{setting.t} are needed",
+                stage=stage,
+            )
+
+
+def blame_for_complaint(
+    setting: Setting, complaint: Head, dealer: str, advertised: Mapping[str, Head], dealt: Mapping[str, Head]
+) -> Blame:
+    """Judge a complaint about a dealer: return who is to blame, with the evidence.
+
+    Args:
+        setting: the attempt.
+        complaint: the complainer's head of stage masked.
+        dealer: about whom.
+        advertised: all heads of stage advertise that were shown, in schedule order.
+        dealt: all heads of stage share that were shown, in schedule order.
+    """
+    heads = (advertised[complaint.sender], advertised[dealer], dealt[dealer], complaint)
+    return _judged_complaint(
+        setting,
+        {
+            "advertised": [digest_of(head.raw).hex() for head in advertised.values()],
+            "dealt": [digest_of(head.raw).hex() for head in dealt.values()],
+            "heads": [head.raw.hex() for head in heads],
+        },
+    )
+
+
+def blame_for_secret(
+    setting: Setting,
+    dealer: str,
+    kind: str,
+    shares: Mapping[int, bytes],
+    advertised: Mapping[str, Head],
+    dealt: Head,
+) -> Blame:
+    """Return the blame of a dealer whose shares rebuild something else than it committed to.
+
+    Args:
+        setting: the attempt.
+        dealer: who is to blame.
+        kind: what was rebuilt: "key" or "seed".
+        shares: by place, those it was rebuilt from.
+        advertised: all heads of stage advertise that were shown, in schedule order.
+        dealt: the dealer's head of stage share.
+    """
+    return _judged_secret(
+        setting,
+        {
+            "advertised": [digest_of(head.raw).hex() for head in advertised.values()],
+            "heads": [advertised[dealer].raw.hex(), dealt.raw.hex()],
+            "kind": kind,
+            "shares": [[place, share.hex()] for place, share in sorted(shares.items())[: setting.t]],
+        },
+    )
+
+
+def judge(setting: Setting, evidence: Mapping[str, Any]) -> Blame:
+    """Return who is to blame according to this evidence; raise a `ProtocolError` if it proves nothing."""
+    try:
+        judged = _judged_secret if "shares" in evidence else _judged_complaint
+        return judged(setting, evidence)
+    except (LookupError, TypeError, ValueError) as error:
+        raise MessageError(f"not the evidence of a blame: {error!r:.80}") from None
+
+
+def _judged_complaint(setting: Setting, evidence: Mapping[str, Any]) -> Blame:
+    _refuse_other_fields(evidence, "advertised", "dealt", "heads")
+    advertised, shown = _unhex(evidence["advertised"]), _unhex(evidence["dealt"])
+    holder, dealer, dealt, complaint = _heads(
+        setting, evidence["heads"], ("advertise", "advertise", "share", "masked")
+    )
+    _refuse_unless_seen(dealt, advertised, holder, dealer)
+    _refuse_unless_seen(complaint, shown, dealt)
+    place = setting.members.index(dealer.sender)
+    opened = next((row[1] for row in complaint.body[3] if row[0] == place), None)
+    if holder.sender != complaint.sender or dealer.sender != dealt.sender or opened is None:
+        raise BindingError("the heads of a complaint are not those of one holder and one dealer")
+    if is_true(setting, place, opened, holder, dealer, dealt):
+        return Blame(dealer.sender, holder.sender, "share", evidence)
+    return Blame(holder.sender, holder.sender, "complaint", evidence)
+
+
+def _judged_secret(setting: Setting, evidence: Mapping[str, Any]) -> Blame:
+    _refuse_other_fields(evidence, "advertised", "heads", "kind", "shares")
+    dealer, dealt = _heads(setting, evidence["heads"], ("advertise", "share"))
+    _refuse_unless_seen(dealt, _unhex(evidence["advertised"]), dealer)
+    kind, name = KINDS.index(evidence["kind"]), dealer.sender
+    places = [place for place, _ in evidence["shares"]]
+    shares = dict(zip(places, _unhex([share for _, share in evidence["shares"]]), strict=True))
+    whole = all(type(place) is int for place in places)
+    if dealt.sender != name or len(shares) != setting.t or not whole or places != sorted(shares):
+        raise BindingError(f"expected {setting.t} shares of one dealer")
+    rows = {row[0]: row for row in dealt.body[0]}
+    for place, share in shares.items():
+        context = (setting.session, name, setting.members[place])
+        if commitment(f"{KINDS[kind]} share", share, *context) != rows[place][2 + kind]:
+            raise ShareError("not a share that it dealt", member=name)
+    if is_secret_of(dealer, KINDS[kind], combine_shares(shares, setting.t), setting.session):
+        raise ShareError("dealt shares of what it committed to", member=name)
+    return Blame(name, None, "secret", evidence)
+
+
+def _heads(setting: Setting, raws: Sequence[str], stages: Sequence[str]) -> list[Head]:
+    heads = [open_head(raw, setting) for raw in _unhex(raws)]
+    if [head.stage for head in heads] != list(stages):
+        raise BindingError(f"expected heads of the stages {', '.join(stages)}")
+    return heads
+
+
+def _refuse_unless_seen(head: Head, digests: Sequence[bytes], *shown: Head) -> None:
+    """Raise unless the author of a head was shown these other heads, by the digests of the list it signed."""
+    stage = shown[0].stage
+    if head.seen != list_digest(stage, digests) or not {digest_of(one.raw) for one in shown} <= set(digests):
+        raise BindingError(f"answers another list of stage {stage}", stage=head.stage, member=head.sender)
+
+
+def _refuse_other_fields(evidence: Mapping[str, Any], *fields: str) -> None:
+    if sorted(evidence) != sorted(fields):
+        raise MessageError(
+            f"expected evidence of {', '.join(fields)}, got {', '.join(map(str, evidence))[:200]}"
+        )
+
+
+def _unhex(values: Sequence[str]) -> list[bytes]:
+    """Return bytes that are written in the one way that servers write them."""
+    found = [bytes.fromhex(value) for value in values]
+    if [one.hex() for one in found] != list(values):
+        raise ValueError("expected hexadecimal digits, without capitals and spaces")
+    return found

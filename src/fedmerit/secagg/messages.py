@@ -5,18 +5,22 @@ these messages, unchanged, to everybody who sent one. A server never says anythi
 has to trust its word::
 
     stage      a member sends                                          and has checked before
-    advertise  two public keys; commitments to self-mask seed, nonce   nothing: it can be sent early
+    advertise  a mask key and a channel key for every peer;            nothing: it can be sent early
+               commitments to self-mask seed and nonce
     share      for every peer, encrypted shares of its secrets         everybody's keys, signed by roster keys
-    masked     digests of model, task and masked words; the words      the shares it was dealt, by commitments
-    check      its signature on the list of masked inputs              all trained one model, saw the same
+    masked     digests of model, task and masked words; complaints     the shares it was dealt, by commitments
+               about bad shares; the words
+    check      its signature on the list of masked inputs              all trained one model, saw the same,
+                                                                       every complaint is true
     unmask     for every peer ONE share: of its self-mask seed if it   t members in the sum signed the same
-               is in the sum, of its mask key if it is not             list
+               is in the sum, of its mask key if it is not             list and hold good shares
 
 A member can also decline at any stage; the server learns nothing else. In a run without the check
 (`Setting.checked`), a member answers the list of masked inputs with its shares at once.
 
 Every head holds ``seen``, the digest of the last list its sender was shown. Each list consists of such heads,
-so two members who were shown different lists find out one stage later, before any share is released.
+so two members who were shown different lists find out one stage later, before any share is released. The
+digest is over the digests of the heads in the list, so these and one head prove that a member saw this head.
 
 On the wire, a message is four bytes that name the format, four for the length of the head, the head, and the
 payload (masked words). Only heads are signed. The head of a masked message holds the digest of its payload.
@@ -26,10 +30,10 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgpack
 
@@ -39,23 +43,37 @@ from fedmerit.secagg.setting import STAGES, Setting, pack
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-__all__ = ["NOTHING_SEEN", "STAGES", "Head", "open_broadcast", "open_message", "seal", "to_broadcast"]
+__all__ = [
+    "NOTHING_SEEN",
+    "STAGES",
+    "Blame",
+    "Head",
+    "open_broadcast",
+    "open_message",
+    "seal",
+    "to_broadcast",
+]
 
 DECLINE: Final = "decline"
 
-VERSION: Final = 1
-MESSAGE: Final = b"FMS1"
-BROADCAST: Final = b"FMB1"
+VERSION: Final = 2
+MESSAGE: Final = b"FMS2"
+BROADCAST: Final = b"FMB2"
 DOMAIN: Final = b"fedmerit secagg head 1\0"
 NOTHING_SEEN: Final = bytes(32)
 SEALED_SHARES: Final = 12 + 64 + 16  # nonce, two shares of 32 bytes, tag
+TOKEN: Final = 32 + 64  # mask key of an advertise message, signature that binds a counter to it
+FOR_EACH: Final = "32 bytes for each scheduled member, in their order"
 
 # What a body holds. A number means a byte string of that size. A list of one tuple means a table with such
 # rows, whose first column is the position of a peer in the schedule, in ascending order.
 BODIES: Final[dict[str, Any]] = {
-    "advertise": (32, 32, 32, 32),  # channel key, mask key, commitment to the seed, commitment to the nonce
-    "share": [(int, SEALED_SHARES, 32, 32)],  # peer, its shares, commitments to key share and seed share
-    "masked": (32, 32, 32),  # digest of the task, of M0, of the masked words
+    # mask key, commitments to seed and nonce, channel keys, counter of the member's state, its signature
+    "advertise": (32, 32, 32, FOR_EACH, int, 64),
+    # peer, its shares, commitments to key share and seed share; stale peer, its newer counter and token
+    "share": ([(int, SEALED_SHARES, 32, 32)], [(int, int, TOKEN)]),
+    # digest of the task, of M0, of the masked words; complaints: dealer, private channel key towards it
+    "masked": (32, 32, 32, [(int, 32)]),
     "check": (),
     "unmask": [(int, str, 32)],  # peer, "key" or "seed", the share
     DECLINE: (),
@@ -73,9 +91,31 @@ class Head:
     raw: bytes = field(repr=False)
 
 
+Why = Literal["share", "complaint", "secret"]
+"""For what a member is blamed: it dealt a bad share, complained falsely, or shared out something else than it
+committed to."""
+
+
+@dataclass(frozen=True)
+class Blame:
+    """A member that provably broke the protocol, and the evidence, which `masks.judge` judges anew.
+
+    Args:
+        member: who is blamed.
+        by: who complained; None if it was found when a secret was rebuilt.
+        why: for what.
+        evidence: signed heads, digests of lists and opened values, all in hexadecimal.
+    """
+
+    member: str
+    by: str | None
+    why: Why
+    evidence: Mapping[str, Any] = field(repr=False)
+
+
 def head_limit(members: int) -> int:
     """Return the largest size of a head in bytes, for this number of scheduled members."""
-    return 1024 + 256 * members
+    return 1024 + 288 * members
 
 
 def list_limit(members: int) -> int:
@@ -125,7 +165,7 @@ def open_message(data: bytes, setting: Setting, most_payload: int) -> tuple[Head
 def open_head(raw: bytes, setting: Setting) -> Head:
     """Check form, binding and signature of a head."""
     content, signature = _fields(raw, (bytes, 64), head_limit(setting.n), 3)
-    most = 10 + 5 * setting.n  # a row for every peer is the largest body
+    most = 12 + 9 * setting.n  # shares for every peer and a token of every peer are the largest body
     fields = _fields(content, (int, str, str, int, int, str, 32, 32, list), head_limit(setting.n), most)
     if pack(content, signature) != raw or pack(*fields) != content:
         raise MessageError("not encoded as members encode it")
@@ -160,6 +200,16 @@ def open_head(raw: bytes, setting: Setting) -> Head:
 def to_broadcast(stage: str, heads: Iterable[bytes]) -> bytes:
     """Return what the server shows to members: the signed heads of one stage, in schedule order."""
     return BROADCAST + pack(VERSION, stage, list(heads))
+
+
+def list_digest(stage: str, digests: Iterable[bytes]) -> bytes:
+    """Return what members sign as ``seen`` for a list of heads, given the heads' digests in order."""
+    return digest_of(pack("fedmerit secagg list 1", stage, list(digests)))
+
+
+def seen_of(stage: str, heads: Iterable[Head]) -> bytes:
+    """Return what members sign as ``seen`` for a list of these heads, in schedule order."""
+    return list_digest(stage, (digest_of(head.raw) for head in heads))
 
 
 def open_broadcast(data: bytes, setting: Setting, stage: str) -> dict[str, Head]:
@@ -243,33 +293,31 @@ def _fields(data: bytes, shape: Sequence[Any], limit: int, most: int) -> list[An
         value = msgpack.unpackb(data, raw=False, strict_map_key=True, max_map_len=0, max_ext_len=0)
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException):
         raise MessageError("bytes that no member of this protocol writes") from None
-    if not _fits(value, shape):
+    if not _fits(value, tuple(shape), 0):
         raise MessageError("fields that no member of this protocol writes")
     return list(value)
 
 
-def _fits(value: Any, shape: Sequence[Any]) -> bool:
-    """Return whether a list has the types of a shape; a number stands for a byte string of that size."""
-    return (
-        type(value) is list
-        and len(value) == len(shape)
-        and all(
-            (type(item) is bytes and len(item) == kind) if isinstance(kind, int) else type(item) is kind
-            for item, kind in zip(value, shape, strict=True)
+def _fits(value: Any, shape: Any, members: int) -> bool:
+    """Return whether a value has the shape of a body or of a part of one; see `BODIES`."""
+    if isinstance(shape, tuple):
+        return (
+            type(value) is list
+            and len(value) == len(shape)
+            and all(_fits(item, kind, members) for item, kind in zip(value, shape, strict=True))
         )
-    )
+    if isinstance(shape, list):
+        if type(value) is not list or not all(_fits(row, shape[0], members) for row in value):
+            return False
+        places = [row[0] for row in value]
+        return all(0 <= place < members for place in places) and all(
+            before < after for before, after in pairwise(places)
+        )
+    if shape == FOR_EACH or isinstance(shape, int):
+        return type(value) is bytes and len(value) == (shape if isinstance(shape, int) else 32 * members)
+    return type(value) is shape
 
 
 def _check_body(stage: str, sender: str, body: list[Any], setting: Setting) -> None:
-    shape = BODIES[stage]
-    if isinstance(shape, tuple):
-        good = _fits(body, shape)
-    else:
-        places = [row[0] for row in body if _fits(row, shape[0])]
-        good = (
-            len(places) == len(body)
-            and all(0 <= place < setting.n for place in places)
-            and all(before < after for before, after in pairwise(places))
-        )
-    if not good:
+    if not _fits(body, BODIES[stage], setting.n):
         raise MessageError("a body that no member of this protocol writes", stage=stage, member=sender)

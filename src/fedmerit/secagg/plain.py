@@ -15,7 +15,7 @@ import msgpack
 import numpy as np
 
 from fedmerit.errors import BindingError, MessageError, ProtocolError, RefusedError, RoundAborted
-from fedmerit.secagg.messages import placed
+from fedmerit.secagg.messages import Blame, placed
 from fedmerit.secagg.quantise import Words, seed_bytes
 from fedmerit.secagg.setting import STAGES, Result, Setting, Task, Update, pack
 from fedmerit.secagg.state import Released, update_digest
@@ -40,6 +40,7 @@ class PlainClient:
         self.stage = STAGES[0]
         self.rounding: bytes | None = None
         self.survivors: tuple[str, ...] = ()
+        self.complaints: tuple[str, ...] = ()  # nothing is dealt here
 
     def advertise(self) -> bytes:
         """Say that this member is there."""
@@ -97,6 +98,7 @@ class PlainServer:
         self.stage = STAGES[0]  # the stage being collected; then "done" or "aborted"
         self.result: Result | None = None
         self.declined: list[str] = []
+        self.blames: list[Blame] = []  # members who provably broke the protocol
         self.heads: dict[str, dict[str, Any]] = {stage: {} for stage in STAGES}  # who was heard, by stage
         self._task: Task | None = None
         self._sum: Words = np.zeros(0, np.uint32)
@@ -123,7 +125,8 @@ class PlainServer:
             return ()
         at = stages.index(self.stage)
         able = self.heads[stages[at - 1]] if at else self.setting.members
-        done = {*self.heads[self.stage], *self.declined}
+        refused = (one.member for one in self.blames if one.why == "complaint")
+        done = {*self.heads[self.stage], *self.declined, *refused}
         return tuple(member for member in self.setting.members if member in able and member not in done)
 
     def receive(self, data: bytes, sender: str | None = None) -> str:

@@ -24,10 +24,12 @@ from fedmerit.secagg.messages import (
     DECLINE,
     NOTHING_SEEN,
     STAGES,
+    Blame,
     Head,
     digest_of,
     open_message,
     placed,
+    seen_of,
     to_broadcast,
 )
 from fedmerit.secagg.plain import PlainServer
@@ -47,6 +49,7 @@ class Server(PlainServer):
         self.lied: list[str] = []  # members who released a share that they were not dealt
         self.heads: dict[str, dict[str, Head]]  # signed and public; for the ledger
         self.broadcasts: dict[str, bytes] = {}  # what was shown after each stage; for the ledger
+        self._seen = NOTHING_SEEN  # what members sign as seen in this stage
         super().__init__(setting, task)
 
     @property
@@ -71,12 +74,13 @@ class Server(PlainServer):
             if head.stage == DECLINE:
                 self.declined.append(head.sender)
                 return head.sender
-            if head.seen != self._shown():
+            if head.seen != self._seen:
                 raise BindingError(
                     "answers messages that it was not shown", stage=head.stage, member=head.sender
                 )
             if head.stage == "advertise":
-                masks.refuse_small_order(head.body[:2], stage="advertise", peer=head.sender)
+                channels = (masks.channel_of(head, place) for place in range(self.setting.n))
+                masks.refuse_small_order([head.body[0], *channels], stage="advertise", peer=head.sender)
             elif head.stage == "share":
                 self._check_dealt(head)
             elif head.stage == "masked":
@@ -93,42 +97,72 @@ class Server(PlainServer):
         if self.stage not in STAGES:
             raise BindingError(f"the attempt is {self.stage}", stage=self.stage)
         stage, heads = self.stage, self.heads[self.stage]
-        if len(heads) < self.setting.need(stage):
+        if stage == "masked":
+            self._blame_dealers()
+        try:
+            self._refuse_few(stage, heads)
+        except RoundAborted:
             self.stage = "aborted"
-            lied = f"; lied about a share: {', '.join(self.lied)}" if self.lied else ""
-            raise RoundAborted(
-                f"{len(heads)} members left, {self.setting.need(stage)} are needed{lied}", stage=stage
-            )
-        if stage == "masked" and self._task is not None:
-            try:
-                self._task.refuse_small_sum(self.setting, heads, stage=stage)
-            except RoundAborted:
-                self.stage = "aborted"
-                raise
+            raise
         if stage == STAGES[-1]:
             self.stage = "aborted"  # unless what follows succeeds
             self.result = self._unmask()
             self.stage = "done"
             return {}
-        present = [member for member in self.setting.members if member in heads]
-        broadcast = to_broadcast(stage, [heads[member].raw for member in present])
-        self.broadcasts[stage] = broadcast
+        present = self._shown_in(stage)
+        broadcast = to_broadcast(stage, [head.raw for head in present.values()])
+        self.broadcasts[stage], self._seen = broadcast, seen_of(stage, present.values())
         stages = self.setting.stages
         self.stage = stages[stages.index(stage) + 1]
         return dict.fromkeys(present, broadcast)
 
     # ------------------------------------------------------------------------------------------- inner parts
 
-    def _shown(self) -> bytes:
-        stages = self.setting.stages
-        at = stages.index(self.stage)
-        return digest_of(self.broadcasts[stages[at - 1]]) if at else NOTHING_SEEN
+    def _shown_in(self, stage: str) -> dict[str, Head]:
+        """Return the heads of a stage in schedule order, as they are shown."""
+        heads = self.heads[stage]
+        return {member: heads[member] for member in self.setting.members if member in heads}
+
+    def _refuse_few(self, stage: str, heads: Mapping[str, Head]) -> None:
+        """Raise `RoundAborted` if the members left are too few to go on, or hold too few good shares."""
+        if len(heads) < self.setting.need(stage):
+            lied = f"; lied about a share: {', '.join(self.lied)}" if self.lied else ""
+            raise RoundAborted(
+                f"{len(heads)} members left, {self.setting.need(stage)} are needed{lied}", stage=stage
+            )
+        if stage == "masked" and self._task is not None:
+            self._task.refuse_small_sum(self.setting, heads, stage=stage)
+        if stage in ("masked", "check", "unmask"):
+            masks.refuse_few_good_shares(self.setting, self._against(), heads, stage=stage)
+
+    def _against(self) -> dict[str, list[str]]:
+        """Return who in the sum complained about each dealer, all in schedule order."""
+        masked, members = self._shown_in("masked"), self.setting.members
+        return {
+            members[place]: [name for name, head in masked.items() if place in _complaints(head)]
+            for place in self._places("share")
+        }
+
+    def _blame_dealers(self) -> None:
+        """Blame each dealer about whom a member in the sum complained; false complaints were refused."""
+        for dealer, complainers in self._against().items():
+            if complainers:
+                self._judge(self.heads["masked"][complainers[0]], dealer)
+
+    def _judge(self, complaint: Head, dealer: str) -> None:
+        advertised, dealt = self._shown_in("advertise"), self._shown_in("share")
+        self._blame(masks.blame_for_complaint(self.setting, complaint, dealer, advertised, dealt))
+
+    def _blame(self, blame: Blame) -> None:
+        """Keep the first blame of a member."""
+        if blame.member not in (one.member for one in self.blames):
+            self.blames.append(blame)
 
     def _places(self, stage: str) -> list[int]:
         return [place for place, member in enumerate(self.setting.members) if member in self.heads[stage]]
 
     def _check_dealt(self, head: Head) -> None:
-        if [row[0] for row in head.body] != self._places("advertise"):
+        if [row[0] for row in head.body[0]] != self._places("advertise"):
             raise ShareError(
                 "does not deal to exactly the members who advertised", stage="share", member=head.sender
             )
@@ -137,7 +171,7 @@ class Server(PlainServer):
         task, sender = self._task, head.sender
         if task is None:
             raise BindingError("came before the task", stage="masked", member=sender)
-        digest, m0_hash, words_digest = head.body
+        digest, m0_hash, words_digest, complaints = head.body
         if m0_hash != task.m0_hash:
             raise BindingError("trained from a different model M0", stage="masked", member=sender)
         if digest != task.digest:
@@ -146,22 +180,38 @@ class Server(PlainServer):
             )
         if len(payload) != 4 * task.encoding.words or digest_of(payload) != words_digest:
             raise BindingError("its words do not match the hash it signed", stage="masked", member=sender)
+        for place, opened in complaints:
+            self._check_complaint(head, place, opened)
         np.add(self._sum, masks.from_wire(payload), out=self._sum)
+
+    def _check_complaint(self, head: Head, place: int, opened: bytes) -> None:
+        """Raise if a complaint is about no dealer; blame its author and raise if it is false."""
+        dealer, advertised = self.setting.members[place], self.heads["advertise"]
+        if dealer not in self.heads["share"]:
+            raise BindingError(
+                f"complains about {dealer}, who dealt nothing", stage="masked", member=head.sender
+            )
+        parts = (advertised[head.sender], advertised[dealer], self.heads["share"][dealer])
+        if not masks.is_true(self.setting, place, opened, *parts):
+            self._judge(head, dealer)
+            raise ShareError(f"complains falsely about {dealer}", stage="masked", member=head.sender)
 
     def _check_released(self, head: Head) -> None:
         members, sender = self.setting.members, head.sender
-        place = members.index(sender)
-        if [row[0] for row in head.body] != self._places("share"):
+        place, bad = members.index(sender), _complaints(self.heads["masked"][sender])
+        if [row[0] for row in head.body] != [dealer for dealer in self._places("share") if dealer not in bad]:
             raise ShareError(
-                "does not release shares of exactly the members who dealt", stage="unmask", member=sender
+                "does not release shares of exactly those who dealt it good ones",
+                stage="unmask",
+                member=sender,
             )
         for peer_place, kind, share in head.body:
             peer = members[peer_place]
             if kind != ("seed" if peer in self.heads["masked"] else "key"):
                 raise ShareError(f"releases the wrong kind of share of {peer}", stage="unmask", member=sender)
-            row = next(row for row in self.heads["share"][peer].body if row[0] == place)
+            row = next(row for row in self.heads["share"][peer].body[0] if row[0] == place)
             dealt = row[3] if kind == "seed" else row[2]
-            if masks.share_commitment(kind, share, self.setting.session, peer, sender) != dealt:
+            if masks.commitment(f"{kind} share", share, self.setting.session, peer, sender) != dealt:
                 self.lied += [] if sender in self.lied else [sender]
                 raise ShareError(
                     f"released a share that {peer} did not deal it", stage="unmask", member=sender
@@ -179,7 +229,7 @@ class Server(PlainServer):
             if dealer in included:
                 keys.append((masks.self_key(secret, dealer, binding), -1))
                 continue
-            peers = {peer: self.heads["advertise"][peer].body[1] for peer in included}
+            peers = {peer: self.heads["advertise"][peer].body[0] for peer in included}
             # the sum lacks exactly the masks that the lost member would have added
             keys += masks.with_peers(setting, dealer, secret, peers, binding)
         masks.add_masks(self._sum, keys)
@@ -188,21 +238,25 @@ class Server(PlainServer):
     def _rebuild(self, dealer: str, kind: str) -> bytes:
         place = self.setting.members.index(dealer)
         shares = {
-            self.setting.members.index(holder): next(row[2] for row in head.body if row[0] == place)
+            self.setting.members.index(holder): row[2]
             for holder, head in self.heads["unmask"].items()
+            for row in head.body
+            if row[0] == place
         }
-        secret = masks.combine_shares(shares, self.setting.t)
-        _, public, commitment, _ = self.heads["advertise"][dealer].body
-        good = (
-            masks.commitment("seed", secret, self.setting.session, dealer) == commitment
-            if kind == "seed"
-            else masks.public(secret) == public
-        )
-        if not good:  # every share is the one that was dealt, so the dealer lied
+        secret, advertised = masks.combine_shares(shares, self.setting.t), self._shown_in("advertise")
+        if not masks.is_secret_of(advertised[dealer], kind, secret, self.setting.session):
+            # every share is the one that was dealt, so the dealer lied
+            dealt = self.heads["share"][dealer]
+            self._blame(masks.blame_for_secret(self.setting, dealer, kind, shares, advertised, dealt))
             raise ShareError(
                 "dealt shares of a secret that it did not commit to", stage="unmask", member=dealer
             )
         return secret
+
+
+def _complaints(head: Head) -> set[int]:
+    """Return the places of the dealers about whom a member complains in its masked message."""
+    return {place for place, _ in head.body[3]}
 
 
 # ------------------------------------------------------------------------------ all parties in one process

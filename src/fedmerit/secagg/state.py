@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -22,14 +22,15 @@ __all__ = ["Released", "State", "dump_state", "load_state", "update_digest"]
 
 # ------------------------------------------------------------------------------------ between two messages
 
-FORMAT = "fedmerit secagg client 1"
+FORMAT = "fedmerit secagg client 2"
+EARLIER = "fedmerit secagg client 1"
 
 
 @dataclass(repr=False)  # it holds secrets
 class State:
     """The round's secrets, drawn from the operating system, and what was said and seen so far."""
 
-    channel: bytes  # X25519 private key that encrypts shares
+    channel: bytes  # from which the private X25519 keys that encrypt shares are derived, one for each peer
     mask: bytes  # X25519 private key of the pairwise masks; dealt in shares
     seed: bytes  # of the self-mask; dealt in shares
     nonce: bytes  # for drawing who is audited
@@ -37,18 +38,29 @@ class State:
     stopped: str = ""
     seen: bytes = NOTHING_SEEN  # digest of the last list the server showed
     said: bytes = b""  # digest of our last head
-    keys: dict[str, list[bytes]] = field(default_factory=dict)  # advertised channel and mask keys, by member
-    shares: dict[str, list[bytes]] = field(default_factory=dict)  # key share and seed share, by dealer
+    keys: dict[str, list[bytes]] = field(default_factory=dict)  # by member: mask key, channel key towards us
+    lists: dict[str, bytes] = field(default_factory=dict)  # those of advertise and share, until the check
+    dealers: list[str] = field(default_factory=list)  # members who dealt shares
+    shares: dict[str, list[bytes]] = field(
+        default_factory=dict
+    )  # good ones: key share, seed share, by dealer
     survivors: list[str] = field(default_factory=list)  # members in the sum
+    against: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # by dealer: who in the sum complained about it
     task: Task | None = None
     weight: float | None = None
     rounding: bytes | None = None
     update: bytes = b""  # digest
     clipped: int = 0
+    counter: int = 1  # of the member's stored state
+    tokens: dict[str, list[Any]] = field(default_factory=dict)  # by peer: greatest counter seen, its proof
 
     @classmethod
-    def fresh(cls) -> State:
-        return cls(os.urandom(32), os.urandom(32), os.urandom(32), os.urandom(32))
+    def fresh(cls, counter: int = 1, peers: Mapping[str, tuple[int, bytes]] | None = None) -> State:
+        tokens = {name: list(token) for name, token in (peers or {}).items()}
+        channel, mask, seed, nonce = (os.urandom(32) for _ in range(4))
+        return cls(channel, mask, seed, nonce, counter=counter, tokens=tokens)
 
     @classmethod
     def forgotten(cls, stage: str) -> State:
@@ -59,6 +71,7 @@ def dump_state(setting: Setting, name: str, state: State) -> bytes:
     """Return bytes for a file that nobody else can read; their checksum shows damage, not tampering."""
     who = [setting.run, setting.round, setting.attempt, list(setting.members), setting.config_hash]
     roster = [[member.name, member.key, member.weight] for member in setting.roster.members]
+    stated = [setting.roster.server, setting.roster.previous, setting.roster.quorum]
     what = {f.name: getattr(state, f.name) for f in fields(state) if f.name != "task"}
     task = state.task and [
         state.task.m0_hash,
@@ -66,7 +79,7 @@ def dump_state(setting: Setting, name: str, state: State) -> bytes:
         None if state.task.weights is None else list(state.task.weights),
         state.task.extra,
     ]
-    body = pack(FORMAT, who, [setting.threshold, setting.checked], roster, name, what, task)
+    body = pack(FORMAT, who, [setting.threshold, setting.checked], roster, name, what, task, stated)
     return hashlib.sha256(body).digest() + body
 
 
@@ -76,10 +89,12 @@ def load_state(data: bytes) -> tuple[Setting, str, State]:
     if hashlib.sha256(body).digest() != data[:32]:
         raise MessageError("not the saved state of a client, or damaged")
     try:
-        form, who, (threshold, checked), roster, name, what, task = msgpack.unpackb(body)
-        if form != FORMAT:
+        form, who, (threshold, checked), roster, name, what, task, *rest = msgpack.unpackb(body)
+        if form == EARLIER:
+            what["stopped"] = what["stopped"] or "began with an earlier version of the protocol"
+        elif form != FORMAT:
             raise MessageError("the saved state of another version")
-        members = Roster(Member(*row) for row in roster)
+        members = Roster((Member(*row) for row in roster), *(rest[0] if rest else ()))  # 0.1.0 has no rest
         run, number, attempt, names, config_hash = who
         setting = Setting(run, number, attempt, names, members, config_hash, threshold, checked)
         return setting, name, State(**what, task=task and _task(*task))
@@ -170,6 +185,14 @@ class Released:
     def did(self, setting: Setting, stage: str, member: str) -> None:
         """Record a stage of this attempt, so that it is refused from now on."""
         self._entries.add(_digest("stage", setting.session, stage, member))
+
+    def made(self, token: bytes) -> None:
+        """Record a token with which this member proves the counter of its state."""
+        self._entries.add(_digest("token", token))
+
+    def has_made(self, token: bytes) -> bool:
+        """Return whether this member remembers that it made a token."""
+        return _digest("token", token) in self._entries
 
     def add(self, setting: Setting, update: bytes) -> None:
         """Record this round and this update, so that they are refused from now on."""

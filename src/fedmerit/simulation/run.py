@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedmerit.config import Config, recorded_hash
+from fedmerit.config import Config
 from fedmerit.data.dataset import Dataset
 from fedmerit.errors import StoreError
 from fedmerit.ledger.chain import Ledger
@@ -22,7 +22,7 @@ from fedmerit.notes import Note
 from fedmerit.protocol.coordinator import Coordinator, Weights
 from fedmerit.protocol.measure import Evaluations
 from fedmerit.protocol.messages import Evaluate, Model, Outcome, Round
-from fedmerit.protocol.terms import EMBEDDED, SIMULATED, from_past
+from fedmerit.protocol.terms import EMBEDDED, SIMULATED, from_past, proposed
 from fedmerit.scoring.files import LEDGER
 from fedmerit.simulation.analysis import Phi, Truth, from_this_round
 from fedmerit.simulation.setup import Federation, prepare, read, resolve
@@ -163,15 +163,9 @@ class Rehearsal:
     def _recorder(self, identities: Identities, *, started: bool) -> LedgerRecorder:
         text = self.config.to_toml()
         begun = first_body(self.folder.ledger, "run") if started else None
-        terms = {
-            "config": text,
-            "config_hash": recorded_hash(text),
-            "roster": identities.roster.hash.hex(),
-            "strategy": "FedAvg",
-            "optimiser": False,
-            "evaluates": "server",
-            "engine": EMBEDDED,
-        }
+        terms = proposed(
+            text, identities.roster, strategy="FedAvg", optimiser=False, evaluates="server", engine=EMBEDDED
+        )
         return LedgerRecorder(
             self.folder,
             self.config,

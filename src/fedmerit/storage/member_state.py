@@ -3,6 +3,7 @@
 ::
 
     KEY.state/released            digests of what must never be done again (all runs)
+    KEY.state/roster              hash of the roster that this member last took part under (all runs)
     KEY.state/RUN/terms           what this member agreed to when it joined; it cannot change
     KEY.state/RUN/left            why this member has left the run, if it has
     KEY.state/RUN/0003.client     the state machine of round 3, with its secrets
@@ -129,6 +130,16 @@ class MemberFiles:
     def put_released(self, released: Released) -> None:
         """Store what must never be done again, before the message that changed it is sent."""
         self._put(self._released, ALL_RUNS, released.dump())
+
+    def roster(self) -> bytes | None:
+        """Return the hash of the roster that this member last took part under, or None."""
+        kept: bytes | None = self._get(self.home / "roster", ALL_RUNS)
+        return kept
+
+    def put_roster(self, hash_: bytes) -> None:
+        """Store the hash of the roster that this member takes part under."""
+        if self.roster() != hash_:
+            self._put(self.home / "roster", ALL_RUNS, hash_)
 
     def add_kept(self, *lines: str) -> None:
         """Append lines about what the member was shown, did and said, to detect a ledger that differs."""

@@ -1,5 +1,5 @@
 """One self-contained HTML page, and figures, of a run or a file of reports (extra ``page``).
 
-``source`` reads the input, ``facts`` computes, ``text`` and ``promises`` word it, ``charts`` draws it, and
-``html`` assembles the page and writes it beside a run's scores.
+``text`` words the facts of a run, ``charts`` draws them, and ``html`` assembles the page and writes it beside
+a run's scores.
 """

@@ -11,10 +11,9 @@ from typing import Any
 
 import altair as alt
 
-from fedmerit.notes import labels
-from fedmerit.report.page.facts import Facts
-from fedmerit.report.page.text import spoken
-from fedmerit.report.terminal import bare_text
+from fedmerit.notes import labels, words
+from fedmerit.report.facts import Facts
+from fedmerit.report.text import bare_text, spoken
 from fedmerit.scoring.accumulate import number_of
 from fedmerit.scoring.types import UNIT_UTILITIES
 
@@ -117,7 +116,7 @@ def contribution(facts: Facts) -> alt.TopLevelMixin:
     """Return bars of the contributions with 95 % intervals, best first."""
     rows: list[dict[str, Any]] = []
     short = _labels(facts)
-    for one in facts.summary.standings[:MOST_ROWS]:
+    for one in facts.standings[:MOST_ROWS]:
         low, high = one.interval or (one.total, one.total)
         below = one.total < 0
         rows.append(
@@ -139,7 +138,9 @@ def contribution(facts: Facts) -> alt.TopLevelMixin:
     base = on(rows)
     y = _members(rows)
     axis = alt.Axis(tickCount=5, format="+f", labelExpr=PLAIN_ZERO, labelBound=True)
-    x = alt.X("total:Q", title=f"contribution to {spoken(facts.utility)}", scale=scale, axis=axis)
+    x = alt.X(
+        "total:Q", title=words("chart.contribution-to", measure=spoken(facts.utility)), scale=scale, axis=axis
+    )
     colour = alt.condition("datum.below", alt.value("var(--below)"), alt.value("var(--accent)"))
     bars = base.mark_bar(size=13, opacity=0.72).encode(x=x, y=y, color=colour)
     layers = [zero(), bars]
@@ -156,7 +157,7 @@ def contribution(facts: Facts) -> alt.TopLevelMixin:
         layers.append(text.encode(x="end:Q", y=y, text="text:N").transform_filter(side))
     return dressed(
         alt.layer(*layers, *brackets).properties(height=alt.Step(ROW)),
-        "Contribution of each member with 95 % intervals",
+        words("chart.contribution"),
     )
 
 
@@ -172,39 +173,44 @@ def ranks(facts: Facts) -> alt.TopLevelMixin | None:
             "low": one.rank_interval[0],
             "high": one.rank_interval[1],
         }
-        for one in facts.summary.standings[:MOST_ROWS]
+        for one in facts.standings[:MOST_ROWS]
         if one.rank_interval is not None
     ]
     n = facts.total.n
     axis = alt.Axis(format="d", tickMinStep=1, tickCount=min(n, 10), grid=True)
-    x = alt.X("low:Q", title="rank, 1 is best", scale=alt.Scale(domain=[0.7, n + 0.3], nice=False), axis=axis)
+    x = alt.X(
+        "low:Q", title=words("chart.rank"), scale=alt.Scale(domain=[0.7, n + 0.3], nice=False), axis=axis
+    )
     base, y = on(rows), _members(rows)
     span = base.mark_rule(strokeWidth=7, strokeCap="round", color="var(--accent)", opacity=0.3)
     point = base.mark_point(shape="diamond", filled=True, size=75, color="var(--accent)", opacity=1)
     chart = alt.layer(span.encode(x=x, x2="high:Q", y=y), point.encode(x="rank:Q", y=y))
-    return dressed(chart.properties(height=alt.Step(ROW)), "Ranks each member may have")
+    return dressed(chart.properties(height=alt.Step(ROW)), words("chart.ranks"))
 
 
 def course_rows(facts: Facts) -> list[dict[str, Any]]:
     """Return one row per member and round shown."""
     return [
-        {"member": course.client, "round": number, "total": total or 0.0, "missed": number in course.missed}
-        for course in facts.courses[:MOST_SMALL]
-        for number, total in zip(facts.shown, course.totals, strict=True)
+        {
+            "member": client,
+            "round": number,
+            "total": total or 0.0,
+            "missed": facts.happened[client][number] != "counted",
+        }
+        for client, totals in list(facts.courses.items())[:MOST_SMALL]
+        for number, total in zip(facts.shown, totals, strict=True)
     ]
 
 
 def course(facts: Facts, rows: list[dict[str, Any]], who: str, *, param: str = "who") -> alt.TopLevelMixin:
     """Return one member's sum over the rounds, with the other members behind it."""
     chosen = alt.param(name=param, value=who)
-    base = on(rows)
+    base, shown = on(rows), list(facts.shown)
     x = alt.X(
         "round:Q",
         title=None,
-        scale=alt.Scale(domain=[facts.shown[0], max(facts.shown[-1], facts.shown[0] + 1)], nice=False),
-        axis=alt.Axis(
-            format="d", values=ticks_of(facts.shown[0], facts.shown[-1], most=4), grid=False, labelFlush=True
-        ),
+        scale=alt.Scale(domain=[shown[0], max(shown[-1], shown[0] + 1)], nice=False),
+        axis=alt.Axis(format="d", values=ticks_of(shown[0], shown[-1], most=4), grid=False, labelFlush=True),
     )
     known = [row["total"] for row in rows if row["total"] is not None]
     y = alt.Y(
@@ -222,11 +228,11 @@ def course(facts: Facts, rows: list[dict[str, Any]], who: str, *, param: str = "
         zero(horizontal=True),
         others,
         line,
-        last.encode(x=x, y=y).transform_filter(f"{own} && datum.round === {facts.shown[-1]}"),
+        last.encode(x=x, y=y).transform_filter(f"{own} && datum.round === {shown[-1]}"),
         away.encode(x=x, y=y).transform_filter(f"{own} && datum.missed"),
     )
     chart = alt.layer(*layers).add_params(chosen).properties(height=96)
-    return dressed(chart, "Sum of one member's contributions over the rounds", ticks=10)
+    return dressed(chart, words("chart.course"), ticks=10)
 
 
 def quality(facts: Facts) -> alt.TopLevelMixin:
@@ -237,28 +243,28 @@ def quality(facts: Facts) -> alt.TopLevelMixin:
             name: rounds for name, rounds in facts.source.companions.items() if name in UNIT_UTILITIES
         }
     rows: list[dict[str, Any]] = []
+    shown = list(facts.shown)
     for name, rounds in measured.items():
         if facts.one_slice:  # v(M0) of round 1 was measured on the same samples
-            rows.append({"utility": name, "round": facts.shown[0] - 1, "value": rounds[0].empty})
-        numbers = set(facts.shown)
+            rows.append({"utility": name, "round": shown[0] - 1, "value": rounds[0].empty})
         for place, one in enumerate(rounds, start=1):
             number = number_of(one, place)
-            if number in numbers:
+            if number in facts.shown:
                 rows.append({"utility": name, "round": number, "value": one.grand})
     paid = next(iter(measured))
     for row in rows:
         row["paid"] = row["utility"] == paid
-    ends = _apart([row for row in rows if row["round"] == facts.shown[-1]], rows)
-    first, last = min(row["round"] for row in rows), max(facts.shown[-1], facts.shown[0] + 1)
+    ends = _apart([row for row in rows if row["round"] == shown[-1]], rows)
+    first, last = min(row["round"] for row in rows), max(shown[-1], shown[0] + 1)
     x = alt.X(
         "round:Q",
-        title="round" + (" (0: before the first)" if facts.one_slice else ""),
+        title=words("chart.round-zero" if facts.one_slice else "chart.round"),
         scale=alt.Scale(domain=with_room(first, last, 0, NAME), nice=False),
-        axis=alt.Axis(format="d", values=ticks_of(first, facts.shown[-1]), grid=False, domain=False),
+        axis=alt.Axis(format="d", values=ticks_of(first, shown[-1]), grid=False, domain=False),
     )
     y = alt.Y(
         "value:Q",
-        title="utility of the shared model",
+        title=words("chart.utility"),
         scale=scale_of([row["value"] for row in rows]),
         axis=alt.Axis(tickCount=5),
     )
@@ -275,9 +281,7 @@ def quality(facts: Facts) -> alt.TopLevelMixin:
     ink = alt.condition("datum.paid", alt.value("var(--accent)"), alt.value("var(--soft)"))
     names = on(ends).mark_text(align="left", baseline="middle", dx=10, fontSize=12.5)
     names = names.encode(x="round:Q", y="at:Q", text="label:N", color=ink)
-    return dressed(
-        alt.layer(lines, points, names).properties(height=250), "Utility of the shared model after each round"
-    )
+    return dressed(alt.layer(lines, points, names).properties(height=250), words("chart.quality"))
 
 
 def sums(facts: Facts) -> alt.TopLevelMixin:
@@ -286,10 +290,12 @@ def sums(facts: Facts) -> alt.TopLevelMixin:
     rows = [{"round": one.number, "gain": one.gain, "explained": one.explained} for one in kept]
     base = on(rows)
     x = alt.X(
-        "round:O", title="round", axis=alt.Axis(labelAngle=0, labelOverlap=True, grid=False, ticks=False)
+        "round:O",
+        title=words("chart.round"),
+        axis=alt.Axis(labelAngle=0, labelOverlap=True, grid=False, ticks=False),
     )
     y = alt.Y(
-        "gain:Q", title="change in utility", axis=alt.Axis(tickCount=5, format="+f", labelExpr=PLAIN_ZERO)
+        "gain:Q", title=words("chart.change"), axis=alt.Axis(tickCount=5, format="+f", labelExpr=PLAIN_ZERO)
     )
     bars = base.mark_bar(
         color="var(--ghost)",
@@ -307,7 +313,7 @@ def sums(facts: Facts) -> alt.TopLevelMixin:
         opacity=1,
     )
     chart = alt.layer(zero(horizontal=True), bars, points.encode(x=x, y="explained:Q"))
-    return dressed(chart.properties(height=220), "Gain of each round and the sum of the contributions")
+    return dressed(chart.properties(height=220), words("chart.sums"))
 
 
 def _apart(ends: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -317,10 +323,10 @@ def _apart(ends: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[dict[
     placed: list[dict[str, Any]] = []
     free = max(values) + line
     for row in sorted(ends, key=lambda row: -row["value"]):
-        words = textwrap.wrap(spoken(row["utility"]), 12)
-        at = min(row["value"], free - len(words) * line / 2)
-        free = at - len(words) * line / 2
-        placed.append({**row, "at": at, "label": words})
+        label = textwrap.wrap(spoken(row["utility"]), 12)
+        at = min(row["value"], free - len(label) * line / 2)
+        free = at - len(label) * line / 2
+        placed.append({**row, "at": at, "label": label})
     return placed
 
 
@@ -331,7 +337,7 @@ def _brackets(facts: Facts, rows: list[dict[str, Any]]) -> list[Any]:
     """
     drawn = {row["member"] for row in rows}
     called = _labels(facts)
-    several = [[called.get(name, "") for name in group] for group in facts.summary.groups if len(group) > 1]
+    several = [[called.get(name, "") for name in group] for group in facts.groups if len(group) > 1]
     groups = [[name for name in group if name in drawn] for group in several]
     found: list[Any] = []
     for place, group in enumerate(groups if len(groups) <= MOST_BRACKETS else ()):
@@ -349,7 +355,7 @@ def _brackets(facts: Facts, rows: list[dict[str, Any]]) -> list[Any]:
 
 
 def _labels(facts: Facts) -> dict[str, str]:
-    return labels([one.client for one in facts.summary.standings[:MOST_ROWS]])
+    return labels([one.client for one in facts.standings[:MOST_ROWS]])
 
 
 def _order(rows: list[dict[str, Any]]) -> alt.Scale:

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -17,13 +17,23 @@ from typing import Any, Literal, get_args
 
 from fedmerit.config import VERSION, written
 from fedmerit.errors import FedmeritError, InputError, MissingExtra, StoreError
-from fedmerit.report.page import promises
-from fedmerit.report.page import text as words
-from fedmerit.report.page.facts import MOST_CELLS, Facts, gather
-from fedmerit.report.page.promises import private
-from fedmerit.report.page.source import pseudonymised, read_source
-from fedmerit.report.terminal import bare_text, rank_text, signed, total_text
-from fedmerit.scoring.rewards import payouts
+from fedmerit.notes import words
+from fedmerit.report.facts import Facts
+from fedmerit.report.page import text
+from fedmerit.report.source import pseudonymised, read_source
+from fedmerit.report.text import (
+    about,
+    bare_text,
+    digits_for,
+    on_page,
+    rank_text,
+    samples_text,
+    share_text,
+    signed,
+    spoken,
+    total_text,
+)
+from fedmerit.scoring.rewards import Payouts, payouts
 from fedmerit.storage.run_folder import write
 
 # -------------------------------------------------------------------------------------------------- bundle
@@ -55,9 +65,9 @@ if __name__ == "__main__":
 # ------------------------------------------------------------------------------------------------- writing
 
 NAME = "page.html"
-OURS = "<p>Made by fedmerit "
-"""Every page has it."""
-HIDDEN = ('<html lang="en" data-names="hidden">', '<p class="quiet">Members are shown under pseudonyms')
+OURS = ('<meta name="generator" content="fedmerit', "<p>Made by fedmerit ")
+"""A page has the first; one that an earlier version made has the second alone."""
+HIDDEN = (' data-names="hidden">', '<p class="quiet">Members are shown under pseudonyms')
 """A page without names has the first; one that an earlier version made has the second alone. No name can hold
 either, because names are escaped."""
 
@@ -65,24 +75,20 @@ either, because names are escaped."""
 def page_of_run(folder: Path) -> str:
     """Write a run's page beside its scores; return where it is, or how to get one, or why there is none."""
     if not _installed():
-        return f"for a page that anybody can open: pip install 'fedmerit[page]', then fedmerit page {folder}"
-
+        return words("file.install", folder=folder)
     try:
         facts = facts_of(folder)
     except StoreError as error:  # no round is scored
-        return f"no page: {error}"
+        return words("file.none", why=error)
     write(folder / NAME, render(facts).encode())
-    if private(facts):
+    if facts.source.private:
         return for_coordinator(folder / NAME)
-    return f"for everybody else: open {folder / NAME} in a browser"
+    return words("file.open", path=folder / NAME)
 
 
 def for_coordinator(path: Path) -> str:
     """Return a message that the page is only for the coordinator, for runs with private numbers."""
-    return (
-        f"{path} shows everybody's numbers: it is for the coordinator alone; a member gets its own statement "
-        "(fedmerit rewards) and its own copy of the ledger (fedmerit export --for NAME)"
-    )
+    return words("file.private", path=path)
 
 
 def refreshed(folder: Path) -> str:
@@ -91,24 +97,27 @@ def refreshed(folder: Path) -> str:
     if not path.is_file():
         return ""
     there = path.read_text(encoding="utf-8", errors="replace")
-    if OURS not in there:
-        return f"{path} is no page of fedmerit and was left as it is"
+    if not _ours(there):
+        return words("file.not-ours", path=path)
     if not _installed():
-        return f"{path} is from before this: pip install 'fedmerit[page]', then fedmerit page {folder}"
-
+        return words("file.old", path=path, folder=folder)
     try:
         hidden = any(mark in there for mark in HIDDEN)
         write(path, page(folder, pseudonyms=hidden).encode())
     except (FedmeritError, OSError) as error:
-        return f"{path} is from before this, and could not be written anew: {error}"
-    return f"{path} shows it"
+        return words("file.old-failed", path=path, why=error)
+    return words("file.shows", path=path)
+
+
+def _ours(page: str) -> bool:
+    return any(mark in page for mark in OURS)
 
 
 def check_target(path: Path, *, force: bool) -> None:
     """Raise `StoreError` if the folder is missing, or if the file exists and is not one of our pages."""
     if not path.parent.is_dir():
         raise StoreError(f"{path}: could not be written: there is no folder {path.parent}")
-    if path.exists() and not force and OURS not in path.read_text(encoding="utf-8", errors="replace"):
+    if path.exists() and not force and not _ours(path.read_text(encoding="utf-8", errors="replace")):
         raise StoreError(f"{path}: exists, and is no page of fedmerit: --out another file, or --force")
 
 
@@ -121,13 +130,15 @@ def _installed() -> bool:
 INSTALL = "pip install 'fedmerit[page]'"
 BUDGET = "10000.00"
 """The budget on the page until the reader types another, if there is no decision with a budget."""
+MOST_CELLS = 4000
+"""The most cells in a table of members and rounds; larger tables are only in scores.csv."""
 
 
 def page(path: str | Path, *, pseudonyms: bool = False) -> str:
     """Return the page of a run folder or a file of reports; the same input gives the same bytes.
 
     Args:
-        path: see :func:`fedmerit.report.page.source.read_source`.
+        path: see :func:`fedmerit.report.source.read_source`.
         pseudonyms: whether to replace names.
     """
     return render(facts_of(path, pseudonyms=pseudonyms))
@@ -136,7 +147,7 @@ def page(path: str | Path, *, pseudonyms: bool = False) -> str:
 def facts_of(path: str | Path, *, pseudonyms: bool = False) -> Facts:
     """Return the facts of a page; arguments as in :func:`page`."""
     original = read_source(path)
-    return gather(pseudonymised(original) if pseudonyms else original, original)
+    return Facts(pseudonymised(original) if pseudonyms else original, original)
 
 
 def render(facts: Facts) -> str:
@@ -154,7 +165,7 @@ def render(facts: Facts) -> str:
     drawn = {
         "contribution": charts.contribution(facts),
         "ranks": charts.ranks(facts),
-        "course": charts.course(facts, rows, facts.courses[0].client),
+        "course": charts.course(facts, rows, next(iter(facts.courses))),
         "quality": charts.quality(facts),
         "sums": charts.sums(facts),
     }
@@ -169,62 +180,118 @@ def render(facts: Facts) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {
-        "signed": partial(signed, digits=facts.summary.digits), "total": total_text, "bare": bare_text,
-        "level": f"{{:.{facts.level_digits}f}}".format, "rank": rank_text, "listed": words.listed,
-        "toml": written,
+        "signed": partial(signed, digits=facts.digits), "total": total_text, "bare": bare_text,
+        "level": f"{{:.{facts.level_digits}f}}".format, "rank": rank_text, "share": share_text,
+        "samples": samples_text, "spoken": spoken, "toml": written,
     }  # fmt: skip
     return environment.from_string(
         _asset("page.html")
     ).render(
         facts=facts,
+        text=text,
         words=words,
-        promises=promises,
-        notes=words.notes(facts),
+        marked=_marked,
         version=VERSION,
         budget=_budget(facts),
+        decided=_decided(facts),
+        basis=_basis(facts),
         paid=_paid(facts),
         about=_rules(facts)[facts.rules[0].name]["about"],
         checks=[line for line in facts.source.checks if line.code != "head"],  # shown separately
-        small=[one.client for one in facts.courses[: charts.MOST_SMALL]],
+        small=list(facts.courses)[: charts.MOST_SMALL],
         most_rows=charts.MOST_ROWS,
         most_bars=charts.MOST_BARS,
-        brackets=0 < sum(len(group) > 1 for group in facts.summary.groups) <= charts.MOST_BRACKETS,
+        brackets=0 < sum(len(group) > 1 for group in facts.groups) <= charts.MOST_BRACKETS,
         cells=len(facts.courses) * len(facts.shown) <= MOST_CELLS,
         style=style,
         script=script,
         style_hash=_hash(style),
         script_hash=_hash(script),
-        data=_json({"charts": specs, "rules": _rules(facts), "unscored": facts.unscored}),
+        data=_json(
+            {"charts": specs, "rules": _rules(facts), "unscored": facts.unscored, "words": _script_words()}
+        ),
     )
+
+
+_HTML = {
+    "b": "<strong>", "/b": "</strong>", "code": "<code>", "/code": "</code>", "key": '<span class="key">',
+    "/key": "</span>", "below": '<span class="key below">', "/below": "</span>",
+}  # fmt: skip
+
+
+def _marked(code: str, **values: Any) -> Any:
+    """Return the words for a code as HTML: marks become tags, and values are escaped."""
+    from markupsafe import Markup, escape
+
+    escaped = {key: escape(value) if isinstance(value, str) else value for key, value in values.items()}
+    return Markup(words(code, _HTML, **escaped))  # noqa: S704 - the catalogue is ours
+
+
+def _script_words() -> dict[str, str]:
+    """Return the words that the page's script says."""
+    return {
+        "problem": words("pay.no-payouts", why="%s"), "unpaid": words("pay.unpaid"),
+        "budget": words("pay.budget"), "amount": words("pay.no-amount"),
+        "decimals": words("pay.many-decimals"), "large": words("pay.too-large"),
+    }  # fmt: skip
 
 
 def _rules(facts: Facts) -> dict[str, Any]:
     """Return the data for computing payouts: integers as text, names in the order that breaks ties."""
     return {
         one.name: {
-            "problem": words.note(one.problem),
+            "problem": on_page(one.problem),
             "one": str(one.one),
             "parts": [[name, str(one.parts[name]), f"{one.shares[name]:.2%}"] for name in sorted(one.parts)],
-            "notes": [words.note(text) for text in one.notes],
-            "about": words.about(replace(facts.terms, rule=one.name)),
+            "notes": [on_page(note) for note in one.notes],
+            "about": about(replace(facts.terms, rule=one.name)),
         }
         for one in facts.rules
     }
 
 
-def _paid(facts: Facts) -> tuple[list[tuple[str, str, str]], list[tuple[str, str]]]:
-    """Return the payouts that the page first shows: the lines of the table, and its foot."""
+Lines = tuple[list[tuple[str, str, str]], list[tuple[str, str]]]
+"""Member, share and amount, best paid first; and the foot of the table."""
+
+
+def _paid(facts: Facts) -> Lines:
+    """Return the payouts that the page first shows."""
     first = facts.rules[0]
     if first.problem:
         return [], []
     paid = payouts({name: Fraction(part, first.one) for name, part in first.parts.items()}, _budget(facts))
-    best_first = sorted(paid.items(), key=lambda item: (-item[1], item[0]))
-    lines = [(name, f"{first.shares[name]:.2%}", f"{amount:,.2f}") for name, amount in best_first]
-    return lines, [("unpaid", f"{paid.unpaid:,.2f}"), ("budget", f"{paid.budget:,.2f}")]
+    return _lines(paid, first.shares, {name: name for name in paid}, facts.unscored)
+
+
+def _decided(facts: Facts) -> Lines:
+    """Return the payouts of the decision in force."""
+    if facts.decision is None:
+        return [], []
+    return _lines(facts.decision.paid, facts.decision.shares, facts.source.names, facts.unscored)
+
+
+def _basis(facts: Facts) -> dict[str, str]:
+    """Return the score that the decision pays by, if part 1 shows another; empty for nobody's report."""
+    if facts.decision is None or not facts.other_basis:
+        return {}
+    total, names = facts.decision.total, facts.source.names
+    digits = digits_for(max(map(abs, total.raw.tolist())))
+    told = {names[name]: signed(value, digits) for name, value in zip(total.clients, total.raw, strict=True)}
+    return dict.fromkeys(facts.unscored, "") | told
+
+
+def _lines(
+    paid: Payouts, divided: Mapping[str, float], names: Mapping[str, str], unscored: Sequence[str]
+) -> Lines:
+    best_first = sorted(paid.items(), key=lambda item: (-item[1], names[item[0]]))
+    lines = [(names[name], f"{divided[name]:.2%}", f"{amount:,.2f}") for name, amount in best_first]
+    lines += [(name, "0.00%", "0.00") for name in unscored]
+    foot = [(words("pay.unpaid"), f"{paid.unpaid:,.2f}"), (words("pay.budget"), f"{paid.budget:,.2f}")]
+    return lines, foot
 
 
 def _budget(facts: Facts) -> str:
-    return facts.decided.budget if facts.decided else BUDGET
+    return str(facts.decision.paid.budget) if facts.decision else BUDGET
 
 
 def _asset(name: str) -> str:
@@ -287,9 +354,9 @@ def _specs(facts: Facts) -> Iterator[tuple[str, dict[str, Any]]]:
     for name, chart in drawn.items():
         if chart is not None:
             yield name, _on_paper(chart.to_dict())
-    for place, one in enumerate(facts.courses[: charts.MOST_SMALL], start=1):
-        spec = _on_paper(charts.course(facts, rows, one.client).to_dict())
-        yield f"course-{place:02d}", {**spec, "title": one.client}
+    for place, client in enumerate(list(facts.courses)[: charts.MOST_SMALL], start=1):
+        spec = _on_paper(charts.course(facts, rows, client).to_dict())
+        yield f"course-{place:02d}", {**spec, "title": client}
 
 
 def _on_paper(spec: dict[str, Any]) -> dict[str, Any]:

@@ -1,16 +1,16 @@
-// Payouts in exact integer cents: the same steps as fedmerit.money, on BigInt.
+// Payouts in exact integer cents: the same steps as fedmerit.scoring.rewards, on BigInt.
 
 const WHOLE = 10n ** 9n; // shares that sum to 1 within one part in this are paid out in full
 const DUST = 10n ** 6n; // all rounding errors together: at most one part in this of a cent
 const LARGEST = 10n ** 26n; // cents
 
-function cents(text) {
+function cents(text, words) {
   const amount = text.trim();
-  if (!/^[0-9]+(\.[0-9]+)?$/.test(amount)) throw new Error("Please type an amount like 10000.00: digits, and a point before the cents.");
+  if (!/^[0-9]+(\.[0-9]+)?$/.test(amount)) throw new Error(words.amount);
   const [whole, part = ""] = amount.split(".");
-  if (part.length > 2) throw new Error("An amount has at most two decimals.");
+  if (part.length > 2) throw new Error(words.decimals);
   const found = BigInt(whole + part.padEnd(2, "0"));
-  if (found >= LARGEST) throw new Error("The amount must be below 1e24.");
+  if (found >= LARGEST) throw new Error(words.large);
   return found;
 }
 

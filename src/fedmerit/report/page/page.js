@@ -43,8 +43,8 @@ function pay() {
   const [body, foot] = [result.tBodies[0], result.tFoot];
   let paid, budget;
   try {
-    if (rule.problem) throw new Error(`This rule allows no payouts here: ${rule.problem}.`);
-    budget = cents(field.value);
+    if (rule.problem) throw new Error(data.words.problem.replace("%s", () => rule.problem));
+    budget = cents(field.value, data.words);
     paid = payouts(rule, choice.value, budget);
   } catch (error) {
     problem.textContent = error.message;
@@ -69,7 +69,7 @@ function pay() {
     }),
     ...data.unscored.map((who) => row([who, "0.00%", money(0n), ""])),
   );
-  foot.replaceChildren(row(["unpaid", "", money(paid.unpaid), ""]), row(["budget", "", money(budget), ""]));
+  foot.replaceChildren(row([data.words.unpaid, "", money(paid.unpaid), ""]), row([data.words.budget, "", money(budget), ""]));
 }
 
 field.addEventListener("input", pay);

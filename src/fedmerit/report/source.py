@@ -1,4 +1,4 @@
-"""The source of a page: a file of reports, or a run folder with its ledger; with real names or pseudonyms."""
+"""What a run left behind: reports, or a folder with its ledger; under real names or pseudonyms."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from fedmerit.config import OF_MEMBERS, Corruption, of_folder
+from fedmerit.config import OF_MEMBERS, Config, Corruption, of_folder
 from fedmerit.errors import CopyDiffers, FedmeritError, FileFormatError, LedgerError, StoreError
 from fedmerit.ledger.decisions import Decision, decisions_of
 from fedmerit.ledger.records import first_body, unreported
-from fedmerit.notes import SOMEBODY, Note, planted
+from fedmerit.notes import Note, planted, words
 from fedmerit.protocol.messages import Round
 from fedmerit.scoring.accumulate import Missing, accumulate
-from fedmerit.scoring.files import LEDGER, VECTORS, read_content, scores_in
+from fedmerit.scoring.files import LEDGER, VECTORS, Content, read_content, scores_in
 from fedmerit.scoring.types import Reports
-from fedmerit.storage.run_folder import recorded, scored_in, write
+from fedmerit.storage.run_folder import Recorded, recorded, scored_in, write
 from fedmerit.verify import verify_folder
 
 # --------------------------------------------------------------------------------------------------- costs
@@ -94,10 +94,6 @@ def _parameters(path: Path) -> int:
 # -------------------------------------------------------------------------------------------------- source
 
 
-ABORTED = "aborted"
-"""The reason why a round has no sum if it is unknown or withheld."""
-
-
 @dataclass(frozen=True)
 class Book:
     """What the ledger of a run records."""
@@ -138,6 +134,21 @@ class Source:
         """Sentence on the faults that the settings planted, with the names shown; empty if there are none."""
         return planted(self.corruption, self.names if self.pseudonyms else None)
 
+    @property
+    def game(self) -> str | None:
+        """The game of the run; None if there is nothing but reports."""
+        return None if self.settings is None else str(self.settings["scoring"]["game"])
+
+    @property
+    def private(self) -> bool:
+        """Whether members see only their own numbers, so that the whole is for the coordinator alone."""
+        return self.settings is not None and self.settings["scoring"]["visibility"] == "coordinator"
+
+    @property
+    def planned(self) -> int | None:
+        """Rounds of the whole run, if known."""
+        return None if self.settings is None else int(self.settings["training"]["rounds"])
+
 
 def read_source(path: str | Path) -> Source:
     """Read everything that a page can be made from.
@@ -157,6 +168,55 @@ def read_source(path: str | Path) -> Source:
     return replace(source, costs=read_costs(path))
 
 
+def source_of(
+    content: Content, run: Recorded | None = None, config: Config | None = None, *, missing: Missing = "zero"
+) -> Source:
+    """Return reports that were read already as a source, without verifying anything.
+
+    Args:
+        content: the reports of one utility.
+        run: the ledger that they are from, if there is one.
+        config: the settings beside a file of reports, if there are any; of a run, the ledger has them.
+        missing: what a missed round counts.
+    """
+    settings = run.config if run else config
+    rounds = run.rounds if run else ()
+    return Source(
+        rounds=tuple(content.rounds),
+        clients=tuple(content.clients),
+        missing=missing,
+        aborted={one.number: one.aborted for one in rounds if one.aborted},
+        unreported=unreported(rounds),
+        settings=settings.as_dict() if settings else None,
+        corruption=settings.corruption if settings else Corruption(),
+        book=Book({}, {}, rounds, (), run.ledger.head, len(run.ledger)) if run else None,
+        names={name: name for name in content.clients},
+    )
+
+
+def source_as_decided(rounds: Sequence[Round], config: Config, decision: Decision, head: str) -> Source:
+    """Return the rounds on which a decision rests as a source.
+
+    Args:
+        rounds: all rounds of the run.
+        config: the settings of the run.
+        decision: the decision as recorded.
+        head: the head of the ledger that includes the decision.
+    """
+    terms, counted = decision.terms, tuple(rounds[: decision.rounds])
+    return Source(
+        rounds=tuple(found for one in counted if (found := one.to_reports(terms.utility)) is not None),
+        clients=config.clients,
+        missing=terms.missing,
+        aborted={one.number: one.aborted for one in counted if one.aborted},
+        unreported=unreported(counted),
+        settings=config.as_dict(),
+        corruption=config.corruption,
+        book=Book({}, {}, counted, (decision,), head, decision.record),
+        names={name: name for name in config.clients},
+    )
+
+
 def _of_file(file: Path) -> Source:
     content = read_content(file)
     raw = _document(file)
@@ -170,7 +230,7 @@ def _of_file(file: Path) -> Source:
         rounds=tuple(content.rounds),
         clients=clients,
         companions=companions,
-        aborted=dict.fromkeys(aborted_, ABORTED),
+        aborted=dict.fromkeys(aborted_, words("name.aborted")),
         unreported=unreported_,
         truth=_truth(raw),
         phi=_phi(raw),
@@ -240,13 +300,13 @@ def pseudonymised(source: Source) -> Source:
         if len(everybody) <= len(letters)
         else [f"{k:0{width}d}" for k in range(1, len(everybody) + 1)]
     )
-    names = {name: f"Member {mark}" for name, mark in zip(everybody, marks, strict=False)}
+    names = {name: words("name.pseudonym", mark=mark) for name, mark in zip(everybody, marks, strict=False)}
 
     def plain(one: Round) -> Round:
-        lists = ("scheduled", "included", "declined", "silent")
+        lists = ("scheduled", "included", "declined", "blamed", "silent")
         changed = {key: tuple(sorted(names[name] for name in getattr(one, key))) for key in lists}
         reports = {names[name]: report for name, report in one.reports.items()}
-        return replace(one, **changed, reports=reports, aborted=one.aborted and ABORTED)  # type: ignore[arg-type]
+        return replace(one, **changed, reports=reports, aborted=one.aborted and words("name.aborted"))  # type: ignore[arg-type]
 
     order = np.argsort([names[name] for name in source.clients])
     return replace(
@@ -256,7 +316,7 @@ def pseudonymised(source: Source) -> Source:
         companions={
             key: tuple(_renamed(one, names) for one in rounds) for key, rounds in source.companions.items()
         },
-        aborted=dict.fromkeys(source.aborted, ABORTED),
+        aborted=dict.fromkeys(source.aborted, words("name.aborted")),
         truth={
             utility: {key: [values[i] for i in order] for key, values in each.items()}
             for utility, each in source.truth.items()
@@ -308,18 +368,19 @@ def _renamed_settings(
         ("partition", "merge"),
     ):
         if changed[section][key]:
-            changed[section][key] = "withheld"
+            changed[section][key] = words("name.withheld")
     return changed
 
 
 def _renamed_setting(value: Any, both: bool, names: Mapping[str, str]) -> Any:
     """Return a list or table of members with new names, sorted by them; ``both`` renames values too."""
+    somebody = words("name.somebody")
     if isinstance(value, list):
-        return sorted(names.get(name, SOMEBODY) for name in value)
+        return sorted(names.get(name, somebody) for name in value)
     if isinstance(value, dict):
-        items = ((names.get(name, SOMEBODY), item) for name, item in value.items())
+        items = ((names.get(name, somebody), item) for name, item in value.items())
         return {
-            name: names.get(item, SOMEBODY) if both else item
+            name: names.get(item, somebody) if both else item
             for name, item in sorted(items, key=lambda pair: pair[0])
         }
     return value

@@ -2,20 +2,20 @@
 
 import json
 import shutil
-from functools import partial
 
 import numpy as np
 import pytest
-from federation_in import NAMES, grid_of, make_keys, run
-from lies import LIAR, answering, checked, telling
 
-import fedmerit.flower
 from fedmerit.errors import LedgerError
 from fedmerit.identity import SERVER, content, load_key
 from fedmerit.ledger.chain import Ledger, exported
 from fedmerit.ledger.decisions import Terms
 from fedmerit.ledger.records import sees
 from fedmerit.verify import record_decision, verify_copy, verify_folder
+from linear_federation import LIAR, Federation
+from raising import raises
+
+NAMES = tuple(f"client-{i}" for i in range(4))
 
 
 @pytest.fixture
@@ -59,6 +59,15 @@ def test_who_joined_and_who_signed_the_end_is_told_and_nobody_calls_it_a_rehears
     assert not any("rehearsal" in line for line in lines)
 
 
+@pytest.mark.parametrize("terms", [{"engine": None}, {"engine": "flower"}], ids=["before", "today"])
+def test_ledgers_whose_terms_name_no_engine_are_read_with_the_careful_words(tmp_path, terms):
+    federation = Federation(tmp_path, rounds=1, terms=terms).run()
+    joins = [record for record in federation.records if record.kind == "join"]
+    assert all(("engine" in record.body["terms"]) is bool(terms["engine"]) for record in joins)
+    careful = "members: 4 of 4 joined, each with its own key; this cannot show whose machines they were"
+    assert careful in federation.verified()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_member_finds_all_heads_it_was_ever_shown(home, name):
     lines = list(verify_folder(home / "run", heads=heads_of(home, name), member=name))
@@ -92,16 +101,15 @@ def test_a_server_that_writes_another_history_is_found_by_a_members_file(home):
 
 def test_a_server_that_tells_one_member_another_model_is_found_by_that_members_file(tmp_path):
     """The other M is within the bound, so the member reports on it; the ledger cannot hold that report."""
-    make_keys(tmp_path)
-    grid = grid_of(tmp_path)
+    federation = Federation(tmp_path, files=True)
 
     def nudged(body):
         body["sum"] = body["sum"] + np.uint32(1)
 
-    grid.before = telling(tmp_path, "report", 1, nudged)
-    strategy, rounds = run(tmp_path, grid)
-    checked(strategy, rounds, tmp_path)  # to everybody else the ledger is in order
-    assert LIAR not in rounds[0].reports
+    federation.telling("report", 1, nudged)
+    federation.run()
+    assert federation.verified()  # to everybody else the ledger is in order
+    assert LIAR not in federation.rounds[0].reports
     told = r"line 5: the server told this member an outcome of round 1 .* but wrote a different one"
     with pytest.raises(LedgerError, match=told):
         list(verify_folder(tmp_path / "run", heads=heads_of(tmp_path, LIAR)))
@@ -109,11 +117,9 @@ def test_a_server_that_tells_one_member_another_model_is_found_by_that_members_f
 
 
 def test_a_report_that_the_server_left_out_is_missed_by_its_author(tmp_path):
-    make_keys(tmp_path)
-    grid = grid_of(tmp_path)
-    grid.alter = answering("report", 1, lambda data: b"")
-    strategy, rounds = run(tmp_path, grid)
-    checked(strategy, rounds, tmp_path)
+    federation = Federation(tmp_path, files=True)
+    federation.answering("report", 1, lambda data: b"")
+    federation.run()
     lines = list(verify_folder(tmp_path / "run", heads=heads_of(tmp_path, LIAR)))
     assert "kept: 1 of 2 reports are in the ledger, on the outcomes that the member was told" in lines
     assert any(line.startswith("kept: the report of round 1 is not in the ledger") for line in lines)
@@ -172,25 +178,21 @@ def test_a_join_that_its_member_did_not_sign_is_named(home):
         )
 
     anew(home, other)
-    with pytest.raises(LedgerError, match=r"\(join by client-2\): not signed by client-2"):
+    with raises(LedgerError, record=5, code="unsigned"):
         list(verify_folder(home / "run"))
 
 
 def test_decisions_and_copies_between_machines(home):
-    made, _ = record_decision(home / "run", Terms("1000.00", "expected-accuracy", on_undefined="equal"))
+    made, _ = record_decision(home / "run", Terms("1000.00", "fit", on_undefined="equal"))
     assert any(line.startswith("payouts: decision 1") for line in verify_folder(home / "run"))
     assert made.record > 0
 
 
 @pytest.mark.parametrize("server_evaluates", [True, False])
-def test_where_only_the_coordinator_sees_all_each_member_checks_its_own_copy(
-    tmp_path, monkeypatch, server_evaluates
-):
-    private = partial(fedmerit.flower.Contributions, visibility="coordinator")
-    monkeypatch.setattr(fedmerit.flower, "Contributions", private)
-    make_keys(tmp_path)
-    run(tmp_path, grid_of(tmp_path), server_evaluates=server_evaluates)
-    record_decision(tmp_path / "run", Terms("1000.00", "expected-accuracy", on_undefined="equal"))
+def test_where_only_the_coordinator_sees_all_each_member_checks_its_own_copy(tmp_path, server_evaluates):
+    settings = {"scoring": {"visibility": "coordinator"}}
+    Federation(tmp_path, files=True, settings=settings, evaluates=server_evaluates).run()
+    record_decision(tmp_path / "run", Terms("1000.00", "fit", on_undefined="equal"))
     assert list(verify_folder(tmp_path / "run"))
     for name in NAMES:
         path = tmp_path / f"{name}.jsonl"

@@ -2,15 +2,17 @@
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from federation_in import NAMES, grid_of, make_keys, run
-from forging import body_of, copy_for, written
-from lies import LIAR
 
 from fedmerit.errors import LedgerError
 from fedmerit.identity import SERVER, Member, Roster, exact, load_key, public_key, read_roster
+from fedmerit.notes import words
 from fedmerit.report.page.html import facts_of
-from fedmerit.report.page.promises import not_guaranteed
+from fedmerit.report.page.text import not_guaranteed
 from fedmerit.verify import verify_copy, verify_folder
+from forging import body_of, copy_for, written
+from linear_federation import LIAR, Federation
+
+NAMES = tuple(f"client-{i}" for i in range(4))
 
 
 @pytest.fixture
@@ -53,14 +55,15 @@ def made_up():
 
 
 def roster_of(keys, weights=None):
-    return Roster(
+    members = (
         Member(name, public_key(keys[name]), weights and weights[name]) for name in keys if name != SERVER
     )
+    return Roster(members, public_key(keys[SERVER]))
 
 
 def test_a_page_says_that_no_roster_was_compared(home):
     (said,) = [item for item in not_guaranteed(facts_of(home / "run")) if "--roster FILE" in item]
-    assert said.startswith("Whose keys signed is known from the ledger alone")
+    assert said == words("lacks.keys")
 
 
 @pytest.mark.parametrize("thorough", [False, True])
@@ -80,12 +83,14 @@ def test_a_ledger_forged_from_end_to_end_is_found_by_a_roster_and_by_nothing_els
     with pytest.raises(LedgerError) as caught:
         list(verify_folder(home / "run", roster=home / "roster.toml"))
     message = str(caught.value)
-    assert message.startswith(f"record 1 (run by server): its keys are not those of {home / 'roster.toml'}: ")
-    for name in NAMES:
-        own = public_key(load_key(home / f"{name}.pem")).hex()[:16]
+    assert message.startswith(f"record 1 (run by server): its keys do not match {home / 'roster.toml'}: ")
+    for name in (SERVER, *NAMES):
+        path = home / "run" / "keys" / "server.pem" if name == SERVER else home / f"{name}.pem"
+        own = public_key(load_key(path)).hex()[:16]
         there = public_key(made_up[name]).hex()[:16]
-        assert f"the key of {name} is {there}..., on the roster {own}..." in message
-    with pytest.raises(LedgerError, match="its keys are not those of"):
+        whose = "the server" if name == SERVER else name
+        assert f"the key of {whose} is {there}..., on the roster {own}..." in message
+    with pytest.raises(LedgerError, match="its keys do not match"):
         list(verify_copy(copy_for(home, LIAR), member=LIAR, roster=home / "roster.toml"))
 
 
@@ -104,42 +109,44 @@ def test_an_honest_ledger_has_the_keys_of_the_roster(home):
 
 
 def test_whose_key_differs_and_who_is_missing_is_named(home):
+    server = read_roster(home / "roster.toml").server
     members = {member.name: member for member in read_roster(home / "roster.toml").members}
     other = Member("client-2", bytes(range(32)))
 
     def message(*changed, without=()):
         kept = {name: one for name, one in members.items() if name not in without}
+        roster = Roster((kept | {one.name: one for one in changed}).values(), server)
         with pytest.raises(LedgerError) as caught:
-            list(
-                verify_folder(
-                    home / "run", roster=Roster((kept | {one.name: one for one in changed}).values())
-                )
-            )
-        return str(caught.value).partition("its keys are not those of the roster: ")[2]
+            list(verify_folder(home / "run", roster=roster))
+        return str(caught.value).partition("its keys do not match the roster: ")[2]
 
     there = members["client-2"].key.hex()[:16]
     assert message(other) == f"the key of client-2 is {there}..., on the roster 0001020304050607..."
     assert message(without=("client-3",)) == "client-3 is not on it"
-    assert message(Member("west", other.key)) == "west is on it and not in the run"
-    weighed = Roster(Member(one.name, one.key, 3.0) for one in members.values())
-    with pytest.raises(
-        LedgerError, match=r"has [0-9a-f]{64}: names and keys are the same, public weights are"
-    ):
-        list(verify_folder(home / "run", roster=weighed))
+    assert message(Member("west", other.key)) == "west is on it, but not in the run"
+    weighed = Roster((Member(one.name, one.key, 3.0) for one in members.values()), server)
+    for other in (weighed, Roster(members.values()), Roster(members.values(), server, quorum=4)):
+        with pytest.raises(
+            LedgerError,
+            match=r"has [0-9a-f]{64}: names and keys are the same; public weights, ",
+        ):
+            list(verify_folder(home / "run", roster=other))
+    with pytest.raises(LedgerError, match=r"the key of the server is [0-9a-f]{16}\.\.\., on the roster 0001"):
+        list(verify_folder(home / "run", roster=Roster(members.values(), bytes(range(32)))))
 
 
 def test_public_weights_of_the_roster_are_compared_too(tmp_path):
     weights = dict(zip(NAMES, (3.0, 1.0, 2.0, 1.0), strict=True))
-    make_keys(tmp_path, weights=weights)
-    run(tmp_path, grid_of(tmp_path), weights="roster")
+    Federation(tmp_path, files=True, weights=weights).run()
     assert any(
         line.startswith("keys: they match")
         for line in verify_folder(tmp_path / "run", roster=tmp_path / "roster.toml")
     )
     hash_ = read_roster(tmp_path / "roster.toml").hash.hex()
     assert any(line.endswith(f"roster with {hash_}") for line in verify_folder(tmp_path / "run"))
-    others = Roster(Member(one.name, one.key, 1.0) for one in read_roster(tmp_path / "roster.toml").members)
-    with pytest.raises(LedgerError, match="its public weights are not those of the roster"):
+    own = read_roster(tmp_path / "roster.toml")
+    others = Roster((Member(one.name, one.key, 1.0) for one in own.members), own.server)
+    with pytest.raises(LedgerError, match="its public weights do not match the roster"):
         list(verify_folder(tmp_path / "run", roster=others))
     keys = {name: load_key(tmp_path / f"{name}.pem") for name in NAMES}
     keys[SERVER] = load_key(tmp_path / "run" / "keys" / "server.pem")

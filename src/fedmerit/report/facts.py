@@ -1,0 +1,638 @@
+"""What happened in a run, as one model: terminal, page, statements and exports are written from `Facts`.
+
+Every fact is computed when somebody asks for it, and once. Facts hold numbers, names and codes, no words.
+"""
+
+from __future__ import annotations
+
+import math
+import string
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmerit.errors import InputError, UndefinedScore, UndefinedShares
+from fedmerit.ledger.decisions import Decision, Terms, cents
+from fedmerit.notes import Note
+from fedmerit.report.source import Source
+from fedmerit.report.text import digits_for
+from fedmerit.scoring.accumulate import Missing, accumulate, number_of
+from fedmerit.scoring.agreement import agreement
+from fedmerit.scoring.doubts import Doubt, doubts
+from fedmerit.scoring.files import scores_of, totals_of
+from fedmerit.scoring.rewards import Rule, Shares, payouts, shares
+from fedmerit.scoring.scores import alpha, influence
+from fedmerit.scoring.types import Reports, Scores
+from fedmerit.scoring.uncertainty import (
+    compare_pairs,
+    indistinguishable,
+    intervals,
+    rank_intervals,
+    sure_signs,
+)
+
+MOST_COMPARED = 1000
+"""With more clients pairs are not compared: that takes N^2 memory, and the groups are too long to read."""
+MOST_POINTS = 60
+"""The most rounds shown of one member's course; of more, evenly spaced ones."""
+MOST_INFLUENCE = 20
+"""The most members in the table of who influences whom."""
+
+Happened = Literal["counted", "silent", "declined", "blamed", "lost", "away", "unknown"]
+"""What happened to a member in a scored round: the report counted, or why there is none.
+
+========  ====================================================
+silent    the update is in the sum, no valid report arrived
+declined  the member declined
+blamed    the member broke the protocol in this round or before it, as the ledger proves, and was left out
+lost      the member was scheduled, the update did not arrive
+away      the member was not scheduled
+unknown   there is no ledger that says why
+========  ====================================================
+"""
+
+# ------------------------------------------------------------------------------------------------ the parts
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How one member stands; a value that is unknown is None."""
+
+    client: str
+    rank: int
+    rank_interval: tuple[int, int] | None
+    total: float
+    interval: tuple[float, float] | None
+    coverage: float
+    last: dict[str, float | None]  # LOO, FP, EE of the last round
+    share: float | None
+    samples: float | None
+    digits: int = 4  # decimals to show for numbers of this size
+    surely: int = 0  # 1: total surely above zero, -1: surely below; at 95 % for all members together
+
+
+@dataclass(frozen=True)
+class Absence:
+    """A member who missed rounds: which, why, the model's gain in them, and their value at its own mean."""
+
+    client: str
+    rounds: Mapping[int, Happened]
+    gain: float
+    at_own_mean: float | None  # None if the member never reported
+
+
+@dataclass(frozen=True)
+class AbsenceCost:
+    """What a member's rounds without a report cost: an estimate, with these rounds counted the other way."""
+
+    score: float  # as decided
+    other: float  # counted the other way: at the member's own mean in place of zero, or the reverse
+    cents: int
+    other_cents: int | None  # None if there are no shares then
+
+
+@dataclass(frozen=True)
+class RoundFacts:
+    """One round: number of reports, gain, sum of contributions, status of FP and EE, and what was odd."""
+
+    number: int
+    reported: int = 0
+    gain: float | None = None  # None if the round has no score
+    explained: float | None = None
+    status: Mapping[str, str] | None = None
+    silent: tuple[str, ...] = ()
+    declined: tuple[str, ...] = ()
+    blamed: tuple[str, ...] = ()
+    aborted: str = ""  # why, if it was
+
+
+@dataclass(frozen=True)
+class Companion:
+    """The comparison of members by another utility."""
+
+    utility: str
+    facts: Facts
+    spearman: float | None
+    sure: int  # pairs that differ significantly by the paid utility
+    confirms: int  # how many of them this utility orders the same way
+    contradicts: tuple[tuple[str, str], ...]  # (better, worse) by the paid one, surely the reverse by this
+    turned: Mapping[str, bool]  # surely above zero by this and below by the paid (True), or the reverse
+
+
+@dataclass(frozen=True)
+class RuleFacts:
+    """Shares under one rule as exact integers over a common denominator, or why there are none."""
+
+    name: Rule
+    problem: str
+    parts: Mapping[str, int]
+    one: int
+    shares: Mapping[str, float]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Influence:
+    """The weight of each member's report in everybody else's EE score, in one round."""
+
+    round: int | None
+    clients: tuple[str, ...]
+    rows: tuple[tuple[float, ...], ...]
+
+
+# ------------------------------------------------------------------------------------------------ the model
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What happened in a run, and how sure that is.
+
+    Args:
+        source: what the run left behind, with the names to be shown.
+        original: the same with the real names. Shares are computed from it, so that they equal those of
+            ``fedmerit rewards`` to the last bit, whatever names are shown. By default ``source``.
+        score: which score is summed over rounds.
+    """
+
+    source: Source
+    original: Source | None = None
+    score: str = "ALPHA"
+
+    # ------------------------------------------------------------------------------------------ who, how much
+
+    @cached_property
+    def total(self) -> Scores:
+        """The score summed over rounds."""
+        return accumulate(self.source.rounds, score=self.score, missing=self.source.missing)
+
+    @cached_property
+    def standings(self) -> tuple[Standing, ...]:
+        """Everybody who ever reported, best first."""
+        total, last, found = self.total, self.last, self._last_scores
+        spans = None if total.stderr is None else intervals(total)
+        signs = [0] * total.n if total.stderr is None else sure_signs(total)
+        at = {name: i for i, name in enumerate(total.clients)}
+        of_last = {name: k for k, name in enumerate(last.clients)}
+        samples = {} if last.samples is None else dict(zip(last.clients, last.samples.tolist(), strict=True))
+        places, digits = total.ranks(), digits_for(float(np.max(np.abs(total.raw))))
+        ranks, divided = self._ranks, self._fair[0]
+        made = []
+        for name in total.ranking():
+            i, k = at[name], of_last.get(name)
+            of_round: dict[str, float | None] = {}
+            for key in ("LOO", "FP", "EE"):
+                one = found.get(key)
+                of_round[key] = None if one is None or k is None else float(one.values[k])
+            made.append(
+                Standing(
+                    client=name,
+                    rank=int(places[i]),
+                    rank_interval=None if ranks is None else (int(ranks[i, 0]), int(ranks[i, 1])),
+                    total=float(total.raw[i]),
+                    interval=None if spans is None else (float(spans[i, 0]), float(spans[i, 1])),
+                    coverage=1.0 if total.coverage is None else float(total.coverage[i]),
+                    last=of_round,
+                    share=None if divided is None else divided[name],
+                    samples=samples.get(name),
+                    digits=digits,
+                    surely=signs[i],
+                )
+            )
+        return tuple(made)
+
+    @cached_property
+    def standing(self) -> dict[str, Standing]:
+        """Member -> how it stands, of everybody who ever reported."""
+        return {one.client: one for one in self.standings}
+
+    @cached_property
+    def _ranks(self) -> npt.NDArray[np.int64] | None:
+        return None if self.total.stderr is None else rank_intervals(self.total)
+
+    @cached_property
+    def _fair(self) -> tuple[Shares | None, tuple[str, ...]]:
+        """The shares of the rule fair, if there are any, and the notes on them."""
+        try:
+            divided = shares(self.total)
+        except UndefinedShares as error:
+            return None, (Note("no-shares", why=error.note),)
+        return divided, divided.notes
+
+    @property
+    def last(self) -> Reports:
+        """The last round with reports."""
+        return self.source.rounds[-1]
+
+    @cached_property
+    def _last_scores(self) -> Mapping[str, Scores | None]:
+        return scores_of(self.last)
+
+    @property
+    def status(self) -> dict[str, str]:
+        """Status of FP and EE in the last round, where they exist."""
+        return {key: one.status for key in ("FP", "EE") if (one := self._last_scores.get(key)) is not None}
+
+    @property
+    def digits(self) -> int:
+        """Decimals to show for contributions of this size."""
+        return self.standings[0].digits
+
+    @property
+    def level_digits(self) -> int:
+        """Decimals for the utilities of the shared model and their changes."""
+        levels = [abs(value) for one in self.source.rounds for value in (one.empty, one.grand)]
+        return max(digits_for(max(levels)), digits_for(abs(self.total.gain)))
+
+    @property
+    def utility(self) -> str | None:
+        """Name of the utility that ranks members here: the paid one unless a decision names another."""
+        return self.source.rounds[0].utility
+
+    # ----------------------------------------------------------------------------------------------- how sure
+
+    @cached_property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """Statistically indistinguishable members; empty if unknown."""
+        compared = self.total.stderr is not None and self.total.n <= MOST_COMPARED
+        return indistinguishable(self.total) if compared else ()
+
+    @property
+    def letters(self) -> dict[str, str]:
+        """Letters a, b, ... per member; members with a common letter are statistically indistinguishable."""
+        if not any(len(group) > 1 for group in self.groups) or len(self.groups) > 26:
+            return {}
+        lettered = tuple(zip(string.ascii_lowercase, self.groups, strict=False))
+        return {
+            one.client: "".join(letter for letter, group in lettered if one.client in group)
+            for one in self.standings
+        }
+
+    @cached_property
+    def alike(self) -> dict[str, tuple[str, ...]]:
+        """Member -> members statistically indistinguishable from it, best first; empty if unknown."""
+        total = self.total
+        if total.stderr is None or total.n > MOST_COMPARED:
+            return {}
+        better = compare_pairs(total).better
+        alike = ~(better | better.T)
+        np.fill_diagonal(alike, False)
+        rows = dict(zip(total.clients, alike, strict=True))
+        at = {name: i for i, name in enumerate(total.clients)}
+        return {name: tuple(one for one in total.ranking() if row[at[one]]) for name, row in rows.items()}
+
+    @cached_property
+    def suspects(self) -> tuple[str, ...]:
+        """Members who reported in every round and are significantly below all others."""
+        total, ranks = self.total, self._ranks
+        if ranks is None or total.n < 2:
+            return ()
+        last_for_sure = ranks[:, 0] == total.n
+        if total.coverage is not None:  # nobody is accused for missed rounds
+            last_for_sure &= total.coverage >= 1
+        return tuple(name for name, sure in zip(total.clients, last_for_sure, strict=True) if sure)
+
+    @property
+    def harmful(self) -> list[str]:
+        """Members who surely made the model worse.
+
+        If some member surely improved the model, a member whose rank may still be first is not accused.
+        """
+        improved = any(one.surely > 0 for one in self.standings)
+        return [
+            one.client
+            for one in self.standings
+            if one.surely < 0 and not (improved and one.rank_interval and one.rank_interval[0] == 1)
+        ]
+
+    @cached_property
+    def doubts(self) -> tuple[Doubt, ...]:
+        """Reasons to look at the reports before anybody is paid; shown before everything else."""
+        return doubts(self.source.rounds, game=self.source.game)
+
+    @property
+    def withheld(self) -> bool:
+        """Whether a doubt forbids praising or accusing members by these numbers until it is resolved."""
+        return any(one.withholds for one in self.doubts)
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What readers should know before they rely on the standings."""
+        found = [*self.total.notes, *self.absence_notes]
+        for one in self._last_scores.values():
+            found += one.notes if one else ()
+        return tuple(dict.fromkeys([*found, *self._fair[1]]))
+
+    # ----------------------------------------------------------------------------- member by member and round
+
+    @cached_property
+    def happened(self) -> dict[str, dict[int, Happened]]:
+        """Member -> scored round -> what happened; everybody on the roster or in a sum."""
+        numbered = {number_of(one, place): one for place, one in enumerate(self.source.rounds, start=1)}
+        books = {one.number: one for one in self.source.book.rounds} if self.source.book else {}
+        blamed = self.blamed
+        seen = (name for one in self.source.rounds for name in (*one.clients, *one.silent))
+        found: dict[str, dict[int, Happened]] = {
+            name: {} for name in dict.fromkeys((*self.source.clients, *seen))
+        }
+        for number, reports in numbered.items():
+            reported, silent, book = set(reports.clients), set(reports.silent), books.get(number)
+            for name, of_member in found.items():
+                code: Happened = "unknown"
+                if name in reported:
+                    code = "counted"
+                elif name in silent:
+                    code = "silent"
+                elif book is not None and name in book.declined:
+                    code = "declined"
+                elif blamed.get(name, number + 1) <= number:
+                    code = "blamed"
+                elif book is not None:
+                    code = "lost" if name in book.scheduled else "away"
+                of_member[number] = code
+        return found
+
+    @property
+    def blamed(self) -> dict[str, int]:
+        """Member who broke the protocol -> the round in which it did, as the ledger proves."""
+        rounds = self.source.book.rounds if self.source.book else ()
+        return {name: one.number for one in rounds for name in one.blamed}
+
+    def rounds_of(self, client: str, *codes: Happened) -> tuple[int, ...]:
+        """Return the rounds in which one of these things happened to a member."""
+        return tuple(number for number, code in self.happened[client].items() if code in codes)
+
+    def clients_with(self, number: int, code: Happened) -> tuple[str, ...]:
+        """Return the members to whom this happened in a round."""
+        return tuple(name for name, each in self.happened.items() if each[number] == code)
+
+    @cached_property
+    def unscored(self) -> tuple[str, ...]:
+        """Members who are on the roster, or were in a sum, and never reported."""
+        return tuple(name for name, each in self.happened.items() if "counted" not in each.values())
+
+    @property
+    def absence_notes(self) -> Iterator[Note]:
+        """Notes on members who were summed without a report, and on those who were in no round at all."""
+        for name in self.happened:
+            if silent := self.rounds_of(name, "silent"):
+                yield Note("silent", client=name, rounds=silent)
+        for name in self.unscored:
+            if not self.rounds_of(name, "silent"):
+                yield Note("only-listed", client=name)
+
+    @cached_property
+    def absences(self) -> tuple[Absence, ...]:
+        """Members who missed a scored round."""
+        rounds = self.source.rounds
+        mean = accumulate(rounds, missing="own-mean").as_dict()
+        zero = accumulate(rounds, missing="zero").as_dict()
+        gains = {number_of(one, place): one.gain for place, one in enumerate(rounds, start=1)}
+        found = []
+        for name, each in self.happened.items():
+            if missed := {number: code for number, code in each.items() if code != "counted"}:
+                own = mean[name] - zero[name] if name in mean else None
+                found.append(Absence(name, missed, math.fsum(gains[number] for number in missed), own))
+        return tuple(found)
+
+    @cached_property
+    def shown(self) -> dict[int, int]:
+        """Round number -> its place, of at most MOST_POINTS evenly spaced rounds, first and last included."""
+        count = len(self.source.rounds)
+        step = max(1.0, (count - 1) / (MOST_POINTS - 1))
+        places = sorted({1 + round(k * step) for k in range(min(count, MOST_POINTS))})
+        return {number_of(self.source.rounds[place - 1], place): place for place in places}
+
+    @cached_property
+    def courses(self) -> dict[str, tuple[float | None, ...]]:
+        """Member -> its sum after each round shown, best first."""
+        rounds, missing = self.source.rounds, self.source.missing
+        sums = [accumulate(rounds[:place], missing=missing).as_dict() for place in self.shown.values()]
+        return {one.client: tuple(total.get(one.client) for total in sums) for one in self.standings}
+
+    @cached_property
+    def rounds(self) -> tuple[RoundFacts, ...]:
+        """Every round that is over, with those that have no score."""
+        found = [RoundFacts(number, aborted=why) for number, why in self.source.aborted.items()]
+        found += [RoundFacts(number) for number in self.source.unreported]
+        for place, reports in enumerate(self.source.rounds, start=1):
+            number, scores = number_of(reports, place), scores_of(reports)
+            found.append(
+                RoundFacts(
+                    number,
+                    reported=reports.n,
+                    gain=reports.gain,
+                    explained=math.fsum(alpha(reports).values.tolist()),
+                    status={
+                        k: "none" if (one := scores.get(k)) is None else one.status for k in ("FP", "EE")
+                    },
+                    silent=self.clients_with(number, "silent"),
+                    declined=self.clients_with(number, "declined"),
+                    blamed=tuple(name for name, at in self.blamed.items() if at == number),
+                )
+            )
+        return tuple(sorted(found, key=lambda one: one.number))
+
+    @property
+    def unfinished(self) -> tuple[int, int] | None:
+        """Closed and planned rounds of a run that is not over; None if it is over, or not a run."""
+        if self.source.book is None or self.source.planned is None:
+            return None
+        closed = len(self.source.book.rounds)
+        return (closed, self.source.planned) if closed < self.source.planned else None
+
+    @property
+    def sliced(self) -> bool:
+        """Whether every round names its test samples."""
+        return all(one.slice is not None for one in self.source.rounds)
+
+    @property
+    def one_slice(self) -> bool:
+        """Whether all rounds are known to be measured on the same test samples."""
+        return self.sliced and len({one.slice for one in self.source.rounds}) == 1
+
+    # -------------------------------------------------------------------------------------------------- money
+
+    @property
+    def decision(self) -> Decision | None:
+        """The decision in force, with the real names; None if there is none that verifies."""
+        book = self.source.book
+        return book.decisions[-1] if book and book.decisions and self.source.settings is not None else None
+
+    @property
+    def terms(self) -> Terms:
+        """The terms of the decision in force, or the usual ones."""
+        usual = Terms("0", str(self.utility), missing=self.source.missing)
+        return self.decision.terms if self.decision else usual
+
+    @property
+    def paid_by(self) -> str | None:
+        """Name of the utility by which members are paid."""
+        return self.terms.utility if self.decision else self.utility
+
+    @property
+    def other_basis(self) -> bool:
+        """Whether the decision pays by another score than the contribution that ranks members here."""
+        terms = self.terms
+        return (terms.utility, terms.score, terms.missing) != (
+            str(self.utility),
+            "ALPHA",
+            self.source.missing,
+        )
+
+    @property
+    def usual(self) -> bool:
+        """Whether the terms pay by the contribution that ranks members here, without bounds on shares."""
+        return not self.other_basis and (self.terms.floor, self.terms.cap) == (0.0, 1.0)
+
+    @cached_property
+    def payable(self) -> Scores:
+        """The summed score to pay by: the one that the decision names, or the contribution."""
+        return self._payable(self.source)
+
+    def _payable(self, source: Source) -> Scores:
+        rounds = {str(self.utility): source.rounds, **source.companions}[self.terms.utility]
+        return accumulate(rounds, score=self.terms.score, missing=self.terms.missing)
+
+    @cached_property
+    def rules(self) -> tuple[RuleFacts, ...]:
+        """What every rule would pay."""
+        total = self._payable(self.original or self.source)
+        return tuple(self._rule(total, rule) for rule in get_args(Rule))
+
+    def _rule(self, total: Scores, rule: Rule) -> RuleFacts:
+        """Return the facts of one rule, from the scores under real names.
+
+        Messages come only from the scores under the names shown, so that they never contain a real name.
+        """
+        said: tuple[str, ...] = ()
+        problem, names = "", self.source.names
+        try:
+            said = self._divided(self.payable, rule).notes
+        except UndefinedShares as error:
+            problem = error.note
+        except InputError as error:
+            problem = str(error)
+        try:
+            divided = self._divided(total, rule)
+        except (UndefinedShares, InputError):
+            return RuleFacts(rule, problem or Note("no-division"), {}, 1, {}, ())
+        ratios = {names[name]: share.as_integer_ratio() for name, share in divided.items()}
+        one = math.lcm(*(bottom for _, bottom in ratios.values()))
+        return RuleFacts(
+            name=rule,
+            problem="",
+            parts={name: top * (one // bottom) for name, (top, bottom) in ratios.items()},
+            one=one,
+            shares={names[name]: share for name, share in divided.items()},
+            notes=tuple(note for note in said if note not in self.payable.notes),
+        )
+
+    def _divided(self, total: Scores, rule: Rule) -> Shares:
+        terms = self.terms
+        return shares(total, rule, floor=terms.floor, cap=terms.cap, on_undefined=terms.on_undefined)
+
+    def absence_cost(self, client: str) -> AbsenceCost | None:
+        """Compare the decision with one in which only this member's missed rounds count the other way.
+
+        None if the member missed no round, or never reported.
+        """
+        decision = self.decision
+        assert decision is not None
+        total, terms = decision.total, decision.terms
+        if client not in total.clients or total.coverage is None:
+            return None
+        place = total.clients.index(client)
+        if total.coverage[place] >= 1:
+            return None
+        other = self._counted_otherwise
+        raw = np.array(total.raw)
+        raw[place] = other.raw[place]
+        stderr = None
+        if total.stderr is not None and other.stderr is not None:
+            stderr = np.array(total.stderr)
+            stderr[place] = other.stderr[place]
+        try:
+            divided = self._divided(replace(total, values=raw, raw=raw, stderr=stderr), terms.rule)
+            other_cents: int | None = cents(payouts(divided, terms.budget)[client])
+        except UndefinedShares:
+            other_cents = None
+        paid = cents(decision.paid[client])
+        return AbsenceCost(float(total.raw[place]), float(raw[place]), paid, other_cents)
+
+    @cached_property
+    def _counted_otherwise(self) -> Scores:
+        """The score to pay by with missed rounds counted the other way."""
+        other: Missing = "zero" if self.terms.missing == "own-mean" else "own-mean"
+        return accumulate(self.source.rounds, score=self.terms.score, missing=other)
+
+    # ---------------------------------------------------------------------------------------- can we trust it
+
+    @cached_property
+    def companions(self) -> tuple[Companion, ...]:
+        """What other utilities say about the same members."""
+        return tuple(self._companion(utility) for utility in self.source.companions)
+
+    def _companion(self, utility: str) -> Companion:
+        other = Facts(replace(self.source, rounds=self.source.companions[utility], companions={}))
+        paid, total = self.total, other.total
+        spearman, sure, confirms = None, 0, 0
+        contradicts: list[tuple[str, str]] = []
+        if paid.clients == total.clients and paid.n > 1:
+            spearman = agreement(total.raw, paid.raw).spearman
+            if paid.stderr is not None and total.stderr is not None:
+                mine, theirs = compare_pairs(paid).better, compare_pairs(total).better
+                sure, confirms = int(mine.sum()), int((mine & theirs).sum())
+                names = paid.clients
+                against = zip(*(mine & theirs.T).nonzero(), strict=True)
+                contradicts = [(names[i], names[j]) for i, j in against]
+        surely = {one.client: one.surely for one in self.standings}
+        turned = {
+            one.client: one.surely > 0
+            for one in other.standings
+            if one.surely * surely.get(one.client, 0) < 0
+        }
+        return Companion(utility, other, spearman, sure, confirms, tuple(contradicts), turned)
+
+    @cached_property
+    def influence(self) -> Influence | None:
+        """Who influences whom, in the last round in which that is defined."""
+        for reports in reversed(self.source.rounds):
+            if 2 <= reports.n <= MOST_INFLUENCE:
+                try:
+                    rows = tuple(tuple(row) for row in influence(reports).tolist())
+                except UndefinedScore:
+                    continue
+                return Influence(reports.round, reports.clients, rows)
+        return None
+
+    @cached_property
+    def truth(self) -> tuple[tuple[str, str, Mapping[str, float | None]], ...]:
+        """Utility, kind of ground truth, and its rank correlation with each summed score."""
+        source, found = self.source, []
+        rounds_of = {str(self.utility): source.rounds, **source.companions}
+        for utility, values in source.truth.items():
+            totals = totals_of(rounds_of[utility], missing=source.missing)
+            for value, truth in values.items():
+                spearman = _agreements(totals, truth, source.clients)
+                if source.phi:
+                    summed = [one for one in source.phi.get(utility, ()) if one is not None]
+                    whole = len(summed) == len(truth) == len(source.clients)
+                    spearman["PHI"] = agreement(summed, truth).spearman if whole else None
+                found.append((utility, value, spearman))
+        return tuple(found)
+
+
+def _agreements(
+    totals: Mapping[str, Scores], truth: Sequence[float], clients: Sequence[str]
+) -> dict[str, float | None]:
+    spearman = {}
+    for score, total in totals.items():
+        known = total.as_dict()
+        complete = len(truth) == len(clients) and all(name in known for name in clients)
+        own = [known.get(name, 0.0) for name in clients]
+        spearman[score] = agreement(own, truth).spearman if complete else None
+    return spearman

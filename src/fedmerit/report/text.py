@@ -1,0 +1,151 @@
+"""Numbers, names and terms as text: what terminal, page, statements and notebooks share."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from fedmerit.ledger.decisions import Terms
+from fedmerit.notes import Note, called, listed, words
+
+if TYPE_CHECKING:
+    from fedmerit.report.facts import Facts, Standing
+
+# ------------------------------------------------------------------------------------------------- numbers
+
+
+def digits_for(largest: float) -> int:
+    """Return the decimals for numbers up to this size: 4 as a rule, more for small, fewer for large ones.
+
+    >>> [digits_for(size) for size in (0.0, 2e-5, 0.03, 1.0, 20_000.0, 1e9)]
+    [4, 7, 4, 4, 2, 0]
+    """
+    if not largest:
+        return 4
+    power = math.floor(math.log10(largest))
+    return min(15, 2 - power) if power < -2 else 4 if power < 3 else max(0, 6 - power)
+
+
+def signed(value: float | None, digits: int = 4) -> str:
+    """Return a number with its sign, or a dash."""
+    return "-" if value is None else f"{value:+.{digits}f}"
+
+
+def bare_text(one: Standing) -> str:
+    """Return a member's total without its interval."""
+    return signed(one.total, one.digits)
+
+
+def total_text(one: Standing) -> str:
+    """Return a member's total, with the half width of its interval if it has one."""
+    if one.interval is None:
+        return bare_text(one)
+    return f"{bare_text(one)} ± {(one.interval[1] - one.interval[0]) / 2:.{one.digits}f}"
+
+
+def rank_text(one: Standing) -> str:
+    """Return a member's rank, with the possible ranks if there are several."""
+    if one.rank_interval is None or one.rank_interval[0] == one.rank_interval[1]:
+        return str(one.rank)
+    return f"{one.rank} ({one.rank_interval[0]}-{one.rank_interval[1]})"
+
+
+def share_text(share: float | None, digits: int = 1) -> str:
+    """Return a share in percent, or a dash."""
+    return "-" if share is None else f"{share:.{digits}%}"
+
+
+def samples_text(samples: float | None) -> str:
+    """Return a number of samples, or a dash."""
+    return "-" if samples is None else f"{samples:.0f}"
+
+
+# --------------------------------------------------------------------------------------------------- names
+
+
+def spoken(utility: str | None) -> str:
+    """Return a utility's name for use in a sentence.
+
+    >>> spoken("expected-accuracy"), spoken("my-own"), spoken(None)
+    ('expected accuracy', 'my own', 'utility')
+    """
+    if utility is None:
+        return words("measure.none")
+    found = called("measure", utility)
+    return utility.replace("-", " ") if found == utility else found
+
+
+def noun(score: str) -> str:
+    """Return the name of a score: contribution for ALPHA."""
+    return called("score", score)
+
+
+def printable(text: str) -> str:
+    r"""Return text that is safe on a terminal: characters that move the cursor or break lines are escaped.
+
+    >>> print(printable("north\x1b[2J"))
+    north\x1b[2J
+    """
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def made_worse(facts: Facts, most: int | None = None) -> str:
+    """Return who surely made the model worse, without a full stop; empty if that can be said of nobody.
+
+    Args:
+        facts: by alpha.
+        most: the most names to list; None lists all.
+    """
+    harmful = facts.harmful
+    return words("said.worse", clients=listed(harmful, most or len(harmful))) if harmful else ""
+
+
+# --------------------------------------------------------------------------------------------------- terms
+
+
+def about(terms: Terms) -> str:
+    """Return what the rule of these terms does, and within which bounds.
+
+    >>> about(Terms("1", "accuracy", score="LOO"))
+    'Shares are in proportion to the summed LOO; a member below zero earns nothing.'
+    """
+    rule = words(f"rule.{terms.rule}", score=noun(terms.score))
+    floor, cap = terms.floor > 0, terms.cap < 1
+    if not (floor or cap):
+        return rule
+    if floor and cap:
+        bounds = words("bound.both", floor=terms.floor, cap=terms.cap)
+    elif floor:
+        bounds = words("bound.floor", floor=terms.floor)
+    else:
+        bounds = words("bound.cap", cap=terms.cap)
+    if terms.rule == "equal":
+        return f"{rule} {bounds}"
+    return f"{rule} {bounds} {words('bound.unpaid' if terms.rule == 'impartial' else 'bound.spread')}"
+
+
+# --------------------------------------------------------------------------------------------------- notes
+
+OPTION = "fedmerit rewards --on-undefined"
+
+
+def on_terminal(text: str, option: str = OPTION) -> str:
+    """Return a message of the library that names the option in place of the argument.
+
+    >>> fenced = Note("all-fenced", score="LOO")
+    >>> print(on_terminal(Note("undefined-decided", reason=fenced, decided="zero"), "--on-undefined"))
+    the fence leaves no positive LOO: the others' scores are all too low; --on-undefined zero decided
+    """
+    return text.worded("note-on-terminal", option=option) if isinstance(text, Note) else text
+
+
+def on_page(text: str) -> str:
+    """Return a note of the library in the words of the page; text without a code is unchanged.
+
+    >>> print(on_page(Note("no-shares", why=Note("nothing-positive", score="ALPHA", positive=0.0))))
+    nobody's contribution is above zero, so there is nothing to divide by
+    """
+    if not isinstance(text, Note):
+        return text
+    told = text.part("nothing-positive") or text  # no option helps then, so none is named
+    return told.worded("note-on-page", named=True, option=OPTION)

@@ -1,0 +1,18 @@
+"""What tests of a whole run share."""
+
+import shutil
+
+import pytest
+
+from linear_federation import Federation
+
+
+@pytest.fixture(scope="session")
+def once_finished(tmp_path_factory):
+    return Federation(tmp_path_factory.mktemp("finished"), files=True).run().home
+
+
+@pytest.fixture
+def finished(once_finished, tmp_path):
+    """A copy of the folder of a run that went well: keys, roster, members' files, and ``run``."""
+    return shutil.copytree(once_finished, tmp_path / "home")

@@ -1,0 +1,169 @@
+"""Members with other versions of the package: one of them runs in a process with a copy of it.
+
+The copy stands for another release that is installed on that member's machine. Versions with one protocol
+work together. Otherwise the member does not join, and whoever runs the server is told what to install.
+"""
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedmerit.config import VERSION
+from fedmerit.errors import MessageError, ProtocolError, RefusedError, VersionError
+from fedmerit.protocol.messages import FORMAT, PROTOCOL, Ask, Parcel, pack
+from linear_federation import Federation
+
+HERE = Path(__file__).parent
+SOURCE = HERE.parents[1] / "src"
+OTHER = "client-1"
+
+
+class Process:
+    """A member with its own copy of the package, in which some lines are others."""
+
+    def __init__(self, home, *changes):
+        copy = home / "installed"
+        shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        for file, old, new in changes:
+            text = (copy / "fedmerit" / file).read_text(encoding="utf-8")
+            assert text.count(old) == 1, f"{file} no longer says {old!r}"
+            (copy / "fedmerit" / file).write_text(text.replace(old, new), encoding="utf-8")
+        tests = f"{HERE}{os.pathsep}{HERE.parent}"
+        environment = {**os.environ, "PYTHONPATH": f"{copy}{os.pathsep}{tests}"}
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "member_process.py"), str(home), OTHER],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
+        )  # fmt: skip
+        self.said = self.receive()
+        assert self.said["from"].startswith(str(copy)), "it runs the copy and not this package"
+
+    def receive(self):
+        length = int.from_bytes(self.process.stdout.read(8), "big")
+        return pickle.loads(self.process.stdout.read(length))
+
+    def answer(self, data, m0, delta):
+        request = pickle.dumps((data.head, dict(data.arrays), m0, delta))
+        self.process.stdin.write(len(request).to_bytes(8, "big") + request)
+        self.process.stdin.flush()
+        answer = self.receive()
+        if isinstance(answer, bytes):
+            return answer
+        raise ProtocolError(": ".join(answer))
+
+    def close(self):
+        self.process.communicate(timeout=60)
+
+
+class Mixed(Federation):
+    """A federation one of whose members is elsewhere."""
+
+    def _answer(self, name, ask, data):
+        if name != OTHER:
+            return super()._answer(name, ask, data)
+        delta = self.train(name, ask.round, self.model) if ask.exchange == "train" else None
+        return self.elsewhere.answer(data, self.model, delta)
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    made = []
+
+    def federation(*changes, **given):
+        found = Mixed(tmp_path, rounds=2, files=True, **given)
+        found.elsewhere = Process(tmp_path, *changes)
+        made.append(found.elsewhere)
+        return found
+
+    yield federation
+    for process in made:
+        process.close()
+
+
+def test_versions_with_one_protocol_work_together(mixed):
+    federation = mixed(("config.py", f'VERSION = "{VERSION}"', 'VERSION = "7.8.9"'))
+    assert federation.elsewhere.said["version"] == "7.8.9"
+    federation.run()
+    assert [set(one.reports) for one in federation.rounds] == [set(federation.names)] * 2
+    assert any(line.startswith("rounds: 2 of 2") for line in federation.verified())
+
+
+def test_a_member_with_another_protocol_does_not_join_and_says_what_to_install(mixed):
+    changes = [
+        ("config.py", f'VERSION = "{VERSION}"', 'VERSION = "7.8.9"'),
+        ("protocol/messages.py", f"PROTOCOL: Final = {PROTOCOL}\n", f"PROTOCOL: Final = {PROTOCOL + 1}\n"),
+    ]
+    federation = mixed(*changes).run()
+    assert [set(one.reports) for one in federation.rounds] == [{*federation.names} - {OTHER}] * 2
+    said = str(federation.errors(OTHER)[0])
+    assert said.startswith("VersionError: ")
+    assert f"member {OTHER}" in said
+    assert f"the server has fedmerit {VERSION} and speaks protocol {PROTOCOL}" in said
+    assert f"this member has fedmerit 7.8.9 and speaks protocol {PROTOCOL + 1}" in said
+
+
+def test_a_member_that_lacks_a_feature_names_it(mixed):
+    """The run needs what only later versions can do."""
+    federation = mixed(terms={"features": ["sparse-sums"], "version": "7.8.9"}).run()
+    assert all(one.aborted for one in federation.rounds)
+    for name in federation.names:
+        said = str(federation.errors(name)[0])
+        assert f"member {name}" in said
+        assert "the server (fedmerit 7.8.9) proposes a run with 'sparse-sums'" in said
+        assert f"fedmerit {VERSION}" in said
+
+
+def test_a_member_that_knows_the_feature_joins(mixed):
+    federation = mixed(
+        ("protocol/terms.py", "FEATURES: tuple[str, ...] = ()", 'FEATURES = ("sparse-sums",)'),
+        terms={"features": ["sparse-sums"]},
+    )
+    with federation.begun():
+        assert [name for name in federation.names if not federation.errors(name)] == [OTHER]
+
+
+@pytest.mark.parametrize("protocol", [2, 4, "3", True, None])
+def test_terms_of_another_protocol_are_refused(tmp_path, protocol):
+    federation = Federation(tmp_path, rounds=1, ledger=False, terms={"protocol": protocol})
+    with federation.begun():
+        (error,) = federation.errors("client-0")
+        assert isinstance(error, VersionError)
+        assert f"protocol {protocol!r}" in str(error)
+
+
+@pytest.mark.parametrize("features", [None, "sparse-sums", [1], {}])
+def test_features_are_a_list_of_names(tmp_path, features):
+    federation = Federation(tmp_path, rounds=1, ledger=False, terms={"features": features})
+    with federation.begun():
+        (error,) = federation.errors("client-0")
+        assert isinstance(error, MessageError)
+        assert "features of the run" in str(error)
+
+
+def head_of(form, *more):
+    return Parcel(pack([form, *more]))
+
+
+def test_the_envelope_of_another_protocol_is_recognised_whatever_is_in_it():
+    with pytest.raises(VersionError, match=r"the server speaks protocol 2, this member has fedmerit"):
+        Ask.unpack(head_of("fedmerit remote 2", b"inner", b"signature"))
+    with pytest.raises(VersionError, match=r"member A: the server has fedmerit 2\.0 and speaks protocol 12,"):
+        Ask.unpack(head_of("fedmerit remote 12", "2.0", [1, {}], *range(100)), reader="A")
+    with pytest.raises(VersionError, match="the server speaks protocol 12,"):  # no text of its choice
+        Ask.unpack(head_of("fedmerit remote 12", "install this: evil.example", b""))
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"", b"\xc1", pack(7), pack([]), pack([7]), pack(["fedmerit remote"]), pack(["fedmerit remote x", "1"]),
+     pack([FORMAT]), pack([FORMAT, "0.1.0", b""]), pack([FORMAT, b"", b"", b""]), b"\xdd\xff\xff\xff\xff",
+     pack(["fedmerit remote 9999999999999", "1"]), pack(["x" * 300])],
+)  # fmt: skip
+def test_what_is_no_message_is_called_that(head):
+    with pytest.raises(MessageError, match="not a message") as caught:
+        Ask.unpack(Parcel(head))
+    assert not isinstance(caught.value, VersionError | RefusedError)
