@@ -1,8 +1,8 @@
 """Local training of one or many clients: Adam on the cross-entropy, with a fresh optimiser each time.
 
-On a CPU clients train one after another; on a GPU they are stacked if the model allows it. Both ways see the
-same samples in the same order, which depends only on the client's seed, so they agree up to rounding. The
-exception is dropout: a stack draws its own masks.
+On a CPU clients train one after another; on a GPU they train side by side, as a stack, if the model allows
+it. Both ways see the same samples in the same order, which depends only on the client's seed, so they agree
+up to rounding. The exception is dropout: a stack draws its own masks.
 """
 
 from __future__ import annotations
