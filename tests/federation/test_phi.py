@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fedmerit.report.page.source import read_source
+from fedmerit.report.source import read_source
 from tiny import tiny
 
 import fedmerit as fm
