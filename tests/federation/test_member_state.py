@@ -375,6 +375,18 @@ def test_an_older_copy_of_a_members_folder_is_noticed_by_the_others_and_stops_fo
     assert LIAR in made.rounds[0].included
 
 
+@pytest.mark.parametrize("message", ["share", "train"])
+def test_a_copy_from_the_last_round_is_noticed_if_the_member_masked_since(federation, caplog, message):
+    """It remembers the keys that all have seen, and not what it masked and released with them."""
+    copies = {(ask.exchange, ask.round): copy for ask, copy in recorded(federation)}
+    older_copy(federation, copies[message, 3])
+    made = next_run(federation)
+    with made.begun():
+        made.round(1)
+    assert LIAR not in made.rounds[0].included
+    assert "its state is an older copy" in caplog.text
+
+
 @pytest.mark.parametrize("shown", [False, True])
 def test_a_server_cannot_make_an_older_copy_count_up_until_nobody_notices(federation, shown):
     """It asks for keys again and again before others see any, or shows them to the others and stops there."""

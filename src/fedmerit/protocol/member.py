@@ -721,7 +721,7 @@ class Participant:
         from fedmerit.secagg.client import Client
 
         assert self.identity is not None
-        return Client.restore(kept, self.identity, released=state.released())
+        return Client.restore(kept, self.identity, released=state.released(), counter=state.counter)
 
     def _known_client(self, ask: Ask, state: MemberState) -> Client | PlainClient:
         if (client := self._client(ask.round, state)) is None:
