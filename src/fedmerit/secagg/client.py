@@ -347,9 +347,9 @@ class Client:
         s.survivors, s.lists = list(heads), {}
         for peer, head in heads.items():  # an older copy may remember its keys, and not what it masked
             _, _, words, _, counter, signature = head.body
-            if peer != self.name and _proves(self.setting, peer, counter, words + signature):
-                if counter >= s.tokens.get(peer, [0])[0]:
-                    s.tokens[peer] = [counter, words + signature]
+            newer = peer != self.name and counter >= s.tokens.get(peer, [0])[0]
+            if newer and _proves(self.setting, peer, counter, words + signature):
+                s.tokens[peer] = [counter, words + signature]
 
     def _complaints_in(self, heads: dict[str, Head]) -> dict[str, list[str]]:
         """Return who complained about each dealer; raise if a complaint is false or about no dealer."""
