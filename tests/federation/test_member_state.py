@@ -14,7 +14,7 @@ from fedmerit.errors import ProtocolError, RefusedError, StoreError
 from fedmerit.identity import Roster, load_key
 from fedmerit.keys import Change
 from fedmerit.protocol.member import KEPT_ROUNDS, REFUSED
-from fedmerit.protocol.messages import Ask
+from fedmerit.protocol.messages import Ask, pack
 from fedmerit.storage import member_state
 from fedmerit.storage.member_state import MemberFiles, allow, examine
 from linear_federation import LIAR, STAGES, Federation
@@ -160,6 +160,22 @@ def test_an_owner_may_delete_the_folder_of_a_run_that_is_over(federation):
     with pytest.raises(RefusedError, match=REFUSED):
         federation.ask(LIAR, asked["join", 0])
     assert not [line for line in examine(key_of(federation)) if line.code == "problem"]
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_without_its_state_a_member_joins_nothing_although_its_owner_deleted_all_runs(federation, older):
+    """Nor does a file of the version before take the place of the one that is lost."""
+    federation.run()
+    shutil.rmtree(home_of(federation) / federation.run_id)
+    (home_of(federation) / "state").unlink()
+    if older:
+        file, bound = opened(key_of(federation)), pack(["fedmerit member state 1", "all runs", "released"])
+        (home_of(federation) / "released").write_bytes(file._sealed(pack(b""), bound))
+    made = next_run(federation)
+    with made.begun():
+        assert made.joined == {*made.names} - {LIAR}
+    (problem,) = [line for line in examine(key_of(federation)) if line.code == "problem"]
+    assert "state: missing" in problem
 
 
 def test_a_state_of_a_later_version_is_left_alone(federation):
@@ -373,6 +389,18 @@ def test_an_older_copy_of_a_members_folder_is_noticed_by_the_others_and_stops_fo
     with made.begun():
         assert made.round(1) is not None
     assert LIAR in made.rounds[0].included
+
+
+@pytest.mark.parametrize("message", ["share", "train"])
+def test_a_copy_from_the_last_round_is_noticed_if_the_member_masked_since(federation, caplog, message):
+    """It remembers the keys that all have seen, and not what it masked and released with them."""
+    copies = {(ask.exchange, ask.round): copy for ask, copy in recorded(federation)}
+    older_copy(federation, copies[message, 3])
+    made = next_run(federation)
+    with made.begun():
+        made.round(1)
+    assert LIAR not in made.rounds[0].included
+    assert "its state is an older copy" in caplog.text
 
 
 @pytest.mark.parametrize("shown", [False, True])

@@ -335,6 +335,30 @@ def test_an_old_roster_does_not_come_back(years):
     assert set(years.run(back).rounds[0].reports) == {*THREE, "client-3"}
 
 
+@pytest.mark.parametrize("back", [False, True])
+def test_a_server_that_was_replaced_gets_nothing_more_in_a_run_that_it_began(tmp_path, back):
+    """Nor if the old roster comes back onto the members' machines once they took part under the new one."""
+    federation = Federation(tmp_path, 4, 3, files=True, ledger=False)
+    old, other = federation.roster, Ed25519PrivateKey.generate()
+    with federation.begun():
+        assert federation.round(1) is not None
+        change = Change.proposed(old, Roster(old.members, public_key(other)))
+        for name in THREE:
+            change = change.signed(federation.keys[name])
+        federation.roster = change.adopted()  # on the members' machines
+        if back:
+            made = Federation(tmp_path, 4, 1, files=True, ledger=False, roster=federation.roster)
+            made.keys[SERVER], made.run_id = other, "ab" * 16
+            with made.begun():
+                assert made.joined == {*made.names}
+            federation.roster = old
+        federation.coordinator.recorder.roster = federation.roster  # the old server knows of it
+        assert federation.round(2) is None
+    answers = [one.answer for one in federation.passed if one.ask.round == 2]
+    assert answers
+    assert answers == [None] * len(answers)
+
+
 def test_a_member_that_missed_a_change_follows_the_whole_chain(years):
     second = years.next(names=THREE)
     assert years.run(second, THREE).rounds[0].reports

@@ -96,7 +96,7 @@ def second_input(parties, delta, dealers=None, keys=None):
     binding = parties.task.binding(parties.setting)
     own = masks.of_member(parties.setting, A, opening.mask, opening.seed, peers, binding)
     masks.add_masks(words, own)
-    body = [parties.task.digest, parties.task.m0_hash, digest_of(masks.to_wire(words)), []]
+    body = [parties.task.digest, parties.task.m0_hash, digest_of(masks.to_wire(words)), [], 1, bytes(64)]
     head = head_of(parties.forge(A, "masked", body, seen=shown["masked"][A].seen))
     return to_broadcast("masked", [head, *heads_in(parties.server.broadcasts["masked"])[1:]])
 

@@ -50,7 +50,7 @@ def complaining(parties, name, rows):
     message = parties.answer(name)
     head, payload = open_message(message, parties.setting, len(message))
     seen = head.seen
-    return parties.forge(name, "masked", [*head.body[:3], rows], bytes(payload), seen=seen)
+    return parties.forge(name, "masked", [*head.body[:3], rows, *head.body[4:]], bytes(payload), seen=seen)
 
 
 def key_of(parties, name, peer):
@@ -220,7 +220,7 @@ def test_who_complained_falsely_is_not_heard_again_in_the_round():
     good = parties.answer(B)
     rows = [[0, key_of(parties, B, A)]]
     head, payload = open_message(good, parties.setting, len(good))
-    lie = parties.forge(B, "masked", [*head.body[:3], rows], bytes(payload), seen=head.seen)
+    lie = parties.forge(B, "masked", [*head.body[:3], rows, *head.body[4:]], bytes(payload), seen=head.seen)
     with pytest.raises(ShareError, match="complains falsely about hospital-a") as error:
         parties.server.receive(lie)
     caught(error, ShareError, "masked", B)
@@ -291,7 +291,7 @@ def test_a_server_cannot_take_a_complaint_out_of_a_message():
     parties = go(Parties(7), bad={A: (B,)}, until="check")
     heads = heads_in(parties.shown[B])
     fields = list(open_head(heads[1], parties.setting).body)
-    quiet = head_of(parties.forge(B, "masked", [*fields[:3], []], seen=bytes(32), signer=C))
+    quiet = head_of(parties.forge(B, "masked", [*fields[:3], [], *fields[4:]], seen=bytes(32), signer=C))
     for lie in ([heads[0], quiet, *heads[2:]], [heads[0], *heads[2:]]):
         parties.clients[B]._state.stopped = ""
         with pytest.raises(ProtocolError, match=r"not signed by|own message is missing"):
@@ -635,6 +635,20 @@ def test_a_member_with_an_older_state_is_told_by_the_others_and_stops(counter):
     assert {(place, number) for place, number, _ in told if place == 1} == {(1, 5)}
 
 
+def test_a_member_that_remembers_its_keys_and_not_what_it_masked_is_told_too():
+    """Its state was copied after it advertised, and put back after the sum."""
+    first = Parties(4).play(until="masked")
+    old = Released.load(first.clients[B].released.dump())
+    first.play()
+    second = first.retry(round=2, attempt=0)
+    for name, client in first.clients.items():
+        counted(second, name, 9, client.tokens, old if name == B else client.released)
+    second.play(until="masked")
+    with pytest.raises(RefusedError, match="its state is an older copy") as error:
+        second.answer(B)
+    assert error.value.code == "stale-state"
+
+
 def test_a_member_of_two_runs_at_once_is_not_taken_for_an_older_copy():
     """Its newer token is known from the other run; it remembers that it made it."""
     here = Parties(4)
@@ -680,6 +694,8 @@ def test_a_counter_that_is_not_proved_is_not_remembered():
             parties.clients[B]._state.said = masks.digest_of(head_of(message))
         parties.server.receive(message)
     parties.shown = parties.server.advance()
-    parties.play()
+    parties.play(until="check")
     assert set(parties.clients[A].tokens) == {C, D}
+    parties.play()
+    assert parties.clients[A].tokens[B][0] == 1  # which it proved when it masked
     assert seen_in(parties.server.broadcasts["advertise"]) == parties.server.heads["share"][A].seen

@@ -37,7 +37,7 @@ bodies = (  # of any structure, or with luck of the shape that a stage expects
     values
     | st.tuples(blob, blob, blob, st.binary(min_size=96, max_size=96), counter, signature)
     | st.tuples(st.lists(dealt, max_size=3), st.lists(token, max_size=3))
-    | st.tuples(blob, blob, blob, st.lists(st.tuples(place, blob), max_size=3))
+    | st.tuples(blob, blob, blob, st.lists(st.tuples(place, blob), max_size=3), counter, signature)
     | st.lists(st.tuples(place, st.sampled_from(["seed", "key", "x"]), blob), max_size=4)
 )
 EVIDENCE = {

@@ -101,7 +101,7 @@ def test_masked_words_that_were_not_signed_are_refused():
 def test_someone_in_the_sum_who_dealt_no_shares_is_noticed():
     parties = Parties(5).play(until="check", lost=[("share", "hospital-e")])
     seen = parties.clients[A]._state.seen
-    body = [parties.task.digest, parties.task.m0_hash, bytes(32), []]
+    body = [parties.task.digest, parties.task.m0_hash, bytes(32), [], 1, bytes(64)]
     intruder = seal_head(parties, "hospital-e", body, seen)
     shown = to_broadcast("masked", [*heads_in(parties.shown[A]), intruder])
     with pytest.raises(BindingError, match="without having dealt shares") as error:

@@ -360,6 +360,15 @@ class Participant:
                 if ask.exchange != "close" and state.get("seen") is not None:
                     raise RefusedError(AFTER_LAST, stage=ask.exchange, member=self.name)
                 agreed = Agreed(*kept)
+                if self._between(agreed.terms):
+                    self._follow(state.roster())
+                if agreed.terms.get("roster") != self.roster.hash.hex():
+                    raise RefusedError(
+                        "the roster has changed since it joined this run, which is over with that: its "
+                        "server may have been replaced",
+                        stage=ask.exchange,
+                        member=self.name,
+                    )
                 if not self._signed(signed_by, agreed.server):
                     raise BindingError("not signed by the server", stage=ask.exchange, member=self.name)
                 answer = self._answer(ask, state, agreed, hashlib.sha256(data.head).digest(), work)
@@ -397,18 +406,11 @@ class Participant:
             check_server(terms, server, self.roster, self.name)
         check_roster(terms, config, self.roster, self.name)
         self.accept(config)
-        between = not self.rehearsal and terms.get("engine", FLOWER) not in REHEARSALS
+        between = self._between(terms)
         with self._joining("lost what it keeps; its own log says which file"):
             state.check()
             last = state.roster() if between else None
-        if last is not None and last not in [one.hash for one in self.roster.chain]:
-            raise RefusedError(
-                f"took part under the roster {last.hex()}, and its roster file now holds "
-                f"{self.roster.hash.hex()}, which does not follow from that one by changes that its members "
-                "signed (fedmerit keys propose, sign, adopt); another federation needs another key",
-                stage="join",
-                member=self.name,
-            )
+        self._follow(last)
         if (left := state.get("left")) is not None:
             log.warning("%s refuses to join again, it has left the run: %s", self.name, left)
             raise RefusedError(REFUSED, logged=True)
@@ -433,11 +435,26 @@ class Participant:
             )
         return pack([self.name, signature, self.run_config])
 
+    def _between(self, terms: Mapping[str, Any]) -> bool:
+        """Return whether a run is one between machines."""
+        return not self.rehearsal and terms.get("engine", FLOWER) not in REHEARSALS
+
+    def _follow(self, last: bytes | None) -> None:
+        """Raise RefusedError unless this member's roster follows from the one it last took part under."""
+        if last is not None and last not in [one.hash for one in self.roster.chain]:
+            raise RefusedError(
+                f"took part under the roster {last.hex()}, and its roster file now holds "
+                f"{self.roster.hash.hex()}, which does not follow from that one by changes that its members "
+                "signed (fedmerit keys propose, sign, adopt); another federation needs another key",
+                stage="join",
+                member=self.name,
+            )
+
     def _check_pins(
         self, run: str, terms: Mapping[str, Any], config: Config, state: MemberState
     ) -> Lineage | None:
         """Raise RefusedError if earlier runs speak against this one; return None in a rehearsal."""
-        if self.rehearsal or terms.get("engine", FLOWER) in REHEARSALS:
+        if not self._between(terms):
             return None
         lineage = state.lineage(lineage_of(self.roster))
         try:
@@ -721,7 +738,7 @@ class Participant:
         from fedmerit.secagg.client import Client
 
         assert self.identity is not None
-        return Client.restore(kept, self.identity, released=state.released())
+        return Client.restore(kept, self.identity, released=state.released(), counter=state.counter)
 
     def _known_client(self, ask: Ask, state: MemberState) -> Client | PlainClient:
         if (client := self._client(ask.round, state)) is None:

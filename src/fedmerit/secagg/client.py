@@ -127,15 +127,12 @@ class Client:
         """Send public keys, and commitments to the self-mask seed and the audit nonce; needs no model."""
         with self._turn("advertise") as s:
             mask, channels = masks.public(s.mask), map(self._channel_key, self.setting.members)
-            signature = self._identity.sign(_counted(self.setting, self.name, s.counter, mask))
-            self.released.made(mask + signature)
             body = [
                 mask,
                 masks.commitment("seed", s.seed, self.setting.session, self.name),
                 masks.commitment("nonce", s.nonce, self.setting.session, self.name),
                 b"".join(map(masks.public, channels)),
-                s.counter,
-                signature,
+                *self._count(mask),
             ]
             return self._say("advertise", body)
 
@@ -187,7 +184,9 @@ class Client:
                 for place, dealer in enumerate(self.setting.members)
                 if dealer in self.complaints
             ]
-            return self._say("masked", [task.digest, task.m0_hash, digest_of(payload), complaints], payload)
+            words = digest_of(payload)
+            body = [task.digest, task.m0_hash, words, complaints, *self._count(words)]
+            return self._say("masked", body, payload)
 
     def check(self, broadcast: bytes) -> bytes:
         """Sign the list of masked inputs if all of them belong to the same task and the same shares."""
@@ -273,9 +272,17 @@ class Client:
         return dump_state(self.setting, self.name, self._state)
 
     @classmethod
-    def restore(cls, data: bytes, identity: Ed25519PrivateKey, *, released: Released | None = None) -> Client:
-        """Return the client as it was at `dump`."""
+    def restore(
+        cls,
+        data: bytes,
+        identity: Ed25519PrivateKey,
+        *,
+        released: Released | None = None,
+        counter: int | None = None,
+    ) -> Client:
+        """Return the client as it was at `dump`; ``counter`` is that of the member's state now."""
         setting, name, state = load_state(data)
+        state.counter = state.counter if counter is None else counter
         return cls(setting, name, identity, released=released, _state=state)
 
     # ------------------------------------------------------------------------------------------- inner parts
@@ -338,6 +345,11 @@ class Client:
         s.against = self._complaints_in(heads)
         masks.refuse_few_good_shares(self.setting, s.against, heads, stage="check")
         s.survivors, s.lists = list(heads), {}
+        for peer, head in heads.items():  # an older copy may remember its keys, and not what it masked
+            _, _, words, _, counter, signature = head.body
+            newer = peer != self.name and counter >= s.tokens.get(peer, [0])[0]
+            if newer and _proves(self.setting, peer, counter, words + signature):
+                s.tokens[peer] = [counter, words + signature]
 
     def _complaints_in(self, heads: dict[str, Head]) -> dict[str, list[str]]:
         """Return who complained about each dealer; raise if a complaint is false or about no dealer."""
@@ -373,6 +385,13 @@ class Client:
 
     def _channel_key(self, peer: str) -> bytes:
         return masks.channel_key(self._state.channel, self.setting.session, self.name, peer)
+
+    def _count(self, what: bytes) -> list[Any]:
+        """Return the counter of this member's state, and a signature that binds it to what it says now."""
+        counter = self._state.counter
+        signature = self._identity.sign(_counted(self.setting, self.name, counter, what))
+        self.released.made(what + signature)
+        return [counter, signature]
 
     def _stale(self, heads: dict[str, Head]) -> list[list[Any]]:
         """Remember the counters of peers; return rows with the tokens of peers that it knew before.
@@ -421,12 +440,12 @@ class Client:
         return message
 
 
-def _counted(setting: Setting, name: str, counter: int, mask: bytes) -> bytes:
-    """Return what a member signs to prove that its state had this counter when it advertised a mask key.
+def _counted(setting: Setting, name: str, counter: int, what: bytes) -> bytes:
+    """Return what a member signs to prove that its state had this counter when it advertised or masked.
 
     It names no roster: rosters change, and a key and its state outlive that.
     """
-    return pack("fedmerit state counter 1", setting.roster.key(name), counter, mask)
+    return pack("fedmerit state counter 1", setting.roster.key(name), counter, what)
 
 
 def _proves(setting: Setting, name: str, counter: int, token: bytes) -> bool:

@@ -62,7 +62,7 @@ BROADCAST: Final = b"FMB2"
 DOMAIN: Final = b"fedmerit secagg head 1\0"
 NOTHING_SEEN: Final = bytes(32)
 SEALED_SHARES: Final = 12 + 64 + 16  # nonce, two shares of 32 bytes, tag
-TOKEN: Final = 32 + 64  # mask key of an advertise message, signature that binds a counter to it
+TOKEN: Final = 32 + 64  # mask key or digest of masked words, signature that binds a counter to it
 FOR_EACH: Final = "32 bytes for each scheduled member, in their order"
 
 # What a body holds. A number means a byte string of that size. A list of one tuple means a table with such
@@ -72,8 +72,9 @@ BODIES: Final[dict[str, Any]] = {
     "advertise": (32, 32, 32, FOR_EACH, int, 64),
     # peer, its shares, commitments to key share and seed share; stale peer, its newer counter and token
     "share": ([(int, SEALED_SHARES, 32, 32)], [(int, int, TOKEN)]),
-    # digest of the task, of M0, of the masked words; complaints: dealer, private channel key towards it
-    "masked": (32, 32, 32, [(int, 32)]),
+    # digest of the task, of M0, of the masked words; complaints: dealer, private channel key towards it;
+    # counter of the member's state, its signature
+    "masked": (32, 32, 32, [(int, 32)], int, 64),
     "check": (),
     "unmask": [(int, str, 32)],  # peer, "key" or "seed", the share
     DECLINE: (),

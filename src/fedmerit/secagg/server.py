@@ -171,7 +171,7 @@ class Server(PlainServer):
         task, sender = self._task, head.sender
         if task is None:
             raise BindingError("came before the task", stage="masked", member=sender)
-        digest, m0_hash, words_digest, complaints = head.body
+        digest, m0_hash, words_digest, complaints, *_ = head.body
         if m0_hash != task.m0_hash:
             raise BindingError("trained from a different model M0", stage="masked", member=sender)
         if digest != task.digest:

@@ -97,6 +97,7 @@ class StateFile:
     def __init__(self, key_file: Path, identity: Ed25519PrivateKey) -> None:
         self.home = key_file.with_name(key_file.name + ".state")
         self.path = self.home / "state"
+        self._lock = self.home / ".lock"  # not empty once `state` was written
         self._key = _derived(identity)
         self._content: dict[str, Any] | None = None
         self._held = False
@@ -113,7 +114,7 @@ class StateFile:
                     f"{self.home}: a member's state must have mode 700, got {mode:o}; otherwise others could "
                     f"replace its record of what must never be done again; run: chmod 700 {self.home}"
                 )
-            lock = (self.home / ".lock").open("w")
+            lock = self._lock.open("a")
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
             lock.close()
@@ -133,7 +134,7 @@ class StateFile:
     def content(self) -> dict[str, Any]:
         """What the file holds; read once. A folder of an earlier version is upgraded first."""
         if self._content is None:
-            if not self.path.exists() and any(self._older()):
+            if not self.path.exists() and not self._begun() and any(self._older()):
                 self._upgrade()
             self._content = self._read()
         return self._content
@@ -142,7 +143,7 @@ class StateFile:
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
-            if self.runs_on_disk():
+            if self._begun() or self.runs_on_disk():
                 raise StoreError(f"{self.path}: missing; {LOST}") from None
             return {"counter": 0, "released": b"", "disk": None, "rosters": {}, "runs": {}}
         except OSError as error:
@@ -162,12 +163,18 @@ class StateFile:
         content["counter"] += 1
         sealed = self._sealed(pack(content), _bound("", "state"))
         write(self.path, MAGIC + VERSION + sealed, mode=0o600)
+        if not self._begun():
+            self._lock.write_bytes(b"state\n")
         (self.home / "released").unlink(missing_ok=True)  # of the layout before
         sweep(self.home)
         for folder in self.runs_on_disk():
             if folder.name in self.touched:
                 self._sweep_run(folder)
         self.touched.clear()
+
+    def _begun(self) -> bool:
+        """Return whether there was a file `state`, even if no folder of a run shows it."""
+        return self._lock.exists() and self._lock.stat().st_size > 0
 
     def _sweep_run(self, folder: Path) -> None:
         run = self.content["runs"].get(folder.name)
