@@ -396,7 +396,7 @@ class Federation:
             return roster_in(self.config, None)
         members = [Member(name, public_key(self.keys[name]), weights.get(name)) for name in self.names]
         roster = Roster(members, public_key(self.keys[SERVER]))
-        if self.files:
+        if self.files and not (self.home / "roster.toml").exists():  # of an earlier run of these members
             write_roster(self.home / "roster.toml", roster)
         return roster
 

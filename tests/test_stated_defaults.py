@@ -9,9 +9,12 @@ import pytest
 
 from fedmerit.config import Config
 from fedmerit.flower import Contributions, everybody
+from fedmerit.protocol.member import KEPT_ROUNDS
+from fedmerit.protocol.terms import MONTH, RUNS_A_MONTH
 from fedmerit.scoring.accumulate import accumulate
 from fedmerit.scoring.rewards import shares
 from fedmerit.secagg import default_threshold
+from fedmerit.storage.member_state import DISK, MOST_RUNS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -98,6 +101,24 @@ def test_the_threshold_is_as_the_pages_state_it():
         assert stated == [t, members - t, members - t, 2 * t - members]
     for members in range(3, 60):
         assert default_threshold(members) == 2 * members // 3 + 1
+
+
+def test_the_limits_of_a_member_are_as_the_pages_state_them():
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    (runs,) = re.findall(r"^\| runs of one roster .*, within 30 days \| (\d+) \|", text, re.MULTILINE)
+    (gigabytes, millions) = re.findall(
+        r"^\| bytes stored of one run \| (\d+) GiB, enough for two rounds of (\d+) million",
+        text,
+        re.MULTILINE,
+    )[0]
+    (stored,) = re.findall(r"^\| runs stored \| (\d+) \|", text, re.MULTILINE)
+    assert (int(runs), MONTH) == (RUNS_A_MONTH, 30 * 86_400)
+    assert (int(gigabytes) * 2**30, int(stored)) == (DISK, MOST_RUNS)
+    assert 2 * 8 * int(millions) * 10**6 < DISK  # M0 and the update, as float32
+    assert KEPT_ROUNDS + 1 == 3
+    threats = (ROOT / "docs" / "threats.md").read_text(encoding="utf-8")
+    assert f"at most {RUNS_A_MONTH} runs of a roster within 30 days" in threats
+    assert f"the latest three rounds of a run and at most {gigabytes} GiB" in threats
 
 
 def test_sums_over_everybody_pin_the_bound_that_runs_have():

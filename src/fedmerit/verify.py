@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
@@ -41,6 +43,8 @@ from fedmerit.storage.run_folder import (
     check_config,
     check_scores,
     head_of,
+    held,
+    leftovers,
     read_scores,
     scored_in,
     snapshot,
@@ -254,6 +258,35 @@ def verify_folder(
                 return
         before = read
         time.sleep(PAUSE)
+
+
+def examine_folder(path: str | Path) -> Iterator[Note]:
+    """Check a run folder as its operator needs it, and yield what was found; "problem" is the code of faults.
+
+    It says what `verify_folder` says, and looks at keys, leftovers, the disk and a process at work.
+    """
+    path = Path(path)
+    try:
+        held(path).close()
+    except StoreError:
+        yield Note("folder-running")
+    keys = sorted((path / "keys").glob("*.pem"))
+    for key in (*keys, *(path / "checkpoints").glob("*.safetensors")):
+        if (mode := stat.S_IMODE(key.stat().st_mode)) & 0o077:
+            yield Note("problem", what=f"{key}: expected mode 600, got {mode:o}; run: chmod 600 {key}")
+    yield Note("folder-keys", files=len(keys))
+    for left in (one for folder in (path, path / "checkpoints") for one in leftovers(folder)):
+        yield Note("folder-left", path=str(left))
+    try:
+        yield from verify_folder(path)
+    except LedgerError as error:
+        yield Note("problem", what=str(error))
+    largest = max((one.stat().st_size for one in (path / "checkpoints").glob("*")), default=0)
+    free = shutil.disk_usage(path).free
+    if free < 4 * largest:
+        yield Note("problem", what=f"{path}: the disk has {free} bytes left, expected {4 * largest}")
+    yield Note("free", bytes=free)
+    yield Note("restore-folder")
 
 
 def verify_copy(

@@ -15,6 +15,7 @@ from fedmerit.protocol.terms import cautious, check_roster
 from fedmerit.secagg.messages import to_broadcast
 from linear_federation import LIAR, Federation
 from raising import raises
+from states import names_in
 
 NAMES = tuple(f"client-{i}" for i in range(4))
 
@@ -243,11 +244,15 @@ def test_what_the_server_did_not_sign_is_refused(over, caplog):
 def test_a_members_files_are_its_own_and_say_nothing(tmp_path):
     federation = Federation(tmp_path, files=True).run()
     folder = federation.heads(LIAR).parent
-    kept = sorted(path.name for path in folder.iterdir())
-    of_a_round = ["0002.asked", "0002.began", "0002.client", "0002.report", "0002.update"]
-    assert kept == [*of_a_round, "heads", "seen", "terms"]  # nothing of round 1
+    of_a_round = {"0002.asked", "0002.began", "0002.client", "0002.report", "0002.update"}
+    kept = names_in(tmp_path / f"{LIAR}.pem")[federation.run_id]
+    assert kept == {*of_a_round, "floor", "seen", "terms"}  # nothing of round 1
+    assert {path.name.partition(".")[0] for path in folder.iterdir()} == {
+        "heads",
+        "terms",
+    }  # all else is small
     told = federation.models[1].tobytes(), federation.updates[2, LIAR].tobytes()
-    for path in folder.iterdir():
+    for path in (folder.parent / "state", *folder.iterdir()):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert not any(one[:16] in path.read_bytes() for one in told)
     assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
@@ -268,10 +273,10 @@ def test_a_member_that_lost_what_it_must_never_do_again_does_nothing(tmp_path, c
     asks = federation.asked(LIAR).values()
     assert {ask.exchange for ask in asks} == {*EXCHANGES}
     state = tmp_path / f"{LIAR}.pem.state"
-    lost(state / "released", how)
+    lost(state / "state", how)
     before = sorted(state.rglob("*"))
     told = "missing; it says" if how == "deleted" else "damaged, or encrypted with another key; it says"
-    told = f"{state / 'released'}: {told} what this member must never do again; put back a copy"
+    told = f"{state / 'state'}: {told} what this member must never do again; put back a copy of the whole"
     (join,) = [ask for ask in asks if ask.exchange == "join"]
     for ask in (replace(join, run="ab" * 16), *asks):  # an invitation to any other run, and all
         caplog.clear()
@@ -286,11 +291,11 @@ def test_what_a_member_must_never_do_again_is_kept_from_the_first_invitation_on(
     """Before any share is released: a folder of a run without that file is one that lost it."""
     federation = Federation(tmp_path, files=True)
     with federation.begun():
-        assert (tmp_path / f"{LIAR}.pem.state" / "released").exists()
+        assert (tmp_path / f"{LIAR}.pem.state" / "state").exists()
         federation.ask(LIAR, federation.asked(LIAR)["join", 0])
         shutil.rmtree(tmp_path / f"{LIAR}.pem.state")  # a new machine: nothing can tell
         federation.ask(LIAR, federation.asked(LIAR)["join", 0])
-        assert (tmp_path / f"{LIAR}.pem.state" / "released").exists()
+        assert (tmp_path / f"{LIAR}.pem.state" / "state").exists()
 
 
 def test_no_cosine_is_told_and_none_is_made_up(federation):

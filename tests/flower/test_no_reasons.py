@@ -32,7 +32,7 @@ def cannot_lock(home):
 
 
 def no_terms(home):
-    (terms,) = (home / f"{LIAR}.pem.state").glob("*/terms")
+    (terms,) = (home / f"{LIAR}.pem.state").glob("*/terms.*")
     terms.unlink()
 
 
@@ -42,7 +42,7 @@ def no_terms(home):
         (readable_by_others, f"{LIAR}.pem: a private key must have mode 600, got 640"),
         (key_is_gone, f"{LIAR}.pem: cannot read the private key"),
         (cannot_lock, "cannot keep a member's state"),
-        (no_terms, "was asked before it joined"),
+        (no_terms, ": missing; put back this very file"),
     ],
 )
 def test_a_machine_out_of_order_says_so_at_home_only(home, caplog, break_it, reason):

@@ -1,15 +1,13 @@
 """Somebody starts a second run while one is going on; and what is deleted of runs that are over."""
 
-import os
-import time
-
 import pytest
 from federation_in import NAMES, grid_of, run, server
 from lies import exchange_of
 
 from fedmerit.errors import ProtocolError, RunAborted
-from fedmerit.storage.member_state import IDLE
+from fedmerit.storage import member_state
 from raising import raises
+from states import names_in, without
 
 
 def start(home, out):
@@ -20,8 +18,9 @@ def start(home, out):
 
 
 def secrets(home):
-    """Folders of runs for which some member keeps secrets of a round."""
-    return {path.parent.name for name in NAMES for path in home.glob(f"{name}.pem.state/*/*.client")}
+    """Runs for which some member keeps secrets of a round."""
+    found = [names_in(home / f"{name}.pem").items() for name in NAMES]
+    return {run for kept in found for run, names in kept if any(name.endswith(".client") for name in names)}
 
 
 @pytest.mark.parametrize("exchange", ["check", "report"])
@@ -41,14 +40,13 @@ def test_a_second_run_does_not_cost_the_first_its_round(home, exchange):
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_secrets_of_a_run_that_is_over_or_long_idle_are_deleted_by_the_next(home, ended):
+def test_secrets_of_a_run_that_is_over_or_long_idle_are_deleted_by_the_next(home, monkeypatch, ended):
     run(home, grid_of(home), rounds=1)
     (first,) = secrets(home)
     if not ended:  # its server died before it said goodbye, long ago
-        for seen in home.glob("*.pem.state/*/seen"):
-            seen.unlink()
-        for path in home.glob("*.pem.state/*/*"):
-            os.utime(path, (time.time() - IDLE - 1,) * 2)
+        for name in NAMES:
+            without(home / f"{name}.pem", first, "seen")
+        monkeypatch.setattr(member_state, "IDLE", 0.0)
     start(home, "next")
     assert first not in secrets(home)
     assert len(secrets(home)) == 1
@@ -64,7 +62,7 @@ def test_what_a_killed_member_left_half_written_is_removed(home):
     assert (folder / "heads").exists()
 
 
-def test_invitations_that_come_to_nothing_leave_nothing(home, caplog):
+def test_invitations_that_come_to_nothing_leave_nothing(home, caplog, monkeypatch):
     """Anybody may send them: they cost one line each, and their folders go after a day."""
     for number in range(5):
         grid = grid_of(home)
@@ -74,7 +72,6 @@ def test_invitations_that_come_to_nothing_leave_nothing(home, caplog):
     assert "not over" not in caplog.text
     folders = [path for path in home.glob("client-0.pem.state/*") if path.is_dir()]
     assert len(folders) == 5
-    for path in home.glob("*.pem.state/*/*"):
-        os.utime(path, (time.time() - IDLE - 1,) * 2)
+    monkeypatch.setattr(member_state, "IDLE", 0.0)
     run(home, grid_of(home), rounds=1)
     assert len([path for path in home.glob("client-0.pem.state/*") if path.is_dir()]) == 1

@@ -604,15 +604,18 @@ def test_members_remember_the_counters_of_others():
         counted(second, name, 20, client.tokens, client.released)
         second.vectors[name] = second.vectors[name] * np.float32(0.5)
     second.play()
-    assert all(head.body[1] == [] for head in second.server.heads["share"].values())
+    told = {name: {row[0] for row in head.body[1]} for name, head in second.server.heads["share"].items()}
+    assert told == {
+        name: {*range(4)} - {i} for i, name in enumerate(second.names)
+    }  # of what is known of each
     assert {counter for counter, _ in second.clients[A].tokens.values()} == {20}
     restored = Client.restore(second.clients[A].dump(), second.identity[A], released=Released())
     assert restored.tokens == second.clients[A].tokens
 
 
-@pytest.mark.parametrize("counter", [1, 4, 5])
+@pytest.mark.parametrize("counter", [1, 4, 5, 6, 99])
 def test_a_member_with_an_older_state_is_told_by_the_others_and_stops(counter):
-    """Of an older copy it remembers neither what it did since nor that it made the later token."""
+    """It does not remember that it made the later token, however far a server made it count up since."""
     first = Parties(4)
     old = Released.load(first.clients[B].released.dump())
     for name in first.names:
@@ -629,7 +632,7 @@ def test_a_member_with_an_older_state_is_told_by_the_others_and_stops(counter):
     assert error.value.code == "stale-state"
     assert second.clients[B].stage == "stopped"
     told = [row for head in second.server.heads["share"].values() for row in head.body[1]]
-    assert {(place, number) for place, number, _ in told} == {(1, 5)}
+    assert {(place, number) for place, number, _ in told if place == 1} == {(1, 5)}
 
 
 def test_a_member_of_two_runs_at_once_is_not_taken_for_an_older_copy():

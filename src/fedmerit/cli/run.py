@@ -1,4 +1,4 @@
-"""Commands on runs: run, demo, init, plan, track, page; on their ledger: verify, export; and on keys."""
+"""Commands on runs: run, demo, init, plan, track, page; on files: verify, export, doctor; keys; a member."""
 
 from __future__ import annotations
 
@@ -532,3 +532,78 @@ def _show(change: Any) -> None:
     signed = f"signed by {', '.join(change.signatures)}" if change.signatures else "signed by nobody yet"
     missing = f"{change.missing} more must sign" if change.missing else "that is enough"
     out.print(f"{signed}; {change.old.needed} of {len(change.old.members)} members are needed: {missing}")
+
+
+# ------------------------------------------------------------------------------------- a member's own state
+
+member_app = typer.Typer(help="What a member remembers, and what its owner allows.", no_args_is_help=True)
+app.add_typer(member_app, name="member")
+Key_ = Annotated[Path, typer.Argument(help="The member's private key.", metavar="KEY")]
+
+
+@member_app.command("show")
+def member_show(key: Key_) -> None:
+    """What a member remembers: runs, settings pinned from run to run, limits.
+
+    KEY is the member's private key; the state is in KEY.state beside it.
+    """
+    from fedmerit.storage.member_state import about_state
+
+    for line in about_state(key):
+        out.print(line)
+
+
+@member_app.command("allow")
+def member_allow(
+    key: Key_,
+    changes: Annotated[
+        list[str],
+        typer.Argument(
+            help="bound, check, clip, disk, least, runs, threshold, weight_cap or weights.",
+            metavar="NAME=VALUE...",
+        ),
+    ],
+    roster: Annotated[
+        Path | None, typer.Option(help="The roster, if this member knows of more than one, or of none.")
+    ] = None,
+) -> None:
+    """Change what a member agrees to from run to run; only its owner decides that.
+
+    KEY is the member's private key. Settings stay as they were in a member's first run of a roster until
+    they are changed here: bound=8, weights=uniform, ... With runs=100 it trains in up to 100 runs within 30
+    days, and with disk=8000000000 it stores up to so many bytes of a run.
+    """
+    from fedmerit.identity import read_roster
+    from fedmerit.storage.member_state import about_state, allow
+
+    given = dict(one.partition("=")[::2] for one in changes)
+    allow(key, given, None if roster is None else read_roster(roster))
+    for line in about_state(key):
+        out.print(line)
+
+
+@app.command()
+def doctor(
+    source: Annotated[
+        Path, typer.Argument(help="A member's private key, or a run folder.", metavar="SOURCE")
+    ],
+    ledger: Annotated[
+        Path | None,
+        typer.Option(help="For a key: a run folder whose ledger is compared with the member's heads."),
+    ] = None,
+) -> None:
+    """Check a member's key and state, or the server's run folder: files, modes, seals, ledger, disk.
+
+    SOURCE is a member's private key, or a run folder. Exit code 2 says that there is a problem.
+    """
+    from fedmerit.storage.member_state import examine, heads_of
+    from fedmerit.verify import examine_folder, verify_folder
+
+    found = list(examine_folder(source) if source.is_dir() else examine(source))
+    if ledger is not None and not source.is_dir():
+        found += verify_folder(ledger, heads=heads_of(source, ledger))
+    for line in found:
+        out.print(line)
+    if problems := sum(line.code == "problem" for line in found):
+        fail(f"{source}: {problems} problem{'' if problems == 1 else 's'}")
+    out.print(f"{source}: in order")

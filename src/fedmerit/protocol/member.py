@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,6 +25,7 @@ import numpy.typing as npt
 from fedmerit.config import Config
 from fedmerit.errors import BindingError, FedmeritError, MessageError, ProtocolError, RefusedError, StoreError
 from fedmerit.identity import Roster, canonical, commitment, content, seed_from
+from fedmerit.notes import Note
 from fedmerit.protocol.measure import Evaluations, Scorer
 from fedmerit.protocol.messages import (
     LEAST_SAMPLES,
@@ -42,12 +44,14 @@ from fedmerit.protocol.terms import (
     FLOWER,
     REHEARSALS,
     Agreed,
+    Lineage,
     cautious,
     check_roster,
     check_server,
     check_version,
     config_in,
     least_scheduled,
+    lineage_of,
     refuse_rehearsal,
     scheduled_encoding,
 )
@@ -64,6 +68,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedmerit")
 REFUSED = "refuses; the reason is in its own log"
 AFTER_LAST = "has signed the last head of the run"
+KEPT_ROUNDS = 2
+"""How many rounds before the latest a member still answers in; it deletes the files of those before."""
 Evaluator = Callable[[Any, Sequence[str]], Evaluate]
 """(shape noted by training, names of utilities) -> a function that evaluates a model on a test slice."""
 
@@ -77,14 +83,30 @@ class MemberState(Protocol):
     returns a client as it is or as its dump.
     """
 
+    @property
+    def counter(self) -> int:
+        """A number greater than in any message that this member sent before."""
+
     def held(self) -> AbstractContextManager[None]:
         """Return a lock that lets one message at a time through."""
+
+    def check(self) -> None:
+        """Raise StoreError if anything is lost that this member needs to answer."""
+
+    def stop(self, why: str) -> None:
+        """Answer nothing more in any run: this state is an older copy. `save` makes it count."""
 
     def open(self) -> None:
         """Prepare to store a run."""
 
+    def save(self) -> None:
+        """Write what was set since the last time; only then may the answer leave."""
+
+    def room(self, size: int) -> None:
+        """Raise StoreError unless so many more bytes may be stored."""
+
     def put(self, name: str, value: Any) -> None:
-        """Store a value under a name."""
+        """Set the value of a name; `save` makes it count."""
 
     def get(self, name: str) -> Any:
         """Return the value stored under a name, or None."""
@@ -96,7 +118,13 @@ class MemberState(Protocol):
         """Return what this member must never do again, in any run."""
 
     def put_released(self, released: Released) -> None:
-        """Store what must never be done again, before the message that changed it is sent."""
+        """Set what must never be done again; `save` makes it count."""
+
+    def lineage(self, name: str) -> Lineage:
+        """Return what this member remembers of a federation from run to run."""
+
+    def put_lineage(self, name: str, lineage: Lineage) -> None:
+        """Set what this member remembers of a federation; `save` makes it count."""
 
     def roster(self) -> bytes | None:
         """Return the hash of the roster that this member last took part under, between machines."""
@@ -105,24 +133,39 @@ class MemberState(Protocol):
         """Store the hash of the roster that this member takes part under."""
 
     def add_kept(self, *lines: str) -> None:
-        """Append lines about what the member was shown, did and said, for a comparison with the ledger."""
+        """Add lines about what the member was shown, did and said, for a comparison with the ledger."""
 
     def drop_rounds(self, *, before: int) -> None:
-        """Delete what is stored of rounds before this one."""
+        """Delete what is stored of rounds before this one; but not the latest report."""
 
 
 class MemoryState:
-    """A member's state in memory: for rehearsals, which can be repeated, and for tests."""
+    """A member's state in memory, a `MemberState`: a rehearsal can be repeated."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
         self._released = Released()
+        self._lineages: dict[str, Lineage] = {}
+        self.counter = 1
         self._roster: bytes | None = None
 
     def held(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def check(self) -> None:
+        """Do nothing."""
+
+    def stop(self, why: str) -> None:
+        """Do nothing: nobody puts an older copy of this state back."""
+
     def open(self) -> None:
+        """Do nothing."""
+
+    def save(self) -> None:
+        """Count up."""
+        self.counter += 1
+
+    def room(self, size: int) -> None:
         """Do nothing."""
 
     def put(self, name: str, value: Any) -> None:
@@ -141,6 +184,12 @@ class MemoryState:
     def put_released(self, released: Released) -> None:
         self._released = released
 
+    def lineage(self, name: str) -> Lineage:
+        return self._lineages.get(name, Lineage())
+
+    def put_lineage(self, name: str, lineage: Lineage) -> None:
+        self._lineages[name] = lineage
+
     def roster(self) -> bytes | None:
         return self._roster
 
@@ -153,19 +202,23 @@ class MemoryState:
     def drop_update(self, number: int) -> None:
         """Delete a round's update and client: they are as large as a model and no longer needed."""
         for what in ("client", "update"):
-            self._values.pop(_file(number, what), None)
+            self._values.pop(file_name(number, what), None)
 
     def drop_rounds(self, *, before: int) -> None:
-        for name in [name for name in self._values if "." in name and _number(name) < before]:
-            del self._values[name]
-
-
-def _file(number: int, what: str) -> str:
-    return f"{number:04d}.{what}"
+        rounds = [name for name in self._values if "." in name]
+        last = max((name for name in rounds if name.endswith(".report")), key=_number, default="")
+        for name in rounds:
+            if _number(name) < before and name != last:
+                del self._values[name]
 
 
 def _number(name: str) -> int:
     return int(name.partition(".")[0])
+
+
+def file_name(number: int, what: str) -> str:
+    """Return the name of a value of a round."""
+    return f"{number:04d}.{what}"
 
 
 def _sums(state: MemberState, before: int) -> tuple[str, dict[str, npt.NDArray[Any]]] | None:
@@ -293,10 +346,12 @@ class Participant:
                 check_version(ask.get("terms", dict), self.name)
             config = config_in(ask.get("terms", dict))  # may be slow, so it is done without the lock
             with state.held():
-                return self._join(ask, state, address, config, server)
+                answer = self._join(ask, state, address, config, server)
+                state.save()
+                return answer
         with state.held():
             try:
-                state.released()  # raises if the record of past actions is lost
+                state.check()
                 kept = state.get("terms")
                 if kept is None:
                     raise BindingError("was asked before it joined", stage=ask.exchange, member=self.name)
@@ -307,7 +362,9 @@ class Participant:
                 agreed = Agreed(*kept)
                 if not self._signed(signed_by, agreed.server):
                     raise BindingError("not signed by the server", stage=ask.exchange, member=self.name)
-                return self._answer(ask, state, agreed, hashlib.sha256(data.head).digest(), work)
+                answer = self._answer(ask, state, agreed, hashlib.sha256(data.head).digest(), work)
+                state.save()
+                return answer
             except Exception as error:
                 if self.rehearsal:
                     raise
@@ -342,7 +399,7 @@ class Participant:
         self.accept(config)
         between = not self.rehearsal and terms.get("engine", FLOWER) not in REHEARSALS
         with self._joining("lost what it keeps; its own log says which file"):
-            state.released()
+            state.check()
             last = state.roster() if between else None
         if last is not None and last not in [one.hash for one in self.roster.chain]:
             raise RefusedError(
@@ -362,16 +419,33 @@ class Participant:
         signature = self._sign("join", body)
         kept = state.get("terms")
         if kept is None:
+            self._check_pins(ask.run, terms, config, state)
             with self._joining("cannot keep another run; its own log says why"):
                 state.open()
-            if between:
-                state.put_roster(self.roster.hash)
-            state.put("terms", [terms, pool, server])
+                if between:
+                    state.put_roster(self.roster.hash)
+                state.put("terms", [terms, pool, server])
+            if config.training.weights == "secret" and not self.rehearsal:
+                log.warning("%s", Note("secret-weights"))
         elif not same(body, join_body(ask.run, address, *kept, run_config=self.run_config)):
             raise RefusedError(
                 "asked to agree to terms that differ from those it signed", stage="join", member=self.name
             )
         return pack([self.name, signature, self.run_config])
+
+    def _check_pins(
+        self, run: str, terms: Mapping[str, Any], config: Config, state: MemberState
+    ) -> Lineage | None:
+        """Raise RefusedError if earlier runs speak against this one; return None in a rehearsal."""
+        if self.rehearsal or terms.get("engine", FLOWER) in REHEARSALS:
+            return None
+        lineage = state.lineage(lineage_of(self.roster))
+        try:
+            lineage.check(run, config, time.time())
+        except RefusedError as error:
+            log.warning("%s: %s", self.name, error)
+            raise
+        return lineage
 
     @contextmanager
     def _joining(self, refusal: str) -> Iterator[None]:
@@ -387,15 +461,24 @@ class Participant:
     ) -> bytes:
         """Return fresh keys for a round; refuse if this member has gone beyond keys and shares in it."""
         setting = self._setting(number, agreed, members, run)
+        if number < (state.get("floor") or 0):
+            raise RefusedError("is further than this round", stage="advertise", member=self.name)
         before = self._client(number, state)
         if before is not None and (
-            before.stage not in ("share", "masked") or state.get(_file(number, "began"))
+            before.stage not in ("share", "masked") or state.get(file_name(number, "began"))
         ):
             raise RefusedError("is past this stage of the round", stage="advertise", member=self.name)
         client = self._new_client(setting, agreed, state)
         message = client.advertise()
         self._keep(state, client)
+        self._end_rounds(state, before=number - KEPT_ROUNDS)
         return message
+
+    def _end_rounds(self, state: MemberState, *, before: int) -> None:
+        """Take no further part in rounds before this one, and delete what is stored of them."""
+        if before > (state.get("floor") or 0):
+            state.put("floor", before)
+            state.drop_rounds(before=before)
 
     def _setting(self, number: int, agreed: Agreed, members: Sequence[Any], run: str) -> Setting:
         config = agreed.config
@@ -420,7 +503,7 @@ class Participant:
         shown = ask.get("list", bytes)
         if due == "masked":
             client.readable(shown)  # fail on unreadable bytes before training
-            if work is None or state.get(_file(ask.round, "began")):
+            if work is None or state.get(file_name(ask.round, "began")):
                 raise RefusedError("trains once per round, and only with a model to train", stage=due)
         self.masked, self.declined = False, ""
         try:
@@ -432,9 +515,11 @@ class Participant:
                 message = client.handle(shown)
         except MessageError:
             raise
-        except ProtocolError as error:
+        except (ProtocolError, StoreError) as error:
             if not self.rehearsal:
                 log.warning("%s leaves round %d: %s", self.name, ask.round, error)
+            if isinstance(error, RefusedError) and error.code == "stale-state":
+                state.stop(str(error))
             message, self.declined = client.decline(), str(error)
         except Exception as error:  # user code: the server is not told why it failed
             if self.rehearsal:
@@ -443,7 +528,7 @@ class Participant:
             message, self.declined = client.decline(), str(error)
         self._keep(state, client)
         if due == "masked" and self.masked:
-            trained = kept_trained(ask.round, state.get(_file(ask.round, "began")))
+            trained = kept_trained(ask.round, state.get(file_name(ask.round, "began")))
             complained = [kept_complained(ask.round, self.name, dealer) for dealer in client.complaints]
             for dealer in client.complaints if not self.rehearsal else ():
                 log.warning("%s complains in round %d: %s dealt a bad share", self.name, ask.round, dealer)
@@ -466,7 +551,13 @@ class Participant:
         steady = last is not None and last[2] == ask.round - 1 and not agreed.terms.get("optimiser")
         if steady and m0_hash != last[3]:
             raise BindingError("M0 is not the M of the round before", stage="masked", member=self.name)
-        state.put(_file(ask.round, "began"), m0_hash)
+        state.room(8 * work.m0.size)
+        lineage = self._check_pins(ask.run, agreed.terms, config, state)
+        if lineage is not None:
+            lineage.begin(ask.run, config, time.time())
+            state.put_lineage(lineage_of(self.roster), lineage)
+        state.put(file_name(ask.round, "began"), m0_hash)
+        state.save()
         trained = work.train()
         work.check(trained, config)
         told = ask.body.get("weights") if self.rehearsal else None
@@ -477,13 +568,13 @@ class Participant:
         delta = np.asarray(trained.delta, np.float32)  # as it is stored
         message = client.masked(shown, Update(task, delta, weight, self._rounding(ask.round)))
         own = weight if public is None else public[self.name]
-        state.put(_file(ask.round, "update"), [work.m0, delta, own, trained.shape, told])
+        state.put(file_name(ask.round, "update"), [work.m0, delta, own, trained.shape, told])
         return message
 
     def contribution(self, run: str, number: int) -> npt.NDArray[np.float64]:
         """Return w_i d_i of a round as it was summed; for a rehearsal's analyses."""
         state = self.state(run)
-        client, update = self._client(number, state), state.get(_file(number, "update"))
+        client, update = self._client(number, state), state.get(file_name(number, "update"))
         if client is None or update is None:
             raise BindingError(f"brought nothing to the sum of round {number}", member=self.name)
         encoding, _ = self._encoding(Agreed(*state.get("terms")), client, update)
@@ -491,7 +582,7 @@ class Participant:
 
     def weight(self, run: str, number: int) -> float:
         """Return w_i of a round whose sum includes this member; for a rehearsal's analyses."""
-        return _weight(self.state(run).get(_file(number, "update")))
+        return _weight(self.state(run).get(file_name(number, "update")))
 
     def sums(self, run: str, before: int) -> tuple[str, dict[str, npt.NDArray[Any]]] | None:
         """Return test slice and per-sample sums of the last report before a round; None if there is none."""
@@ -501,7 +592,7 @@ class Participant:
         self, run: str, number: int, m: str, slice_id: str, sums: Mapping[str, npt.NDArray[Any]]
     ) -> None:
         """Store what `sums` returned, as the sums after a round; ``m`` is the hash of its model M."""
-        self.state(run).put(_file(number, "report"), [b"", b"", number, m, slice_id, sums])
+        self.state(run).put(file_name(number, "report"), [b"", b"", number, m, slice_id, sums])
 
     def _encoding(
         self, agreed: Agreed, client: Client | PlainClient, update: Sequence[Any]
@@ -520,24 +611,26 @@ class Participant:
 
     def _report(self, ask: Ask, state: MemberState, agreed: Agreed, asked: bytes) -> bytes:
         """Answer one request per round; repeat the answer if asked again. Another one would reveal more."""
-        client, update = self._known_client(ask, state), state.get(_file(ask.round, "update"))
+        client, update = self._known_client(ask, state), state.get(file_name(ask.round, "update"))
         if client.stage != "done" or update is None:
             raise BindingError("has nothing to report on", stage="report")
-        if (said := state.get(_file(ask.round, "report"))) is not None and said[0] == asked:
+        if (said := state.get(file_name(ask.round, "report"))) is not None and said[0] == asked:
             return bytes(said[1])
-        if state.get(_file(ask.round, "asked")) is not None:
+        if state.get(file_name(ask.round, "asked")) is not None:
             raise RefusedError("has had another request for a report on this round", stage="report")
-        state.put(_file(ask.round, "asked"), asked)
+        state.put(file_name(ask.round, "asked"), asked)
+        state.save()
         m0 = as_array(update[0], "<f4")
         encoding, public = self._encoding(agreed, client, update)
         contribution, weight = self._contribution(client, update, encoding), _weight(update)
         try:
             told = ask.told(encoding.words)
-            self._check_told(told, agreed, client, state.get(_file(ask.round, "began")))
+            self._check_told(told, agreed, client, state.get(file_name(ask.round, "began")))
             outcome = told.outcome(m0, encoding, public)
             outcome.check(self.name, weight, encoding)
         except FedmeritError as error:
             state.put("left", str(error))
+            state.save()
             raise
         scorer = self._scorer(state, agreed, ask.round, update[3])
         report = scorer.report(m0, outcome, contribution, weight, solo=self.solo, direction=self.rehearsal)
@@ -546,8 +639,8 @@ class Participant:
         reply = pack([canonical(body), self._sign("report", body), following])
         said = [asked, reply, ask.round, outcome.bound_to["m"], scorer.totals_on, scorer.totals]
         state.add_kept(kept_head(ask.round - 1, outcome.head), kept_report(ask.round, body, outcome.bound_to))
-        state.put(_file(ask.round, "report"), said)
-        state.drop_rounds(before=ask.round)
+        state.put(file_name(ask.round, "report"), said)
+        self._end_rounds(state, before=ask.round)
         return reply
 
     def _check_told(self, told: Told, agreed: Agreed, client: Client | PlainClient, m0_hash: str) -> None:
@@ -611,11 +704,17 @@ class Participant:
             return PlainClient(setting, self.name, released=state.released())
         from fedmerit.secagg.client import Client
 
-        return Client(setting, self.name, self.identity, released=state.released())
+        known = state.lineage(lineage_of(self.roster)).peers
+        return Client(
+            *(setting, self.name, self.identity),
+            released=state.released(),
+            counter=state.counter,
+            peers={one.name: known[one.key.hex()] for one in self.roster.members if one.key.hex() in known},
+        )
 
     def _client(self, number: int, state: MemberState) -> Client | PlainClient | None:
         """Return the state machine of a round, or None."""
-        kept: Any = state.get(_file(number, "client"))
+        kept: Any = state.get(file_name(number, "client"))
         if not isinstance(kept, bytes):
             client: Client | PlainClient | None = kept
             return client
@@ -630,9 +729,15 @@ class Participant:
         return client
 
     def _keep(self, state: MemberState, client: Client | PlainClient) -> None:
-        """Store what must never be done again, then the client's state; only then may the answer be sent."""
+        """Set what must never be done again, and the client: written before the answer leaves."""
         state.put_released(client.released)
-        state.put(_file(client.setting.round, "client"), client)
+        state.put(file_name(client.setting.round, "client"), client)
+        lineage = state.lineage(lineage_of(self.roster))
+        tokens = client.tokens
+        if lineage.learn(
+            {self.roster.key(one).hex(): tokens[one] for one in client.survivors if one in tokens}
+        ):
+            state.put_lineage(lineage_of(self.roster), lineage)
 
     def _rounding(self, number: int) -> int | None:
         return None if self.seed is None else seed_from(self.seed, "rounding", number, self.name)

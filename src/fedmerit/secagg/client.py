@@ -110,6 +110,8 @@ class Client:
     def tokens(self) -> dict[str, tuple[int, bytes]]:
         """The greatest counter of each peer that it proved, and the proof; for later attempts. See `peers`.
 
+        Keep those of peers in `survivors` only: they have seen what this member knew of them before.
+
         A counter is a peer's own signed statement, so a peer who restores an older state contradicts it.
         """
         return {name: (counter, token) for name, (counter, token) in self._state.tokens.items()}
@@ -373,7 +375,11 @@ class Client:
         return masks.channel_key(self._state.channel, self.setting.session, self.name, peer)
 
     def _stale(self, heads: dict[str, Head]) -> list[list[Any]]:
-        """Remember the counters of peers; return rows on peers who advertised no newer one than before."""
+        """Remember the counters of peers; return rows with the tokens of peers that it knew before.
+
+        A peer is told of its last token also where it advertises a greater counter: a server can make an
+        older copy of its state count up before others see it, but cannot make it remember that token.
+        """
         s, rows = self._state, []
         for place, peer in enumerate(self.setting.members):
             if peer == self.name or peer not in heads:
@@ -383,9 +389,9 @@ class Client:
             before = s.tokens.get(peer)
             if not _proves(self.setting, peer, *now) or now == before:
                 continue
-            if before is not None and counter <= before[0]:
+            if before is not None:
                 rows.append([place, *before])
-            else:
+            if before is None or counter > before[0]:
                 s.tokens[peer] = now
         return rows
 
@@ -416,8 +422,11 @@ class Client:
 
 
 def _counted(setting: Setting, name: str, counter: int, mask: bytes) -> bytes:
-    """Return what a member signs to prove that its state had this counter when it advertised a mask key."""
-    return pack("fedmerit state counter 1", setting.roster.hash, name, counter, mask)
+    """Return what a member signs to prove that its state had this counter when it advertised a mask key.
+
+    It names no roster: rosters change, and a key and its state outlive that.
+    """
+    return pack("fedmerit state counter 1", setting.roster.key(name), counter, mask)
 
 
 def _proves(setting: Setting, name: str, counter: int, token: bytes) -> bool:

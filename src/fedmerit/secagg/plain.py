@@ -40,6 +40,7 @@ class PlainClient:
         self.stage = STAGES[0]
         self.rounding: bytes | None = None
         self.survivors: tuple[str, ...] = ()
+        self.tokens: dict[str, tuple[int, bytes]] = {}  # counters of others: nobody signs any
         self.complaints: tuple[str, ...] = ()  # nothing is dealt here
 
     def advertise(self) -> bytes:

@@ -1,78 +1,109 @@
-"""A member's files. Every message may be handled by a new process, so a member's state is next to its key.
+"""A member's state. Every message may be handled by a new process, so the state is next to the key.
 
 ::
 
-    KEY.state/released            digests of what must never be done again (all runs)
-    KEY.state/roster              hash of the roster that this member last took part under (all runs)
-    KEY.state/RUN/terms           what this member agreed to when it joined; it cannot change
-    KEY.state/RUN/left            why this member has left the run, if it has
-    KEY.state/RUN/0003.client     the state machine of round 3, with its secrets
-    KEY.state/RUN/0003.began      hash of the model it began to train, which it does once per round
-    KEY.state/RUN/0003.update     M0, the update and its weight: for the report, and for an audit
-    KEY.state/RUN/0003.asked      hash of the only request for a report that it answers
-    KEY.state/RUN/0003.report     the answer, and the per-sample sums behind cumulative standard errors
-    KEY.state/RUN/seen            the last head of the run, once it has signed it
-    KEY.state/RUN/heads           the heads it was shown, the models it trained from, hashes of what it
-                                  masked, the sums it released shares for, and hashes of its reports and
-                                  their outcomes, one per line: see head_log.py
+    KEY.state/state               one sealed file: a counter, what must never be done again, pins and peers'
+                                  counters for each federation, and all small values of each run
+    KEY.state/RUN/terms.5f0c1d2e  a larger value (here the terms of a run), sealed. `state` holds its seal,
+                                  and the name its first digits, so no other file passes for it
+    KEY.state/RUN/heads           what the member was shown, did and said, one entry per line: see
+                                  head_log.py; `state` holds its length and digest
 
-All files have mode 600, in a folder of mode 700, and are written in one step. All but the last are encrypted
-(AES-256-GCM under a key derived from the identity key). So a backup of the folder reveals only ``heads``,
-and a file that was cut, emptied or swapped with another one raises an error. ``released`` is written before
-the folder of the first run is made: if there is a run but no ``released``, the file was lost. Nobody can
-notice if an older copy of it was put back, or if the key was moved elsewhere without its folder.
+Values of a run are ``terms`` (what the member agreed to), ``left`` (why it has left the run), ``seen`` (the
+last head, once signed) and ``floor`` (rounds before this one are over). Values of round 3 are
+``0003.client`` (the state machine, with its secrets), ``0003.began`` (hash of the model it began to train),
+``0003.update`` (M0, the update, its weight), ``0003.asked`` (hash of the only request for a report that it
+answers) and ``0003.report`` (the answer, and the sums behind cumulative standard errors).
+
+A message is answered in this order: larger values are written, then ``heads``, then ``state``, each in one
+step; then files are deleted that ``state`` no longer names; then the answer leaves. So a kill at any moment
+leaves the state before the message or the state after it. Sealed means AES-256-GCM under a key derived from
+the identity key. A file that is lost, cut, swapped or put back from an older copy raises an error. Only an
+older copy of the whole folder passes here; the counter, which grows with every write and which other members
+remember, shows it to them.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import logging
 import os
 import re
+import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedmerit.errors import StoreError
+from fedmerit.errors import ConfigError, StoreError
+from fedmerit.identity import Roster, load_key
+from fedmerit.ledger.records import first_body
+from fedmerit.notes import Note
 from fedmerit.protocol.messages import pack, unpack
+from fedmerit.protocol.terms import Lineage, lineage_of
+from fedmerit.scoring.files import LEDGER
 from fedmerit.secagg.state import Released
-from fedmerit.storage.run_folder import sweep, write
+from fedmerit.storage.run_folder import snapshot, sweep, write
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 log = logging.getLogger("fedmerit")
 _RUN = re.compile(r"[0-9a-f]{32}")
+_VALUE = re.compile(r"(?:terms|left|seen|[0-9]+\.[a-z]+)(?:\.[0-9a-f]{8})?")
 IDLE = 86_400.0
 """Seconds without a message after which a run counts as over although it never ended."""
 MOST_RUNS = 100
 """Most runs that a member stores: a single invitation by a server makes a folder."""
-NONCE = 12
-ALL_RUNS = "all runs"
-RESTORE = (
-    "it says what this member must never do again; put back a copy that was made after its last round, or, "
-    "if there is none, take part with a new key on a new roster"
+SMALL = 4096
+"""Most bytes of a value within the file `state`; a larger one has a file of its own."""
+DISK = 4 * 2**30
+"""Most bytes that a member stores of one run, unless its owner allows more."""
+SPARE = 64 * 2**20
+"""Bytes of the disk that a member leaves free."""
+MAGIC = b"FMS"
+VERSION = b"2"
+NONCE, TAG = 12, 16
+LOST = (
+    "it says what this member must never do again; put back a copy of the whole folder that was made after "
+    "this member's last answer, never an older one; if there is none, take part with a new key on a new "
+    "roster"
+)
+GONE = (
+    "put back this very file, from a copy that was made since it was written; without it, this member takes "
+    "no further part in the run, but it joins other runs"
 )
 
 
-class MemberFiles:
-    """The files of one member in one run: a `protocol.member.MemberState`."""
+STOPPED = (
+    "others have seen a later state of this key, so this one answers nothing more: " + LOST.partition("; ")[2]
+)
 
-    def __init__(self, key_file: Path, identity: Ed25519PrivateKey, run: str) -> None:
-        if not _RUN.fullmatch(run):
-            raise StoreError(f"a run is named by 32 hexadecimal digits, got {run!r:.60}")
+
+class StateFile:
+    """The file `state` of one member, and the sealed files that it names.
+
+    ``content`` is what it holds: ``counter``; ``released``; ``roster``, the hash of the roster it last took
+    part under; ``stopped``, if it is, why it answers nothing more; ``disk``, the owner's budget, or None;
+    ``rosters``, a `Lineage` as plain values for each federation; and ``runs``, for each run ``time`` of the
+    last change, ``heads`` (length and digest), ``values`` (packed) and ``files`` (seal and size).
+    """
+
+    def __init__(self, key_file: Path, identity: Ed25519PrivateKey) -> None:
         self.home = key_file.with_name(key_file.name + ".state")
-        self.folder = self.home / run
-        self.run = run
+        self.path = self.home / "state"
         self._key = _derived(identity)
+        self._content: dict[str, Any] | None = None
+        self._held = False
+        self.touched: set[str] = set()  # runs whose folders may hold what is no longer named
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self, *, wait: bool = True) -> Iterator[None]:
         """Let one process at a time work: a second message waits until the first is answered."""
         try:
             self.home.mkdir(mode=0o700, exist_ok=True)
@@ -83,107 +114,496 @@ class MemberFiles:
                     f"replace its record of what must never be done again; run: chmod 700 {self.home}"
                 )
             lock = (self.home / ".lock").open("w")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError as error:
+            lock.close()
+            raise StoreError(
+                f"{self.home}: the member answers a message at this moment; try again later"
+            ) from error
         except OSError as error:
             raise StoreError(f"{self.home}: cannot keep a member's state: {error}") from error
         with lock:
-            yield
-
-    def open(self) -> None:
-        """Make the folder of a run, and delete the secrets of other runs that are over or long idle."""
-        if not self._released.exists():
-            self.put_released(self.released())
-        sweep(self.home)
-        others = [folder for folder in self.home.iterdir() if folder.is_dir() and folder != self.folder]
-        if going := sum(not _tidied(folder) for folder in others):
-            log.warning(
-                "joins a run while %d other run(s) are not over; keeps what it stored for them", going
-            )
-        if (kept := sum(folder.exists() for folder in others)) >= MOST_RUNS:
-            raise StoreError(
-                f"{self.home}: holds {kept} runs, and a member keeps at most {MOST_RUNS}. Invitations are "
-                "deleted after a day. Verify the runs that are over (fedmerit verify --heads), then delete "
-                "their folders"
-            )
-        self.folder.mkdir(mode=0o700, exist_ok=True)
-
-    # ----------------------------------------------------------------------------------------- stored values
-
-    def put(self, name: str, value: Any) -> None:
-        """Encrypt and write a value, bound to its name so that files cannot be swapped."""
-        self._put(self.folder / name, self.run, value)
-
-    def get(self, name: str) -> Any:
-        """Return the value stored under a name, or None."""
-        return self._get(self.folder / name, self.run)
-
-    def released(self) -> Released:
-        """Return what this member must never do again, in any run; raise StoreError if that was lost."""
-        try:
-            kept = self._get(self._released, ALL_RUNS)
-        except StoreError as error:
-            raise StoreError(f"{error}; {RESTORE}") from None
-        if kept is None and any(path.is_dir() for path in self.home.iterdir()):
-            raise StoreError(f"{self._released}: missing; {RESTORE}")
-        return Released() if kept is None else Released.load(kept)
-
-    def put_released(self, released: Released) -> None:
-        """Store what must never be done again, before the message that changed it is sent."""
-        self._put(self._released, ALL_RUNS, released.dump())
-
-    def roster(self) -> bytes | None:
-        """Return the hash of the roster that this member last took part under, or None."""
-        kept: bytes | None = self._get(self.home / "roster", ALL_RUNS)
-        return kept
-
-    def put_roster(self, hash_: bytes) -> None:
-        """Store the hash of the roster that this member takes part under."""
-        if self.roster() != hash_:
-            self._put(self.home / "roster", ALL_RUNS, hash_)
-
-    def add_kept(self, *lines: str) -> None:
-        """Append lines about what the member was shown, did and said, to detect a ledger that differs."""
-        path = self.folder / "heads"
-        before = path.read_bytes() if path.exists() else b""
-        write(path, before + "".join(f"{line}\n" for line in lines).encode("ascii"), mode=0o600)
-
-    def last(self, what: str, before: int) -> Any:
-        """Return the value stored under `ROUND.what` in the latest round before this one, or None."""
-        numbers = [int(path.stem) for path in self.folder.glob(f"[0-9]*.{what}") if path.stem.isdecimal()]
-        earlier = [number for number in numbers if number < before]
-        return self.get(f"{max(earlier):04d}.{what}") if earlier else None
-
-    def drop_rounds(self, *, before: int) -> None:
-        """Delete the files of rounds before this one, which no audit can ask for any more."""
-        sweep(self.folder)
-        for path in self.folder.glob("[0-9]*.*"):
-            if path.stem.isdecimal() and int(path.stem) < before:
-                path.unlink(missing_ok=True)
+            self._content, self._held = None, True
+            try:
+                yield
+            finally:
+                self._content, self._held = None, False
 
     @property
-    def _released(self) -> Path:
-        return self.home / "released"
+    def content(self) -> dict[str, Any]:
+        """What the file holds; read once. A folder of an earlier version is upgraded first."""
+        if self._content is None:
+            if not self.path.exists() and any(self._older()):
+                self._upgrade()
+            self._content = self._read()
+        return self._content
 
-    def _put(self, path: Path, run: str, value: Any) -> None:
+    def _read(self) -> dict[str, Any]:
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            if self.runs_on_disk():
+                raise StoreError(f"{self.path}: missing; {LOST}") from None
+            return {"counter": 0, "released": b"", "disk": None, "rosters": {}, "runs": {}}
+        except OSError as error:
+            raise StoreError(f"{self.path}: cannot be read: {error}; {LOST}") from error
+        if data[:3] == MAGIC and data[3:4] > VERSION:
+            raise StoreError(f"{self.path}: written by a later version of fedmerit: update this one")
+        head = len(MAGIC + VERSION)
+        plain = self._unsealed(data[head:], _bound("", "state")) if data[:head] == MAGIC + VERSION else None
+        if plain is None:
+            raise StoreError(f"{self.path}: damaged, or encrypted with another key; {LOST}")
+        found: dict[str, Any] = unpack(plain, f"the state in {self.path}")
+        return found
+
+    def save(self) -> None:
+        """Count up and write the file in one step, then delete what it no longer names."""
+        content = self.content
+        content["counter"] += 1
+        sealed = self._sealed(pack(content), _bound("", "state"))
+        write(self.path, MAGIC + VERSION + sealed, mode=0o600)
+        (self.home / "released").unlink(missing_ok=True)  # of the layout before
+        sweep(self.home)
+        for folder in self.runs_on_disk():
+            if folder.name in self.touched:
+                self._sweep_run(folder)
+        self.touched.clear()
+
+    def _sweep_run(self, folder: Path) -> None:
+        run = self.content["runs"].get(folder.name)
+        named = set() if run is None else {file_name(name, seal) for name, (seal, _) in run["files"].items()}
+        sweep(folder)
+        for path in folder.iterdir():
+            if path.name not in named and _VALUE.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+        if run is None and not any(folder.iterdir()):
+            folder.rmdir()
+
+    def runs_on_disk(self) -> list[Path]:
+        """Return the folders of runs."""
+        if not self.home.is_dir():
+            return []
+        return [path for path in self.home.iterdir() if _RUN.fullmatch(path.name) and path.is_dir()]
+
+    # ------------------------------------------------------------------------------------------ sealed files
+
+    def put(self, run: str, name: str, value: Any) -> None:
+        """Set a value of a run: within the file if it is small, otherwise in a file of its own."""
+        kept, data = self.content["runs"][run], pack(_plain(value))
+        kept["values"].pop(name, None)
+        kept["files"].pop(name, None)
+        if len(data) <= SMALL and name != "terms":  # terms stay for good, and are never written again
+            kept["values"][name] = data
+            return
+        self.room(run, len(data))
+        sealed = self._sealed(data, _bound(run, name))
+        seal = sealed[-TAG:]
+        write(self.home / run / file_name(name, seal), sealed, mode=0o600)
+        kept["files"][name] = [seal, len(sealed)]
+
+    def get(self, run: str, name: str) -> Any:
+        """Return a value of a run, or None."""
+        kept = self.content["runs"].get(run)
+        if kept is None:
+            return None
+        data = kept["values"].get(name)
+        if data is None and name in kept["files"]:
+            seal, _ = kept["files"][name]
+            path = self.home / run / file_name(name, seal)
+            try:
+                sealed = path.read_bytes()
+            except OSError as error:
+                raise StoreError(f"{path}: cannot be read: {error}; {GONE}") from error
+            data = self._unsealed(sealed, _bound(run, name)) if sealed[-TAG:] == seal else None
+            if data is None:
+                raise StoreError(f"{path}: damaged, or not the file that was written; {GONE}")
+        return None if data is None else unpack(data, f"{name} of run {run}")
+
+    def room(self, run: str, size: int) -> None:
+        """Raise StoreError unless so many more bytes may be stored of a run, and fit on the disk."""
+        most = self.content["disk"] or DISK
+        used = sum(there for _, there in self.content["runs"][run]["files"].values())
+        if used + size > most:
+            raise StoreError(
+                f"{self.home / run}: {used + size} bytes of one run would be stored, and this member stores "
+                f"at most {most}; its owner can change that: fedmerit member allow KEY disk={used + size}"
+            )
+        free = shutil.disk_usage(self.home).free
+        if free < size + SPARE:
+            raise StoreError(f"{self.home}: {size} bytes are to be stored, and the disk has {free} left")
+
+    def _sealed(self, data: bytes, bound: bytes) -> bytes:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         nonce = os.urandom(NONCE)
-        sealed = AESGCM(self._key).encrypt(nonce, pack(_plain(value)), _bound(run, path.name))
-        write(path, nonce + sealed, mode=0o600)
+        return nonce + AESGCM(self._key).encrypt(nonce, data, bound)
 
-    def _get(self, path: Path, run: str) -> Any:
+    def _unsealed(self, data: bytes, bound: bytes) -> bytes | None:
+        """Return what was sealed, or None if this is not it."""
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            return None
-        try:
-            plain = AESGCM(self._key).decrypt(data[:NONCE], data[NONCE:], _bound(run, path.name))
+            return AESGCM(self._key).decrypt(data[:NONCE], data[NONCE:], bound)
         except (InvalidTag, ValueError):
-            raise StoreError(f"{path}: damaged, or encrypted with another key") from None
-        return unpack(plain, f"the state in {path}")
+            return None
+
+    # ------------------------------------------------------------------------------ folders of version 0.1.0
+    # One sealed file per value, `released` beside the folders of runs. Nothing of it is changed until the new
+    # file `state` is there in full; what is then left of it is deleted by the next `save`.
+
+    def _older(self) -> Iterator[Path]:
+        """Yield the sealed files of the layout before."""
+        if (self.home / "released").exists():
+            yield self.home / "released"
+        for folder in self.runs_on_disk():
+            for path in folder.iterdir():
+                if _VALUE.fullmatch(path.name) and not re.search(r"\.[0-9a-f]{8}$", path.name):
+                    yield path
+
+    def _upgrade(self) -> None:
+        if not self._held:
+            with self.held():
+                return self._upgrade()
+        if self.path.exists():  # another process was quicker
+            return None
+        files = list(self._older())
+        if self.home / "released" not in files:
+            raise StoreError(f"{self.home / 'released'}: missing; {LOST}")
+        self._content = {"counter": 0, "released": b"", "disk": None, "rosters": {}, "runs": {}}
+        for folder in self.runs_on_disk():
+            newest = max((path.stat().st_mtime for path in folder.iterdir()), default=0.0)
+            heads = folder / "heads"
+            kept = heads.read_bytes() if heads.exists() else b""
+            self._content["runs"][folder.name] = {**new_run(kept), "time": newest}
+            self.touched.add(folder.name)
+        for path in files:
+            run = "all runs" if path.name == "released" else path.parent.name
+            plain = self._unsealed(path.read_bytes(), pack(["fedmerit member state 1", run, path.name]))
+            if plain is None:
+                raise StoreError(f"{path}: damaged, or encrypted with another key; {LOST}")
+            value = unpack(plain, f"the state in {path}")
+            if path.name == "released":
+                self._content["released"] = value
+            else:
+                self.put(run, path.name, value)
+        self.save()
+        return None
+
+
+def new_run(heads: bytes = b"") -> dict[str, Any]:
+    """Return what is kept of a run of which nothing is stored but its file of heads."""
+    digest = hashlib.sha256(heads).digest()
+    return {"time": time.time(), "heads": [len(heads), digest], "values": {}, "files": {}}
+
+
+def file_name(name: str, seal: bytes) -> str:
+    """Return the name of the file of a larger value."""
+    return f"{name}.{seal[:4].hex()}"
+
+
+class MemberFiles:
+    """The state of one member in one run: a `protocol.member.MemberState`."""
+
+    def __init__(self, key_file: Path, identity: Ed25519PrivateKey, run: str) -> None:
+        if not _RUN.fullmatch(run):
+            raise StoreError(f"a run is named by 32 hexadecimal digits, got {run!r:.60}")
+        self.file = StateFile(key_file, identity)
+        self.home = self.file.home
+        self.folder = self.home / run
+        self.run = run
+        self._released: Released | None = None
+        self._lines: list[str] = []
+        self._changed = False
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let one message at a time through."""
+        with self.file.held():
+            self._released, self._lines, self._changed = None, [], False
+            yield
+
+    def stop(self, why: str) -> None:
+        """Answer nothing more in any run; `save` makes it count."""
+        self.file.content["stopped"] = why
+        self._changed = True
+
+    def check(self) -> None:
+        """Raise StoreError if anything is lost that this member needs to answer in this run."""
+        if why := self.file.content.get("stopped"):
+            raise StoreError(f"{self.file.path}: {why}; {STOPPED}")
+        kept = self._kept
+        if kept is None:
+            return
+        for name, (seal, size) in kept["files"].items():
+            path = self.folder / file_name(name, seal)
+            if not path.exists():
+                raise StoreError(f"{path}: missing; {GONE}")
+            if path.stat().st_size != size:
+                raise StoreError(f"{path}: damaged: expected {size} bytes, got {path.stat().st_size}; {GONE}")
+        heads, more = stated_heads(self.folder / "heads", kept["heads"])
+        if more:  # written for an answer that never left
+            log.warning("%s: a kill left %d bytes too many, which are deleted", self.folder / "heads", more)
+            write(self.folder / "heads", heads, mode=0o600)
+
+    def open(self) -> None:
+        """Prepare to store a run, and delete the secrets of other runs that are over or long idle."""
+        runs = self.file.content["runs"]
+        self.file.touched |= {folder.name for folder in self.file.runs_on_disk()}
+        going = sum(not self._tidied(run) for run in [*runs] if run != self.run)
+        if going:
+            log.warning(
+                "joins a run while %d other run(s) are not over; keeps what it stored for them", going
+            )
+        stored = [run for run in runs if run != self.run and (self.home / run).exists()]
+        if len(stored) >= MOST_RUNS:
+            raise StoreError(
+                f"{self.home}: holds {len(stored)} runs, and a member keeps at most {MOST_RUNS}. Invitations "
+                "are deleted after a day. Verify the runs that are over (fedmerit verify --heads), then "
+                "delete their folders"
+            )
+        if not self.file.path.exists():
+            self.file.save()  # first: a folder of a run without it means that it was lost
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        runs.setdefault(self.run, new_run())
+        self._changed = True
+
+    def _tidied(self, run: str) -> bool:
+        """Drop secrets of a run that is over or idle, or an idle invitation; return False if it goes on."""
+        runs = self.file.content["runs"]
+        kept = runs[run]
+        names = {*kept["values"], *kept["files"]}
+        idle, over = time.time() - kept["time"] >= IDLE, bool(names & {"seen", "left"})
+        if names <= {"terms"} and not kept["heads"][0]:  # an invitation only
+            if idle:
+                del runs[run]
+            return True
+        if not idle and not over:
+            return False
+        secret = {name for name in names if (over and "." in name) or name.endswith((".client", ".update"))}
+        if over and not (self.home / run).exists():  # its owner deleted it: remember that it is over
+            kept["heads"] = new_run()["heads"]
+            secret |= {*kept["files"]}
+        for name in secret:
+            kept["values"].pop(name, None)
+            kept["files"].pop(name, None)
+        return True
+
+    # ----------------------------------------------------------------------------------------- stored values
+
+    @property
+    def counter(self) -> int:
+        """The counter of the next write, greater than that of any message this member has sent."""
+        return int(self.file.content["counter"]) + 1
+
+    @property
+    def _kept(self) -> dict[str, Any] | None:
+        kept: dict[str, Any] | None = self.file.content["runs"].get(self.run)
+        return kept
+
+    def put(self, name: str, value: Any) -> None:
+        """Set a value; `save` makes it count."""
+        self.file.put(self.run, name, value)
+        self._changed = True
+
+    def get(self, name: str) -> Any:
+        """Return the value stored under a name, or None."""
+        return self.file.get(self.run, name)
+
+    def last(self, what: str, before: int) -> Any:
+        """Return the value stored under `ROUND.what` in the latest round before this one, or None."""
+        earlier = [number for number in self._rounds(what) if number < before]
+        return self.get(f"{max(earlier):04d}.{what}") if earlier else None
+
+    def released(self) -> Released:
+        """Return what this member must never do again, in any run."""
+        if self._released is None:
+            self._released = Released.load(self.file.content["released"])
+        return self._released
+
+    def put_released(self, released: Released) -> None:
+        """Set what must never be done again; `save` makes it count."""
+        self._released, self._changed = released, True
+        self.file.content["released"] = released.dump()
+
+    def lineage(self, name: str) -> Lineage:
+        """Return what this member remembers of a federation from run to run."""
+        return Lineage.load(self.file.content["rosters"].get(name))
+
+    def put_lineage(self, name: str, lineage: Lineage) -> None:
+        """Set what this member remembers of a federation; `save` makes it count."""
+        self.file.content["rosters"][name] = lineage.dump()
+        self._changed = True
+
+    def roster(self) -> bytes | None:
+        """Return the hash of the roster that this member last took part under, or None."""
+        kept: bytes | None = self.file.content.get("roster")
+        return kept
+
+    def put_roster(self, hash_: bytes) -> None:
+        """Set the hash of the roster that this member takes part under; `save` makes it count."""
+        self.file.content["roster"] = hash_
+        self._changed = True
+
+    def room(self, size: int) -> None:
+        """Raise StoreError unless so many more bytes may be stored of this run."""
+        self.file.room(self.run, size)
+
+    def add_kept(self, *lines: str) -> None:
+        """Add lines about what the member was shown, did and said, to detect a ledger that differs."""
+        self._lines.extend(lines)
+        self._changed = True
+
+    def drop_rounds(self, *, before: int) -> None:
+        """Delete what is stored of rounds before this one, which are over; but not the latest report."""
+        kept = self._kept
+        assert kept is not None
+        last = f"{max(self._rounds('report'), default=0):04d}.report"
+        for stored in (kept["values"], kept["files"]):
+            for name in [name for name in stored if "." in name and name != last]:
+                if int(name.partition(".")[0]) < before:
+                    del stored[name]
+        self._changed = True
+
+    def save(self) -> None:
+        """Write what was set since the last time; only then may the answer leave."""
+        kept = self._kept
+        if not self._changed or kept is None:
+            return
+        if self._lines:
+            before, _ = stated_heads(self.folder / "heads", kept["heads"])
+            heads = before + "".join(f"{line}\n" for line in self._lines).encode("ascii")
+            write(self.folder / "heads", heads, mode=0o600)
+            kept["heads"] = new_run(heads)["heads"]
+        kept["time"] = time.time()
+        self.file.touched.add(self.run)
+        self.file.save()
+        self._lines, self._changed = [], False
+
+    def _rounds(self, what: str) -> list[int]:
+        kept = self._kept or new_run()
+        names = [name.partition(".") for name in (*kept["values"], *kept["files"])]
+        return [int(number) for number, _, kind in names if kind == what]
+
+
+def stated_heads(path: Path, stated: list[Any]) -> tuple[bytes, int]:
+    """Return the lines of a file of heads that the state knows of, and how many more bytes it has."""
+    length, digest = stated
+    data = path.read_bytes() if path.exists() else b""
+    if len(data) < length or hashlib.sha256(data[:length]).digest() != digest:
+        what = "missing" if not path.exists() else "cut or changed"
+        raise StoreError(f"{path}: {what}: expected {length} bytes as they were written; {GONE}")
+    return data[:length], len(data) - length
+
+
+# --------------------------------------------------------------------------------- for the member's owner
+
+
+def about_state(key_file: Path) -> Iterator[Note]:
+    """Yield what a member's state holds, line by line; see `fedmerit member show`."""
+    file = StateFile(key_file, load_key(key_file))
+    if not file.home.exists():
+        yield Note("state-none", path=str(file.home))
+        return
+    content = file.content
+    yield Note("state", path=str(file.path), counter=content["counter"], disk=content["disk"] or DISK)
+    for roster, kept in content["rosters"].items():
+        lineage = Lineage.load(kept)
+        yield Note("state-roster", hash=roster, runs=len(lineage.recent(time.time())), most=lineage.most)
+        yield Note("state-pins", hash=roster, what=lineage.told() or "nothing yet")
+    for run, kept in content["runs"].items():
+        over = {*kept["values"], *kept["files"]} & {"seen", "left"}
+        size = sum(size for _, size in kept["files"].values())
+        when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(kept["time"]))
+        yield Note("state-run-over" if over else "state-run", hash=run, what=when, bytes=size)
+
+
+def allow(key_file: Path, changes: Mapping[str, str], roster: Roster | None = None) -> None:
+    """Change what a member agrees to from run to run, as its owner says; see `fedmerit member allow`.
+
+    Args:
+        key_file: the member's key.
+        changes: setting -> value as text: ``disk`` (bytes), or a setting of `Lineage.allow`.
+        roster: of the federation; not needed if the member knows of only one.
+    """
+    file = StateFile(key_file, load_key(key_file))
+    with file.held():
+        content = file.content
+        known = [lineage_of(roster)] if roster is not None else [*content["rosters"]]
+        for name, text in changes.items():
+            if name == "disk":
+                if not text.isdecimal() or int(text) < 2**20:
+                    raise ConfigError(f"disk={text}: expected bytes, at least {2**20}", setting="disk")
+                content["disk"] = int(text)
+                continue
+            if len(known) != 1:
+                raise ConfigError(
+                    f"{name}: expected --roster FILE: this member knows of {len(known)} rosters", setting=name
+                )
+            lineage = Lineage.load(content["rosters"].get(known[0]))
+            lineage.allow(name, text)
+            content["rosters"][known[0]] = lineage.dump()
+        file.save()
+
+
+def examine(key_file: Path) -> Iterator[Note]:
+    """Check a member's key and files, and yield what was found line by line; "problem" is the code of faults.
+
+    Raises:
+        StoreError: the member answers a message at this moment.
+    """
+    file = StateFile(key_file, load_key(key_file))
+    if not file.home.exists():
+        yield Note("state-none", path=str(file.home))
+        return
+    with file.held(wait=False):
+        try:
+            content = file.content
+        except StoreError as error:
+            yield Note("problem", what=str(error))
+            return
+        yield Note("state", path=str(file.path), counter=content["counter"], disk=content["disk"] or DISK)
+        if why := content.get("stopped"):
+            yield Note("problem", what=f"{file.path}: {why}; {STOPPED}")
+        for run, kept in content["runs"].items():
+            problems = list(_faults(file, run, kept))
+            yield from problems
+            if not problems:
+                yield Note("state-in-order", hash=run, files=len(kept["files"]), lines=kept["heads"][0])
+        for path in (file.path, *(item for folder in file.runs_on_disk() for item in folder.iterdir())):
+            if path.exists() and (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
+                yield Note("problem", what=f"{path}: expected mode 600, got {mode:o}; run: chmod 600 {path}")
+        free = shutil.disk_usage(file.home).free
+        if free < SPARE:
+            yield Note("problem", what=f"{file.home}: the disk has {free} bytes left, expected {SPARE}")
+        yield Note("free", bytes=free)
+    yield Note("restore-member")
+
+
+def heads_of(key_file: Path, folder: Path) -> Path:
+    """Return a member's own file about the run in a run folder."""
+    run = first_body(snapshot(folder / LEDGER), "run")["run"]
+    return key_file.with_name(key_file.name + ".state") / str(run) / "heads"
+
+
+def _faults(file: StateFile, run: str, kept: Mapping[str, Any]) -> Iterator[Note]:
+    if {*kept["values"], *kept["files"]} & {"seen", "left"} and not (file.home / run).exists():
+        return  # its owner deleted the folder of a run that is over
+    for name in kept["files"]:
+        try:
+            file.get(run, name)
+        except StoreError as error:
+            yield Note("problem", what=str(error))
+    try:
+        _, more = stated_heads(file.home / run / "heads", kept["heads"])
+    except StoreError as error:
+        yield Note("problem", what=str(error))
+    else:
+        if more:
+            yield Note("state-tail", path=str(file.home / run / "heads"), bytes=more)
+
+
+# ---------------------------------------------------------------------------------------------------- bytes
 
 
 def _plain(value: Any) -> Any:
@@ -197,26 +617,8 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
-def _tidied(folder: Path) -> bool:
-    """Delete the secrets of a run that is over or idle, or an idle invitation; return False if it goes on."""
-    sweep(folder)
-    files = {path.name: path.stat().st_mtime for path in folder.iterdir()}
-    idle = time.time() - max(files.values(), default=0.0) >= IDLE
-    if files.keys() <= {"terms"}:  # an invitation only: deleted once it is idle
-        if idle:
-            for name in files:
-                (folder / name).unlink()
-            folder.rmdir()
-        return True
-    if not idle and not files.keys() & {"seen", "left"}:
-        return False
-    for path in (*folder.glob("*.client"), *folder.glob("*.update")):
-        path.unlink(missing_ok=True)
-    return True
-
-
 def _bound(run: str, name: str) -> bytes:
-    return pack(["fedmerit member state 1", run, name])
+    return pack(["fedmerit member state 2", run, name])
 
 
 def _derived(identity: Ed25519PrivateKey) -> bytes:

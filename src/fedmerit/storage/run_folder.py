@@ -239,11 +239,15 @@ def _has_records(path: Path) -> bool:
         return len(ledger) > 0
 
 
+def leftovers(folder: Path) -> list[Path]:
+    """Return the temporary files of a killed process, if no other process is writing in the folder."""
+    return [left for left in folder.glob(".*") if _TEMPORARY.fullmatch(left.name)]
+
+
 def sweep(folder: Path) -> None:
     """Remove temporary files of a killed process; no other process may be writing in the folder."""
-    for left in folder.glob(".*"):
-        if _TEMPORARY.fullmatch(left.name):
-            left.unlink(missing_ok=True)
+    for left in leftovers(folder):
+        left.unlink(missing_ok=True)
 
 
 def _is_early(name: str) -> bool:
