@@ -22,7 +22,8 @@ from evidence import (
     spearman,
 )
 from grid import grid, rounded, text
-from measures import compare, curve, reports, signs, spread
+from measures import compare, curve, phi, reports, signs, spread
+from retrained import student
 from sections import done
 
 from fedmerit import accumulate, alpha, ee, fp, normalise, surplus
@@ -185,6 +186,43 @@ def elsewhere(evidence: Evidence, facts: Facts, claims: Claims) -> None:
         lowest["group normalisation, batches of 64, learning rate 0.0001"]
         < alone["entropy of the labels"]
         < lowest["group normalisation, batches of 64, learning rate 0.001"]
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- PHI
+
+
+def directions(evidence: Evidence, facts: Facts, claims: Claims) -> None:
+    """PHI beside alpha, against MR-SV."""
+    rows = [row for row in evidence.rows if row.experiment == "tab-phi"]
+    body: list[list[str]] = []
+    behind: dict[str, list[np.ndarray]] = {utility: [] for utility in PAIR}
+    sums: list[float] = []
+    lowest = (1.0, "")
+    for row in rows:
+        cells = done(row, evidence.results)
+        line = [datasets()[row.dataset]["short"], str(len(cells))]
+        for utility in PAIR:
+            along, ours = (spearman(cells, score, utility, "MR-SV") for score in ("PHI sum", "ALPHA sum"))
+            behind[utility].append(np.subtract(ours, along))
+            line += [spread(along), spread(ours)]
+            lowest = min(lowest, (min(along), line[0]))
+        totals = [phi(cell, "expected-accuracy", row.at) for cell in cells]
+        whole = [math.fsum(total[0]) / total[1] for total in totals if total is not None]
+        sums += whole
+        body.append([*line, spread(whole)])
+    head = ["data", "seeds", "PHI, expected accuracy", "alpha, expected accuracy"]
+    head += ["PHI of sharpened accuracy against accuracy's MR-SV", "alpha, accuracy"]
+    facts["phi table"] = lines([*head, "sum of PHI / gain"], body)
+    facts |= {"phi lowest": f"{text(lowest[0], '.2f')}, {lowest[1]}", "phi sums": between(sums, ".2f")}
+    claims["PHI is as close to MR-SV of the expected accuracy as alpha, within 0.02"] = all(
+        abs(mean(gap.tolist())) < 0.02 for gap in behind["expected-accuracy"]
+    )
+    claims["of accuracy, PHI is behind alpha on all four datasets"] = [
+        mean(gap.tolist()) > 0 for gap in behind["accuracy"]
+    ] == [True] * 4
+    claims["no single dataset shows a difference of PHI and alpha beyond chance"] = all(
+        student(gap) > 0.05 for gaps in behind.values() for gap in gaps
     )
 
 

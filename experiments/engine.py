@@ -78,11 +78,12 @@ class BothGames(Rehearsal):
         folder: of the run.
         watch: told what happens.
         loop: members train one after another on a GPU too: slower, but leaves it free for other processes.
+        phi: whether to compute PHI, which takes long with large networks.
         special: a cell's ``experiment`` section. ``weights = "MR-SV"``: current-round weights from exact
             Shapley values. ``sampled = n``: the Shapley value of a round from n coalitions. ``loop``:
             coalitions are retrained one after another, which suits large networks. ``again = k``: the same
             data in the same hands, but the k-th other first model and batch order. ``games = "additive"``
-            leaves the other game out.
+            leaves the other game out. ``phi = true`` computes PHI in any case.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class BothGames(Rehearsal):
         watch: Watch,
         *,
         loop: bool = False,
+        phi: bool = True,
         special: Mapping[str, Any] | None = None,
     ) -> None:
         special = special or {}
@@ -111,7 +113,7 @@ class BothGames(Rehearsal):
                 stacked=False if special.get("loop") else None,
                 **sampled,
             )
-        phi = Phi(federation, resolve_all(along(config)))
+        along_path = Phi(federation, resolve_all(along(config)) if special.get("phi", phi) else ())
         self.renormalised: list[dict[str, dict[str, list[float]]]] = []
         self.other_truth: dict[str, list[list[float]]] = {}
         self.paths = Paths(federation.first)
@@ -123,7 +125,7 @@ class BothGames(Rehearsal):
             federation=federation,
             evaluate=quick,
             truth=truth,
-            phi=phi,
+            phi=along_path,
             analyses=[self] if special.get("games", "both") == "both" else [],
             current_weights=ShapleyWeights(federation) if special.get("weights") == "MR-SV" else None,
             stacked=False if loop else None,

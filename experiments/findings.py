@@ -14,12 +14,24 @@ from pathlib import Path
 from typing import Any
 
 from cells import Result, Row
-from claims import elsewhere, ranking, single_round, utilities
+from claims import directions, elsewhere, ranking, single_round, utilities
 from evidence import Evidence, Facts
 from retrained import game
 from uses import class_mix, downstream, flipper, lies, rules
 
-PARTS = (ranking, single_round, elsewhere, game, utilities, flipper, class_mix, downstream, rules, lies)
+PARTS = (
+    ranking,
+    single_round,
+    elsewhere,
+    directions,
+    game,
+    utilities,
+    flipper,
+    class_mix,
+    downstream,
+    rules,
+    lies,
+)
 FORM: dict[str, Any] = {"width": 118, "break_long_words": False, "break_on_hyphens": False}
 TEMPLATE = Path(__file__).resolve().parent / "findings.md.in"
 

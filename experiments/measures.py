@@ -19,7 +19,7 @@ from fedmerit.scoring.scores import influence
 Vector = np.ndarray
 SINGLE = ("LOO", "EE", "FP", "ALPHA", "SHAPLEY")
 SUMMED = (
-    "LOO sum", "IOI sum", "COS sum", "ALPHA sum",
+    "LOO sum", "IOI sum", "COS sum", "ALPHA sum", "PHI sum",
     "LOO sum, renormalised", "IOI sum, renormalised", "ALPHA sum, renormalised",
 )  # fmt: skip
 OTHER = (
@@ -41,6 +41,8 @@ EXPLAINED = {
     "COS sum": "cosine of the update with the sum of all, summed over the rounds; the paper's COS, in "
     "the same line of a table, is the cosine of two models",
     "ALPHA sum": "alpha summed over the rounds: what fedmerit ranks and pays by",
+    "PHI sum": "PHI summed over the rounds: products of updates with the round's public direction; for "
+    "accuracy, which has no gradient, that of sharpened accuracy",
     "LOO sum, renormalised": "LOO summed, of the game in which weights are renormalised",
     "IOI sum, renormalised": "IOI summed, of the game in which weights are renormalised: v(M0 + d_i)",
     "ALPHA sum, renormalised": "alpha summed, of that game",
@@ -143,6 +145,8 @@ def _scores(cell: Result, utility: str, at: int) -> dict[str, Vector]:
         known = score.as_dict()
         found[label] = _settled(score, [known.get(name, 0.0) for name in cell["clients"]])
     found["samples"] = np.array([float(cell["samples"][name]) for name in cell["clients"]])
+    if (along := phi(cell, utility, at)) is not None:
+        found["PHI sum"] = settled(along[0])
     truth = cell["utilities"][utility]["truth"]
     if truth.get("rounds"):
         rounds = np.array(truth["rounds"][: len(plain)], dtype=np.float64)
@@ -158,6 +162,17 @@ def _scores(cell: Result, utility: str, at: int) -> dict[str, Vector]:
         found["ALPHA, retrained"] = settled(alpha(Reports.from_table(table)).raw)
         found["SV"] = settled(truth["SV"])
     return found
+
+
+def phi(cell: Result, utility: str, at: int) -> tuple[Vector, float] | None:
+    """PHI summed over the rounds, and the gain that it adds up to; of sharpened accuracy for accuracy."""
+    name = "sharpened-accuracy" if utility == "accuracy" else utility
+    rounds = [one for one in cell.get("phi", {}).get(name, []) if one["round"] <= at]
+    if not rounds:
+        return None
+    known = [dict(zip(one["participants"], one["phi"], strict=True)) for one in rounds]
+    total = [math.fsum(one.get(client, 0.0) for one in known) for client in cell["clients"]]
+    return np.array(total), math.fsum(one["gain"] for one in rounds)
 
 
 def _settled(score: Scores, values: Sequence[float]) -> Vector:

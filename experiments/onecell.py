@@ -85,6 +85,7 @@ def run_cell(
     *,
     jobs: int = 1,
     loop: bool = False,
+    phi: bool = True,
     deadline: float = float("inf"),
 ) -> Result:
     """Run it; `Overtime` when the deadline (as of ``time.time``) passes."""
@@ -109,8 +110,7 @@ def run_cell(
         made = config.from_dict(settings)
         made, _ = resolve(made, read(made))
         with Folder(folder / "run", made) as opened:
-            loop = loop or special.get("loop", False)
-            engine = BothGames(made, opened, watch, loop=loop, special=special)
+            engine = BothGames(made, opened, watch, loop=loop, phi=phi, special=special)
             document = engine.run()
             looked = [dict(record.body) for record in opened.ledger.records("analysis")]
             total = time.perf_counter() - began

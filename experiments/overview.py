@@ -81,6 +81,13 @@ def other_lines(rows: Sequence[Row], results: Mapping[str, Result], paper: Paper
             if matrix is not None:
                 off = matrix[~np.eye(len(matrix), dtype=bool)]
                 ours = f"{text(off.min(), '.3f')} to {text(off.max(), '.3f')} (accuracy, mean of {count})"
+        elif row.experiment == "tab-phi":
+            close = {utility: compare(cells, utility, row.at, "MR-SV") for utility in PAIR}
+            ours = "Spearman with MR-SV: " + "; ".join(
+                f"{name} "
+                + " / ".join(spread(close[utility].get(score, {}).get("spearman", [])) for utility in PAIR)
+                for name, score in (("PHI", "PHI sum"), ("alpha", "ALPHA sum"))
+            )
         elif row.experiment == "fig-illustrate":
             ours = "see there"
         title = datasets()[row.dataset]["short"] + (f", {row.row}" if row.row else "")

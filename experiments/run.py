@@ -139,6 +139,7 @@ class Work:
         print(f"start: {cell} (about {seconds:.0f} s)", flush=True)
         given = (cell, self.home / f"{cell.dataset}.npz", self.titles[cell.dataset])
         known = {"jobs": self.options.jobs, "loop": self.options.loop, "deadline": self.deadline}
+        known["phi"] = not self.options.no_phi
         if self.pool is not None:
             self.running[self.pool.submit(run_cell, *given, **known)] = cell
             return
@@ -189,6 +190,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", nargs="+", type=int, default=[], help="only these")
     parser.add_argument("--jobs", type=int, default=1, help="cells at once")
     parser.add_argument("--loop", action="store_true", help="members of a cell train one after another")
+    parser.add_argument("--no-phi", action="store_true", help="PHI only where the plan asks for it")
     parser.add_argument("--toy", action="store_true", help="every experiment at toy size")
     parser.add_argument("--list", action="store_true", help="say what is left, run nothing")
     parser.add_argument(

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cells import Result, Row, datasets
-from grid import text
-from measures import SCORES, compare, curve, detected, mean_influence, scores, signs, spread, turned
+from grid import grid, text
+from measures import (
+    SCORES,
+    compare,
+    curve,
+    detected,
+    mean_influence,
+    phi,
+    reports,
+    scores,
+    signs,
+    spread,
+    turned,
+)
 
 from fedmerit import normalise
 
@@ -209,7 +222,60 @@ def illustration_section(
             yield from table(["score", *cell["clients"]], body)
 
 
+def phi_section(
+    rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[str, dict[str, Any]]
+) -> Lines:
+    """PHI beside alpha: agreement with MR-SV, shares, and whether they add up to the gain."""
+    body = []
+    for row in rows:
+        cells = done(row, results)
+        for utility, title in (("expected-accuracy", "expected accuracy"), ("accuracy", "accuracy")):
+            if not cells:
+                continue
+            found = compare(cells, utility, row.at, "MR-SV")
+            crossed = compare(cells, "expected-accuracy", row.at, "MR-SV", against="accuracy")
+            line = [datasets()[row.dataset]["short"], str(len(cells)), title]
+            for score in ("PHI sum", "ALPHA sum"):
+                near = found.get(score, {}).get("spearman", [])
+                line += [spread(near), text(min(near), ".2f") if near else ""]
+            line += [
+                "" if utility == "expected-accuracy" else spread(crossed.get(score, {}).get("spearman", []))
+                for score in ("PHI sum", "ALPHA sum")
+            ]
+            apart: dict[str, list[float]] = {"PHI sum": [], "ALPHA sum": []}
+            whole: dict[str, list[float]] = {"PHI sum": [], "ALPHA sum": []}
+            for cell in cells:
+                known, along = scores(cell, utility, row.at), phi(cell, utility, row.at)
+                gain = math.fsum(one.gain for one in reports(cell, utility) if one.round <= row.at)
+                for score, own in (("PHI sum", along[1] if along else 0.0), ("ALPHA sum", gain)):
+                    if score in known and grid(own):
+                        whole[score].append(math.fsum(known[score]) / own)
+                        apart[score].append(variation(known[score], known["MR-SV"]))
+            line += [spread(apart[score]) if utility == "expected-accuracy" else "" for score in apart]
+            body.append([*line, *(spread(values) for values in whole.values())])
+    yield "PHI and alpha are summed over the rounds. PHI of accuracy is that of sharpened accuracy, and adds"
+    yield "up to the gain of sharpened accuracy. Shares are a score divided by its sum; their distance is"
+    yield "half the sum of the differences' absolute values. These runs repeat those of `tab:error`, without"
+    yield "solo models and without the other game."
+    yield ""
+    head = ["data", "seeds", "utility", "PHI: Spearman with MR-SV", "lowest"]
+    head += ["alpha: Spearman with MR-SV", "lowest", "PHI of expected accuracy", "alpha of expected accuracy"]
+    head += ["PHI: distance of shares", "alpha: distance of shares"]
+    yield from table([*head, "sum of PHI / gain", "sum of alpha / gain"], body)
+
+
+def variation(one: Sequence[float], other: Sequence[float]) -> float:
+    """Total variation of two lists of shares.
+
+    >>> variation([1, 3], [2, 2])
+    0.25
+    """
+    shares = [[value / math.fsum(values) for value in values] for values in (one, other)]
+    return math.fsum(abs(a - b) for a, b in zip(*shares, strict=True)) / 2
+
+
 SECTIONS = {
+    "tab-phi": phi_section,
     "tab-attack": influence_section,
     "fig-misbeh": detection_section,
     "fig-perf": performance_section,

@@ -45,7 +45,7 @@ def test_a_series_of_coalitions_counts_them():
     [
         (
             {"alone": pd.Series([0, 1, 2], index=[2, 1, 0])},
-            r"alone: expected the clients as labels, 'client-0', .* or 0, 1, ... for .*; got 2, 1, 0",
+            "alone: expected the clients as labels, 'client-0', .* or 0, 1, ... in .*; got 2, 1, 0",
         ),
         (
             {"without": pd.Series([3, 2, 1], index=list("ABD")), "clients": list("ABC")},

@@ -240,7 +240,7 @@ def test_the_standard_error_of_a_sum_is_at_most_the_sum_of_standard_errors(given
         ([REPORTS], {}, ReportError, "Scores for PHI, got Reports"),
         ([fm.alpha(REPORTS)], {}, ReportError, "Scores for PHI, got ALPHA"),
         ([], {}, ReportError, "nothing to accumulate"),
-        ([ONE], {"warmup": 1}, ReportError, "of which 1 are warm-up"),
+        ([ONE], {"warmup": 1}, ReportError, "the first 1 are warm-up"),
         ([ONE], {"missing": "mean"}, InputError, "missing must be"),
     ],
 )  # fmt: skip

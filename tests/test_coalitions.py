@@ -193,8 +193,9 @@ def test_on_a_gpu_the_measured_choice_agrees_with_a_plain_loop(name, game):
         model, m0, updates, [1.0] * 7, x, y, ["expected-accuracy", "brier"], game=game
     )
     assert record.checked == 16 or record.precision == "float32"
+    assert max(record.deviation.values()) <= 2e-3  # of the coalitions that were checked
     for utility, table in plain.items():
-        assert np.abs(got[utility].values - table.values).max() < 4e-3
+        assert np.abs(got[utility].values - table.values).max() < 1e-2
 
 
 def test_half_precision_out_of_range_is_repaired_in_float32():

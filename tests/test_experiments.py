@@ -238,6 +238,27 @@ def test_accuracies_are_shares_of_test_images_whose_sums_cancel():
         reports({**cell, "reports": {}}, "accuracy")
 
 
+def test_phi_is_summed_over_rounds_and_stands_in_for_accuracy():
+    from measures import phi, scores
+    from sections import variation
+
+    cell = {"clients": ["A", "B", "C"], "phi": {}}
+    assert phi(cell, "accuracy", 9) is None
+    first = {"round": 1, "participants": ["A", "B", "C"], "phi": [0.1, 0.2, 0.3], "gain": 0.6}
+    second = {"round": 2, "participants": ["C", "A"], "phi": [0.5, 0.25], "gain": 0.7}  # B was away
+    third = {"round": 3, "participants": ["A", "B", "C"], "phi": [9.0, 9.0, 9.0], "gain": 27.0}
+    cell["phi"]["sharpened-accuracy"] = [first, second, third]
+    values, gain = phi(cell, "accuracy", 2)
+    assert values.tolist() == pytest.approx([0.35, 0.2, 0.8])
+    assert gain == pytest.approx(1.3)
+    assert phi(cell, "expected-accuracy", 2) is None
+    assert variation([1, 1, 2], [2, 1, 1]) == 0.25
+
+    whole = next(json.loads(file.read_text()) for file in sorted((HERE / "results").glob("cifar10-55fec*")))
+    found = scores(whole, "accuracy", 10)["PHI sum"]
+    assert found == pytest.approx(phi(whole, "accuracy", 10)[0])
+
+
 def test_every_test_named_for_an_axiom_exists():
     import axioms
 
@@ -447,6 +468,18 @@ def test_what_a_cell_asks_reaches_its_rehearsal(small, tmp_path):
     assert len(plain.whole_run) == 2
     assert asked.renormalised == []
     assert not isinstance(plain.current_weights, ShapleyWeights)
+
+
+@pytest.mark.parametrize(
+    ("given", "asked", "computed"), [(True, {}, True), (False, {}, False), (False, {"phi": True}, True)]
+)
+def test_phi_is_left_out_unless_the_plan_asks_for_it(small, tmp_path, given, asked, computed):
+    from engine import BothGames
+
+    made = one_round_of(small, "mr-shapley")
+    with Folder(tmp_path / "run", made) as folder:
+        engine = BothGames(made, folder, lambda _: None, phi=given, special=asked)
+    assert bool(engine.phi.utilities) == computed
 
 
 def test_a_contribution_is_worked_out_once_for_all_analyses(small, tmp_path):

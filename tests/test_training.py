@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fedmerit.errors import ConfigError, DataError, InputError
 from fedmerit.simulation.models import build, load_vector, prepare, to_vector
-from fedmerit.simulation.training import TrainingSettings, batches, probe, train, train_many, train_shared
+from fedmerit.simulation.training import Stack, TrainingSettings, batches, train, train_many
 from networks import Branching, network
 
 DEVICE = os.environ.get("FEDMERIT_TEST_DEVICE", "cpu")
@@ -65,6 +65,7 @@ def model_named(name):
     with torch.random.fork_rng():
         torch.manual_seed(3)
         own = {"attention": Attention, "branching": Branching, "mixing": Mixing, "counting": Counting}
+        own["waiting"] = Waiting
         return (network(name, 1) or own[name]()).to(DEVICE)
 
 
@@ -125,15 +126,48 @@ def test_each_client_may_start_elsewhere_and_frozen_parameters_stay():
 @pytest.mark.parametrize("name", ["cnn", "attention"])
 def test_many_models_on_the_batches_of_one_client(name):
     model = model_named(name)
-    ((x, y),) = data([10])
+    clients = data([10, 3, 17])
     starts = torch.from_numpy(np.stack([to_vector(model) * scale for scale in (1.0, 0.9, 1.1)]))
     starts = starts.to(DEVICE)
-    on_device = torch.from_numpy(x).to(DEVICE), torch.from_numpy(y).to(DEVICE)
-    got = train_shared(model, starts.clone(), on_device, SETTINGS, 5, probe(model, on_device))
-    for start, vector in zip(starts, got, strict=True):
-        load_vector(model, start)
-        train(model, x, y, SETTINGS, seed=5)
-        close(to_vector(model), vector.cpu().numpy())
+    sets = [(torch.from_numpy(x).to(DEVICE), torch.from_numpy(y).to(DEVICE)) for x, y in clients]
+    stack = Stack(model, 3, sets, SETTINGS)
+    for i, seed in ((0, 5), (1, 6), (2, 7), (0, 5)):  # one stack, one client after another
+        got = stack.train(starts, [i] * 3, [seed] * 3)
+        for start, vector in zip(starts, got, strict=True):
+            load_vector(model, start)
+            train(model, *clients[i], SETTINGS, seed=seed)
+            close(to_vector(model), vector.cpu().numpy())
+    assert bool(stack.graphs) == (DEVICE != "cpu")
+
+
+class Waiting(Branching):
+    """A user's model that waits for the device, which no CUDA graph can record."""
+
+    def forward(self, x):
+        if x.is_cuda:
+            torch.cuda.synchronize()
+        return self.layer(x.flatten(1))
+
+
+def test_steps_that_cannot_be_recorded_run_as_usual_and_say_so():
+    model = model_named("waiting")
+    start, clients = to_vector(model), data([9, 30])
+    loop = train_many(model, start, clients, SETTINGS, [1, 2], method="loop")
+    stacked = train_many(model, start, clients, SETTINGS, [1, 2], method="stacked")
+    for a, b in zip(loop.vectors, stacked.vectors, strict=True):
+        close(a, b)
+    said = "stacked, but steps of the model cannot be recorded as a CUDA graph: "
+    assert stacked.note is None if DEVICE == "cpu" else stacked.note.startswith(said)
+    test_dropout_is_seeded_and_leaves_the_global_generator_alone()
+
+
+def test_members_with_few_samples_finish_early():
+    model = model_named("cnn")
+    start, sizes = to_vector(model), [40, 33, 26, 18, 12, 9, 3]
+    loop = train_many(model, start, data(sizes), SETTINGS, range(7), method="loop")
+    stacked = train_many(model, start, data(sizes), SETTINGS, range(7), method="stacked")
+    for a, b in zip(loop.vectors, stacked.vectors, strict=True):
+        close(a, b)
 
 
 def test_a_result_depends_on_seed_and_data_only():

@@ -235,6 +235,7 @@ def test_statements_are_files_in_words_and_for_programs(folder):
     assert read["client-1"]["rounds"] == {
         "counted": [1, 3],
         "silent": [],
+        "blamed": [],
         "declined": [],
         "lost": [],
         "away": [2],

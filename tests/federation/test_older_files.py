@@ -143,7 +143,7 @@ def test_a_changed_copy_accuses_no_ledger_and_hides_no_decision(whole, tmp_path,
     lines = []
     with pytest.raises(CopyDiffers, match=r"^scores\.csv line\.2\..*: states ") as caught:
         lines.extend(verify_folder(folder))
-    advice = f"scores.csv a copy that was changed: delete it, and `fedmerit page {folder}` writes it again"
+    advice = f"scores.csv is a copy that was changed: delete it, and `fedmerit page {folder}` writes it again"
     assert advice in str(caught.value)
     assert any(line.startswith("payouts: decision 1 ") for line in lines)
     assert lines[-1].startswith("head: ")

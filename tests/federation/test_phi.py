@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fedmerit.report.page.source import read_source
 from tiny import tiny
 
 import fedmerit as fm
@@ -13,6 +12,7 @@ from fedmerit.errors import LedgerError
 from fedmerit.identity import canonical
 from fedmerit.ledger.records import rounds_of
 from fedmerit.report.page.html import page
+from fedmerit.report.source import read_source
 from fedmerit.scoring.agreement import agreement
 from fedmerit.simulation.direction import direction
 from fedmerit.simulation.run import Rehearsal, run

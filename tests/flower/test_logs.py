@@ -137,7 +137,7 @@ def test_a_line_says_who_is_missing_for_the_next_round(home, caplog, monkeypatch
 
     grid.before, grid.get_node_ids = before, get_node_ids
     run(home, grid, rounds=2, join=600.0)
-    assert waiting_lines(caplog) == ["round 1: 2 there, 3 needed, waiting for client-2, client-3"]
+    assert waiting_lines(caplog) == ["round 1: 2 present, 3 needed, waiting for client-2, client-3"]
 
 
 def test_notes_are_in_the_run_folder_as_they_come(home):

@@ -58,8 +58,8 @@ def test_a_simulation_is_a_rehearsal_to_verify_and_on_the_page(simulated):
     made = CliRunner().invoke(app, ["page", str(simulated / "run")])
     assert made.exit_code == 0, made.output
     page = (simulated / "run" / "page.html").read_text()
-    assert "It was a rehearsal: one simulation held all keys" in page
-    assert "Nothing here can show on whose machines they lay" not in page
+    assert "This was a rehearsal: one simulation held all keys" in page
+    assert "Nothing here can show on whose machines the keys were" not in page
 
 
 def test_a_run_between_nodes_of_whoever_is_no_rehearsal_and_no_more_than_keys(home):
@@ -69,8 +69,8 @@ def test_a_run_between_nodes_of_whoever_is_no_rehearsal_and_no_more_than_keys(ho
     assert not any("rehearsal" in line or "own machine" in line for line in lines)
     CliRunner().invoke(app, ["page", str(home / "run")])
     page = (home / "run" / "page.html").read_text()
-    assert "Nothing here can show on whose machines they lay" in page
-    assert "It was a rehearsal" not in page
+    assert "Nothing here can show on whose machines the keys were" in page
+    assert "This was a rehearsal" not in page
 
 
 def test_a_server_cannot_say_afterwards_that_it_was_none(simulated):

@@ -107,6 +107,7 @@ def score(
 
     SOURCE is a file of reports (.json or .csv), or a run folder.
     """
+    from fedmerit.ledger.records import put_phi
     from fedmerit.report.facts import Facts
     from fedmerit.report.source import source_of
     from fedmerit.report.terminal import print_facts
@@ -128,6 +129,8 @@ def score(
         print_facts(out, facts)
     else:
         written = document(content.rounds, clients=content.clients, missing=counts)
+        if run:
+            put_phi(written, run.rounds, str(content.rounds[0].utility), counts)
         write(as_json(written) if format is Format.json else as_csv(written))
         _warn(facts.doubts)
 

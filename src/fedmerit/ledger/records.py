@@ -245,14 +245,19 @@ def _one(rounds: Sequence[Round], clients: Sequence[str], utility: str, missing:
         else:
             listed.append(round_object(found))
     content_ = {**whole, "clients": list(clients), "utility": utility, "rounds": listed}
+    put_phi(content_, rounds, utility, missing)
+    return content_
+
+
+def put_phi(document_: dict[str, Any], rounds: Sequence[Round], utility: str, missing: Missing) -> None:
+    """Add PHI to the scores of a utility, from the rounds of a ledger that have it."""
     phi = {one.number: one.to_phi(utility) for one in rounds if not one.aborted}
     known = {number_: scores for number_, scores in phi.items() if scores is not None}
     total = None
     if known and len(known) == len(phi):  # a sum over some of the rounds would not be what it says
         total = accumulate(known.values(), score="PHI", missing=missing)
     beside = {one.number: _beside_phi(one.body["phi"][utility]) for one in rounds if one.number in known}
-    add_phi(content_, total, {number_: (known[number_], beside[number_]) for number_ in known})
-    return content_
+    add_phi(document_, total, {number_: (known[number_], beside[number_]) for number_ in known})
 
 
 def _beside_phi(found: Mapping[str, Any]) -> dict[str, Any]:

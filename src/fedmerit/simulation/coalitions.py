@@ -14,7 +14,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -42,15 +42,13 @@ from fedmerit.simulation.strategies import (
 from fedmerit.simulation.training import (
     Data,
     Method,
-    Probe,
+    Stack,
     TensorData,
     TrainedVectors,
     TrainingSettings,
     on_device,
-    probe,
     train,
     train_many,
-    train_shared,
 )
 from fedmerit.simulation.utilities import (
     Utility,
@@ -336,7 +334,7 @@ class Evaluator:
 
     def rows(self, strategy: Strategy, of: _Round, masks: Masks) -> Iterator[Tensor]:
         """Yield the packed weights of coalitions in chunks, each one matrix product over the updates."""
-        base, moves = strategy.packing.pack(of.m0[None]), strategy.packing.pack(of.updates)
+        base, moves = of.packed_for(strategy)
         room = self._activations(len(moves)) // 4
         most = 8 if self.device.type == "cpu" else 64
         chunk = min(most, max(1, room // (4 * strategy.packing.length)))
@@ -383,7 +381,7 @@ class Evaluator:
         return replace(found, record=replace(record, deviation=deviation, checked=len(masks)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Round:
     """M0 (P,), the updates U_i (N, P), their weights and the game."""
 
@@ -391,6 +389,15 @@ class _Round:
     updates: Tensor
     weights: npt.NDArray[np.float64]
     game: str
+    packed: dict[Strategy, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def packed_for(self, strategy: Strategy) -> tuple[Tensor, Tensor]:
+        """Return M0 and the updates in a strategy's packing, which is kept for the next coalition."""
+        if strategy not in self.packed:
+            self.packed.clear()
+            pack = strategy.packing.pack
+            self.packed[strategy] = pack(self.m0[None]), pack(self.updates)
+        return self.packed[strategy]
 
 
 @dataclass(frozen=True)
@@ -552,15 +559,20 @@ def retrain_tables(
     method: Method = "auto" if stacked is None else "stacked" if stacked else "loop"
     first = train_many(model, start, sets, settings, seeds[0], method) if todo else TrainedVectors([], "loop")
     together = first.method == "stacked"
-    size = min(stack, (evaluator.memory - evaluator.need(n)) // each) if together else 1
-    load_vector(model, start)
-    seen = probe(model, sets[0]) if together else Probe()
+    room = (evaluator.memory - evaluator.need(n)) // each
+    size = min(stack, room) if together else 1
+    stacks: dict[int, Stack] = {}
 
     def local(rows: Tensor, round_: int, i: int) -> Tensor:
         """Return every row after client i's training, shape (K, P)."""
         if together:
             with contextlib.suppress(torch.cuda.OutOfMemoryError):
-                return train_shared(model, rows.clone(), sets[i], settings, seeds[round_][i], seen)
+                if len(rows) not in stacks and sum(stacks) + len(rows) > room:
+                    stacks.clear()
+                if len(rows) not in stacks:
+                    stacks[len(rows)] = Stack(model, len(rows), sets, settings)
+                return stacks[len(rows)].train(rows, [i] * len(rows), [seeds[round_][i]] * len(rows))
+            stacks.clear()
             if len(rows) > 1:  # retry in two halves
                 torch.cuda.empty_cache()
                 return torch.cat([local(half, round_, i) for half in rows.tensor_split(2)])

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmerit.simulation.models import state
-from fedmerit.simulation.utilities import Utility, balance, call, checked, float32
+from fedmerit.simulation.utilities import Utility, balance, call, checked, float32, record
 
 # ---------------------------------------------------------------------------------------- ways to evaluate
 
@@ -183,11 +183,8 @@ class Single(Strategy):
         self.users = [i for i, utility in enumerate(pool.utilities) if utility.function]
         self.graph: torch.cuda.CUDAGraph | None = None
         if graph and not self.users and self.images.is_cuda:
-            try:
+            with contextlib.suppress(RuntimeError):  # the module waits for the device: use no graph
                 self._capture()
-            except RuntimeError:  # the module waits for the device: use no graph
-                generator = torch.cuda.default_generators[self.images.device.index]
-                generator.graphsafe_set_state(generator.clone_state())  # otherwise dropout fails from now on
 
     def _evaluate(self) -> Tensor:
         parts = self.pool.parts()
@@ -204,10 +201,10 @@ class Single(Strategy):
                 for _ in range(2):
                     self._evaluate()
             torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                self.out = self._evaluate()
-        self.graph = graph
+            self.graph = record(self._keep, self.images.device)
+
+    def _keep(self) -> None:
+        self.out = self._evaluate()
 
     def _sums(self, rows: Tensor) -> Tensor:
         out = torch.empty(len(rows), len(self.pool.utilities), dtype=torch.float64, device=rows.device)

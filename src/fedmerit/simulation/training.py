@@ -1,15 +1,16 @@
 """Local training of one or many clients: Adam on the cross-entropy, with a fresh optimiser each time.
 
-On a CPU clients train one after another; on a GPU they are stacked if the model allows it. Both ways see the
-same samples in the same order, which depends only on the client's seed, so they agree up to rounding. The
-exception is dropout: a stack draws its own masks.
+On a CPU clients train one after another; on a GPU they train side by side, as a stack, if the model allows
+it. Both ways see the same samples in the same order, which depends only on the client's seed, so they agree
+up to rounding. The exception is dropout: a stack draws its own masks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -21,22 +22,27 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedmerit.errors import ConfigError, DataError, InputError
-from fedmerit.simulation.models import Images, as_tensor, load_vector, prepare, seeded, state, to_vector
-from fedmerit.simulation.utilities import check_labels, check_logits, check_range, device_of, float32
+from fedmerit.simulation.models import Images, as_tensor, flatten, load_vector, prepare, seeded, to_vector
+from fedmerit.simulation.utilities import check_labels, check_logits, check_range, device_of, float32, record
 
 # ------------------------------------------------------------------------------------------------- stacked
 
 TensorData = tuple[Tensor, Tensor]
 """Images (n, H, W, C) and labels (n,) on the device."""
+WORTH = 3
+"""A training of so few steps is not recorded: recording takes about as long as two steps."""
+PADDING = -100
+"""The label of samples that only fill a short batch up; the loss leaves them out."""
+STREAMS = 8
+"""At most so many models train at the same time on a GPU."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Why a model cannot be stacked (None: no reason found), its classes, and parameters its loss ignores."""
+    """Why a model cannot be stacked (None: no reason found), and its classes."""
 
     reason: str | None = None
     classes: int = 0
-    ignored: frozenset[str] = frozenset()
 
 
 def has_batch_norm(model: nn.Module) -> bool:
@@ -45,22 +51,25 @@ def has_batch_norm(model: nn.Module) -> bool:
 
 
 def probe(model: nn.Module, data: TensorData) -> Probe:
-    """Find out from gradients on three samples whether a model can be stacked; its state is restored."""
+    """Find out on three samples whether padding would change what a model learns; its state is restored."""
     if has_batch_norm(model):
         return Probe("has BatchNorm, which normalises by the batch")
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not trained:
+    if not any(p.requires_grad for p in model.parameters()):
         return Probe("has no parameter to train")
     device = data[1].device
     index = torch.arange(3, device=device) % len(data[1])
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     images = prepare(data[0][index], device).requires_grad_()
     model.train()
-    with seeded(0, device):
+    with seeded(0, device), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")
         logits = check_logits(model(images), data[1][index])
-        across = torch.autograd.grad(logits[0].sum(), images, allow_unused=True, retain_graph=True)[0]
-        loss = F.cross_entropy(logits, data[1][index])
-        slopes = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+        across = torch.autograd.grad(logits[0].sum(), images, allow_unused=True)[0]
+        reason = None
+        try:  # a decision by what was computed may be one about the batch
+            torch.func.vmap(lambda one: model(one[None])[0], randomness="different")(images.detach())
+        except RuntimeError as error:
+            reason = f"cannot be stacked: {error}".splitlines()[0]
     changed = [name for name, buffer in model.named_buffers() if not torch.equal(buffer, before[name])]
     for name, buffer in model.named_buffers():
         buffer.copy_(before[name])
@@ -68,122 +77,122 @@ def probe(model: nn.Module, data: TensorData) -> Probe:
         return Probe(f"changes its buffer {changed[0]!r} while training")
     if across is not None and bool((across[1:] != 0).any()):
         return Probe("lets the samples of a batch influence each other")
-    ignored = frozenset(name for name, slope in zip(trained, slopes, strict=True) if slope is None)
-    return Probe(None, logits.shape[1], ignored)
+    return Probe(reason, logits.shape[1])
 
 
 class Stack:
-    """K models that train in step.
+    """K copies of a model that train side by side, as often as asked.
+
+    On a GPU one small model leaves most of the device idle and waits for Python. So each copy's step is
+    recorded once as a CUDA graph, and the graphs of all copies are replayed on several streams. Where a step
+    cannot be recorded, the copies take their steps one after another, and ``note`` says why.
 
     Args:
-        model: gives the architecture; its weights are not used.
-        starts: shape (K, P), on the device; overwritten by the trained vectors.
-        optimiser: makes the optimiser of the stacked parameters; it must treat every number separately.
-        ignored: parameters without a gradient, which the optimiser does not change.
+        model: gives the architecture; it is not changed.
+        size: K.
+        data: the data sets, on the device.
+        settings: epochs, batch size, Adam.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        starts: Tensor,
-        optimiser: Callable[[list[Tensor]], torch.optim.Optimizer],
-        ignored: frozenset[str] = frozenset(),
+        self, model: nn.Module, size: int, data: Sequence[TensorData], settings: TrainingSettings
     ) -> None:
-        self.model, self.device, self.size = model.train(), starts.device, len(starts)
-        self.state: dict[str, Tensor] = {}
-        begin = 0
-        for name, value in state(model).items():
-            piece = starts[:, begin : begin + value.numel()]
-            self.state[name] = piece.reshape(-1, *value.shape).clone()
-            begin += value.numel()
-        trained = {name for name, p in model.named_parameters() if p.requires_grad} - ignored
-        self.moving = {name: value for name, value in self.state.items() if name in trained}
-        self.optimiser = optimiser([value.requires_grad_() for value in self.moving.values()])
-        self.result = starts
+        self.settings = settings
+        self.images, self.labels = torch.cat([x for x, _ in data]), torch.cat([y for _, y in data])
+        self.lengths, self.device = [len(y) for _, y in data], self.labels.device
+        self.models = [copy.deepcopy(model).train() for _ in range(size)]
+        self.moving = [[p for p in one.parameters() if p.requires_grad] for one in self.models]
+        self.adams = [_adam(settings, moving) for moving in self.moving]
+        longest = max(self.lengths)
+        steps, width = settings.local_epochs * -(-longest // settings.batch_size), settings.batch_size
+        self.index = torch.zeros(size, steps, min(width, longest), dtype=torch.int64, device=self.device)
+        self.target = torch.zeros_like(self.index)
+        self.taken = torch.zeros(size, 1, dtype=torch.int64, device=self.device)  # steps, for the device
+        self.graphs: list[torch.cuda.CUDAGraph] = []
+        self.streams: list[torch.cuda.Stream] = []
+        self.note: str | None = None
 
-    def train(self, data: Sequence[TensorData], plan: Sequence[list[Tensor]], seed: int) -> Tensor:
-        """Train on one data set per model, or on one for all; return the trained vectors, shape (K, P).
+    def train(self, starts: Tensor, sets: Sequence[int], seeds: Sequence[int]) -> Tensor:
+        """Train model k on data set ``sets[k]``, in the order of ``seeds[k]``; return the vectors, (K, P).
 
         Args:
-            data: one (images, labels) per model, or a single one that all models share.
-            plan: the batches of each data set, as indices into it.
-            seed: of dropout; masks differ between data sets, but models that share one get the same masks.
+            starts: shape (K, P), on the device.
+            sets: the number of a data set per model.
+            seeds: one per model; the first one is also the seed of dropout.
         """
-        shared = len(data) == 1
-        order = sorted(range(len(plan)), key=lambda i: -len(plan[i]))  # models with the fewest batches last
-        index, weight = (part.to(self.device) for part in _padded(data, plan, order))
-        images, labels = torch.cat([x for x, _ in data]), torch.cat([y for _, y in data])
-        rows = list(range(self.size)) if shared else order
-        for value in self.state.values():
-            value.data = value.data[rows]
-        fixed = {name: value for name, value in self.state.items() if name not in self.moving}
-        axis = None if shared else 0
-        gradient = torch.func.vmap(
-            torch.func.grad(self._loss),
-            in_dims=(0, 0, axis, axis, axis),
-            randomness="same" if shared else "different",
-        )
+        plans = [list(batches(self.lengths[i], self.settings, j)) for i, j in zip(sets, seeds, strict=True)]
+        self._load(starts, plans, sets)
+        steps = max(map(len, plans))
+        new = self.device.type == "cuda" and not self.graphs and not self.note
+        with exactly(self.settings), seeded(seeds[0], self.device):
+            drawn = torch.cuda.get_rng_state(self.device) if new else None
+            for step in range(steps):
+                if drawn is not None and step == 1 and steps > WORTH:
+                    self._record(random=not torch.equal(drawn, torch.cuda.get_rng_state(self.device)))
+                for k in (k for k, plan in enumerate(plans) if step < len(plan)):
+                    if self.graphs:
+                        with torch.cuda.stream(self.streams[k % len(self.streams)]):
+                            self.graphs[k].replay()
+                    else:
+                        self._move(k)
+            for stream in self.streams:
+                torch.cuda.current_stream(self.device).wait_stream(stream)
+        return torch.stack([flatten(model) for model in self.models])
 
-        def move(at: Tensor, w: Tensor) -> None:
-            """Take one step with all models on the samples ``at``."""
-            x = prepare(images[at.flatten()], self.device).reshape(*at.shape, *_chw(images))
-            batch = (x[0], labels[at[0]], w[0]) if shared else (x, labels[at], w)
-            slopes = gradient({name: value.detach() for name, value in self.moving.items()}, fixed, *batch)
-            for name, value in self.moving.items():
-                value.grad = slopes[name].contiguous()
-            self.optimiser.step()
+    def _load(self, starts: Tensor, plans: Sequence[list[Tensor]], sets: Sequence[int]) -> None:
+        """Write first models and batches where the steps expect them, and make Adam forget."""
+        begin = np.cumsum([0, *self.lengths])
+        index = torch.full(self.index.shape, PADDING)
+        for k, plan in enumerate(plans):
+            load_vector(self.models[k], starts[k])
+            for step, batch in enumerate(plan):
+                index[k, step, : len(batch)] = batch + int(begin[sets[k]])
+        self.index.copy_(index.clamp(min=0))
+        self.target.copy_(self.labels[self.index].where(index.to(self.device) >= 0, PADDING))
+        moments = [one for adam in self.adams for state in adam.state.values() for one in state.values()]
+        torch._foreach_zero_([self.taken, *moments])
+        self._start()
 
-        with seeded(seed, self.device), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="There is a performance drop")
-            for step in range(len(index)):
-                active = sum(len(plan[i]) > step for i in order)
-                self._retire(rows, self.size if shared else active)
-                move(index[step, :active], weight[step, :active])
-        self._retire(rows, 0)
-        return self.result
+    def _record(self, *, random: bool) -> None:
+        """Record a step of every model. A first step has chosen algorithms and made Adam's memory.
 
-    def _loss(
-        self, moving: dict[str, Tensor], fixed: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor
-    ) -> Tensor:
-        """Return the mean cross-entropy: the n samples have weight 1/n, the padding has weight 0."""
-        logits = torch.func.functional_call(self.model, {**moving, **fixed}, (x,))
-        return (F.cross_entropy(logits, y, reduction="none") * weight).sum()
-
-    def _retire(self, rows: list[int], active: int) -> None:
-        """Remove finished models from the end of the stack and put their vectors into ``result``."""
-        now = len(next(iter(self.state.values())))
-        if active == now:
+        Models on one stream share memory. Graphs that draw random numbers share the generator's place on the
+        device, so they must be replayed one after another.
+        """
+        count = 1 if random else min(STREAMS, len(self.models))
+        self.streams = [torch.cuda.Stream(self.device) for _ in range(count)]  # type: ignore[no-untyped-call]
+        pools = [torch.cuda.graph_pool_handle() for _ in self.streams]
+        graphs = []
+        try:
+            for k in range(len(self.models)):
+                place = k % count
+                graphs.append(record(partial(self._move, k), self.device, self.streams[place], pools[place]))
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # the model waits for the device
+            self.note = f"cannot be recorded as a CUDA graph: {error}".splitlines()[0]
             return
-        parts = [value.detach()[active:].flatten(1) for value in self.state.values()]
-        self.result[rows[active:now]] = torch.cat(parts, dim=1)
-        for value in self.state.values():
-            value.grad = None
-            value.data = value.data[:active]
-            moments = self.optimiser.state.get(value, {})
-            for name, moment in moments.items():
-                if name != "step":
-                    moments[name] = moment[:active]
+        self.graphs = graphs
+        self._start()
 
+    def _start(self) -> None:
+        """Let the streams begin where this one is."""
+        for stream in self.streams:
+            stream.wait_stream(torch.cuda.current_stream(self.device))
 
-def _padded(
-    data: Sequence[TensorData], plan: Sequence[list[Tensor]], order: list[int]
-) -> tuple[Tensor, Tensor]:
-    """Return indices into the concatenated data sets, and weights: both (steps, data sets, batch)."""
-    begin = np.cumsum([0] + [len(y) for _, y in data])
-    steps, width = len(plan[order[0]]), max(len(batch) for batches in plan for batch in batches)
-    index = torch.zeros(steps, len(plan), width, dtype=torch.int64)
-    weight = torch.zeros(index.shape)
-    for row, i in enumerate(order):
-        index[:, row] = int(begin[i])
-        for step, batch in enumerate(plan[i]):
-            index[step, row, : len(batch)] = batch + int(begin[i])
-            weight[step, row, : len(batch)] = 1 / len(batch)
-    return index, weight
-
-
-def _chw(images: Tensor) -> tuple[int, int, int]:
-    _, height, width, channels = images.shape
-    return channels, height, width
+    def _move(self, k: int) -> None:
+        """Take a step with model k."""
+        at, target = self.index[k][self.taken[k]][0], self.target[k][self.taken[k]][0]
+        logits = self.models[k](prepare(self.images[at], self.device))
+        loss = F.cross_entropy(logits, target, ignore_index=PADDING)
+        slopes = torch.autograd.grad(loss, self.moving[k], allow_unused=True)
+        for parameter, slope in zip(self.moving[k], slopes, strict=True):
+            if slope is not None and slope.stride() != parameter.stride():  # Adam wants equal ones
+                slope = torch.empty_like(parameter).copy_(slope)
+            parameter.grad = slope
+        self.adams[k].step()
+        self.adams[k].zero_grad()
+        self.taken[k] += 1
 
 
 # ---------------------------------------------------------------------------------------------- one by one
@@ -224,7 +233,7 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class TrainedVectors:
-    """One vector per client, how they were trained, and why not stacked if stacking was tried."""
+    """One vector per client, how they were trained, and why not faster if that was tried."""
 
     vectors: list[Vector]
     method: Literal["loop", "stacked"]
@@ -310,10 +319,8 @@ def train_many(
         seen = probe(model, on_device(data[0], device))
         note = seen.reason
         if note is None:
-            try:
-                return TrainedVectors(_halving(model, seen, begin, data, settings, seeds), "stacked")
-            except RuntimeError as error:  # vmap cannot batch this forward pass
-                note = f"cannot be stacked: {error}".splitlines()[0]
+            vectors, said = _halving(model, seen, begin, data, settings, seeds)
+            return TrainedVectors(vectors, "stacked", said and f"stacked, but steps of the model {said}")
         if method == "stacked":
             raise InputError(f"the model {note}")
     vectors = []
@@ -334,39 +341,30 @@ def _halving(
     data: Sequence[Data],
     settings: TrainingSettings,
     seeds: Sequence[int],
-) -> list[Vector]:
+) -> tuple[list[Vector], str | None]:
     """Train all clients in one stack, or in two halves if the memory does not suffice."""
     device = device_of(model)
     try:
         sets = [on_device(one, device) for one in data]
         for _, y in sets:
             check_range(y, seen.classes)
-        plan = [list(batches(len(y), settings, seed)) for (_, y), seed in zip(sets, seeds, strict=True)]
         begin = torch.stack([as_tensor(start).to(device).float() for start in starts])
-        stack = Stack(model, begin, partial(_adam, settings), seen.ignored)
-        with exactly(settings):
-            return list(stack.train(sets, plan, seeds[0]).cpu().numpy())
+        stack = Stack(model, len(sets), sets, settings)
+        return list(stack.train(begin, range(len(sets)), seeds).cpu().numpy()), stack.note
     except torch.cuda.OutOfMemoryError:
         if len(starts) == 1:
             raise
     torch.cuda.empty_cache()
     half = (len(starts) + 1) // 2
-    first = _halving(model, seen, starts[:half], data[:half], settings, seeds[:half])
-    return first + _halving(model, seen, starts[half:], data[half:], settings, seeds[half:])
-
-
-def train_shared(
-    model: nn.Module, starts: Tensor, data: TensorData, settings: TrainingSettings, seed: int, seen: Probe
-) -> Tensor:
-    """Train K models, shape (K, P), on the batches of one client, as ``train`` would train each of them."""
-    stack = Stack(model, starts, partial(_adam, settings), seen.ignored)
-    with exactly(settings):
-        return stack.train([data], [list(batches(len(data[1]), settings, seed))], seed)
+    first, note = _halving(model, seen, starts[:half], data[:half], settings, seeds[:half])
+    second, other = _halving(model, seen, starts[half:], data[half:], settings, seeds[half:])
+    return first + second, note or other
 
 
 def _adam(settings: TrainingSettings, parameters: Sequence[Tensor]) -> torch.optim.Adam:
-    fused = parameters[0].device.type == "cuda"
-    return torch.optim.Adam(parameters, lr=settings.lr, weight_decay=settings.weight_decay, fused=fused)
+    on_gpu = parameters[0].device.type == "cuda"
+    decay = settings.weight_decay
+    return torch.optim.Adam(parameters, settings.lr, weight_decay=decay, fused=on_gpu, capturable=on_gpu)
 
 
 def on_device(data: Data, device: torch.device) -> TensorData:

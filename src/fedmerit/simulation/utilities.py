@@ -269,3 +269,30 @@ def float32(*, tf32: bool = False) -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def record(
+    work: Callable[[], object],
+    device: torch.device,
+    stream: torch.cuda.Stream | None = None,
+    pool: Any = None,
+) -> torch.cuda.CUDAGraph:
+    """Return the kernels of ``work`` as a CUDA graph; raise `RuntimeError` if it waits for the device.
+
+    Args:
+        work: what to record; it is not done.
+        device: a GPU.
+        stream: on which the graph will be replayed, if that matters.
+        pool: memory shared with graphs that are never replayed at the same time.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.current_stream(device)):
+        stream = stream or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        try:
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
+                work()
+        except RuntimeError:
+            generator = torch.cuda.default_generators[torch.cuda.current_device()]
+            generator.graphsafe_set_state(generator.clone_state())  # otherwise dropout fails from now on
+            raise
+    return graph
