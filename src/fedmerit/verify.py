@@ -234,7 +234,7 @@ def verify_folder(
             checked = _Checked(book, member, roster)
             lines.extend(checked.lines(head, heads))
             check_config(path, checked.config)
-            check_checkpoints(path, checked.rounds)
+            lines.extend(check_checkpoints(path, checked.rounds))
             late = check_scores(path, files, checked.rounds, checked.config)
         except LedgerError as error:
             if head_of(ledger) == read:

@@ -1,7 +1,7 @@
-"""One member in a process of its own, with the package that its PYTHONPATH names: see test_versions.py.
+"""One member in a process of its own, with the package that its PYTHONPATH names: see mixed_federation.py.
 
-It reads requests from standard input and writes answers to standard output, each a length and a pickle. The
-first line it is started with names its home, its name and the seed of the federation that all of them share.
+It reads requests from standard input and writes answers to standard output, each a length and a pickle. It
+is started with the folder of its key and roster, and with its name.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ def main(home: Path, name: str) -> None:
         def work(m0=m0, delta=delta):
             return Work(m0, b"", lambda: Trained(m0, delta, 50))
 
-        member = Participant(
-            name, identity, read_roster(home / "roster.toml"), states, lambda shape, utilities: fit
-        )
         try:
+            roster = read_roster(home / "roster.toml")
+            member = Participant(name, identity, roster, states, lambda shape, utilities: fit)
             send(member.answer(Parcel(head, arrays), "here", None if delta is None else work))
         except FedmeritError as error:
             send((type(error).__name__, str(error)))

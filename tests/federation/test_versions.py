@@ -5,68 +5,30 @@ work together. Otherwise the member does not join, and whoever runs the server i
 """
 
 import os
-import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from mixed_federation import OTHER, Mixed, Process
 
 from fedmerit.config import VERSION
-from fedmerit.errors import MessageError, ProtocolError, RefusedError, VersionError
+from fedmerit.errors import MessageError, RefusedError, VersionError
 from fedmerit.protocol.messages import FORMAT, PROTOCOL, Ask, Parcel, pack
 from linear_federation import Federation
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "src"
-OTHER = "client-1"
 
 
-class Process:
-    """A member with its own copy of the package, in which some lines are others."""
-
-    def __init__(self, home, *changes):
-        copy = home / "installed"
-        shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-        for file, old, new in changes:
-            text = (copy / "fedmerit" / file).read_text(encoding="utf-8")
-            assert text.count(old) == 1, f"{file} no longer says {old!r}"
-            (copy / "fedmerit" / file).write_text(text.replace(old, new), encoding="utf-8")
-        tests = f"{HERE}{os.pathsep}{HERE.parent}"
-        environment = {**os.environ, "PYTHONPATH": f"{copy}{os.pathsep}{tests}"}
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "member_process.py"), str(home), OTHER],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
-        )  # fmt: skip
-        self.said = self.receive()
-        assert self.said["from"].startswith(str(copy)), "it runs the copy and not this package"
-
-    def receive(self):
-        length = int.from_bytes(self.process.stdout.read(8), "big")
-        return pickle.loads(self.process.stdout.read(length))
-
-    def answer(self, data, m0, delta):
-        request = pickle.dumps((data.head, dict(data.arrays), m0, delta))
-        self.process.stdin.write(len(request).to_bytes(8, "big") + request)
-        self.process.stdin.flush()
-        answer = self.receive()
-        if isinstance(answer, bytes):
-            return answer
-        raise ProtocolError(": ".join(answer))
-
-    def close(self):
-        self.process.communicate(timeout=60)
-
-
-class Mixed(Federation):
-    """A federation one of whose members is elsewhere."""
-
-    def _answer(self, name, ask, data):
-        if name != OTHER:
-            return super()._answer(name, ask, data)
-        delta = self.train(name, ask.round, self.model) if ask.exchange == "train" else None
-        return self.elsewhere.answer(data, self.model, delta)
+def copied(home, *changes):
+    """A path with a copy of the package, in which some lines are others, and with the tests' modules."""
+    copy = home / "installed"
+    shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for file, old, new in changes:
+        text = (copy / "fedmerit" / file).read_text(encoding="utf-8")
+        assert text.count(old) == 1, f"{file} no longer says {old!r}"
+        (copy / "fedmerit" / file).write_text(text.replace(old, new), encoding="utf-8")
+    return os.pathsep.join(map(str, (copy, HERE.parent)))
 
 
 @pytest.fixture
@@ -75,7 +37,7 @@ def mixed(tmp_path):
 
     def federation(*changes, **given):
         found = Mixed(tmp_path, rounds=2, files=True, **given)
-        found.elsewhere = Process(tmp_path, *changes)
+        found.elsewhere = Process(tmp_path, copied(tmp_path, *changes))
         made.append(found.elsewhere)
         return found
 

@@ -12,11 +12,14 @@ from flwr.app import Error, Message
 from inprocess import FAILED
 from lies import LIAR, exchange_of, telling
 
+from fedmerit.config import VERSION
 from fedmerit.flower import grid as grids
 from fedmerit.protocol.member import REFUSED
+from fedmerit.protocol.messages import PROTOCOL
 from fedmerit.verify import verify_folder
 
 STEADY = ("share", "train", "check", "unmask", "report")
+INVITED = f"(invited by fedmerit {VERSION}, which speaks protocol {PROTOCOL})"
 
 
 def exchanges(grid, name):
@@ -102,7 +105,9 @@ def test_who_always_refuses_is_scheduled_no_more_and_seldom_invited(home):
     assert [LIAR in one.scheduled for one in rounds] == [True, True, False, False, False]
     assert [len(one.reports) for one in rounds] == [4, 3, 3, 3, 3]
     assert Counter(exchanges(grid, LIAR))["join", 0] == 2  # at once; then not before AGAIN
-    assert [note for note in strategy.notes if "101" in note] == ["node 101 does not take part: refuses"]
+    assert [note for note in strategy.notes if "101" in note] == [
+        f"node 101 does not take part: refuses {INVITED}"
+    ]
     others = {name: exchanges(grid, name) for name in NAMES if name != LIAR}
     assert others == dict.fromkeys(others, honest(5))
 
@@ -115,7 +120,7 @@ def test_a_member_that_has_left_the_run_does_not_join_again(home):
     assert [LIAR in one.scheduled for one in rounds] == [True, True, False, False]
     assert [set(one.reports) for one in rounds] == [{*NAMES} - {LIAR}] * 4
     refused = [note for note in strategy.notes if "does not take part" in note]
-    assert refused == [f"node 101 does not take part: RefusedError: {REFUSED}"]
+    assert refused == [f"node 101 does not take part: RefusedError: {REFUSED} {INVITED}"]
     assert Counter(exchanges(grid, LIAR))["join", 0] == 2
 
 

@@ -16,10 +16,11 @@ from typing import Any
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
+from fedmerit.config import VERSION
 from fedmerit.errors import ProtocolError, RunAborted
 from fedmerit.flower.codec import QUERY, Shape, answer_in, digest, only_arrays, put
 from fedmerit.protocol.coordinator import Coordinator
-from fedmerit.protocol.messages import Exchange, Model, Parcel
+from fedmerit.protocol.messages import PROTOCOL, Exchange, Model, Parcel
 from fedmerit.protocol.terms import least_scheduled
 
 log = logging.getLogger("fedmerit")
@@ -330,7 +331,9 @@ class SecureGrid(Grid):
                 continue
             if reply.has_error():
                 if reply.error.code != UNAVAILABLE:
-                    self._stranger(node, str(reply.error.reason))
+                    # a member from before protocol 3 cannot name any version, so this names the server's
+                    by = f"invited by fedmerit {VERSION}, which speaks protocol {PROTOCOL}"
+                    self._stranger(node, f"{reply.error.reason} ({by})")
                 continue
             try:
                 name = coordinator.admit(str(node), answer_in(reply.content))

@@ -321,8 +321,12 @@ def check_config(path: Path, config: Config) -> None:
         raise LedgerError(f"{path / 'config.toml'}: not the config in the ledger: {found}")
 
 
-def check_checkpoints(path: Path, rounds: Sequence[Round]) -> None:
-    """Raise LedgerError if a checkpoint that is still there is not the one that its round recorded."""
+def check_checkpoints(path: Path, rounds: Sequence[Round]) -> Iterator[Note]:
+    """Check the checkpoints that are still there, and yield a line if the last model is not.
+
+    Raises:
+        LedgerError: one is not the checkpoint that its round recorded.
+    """
     for one in rounds:
         for name, field in (("model", "checkpoint"), ("members", "members_checkpoint")):
             file = checkpoint_in(path, name, one.number)
@@ -334,6 +338,10 @@ def check_checkpoints(path: Path, rounds: Sequence[Round]) -> None:
                 raise LedgerError(f"{file}: cannot be read: {error}") from error
             if found != one.body[field]:
                 raise LedgerError(f"{file}: not the checkpoint that round {one.number} recorded")
+    if rounds and "checkpoint" in rounds[-1].body:
+        last = rounds[-1].number
+        if not checkpoint_in(path, "model", last).exists():
+            yield Note("checkpoint-gone", round=last)
 
 
 ScoreFiles = Mapping[str, bytes | None]
