@@ -30,7 +30,10 @@ ROOT = Path(__file__).parents[1]
 CHOOSING = ROOT / "docs" / "choosing.md"
 HOSPITALS = ROOT / "examples" / "hospitals.csv"
 BOTH_NUMBERS = "The contributions add up to +2.768, but the model gained +0.5482"
-SWAPPED = "With alone and without swapped they would add up to +0.5208: the two columns are probably swapped."
+SWAPPED = (
+    "If the columns alone and without were swapped, they would add up to +0.5208: "
+    "the two columns are probably swapped."
+)
 
 
 def call(*arguments):
@@ -224,10 +227,13 @@ def test_rounds_that_would_join_up_name_empty_and_grand(slice):
     assert doubts(rounds) == ()
     first, second = doubts([exchanged(one) for one in rounds])
     assert (first.code, first.gross, second.code, second.gross) == ("swapped", True, "fell", True)
-    assert "with empty and grand exchanged: these two columns are probably swapped" in first.text
+    assert "if the columns empty and grand were exchanged: these two are probably swapped" in first.text
     assert "alone and without" not in first.text
     fallen = doubts([turned(one) for one in _falling(rounds)])[0]
-    assert "With alone and without swapped they would add up to -0.4: the two columns" in fallen.text
+    assert (
+        "If the columns alone and without were swapped, they would add up to -0.4: the two columns"
+        in fallen.text
+    )
 
 
 def _falling(rounds):
@@ -243,7 +249,10 @@ def test_of_one_round_whose_gain_is_negative_both_pairs_are_named():
     one = course()[0]
     found = doubts([exchanged(one)])[0]
     assert (found.code, found.gross) == ("swapped", True)
-    assert "With alone and without swapped they would add up to -0.3; with empty and grand" in found.text
+    assert (
+        "If the columns alone and without were swapped, they would add up to -0.3; if empty and grand"
+        in found.text
+    )
     assert "exchanged, to +0.3 of a gain of +0.3. One of these two pairs of columns" in found.text
     assert alpha(turned(exchanged(one))).ranking()[0] == "client-3"
 
@@ -359,15 +368,13 @@ def rmse(name, low=4.0, high=5.0):
 
 def test_a_falling_measure_of_which_less_is_better_is_told_first_and_not_paid_by(tmp_path):
     path = file_of(tmp_path, rmse("val_rmse"))
-    told = "WARNING: The utility 'val_rmse' fell by 1, and higher counts as better. By its name lower may be"
+    told = "WARNING: The utility 'val_rmse' fell by 1, and higher counts as better. Its name suggests that"
     assert call("score", path).output.startswith(told)
     for more in ((), ("--on-undefined", "equal"), ("--score", "IOI"), ("--dry-run",)):
         result = call("rewards", path, "--budget", "10", *more)
         assert isinstance(result.exception, DoubtfulShares)
         assert result.stdout == ""
-        assert "report -x in its place, or 1 - x if it lies in [0, 1]. --despite-doubts" in str(
-            result.exception
-        )
+        assert "report -x instead, or 1 - x if it lies in [0, 1]. --despite-doubts" in str(result.exception)
         assert "positive part" not in str(result.exception)
     assert words.title(facts_of(path)) == "Do not pay by these numbers: the measure fell"
     paid = call("rewards", path, "--budget", "10", "--on-undefined", "equal", "--despite-doubts")
@@ -386,9 +393,9 @@ def test_a_falling_measure_of_which_less_is_better_is_told_first_and_not_paid_by
 def test_such_a_name_that_rises_is_a_warning_and_any_name_that_falls_is_refused(tmp_path):
     rose, fell, unnamed = rmse("loss", 5.0, 4.0), rmse("quality"), rmse(None)
     assert codes(rose) == [("lower-rose", False)]
-    assert "If more is better, let its name say so" in doubts([rose])[0].text
+    assert "If higher is better, let its name say so" in doubts([rose])[0].text
     assert codes(fell) == codes(unnamed) == [("fell", True)]
-    assert "Either the model got worse, or lower is better in this measure" in doubts([fell])[0].text
+    assert "the model got worse; lower is better in this measure" in doubts([fell])[0].text
     assert call("rewards", file_of(tmp_path, rose), "--budget", "10").exit_code == 0
     result = call("rewards", file_of(tmp_path, fell), "--budget", "10")
     assert isinstance(result.exception, DoubtfulShares)
@@ -396,9 +403,9 @@ def test_such_a_name_that_rises_is_a_warning_and_any_name_that_falls_is_refused(
     shown = call("rewards", file_of(tmp_path, fell), "--budget", "10", "--despite-doubts")
     undefined = str(shown.exception)  # nobody is above zero, which is another error
     assert undefined.startswith("nothing is paid: the positive part of ALPHA is 0, which rounding alone")
-    assert "would say what to do then. The utility 'quality' fell by 1" in undefined
+    assert "decides such a case. The utility 'quality' fell by 1" in undefined
     text = page(file_of(tmp_path, rose))
-    assert "<h1>Look before you pay: by its name the measure should fall, but it rose</h1>" in text
+    assert "<h1>Look before you pay: by its name, the measure should fall, but it rose</h1>" in text
     assert "is first" not in text.split('<p class="lede">')[1].split("</p>")[0]
     assert "these payouts are upside down" in text.split('id="paid"')[1]
 
@@ -475,7 +482,7 @@ def test_swapped_columns_are_paid_by_no_score(swapped, score, rule):
     assert result.stdout == ""
     assert str(result.exception).startswith(f"nothing is paid: {BOTH_NUMBERS}. ")
     assert SWAPPED in str(result.exception)
-    assert "--despite-doubts pays all the same" in str(result.exception)
+    assert "--despite-doubts pays anyway" in str(result.exception)
 
 
 def test_despite_doubts_pays_and_says_so(swapped):

@@ -125,7 +125,7 @@ def test_score_as_a_table(fedmerit, reports):
     assert "west" in out
     assert "50%" in out
     assert "ALPHA summed over 2 rounds; gain +0.5000, sum of ALPHA +0.4150" in out
-    assert "LOO, FP, EE: of round 2 alone" in out
+    assert "LOO, FP and EE are those of round 2 alone" in out
     assert "note: member 'west' reported 1 of 2 rounds; the rest counts as zero" in out
 
 
@@ -146,7 +146,7 @@ def test_one_round_of_json(fedmerit, tmp_path):
     code, out, _ = fedmerit("score", write(tmp_path / "r.json", ROUND), "--score", "merit")
     assert code == 0
     assert "MERIT summed over 1 round, utility accuracy" in out
-    assert "nobody can say how sure this is" in out
+    assert "nobody can say how sure these scores are" in out
 
 
 def test_numbers_too_large_to_subtract_are_one_line_too(tmp_path):
@@ -850,7 +850,7 @@ def test_a_plan_says_what_a_run_will_cost(fedmerit, tmp_path):
         "(analysis)",
         "16",
     ]
-    assert "50 test samples separate two members" in out
+    assert "with 50 test samples, one round separates two members" in out
     assert "participation.fraction" not in out
     assert re.search(r"^training samples: client-0 \d+, client-1 \d+, client-2 \d+$", out, flags=re.M)
     code, out, _ = fedmerit("plan", tmp_path / "c.toml", "--set", "participation.fraction=0.1")

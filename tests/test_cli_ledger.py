@@ -46,7 +46,7 @@ def test_rewards_of_a_run_are_recorded_with_statements_and_a_head_to_keep(fedmer
     }
     _, again, _ = fedmerit("rewards", folder, "--budget", "1000.00")
     assert "decision 1, record" in again
-    assert "stands as it is" in again
+    assert "is unchanged" in again
     assert length(folder) == (after, head)
     _, third, _ = fedmerit("rewards", folder, "--budget", "1000.00", "--rule", "equal")
     assert "recorded as decision 2" in third
@@ -152,7 +152,7 @@ def test_a_page_with_everybodys_numbers_is_not_for_everybody_where_only_the_coor
     shown = unescape((closed / "page.html").read_text())
     assert said in shown
     assert shown.index("This page shows the numbers of all members.") < shown.index(said)
-    assert page_of_run(folder) == f"for everybody else: open {folder / 'page.html'} in a browser"
+    assert page_of_run(folder) == f"the page for everybody: open {folder / 'page.html'} in a browser"
     assert fedmerit("page", folder)[1] == f"wrote {folder / 'page.html'}\n"
     shown = unescape((folder / "page.html").read_text())
     assert said not in shown
@@ -227,7 +227,7 @@ def test_verify_with_a_roster_says_what_it_shows_of_a_rehearsal(fedmerit, folder
     code, out, _ = fedmerit("verify", folder, "--roster", path)
     assert code == 0
     assert f"keys: they match {path}, roster hash " in out
-    assert "; but one process held all of them, so they do not show who spoke" in out
+    assert "; but one process held all of them, so they do not prove who signed" in out
     others = [Member(name, new_key(tmp_path / f"{name}.pem")) for name in "ABCD"]
     write_roster(tmp_path / "others.toml", Roster(others))
     code, _, err = fedmerit("verify", folder, "--roster", tmp_path / "others.toml")

@@ -72,13 +72,13 @@ def test_advice_names_the_option_of_the_command_line(tmp_path):
     path = tmp_path / "r.csv"
     path.write_text("round,client,empty,grand,alone,without\n1,A,0.5,0.4,0.45,0.45\n1,B,0.5,0.4,0.45,0.45\n")
     said = failure("rewards", path, "--budget", "1", "--despite-doubts")
-    assert "; --on-undefined equal or zero would say what to do then" in said
+    assert "; --on-undefined equal or zero decides such a case" in said
     assert "on_undefined" not in said
     said = call("rewards", path, "--budget", "1", "--despite-doubts", "--on-undefined", "equal").output
     assert "; --on-undefined equal decided" in said
     assert "on_undefined" not in said
     said = call("score", path).output  # it has no such option
-    assert "; fedmerit rewards --on-undefined equal or zero would say what to do then" in said
+    assert "; fedmerit rewards --on-undefined equal or zero decides such a case" in said
     assert "on_undefined" not in said
 
 

@@ -180,7 +180,7 @@ def test_the_page_and_the_command_line_have_words_of_their_own():
     why = Note("undefined", reason=Note("within-errors", score="ALPHA", positive=0.5, noise=1.0))
     library = (
         "no shares: the positive part of ALPHA is 0.5, no more than two standard errors (1); "
-        "on_undefined='equal' or 'zero' would say what to do then"
+        "on_undefined='equal' or 'zero' decides such a case"
     )
     told = Note("no-shares", why=why)
     assert told == library
@@ -189,7 +189,7 @@ def test_the_page_and_the_command_line_have_words_of_their_own():
     )
     assert on_page(told) == (
         "no shares: the positive part of contribution is 0.5, no more than two standard errors (1); "
-        "fedmerit rewards --on-undefined equal or zero would say what to do then"
+        "fedmerit rewards --on-undefined equal or zero decides such a case"
     )
     none = Note("nothing-positive", score="LOO", positive=0.0)
     nothing = "nobody's LOO is above zero, so there is nothing to divide by"
@@ -283,16 +283,16 @@ HIDDEN = {A: "Member C", B: "Member A", C: "Member B"}
         ({"label_noise": {A: 0.0}}, "", ""),
         (
             {"label_noise": {A: 0.8, B: 0.125, C: 0.0}},
-            f"Rehearsal: labels were replaced by random ones on purpose, 80 % at {A}, 12.5 % at “{B}” "
+            f"Rehearsal: labels were replaced by random ones on purpose: 80 % at {A}, 12.5 % at “{B}” "
             "(corruption.label_noise).",
-            "Rehearsal: labels were replaced by random ones on purpose, 12.5 % at Member A, 80 % at Member C "
+            "Rehearsal: labels were replaced by random ones on purpose: 12.5 % at Member A, 80 % at Member C "
             "(corruption.label_noise).",
         ),
         (
             {"label_noise": "ramp"},
-            "Rehearsal: labels were replaced by random ones on purpose, from none at the first member to all "
+            "Rehearsal: labels were replaced by random ones on purpose: from none at the first member to all "
             'at the last one (corruption.label_noise = "ramp").',
-            "Rehearsal: labels were replaced by random ones on purpose, from none at the first member to all "
+            "Rehearsal: labels were replaced by random ones on purpose: from none at the first member to all "
             'at the last one (corruption.label_noise = "ramp").',
         ),
         (

@@ -101,4 +101,4 @@ def test_another_score_than_the_contribution_is_named():
 def test_the_cent_left_over_is_in_no_share():
     """Thirds of 100.00: the first has 33.34, for a share of 33.33%."""
     text = told("A", [0.1, 0.1, 0.1], Terms("100.00", "accuracy"))
-    assert "**33.34** of 100.00, for a share of 33.33%, by the rule fair." in text
+    assert "**33.34** of 100.00, for a share of 33.33%, by the rule “fair”." in text

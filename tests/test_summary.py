@@ -144,7 +144,7 @@ def test_without_standard_errors_nothing_is_said_about_certainty():
     assert (found.suspects, found.groups) == ((), ())
     assert all(one.interval is None and one.rank_interval is None for one in found.standings)
     text = shown(found)
-    assert "no standard errors were reported: nobody can say how sure this is" in text
+    assert "no standard errors were reported: nobody can say how sure these scores are" in text
     assert "±" not in text
 
 

@@ -45,7 +45,7 @@ def words(code: str, marks: Mapping[str, str] | None = None, /, **values: Any) -
         values: what the words take; lists are joined only here.
 
     >>> words("pay.stands", number=1, budget=Decimal(5), rule="fair", rounds=2)
-    'Decision 1 is in force: 5.00 by the rule fair, after two rounds.'
+    'Decision 1 is in force: it divides 5.00 by the rule “fair”, after two rounds.'
     """
     return _written(catalogue()[code], {**(marks or _UNMARKED), **values})
 

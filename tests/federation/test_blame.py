@@ -162,7 +162,9 @@ def test_shares_of_something_else_are_blamed_when_they_are_put_together(tmp_path
     assert [body[key] for key in ("round", "member", "by", "why")] == [1, DEALER, None, "secret"]
     assert federation.rounds[0].aborted
     assert DEALER not in federation.rounds[1].included
-    assert any("shared out something else than it committed to" in line for line in federation.verified())
+    assert any(
+        "shared out something that differs from its commitment" in line for line in federation.verified()
+    )
 
 
 # ------------------------------------------------------------------------------------- what verify recomputes

@@ -273,7 +273,7 @@ def test_a_decision_before_the_end_says_after_which_round(tmp_path):
     said = "WARNING: the run is not over: this pays for 1 of 3 rounds; a later decision can replace it"
     assert result.output.startswith(said)
     text = (folder / "statements" / "client-1.md").read_text()
-    assert "Decision 1, after 1 of 3 rounds (the run was not over), 4 members." in text
+    assert "Decision 1, after 1 of 3 rounds (the run was not over), with 4 members." in text
     run(config, folder, resume=True)
     assert any("in place of" not in line and "after round 1 of 3" in line for line in lines(folder))
     (mine,) = [line for line in lines(copy_for(folder, "client-1"), member="client-1") if "payouts" in line]

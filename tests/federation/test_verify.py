@@ -106,9 +106,9 @@ def test_a_run_as_it_was(folder):
     head = sqlite3.connect(folder / "ledger.sqlite").execute("SELECT digest FROM records ORDER BY seq DESC")
     assert lines == [
         f"ledger: {len(records_of(folder))} records, chain and signatures in order",
-        "rehearsal: one process held all keys, so signatures prove order, not who spoke",
+        "rehearsal: one process held all keys, so signatures prove the order of records, not their authors",
         f"heads: 4 of 4 members signed the head of record {len(records_of(folder)) - 4}, after round 2; "
-        f"there are {len(records_of(folder))} records",
+        f"the ledger has {len(records_of(folder))} records",
         "rounds: 2 of 2, 0 aborted",
         "scores: follow from the reports in the ledger",
         f"head: {head.fetchone()[0].hex()}",

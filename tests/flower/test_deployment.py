@@ -71,7 +71,10 @@ def test_a_simulation_has_the_same_reports_and_is_called_a_rehearsal(tmp_path):
         config = {"roster": str(roster), "out": str(out), "fedmerit-rehearsal": str(tmp_path)}
         simulation.simulate(APP, len(NAMES), {**config, "patience": HANG, "join": HANG}).wait()
     lines = list(verify_folder(out))
-    assert "rehearsal: one simulation held all keys, so signatures prove order, not who spoke" in lines
+    assert (
+        "rehearsal: one simulation held all keys, so signatures prove the order of records, not their authors"
+        in lines
+    )
     its_reports_are_those_of_the_engine_in_one_process(out, tmp_path / "embedded")
 
 

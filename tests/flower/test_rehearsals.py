@@ -20,7 +20,9 @@ from fedmerit.verify import verify_folder
 from raising import raises
 
 CAREFUL = "members: 4 of 4 joined, each with its own key; this cannot show whose machines they were"
-REHEARSAL = "rehearsal: one simulation held all keys, so signatures prove order, not who spoke"
+REHEARSAL = (
+    "rehearsal: one simulation held all keys, so signatures prove the order of records, not their authors"
+)
 
 
 class Simulated(InProcess, InMemoryGrid):
@@ -52,7 +54,7 @@ def test_a_simulation_is_a_rehearsal_to_verify_and_on_the_page(simulated):
     assert not any(line.startswith(("members: ", "keys: ")) for line in lines)
     lines = list(verify_folder(simulated / "run", roster=read_roster(simulated / "roster.toml")))
     assert any(
-        line.endswith("; but one simulation held all of them, so they do not show who spoke")
+        line.endswith("; but one simulation held all of them, so they do not prove who signed")
         for line in lines
     )
     made = CliRunner().invoke(app, ["page", str(simulated / "run")])

@@ -177,7 +177,7 @@ def test_a_lone_file_gives_a_page_that_says_what_is_absent(tmp_path):
         ({"se": None}, "North contributed most; without standard errors nobody can say how sure this is"),
         (
             {"se": 0.012, "count": 1},
-            "North, South and East contributed most, and are statistically indistinguishable",
+            "North, South and East contributed most and are statistically indistinguishable",
         ),
         ({"se": 0.03, "count": 1}, "All four members are statistically indistinguishable"),
         ({"se": 0.5}, "No member has surely improved the model"),
@@ -194,11 +194,15 @@ def test_companions_that_disagree_are_named(tmp_path):
     assert accuracy.turned == {"West": True, "North": False}
     assert accuracy.spearman < 0
     said = Outline(page(tmp_path / "scores.json")).said
-    assert "Accuracy significantly contradicts this: West contributed more than North." in said
     assert (
-        "By accuracy, West surely improved the model; by the paid measure the member surely made it worse."
+        "Accuracy significantly contradicts the ranking: by this measure, West contributed more than North."
         in said
     )
+    assert (
+        "By accuracy, West improved the model; by the paid measure, the member made it worse. "
+        "Both findings are statistically significant." in said
+    )
+    assert "Accuracy is the part of the test samples for which the model's first answer is right." in said
     assert "The measures disagree about West and North" in said or "about North and West" in said
 
 

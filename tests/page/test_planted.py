@@ -11,7 +11,7 @@ from fedmerit.cli import app
 from fedmerit.report.page.html import facts_of, page
 from fedmerit.verify import verify_folder
 
-SAID = "Rehearsal: labels were replaced by random ones on purpose, 90 % at {} (corruption.label_noise)."
+SAID = "Rehearsal: labels were replaced by random ones on purpose: 90 % at {} (corruption.label_noise)."
 
 
 @pytest.fixture

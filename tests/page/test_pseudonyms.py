@@ -149,6 +149,6 @@ def test_a_page_that_is_written_anew_goes_on_to_hide_names(run_folder, tmp_path,
     assert text.count(HIDDEN[0]) == 1
     there = text if mark == HIDDEN[0] else text.replace(HIDDEN[0], ">").replace("<h1>", f"{mark}</p><h1>")
     (folder / "page.html").write_text(there, encoding="utf-8")
-    assert refreshed(folder) == f"{folder / 'page.html'} shows it"
+    assert refreshed(folder) == f"{folder / 'page.html'} shows this decision"
     assert (folder / "page.html").read_text(encoding="utf-8") == text
     assert not any(one in page(folder) for one in HIDDEN)

@@ -57,7 +57,7 @@ def file_of(folder, alpha, *, names=("A", "B", "C"), se=None, silent=(), slices=
         ([0, 0, 0], "No member improved the model", None),
         (
             [0.1, 0.1, 0],
-            "A and B contributed most, and the same",
+            "A and B contributed most, each the same amount",
             "A and B share the first place with +0.1000.",
         ),
         ([0.1, 0, 0], "A contributed most", "B and C share the last place with +0.0000."),
@@ -91,7 +91,7 @@ def test_two_are_both(tmp_path):
         ([0.021, 0, -0.021], "No member has surely improved the model"),
         ([0, 0, -0.1], "No member has surely improved the model; C made the model worse"),
         ([-0.1, -0.1, -0.1], "No member has surely improved the model; A, B and C made the model worse"),
-        ([0.1, 0.09, 0], "A and B contributed most, and are statistically indistinguishable"),
+        ([0.1, 0.09, 0], "A and B contributed most and are statistically indistinguishable"),
         ([0.03, 0, 0], "All three members are statistically indistinguishable"),
         (
             [0.03, 0, -0.03],
@@ -141,11 +141,11 @@ def test_who_never_reported_is_on_the_page(tmp_path, se):
 def test_some_of_those_that_reported_contributed_most(tmp_path):
     five = file_of(tmp_path, [0.1, 0.1, 0.1, 0.1, 0.02], names=tuple("ABCDE"), silent=("Eve",), se=0.001)
     expected = (
-        "Four of the five members who reported contributed most, and are statistically indistinguishable"
+        "Four of the five members who reported contributed most and are statistically indistinguishable"
     )
     assert words.headline(facts_of(five)) == expected
     five = file_of(tmp_path, [0.1, 0.1, 0.1, 0.1, 0.02], names=tuple("ABCDE"), se=0.001)
-    expected = "Four of five members contributed most, and are statistically indistinguishable"
+    expected = "Four of five members contributed most and are statistically indistinguishable"
     assert words.headline(facts_of(five)) == expected
 
 
@@ -156,11 +156,11 @@ REFUSAL = "Do not pay by these numbers before somebody has checked them"
 def test_a_silent_member_is_no_fault_of_the_measure(tmp_path):
     """Three members of 0.05 each in a gain of 0.2: three quarters, whether or not there was a fourth."""
     alone = words.adds_up(facts_of(file_of(tmp_path, [0.05] * 3)))
-    assert "75% of the +0.2000 that the model gained. This strays from the gain" in alone
+    assert "75% of the model’s gain of +0.2000. The sum is too far from the gain" in alone
     assert WARNING in alone
     said = words.adds_up(facts_of(file_of(tmp_path, [0.05] * 3, silent=("Eve",))))
     assert said.endswith(
-        "75% of the +0.2000 that the model gained. This sum does not include what Eve added in rounds "
+        "75% of the model’s gain of +0.2000. This sum does not include what Eve added in rounds "
         "without a report from this member."
     )
 
@@ -178,14 +178,16 @@ def test_the_measure_is_judged_by_the_rounds_that_everybody_reported_on(tmp_path
     said = words.adds_up(facts_of(path))
     assert "This sum does not include what D added in rounds without a report from this member." in said
     assert (REFUSAL in said) is warns
-    assert ("In the rounds that everybody reported on, they add up to 40% of the gain." in said) is warns
+    assert (
+        "In the rounds that everybody reported on, the contributions add up to 40% of the gain." in said
+    ) is warns
 
 
 def test_the_leaders_are_all_that_may_be_first_however_many(tmp_path, monkeypatch):
     monkeypatch.setattr("fedmerit.report.facts.MOST_COMPARED", 2)
     facts = facts_of(file_of(tmp_path, [0.1, 0.09, 0], se=0.01))
     assert facts.groups == ()
-    assert words.headline(facts) == "A and B contributed most, and are statistically indistinguishable"
+    assert words.headline(facts) == "A and B contributed most and are statistically indistinguishable"
 
 
 def test_a_measure_turns_nobody_by_one_of_many_intervals(tmp_path):
@@ -279,8 +281,8 @@ def test_a_decision_is_shown_before_what_another_would_pay(folder):
     said = said_of(folder)
     start = said.index("3 What is each member paid?")
     decided, other = said[start:].split("What would another budget or rule pay?")
-    assert "Decision 2 is in force: 25,000.00 by the rule fenced, after three rounds." in decided
-    assert f"It is record {made.record} of the ledger and replaces decision 1." in decided
+    assert "Decision 2 is in force: it divides 25,000.00 by the rule “fenced”, after three rounds." in decided
+    assert f"The decision is record {made.record} of the ledger and replaces decision 1." in decided
     assert "It pays by expected accuracy (ALPHA)" in decided
     assert "By the terms of this decision, no member has a share above 50.00%." in decided
     for name, amount in made.paid.items():
@@ -288,7 +290,7 @@ def test_a_decision_is_shown_before_what_another_would_pay(folder):
     assert "budget 25,000.00" in decided
     assert "This does not change the decision." in other
     hidden = said_of(folder, pseudonyms=True)
-    assert "Decision 2 is in force: 25,000.00" in hidden
+    assert "Decision 2 is in force: it divides 25,000.00" in hidden
     amounts = re.findall(r"Member [A-E] [\d.]+% ([\d,.]+)", hidden.split("What is each member paid?")[2])[:5]
     assert sorted(Decimal(one.replace(",", "")) for one in amounts) == sorted(made.paid.values())
 
@@ -312,7 +314,7 @@ def test_the_page_divides_as_the_decision_did(folder, terms):
     made, _ = record_decision(folder, Terms("1000.00", **{"utility": "expected-accuracy", **terms}))
     paid = {name: [f"{made.shares[name]:.2%}", f"{amount:,.2f}"] for name, amount in made.paid.items()}
     assert calculator(page(folder)) == paid
-    assert "gives the same amounts on the terms of the decision" in said_of(folder)
+    assert "gives the same amounts under the terms of the decision" in said_of(folder)
 
 
 def test_a_smallest_and_a_largest_share_are_told_with_who_pays_for_them(folder):
@@ -324,10 +326,10 @@ def test_a_smallest_and_a_largest_share_are_told_with_who_pays_for_them(folder):
         "lose the difference in proportion."
     ) in said
     assert said.count("no member who reported has a share below 10.00%") == 2  # decision and calculator
-    assert "All other terms are as decided: the score, and the smallest and the largest share." in said
+    assert "The score and the smallest and largest share are as decided." in said
     other = "The shares follow the rule “fair”, not the decision in part 3, which has other terms."
     assert other in said
-    assert "From noise alone" not in said  # that is of shares without bounds
+    assert "By chance alone" not in said  # that is of shares without bounds
 
 
 def test_what_is_paid_by_is_marked_and_shown(folder):
@@ -351,10 +353,10 @@ def test_rewards_write_the_page_anew_where_there_is_one_of_ours(folder):
     assert "page.html" not in pay("1000.00").output
     assert not path.exists()
     path.write_text(page(folder, pseudonyms=True), encoding="utf-8")
-    assert f"{path} shows it" in pay("2000.00").output
+    assert f"{path} shows this decision" in pay("2000.00").output
     text = path.read_text(encoding="utf-8")
     assert text == page(folder, pseudonyms=True)
-    assert "Decision 2 is in force: 2,000.00" in text
+    assert "Decision 2 is in force: it divides 2,000.00" in text
     path.write_text("<p>mine</p>")
     assert f"{path} is no page of fedmerit and was left as it is" in pay("3000.00").output
     assert path.read_text() == "<p>mine</p>"
@@ -367,7 +369,8 @@ def test_without_altair_a_decision_says_that_the_page_is_old(folder, monkeypatch
     path.write_text(page(folder), encoding="utf-8")
     monkeypatch.setitem(sys.modules, "altair", None)
     said = CliRunner().invoke(app, ["rewards", str(folder), "--budget", "1000"]).output
-    assert f"{path} is older than this: pip install 'fedmerit[page]', then fedmerit page {folder}" in said
+    assert f"{path} is older than this result" in said
+    assert f"to write it again: pip install 'fedmerit[page]', then fedmerit page {folder}" in said
 
 
 def test_a_name_with_a_comma_does_not_read_as_two(tmp_path):
@@ -390,5 +393,5 @@ def test_small_utilities_are_not_all_zero(tmp_path):
     said = said_of(path)
     assert "rose by 0.0000300, from 0.1000000 to 0.1000300." in said
     assert "A +0.0000200 1 66.7%" in said
-    assert "The contributions add up to +0.0000300, 100% of the +0.0000300 that the model gained." in said
+    assert "The contributions add up to +0.0000300, which is 100% of the model’s gain of +0.0000300." in said
     assert "+0.0000 " not in said

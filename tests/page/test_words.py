@@ -240,6 +240,6 @@ def test_values_are_filled_in_and_marks_are_the_writers():
     said = words(
         "statement.paid", {"b": "**", "/b": "**"}, amount="5.00", budget="9.00", share=0.5, rule="fair"
     )
-    assert said == "**5.00** of 9.00, for a share of 50.00%, by the rule fair."
+    assert said == "**5.00** of 9.00, for a share of 50.00%, by the rule “fair”."
     with pytest.raises(KeyError):
         words("statement.paid", amount="5.00")

@@ -136,7 +136,7 @@ def demo(
     settings = from_dict(DEMO, set_ or ())
     if is_demo(out_):  # the demo starts afresh each time, and removes only runs of its hospitals
         remove(out_)
-    out.print("Six hospitals, secure aggregation on. Harbour's labels are 80 % noise.")
+    out.print("Six hospitals, secure aggregation on. 80 % of Harbour's labels are random.")
     _run(settings, out_, resume=False)
     for line in verify_folder(out_):
         out.print(line)
@@ -317,7 +317,7 @@ def verify(
     ] = None,
     heads: Annotated[
         Path | None,
-        typer.Option(help="A member's file of what it was shown and reported: KEY.pem.state/RUN/heads."),
+        typer.Option(help="A member's own file of heads and reports: KEY.pem.state/RUN/heads."),
     ] = None,
     as_: Annotated[
         str | None, typer.Option("--as", help="Your own name: your part is shown too.", metavar="NAME")
@@ -394,7 +394,7 @@ app.add_typer(keys_app, name="keys")
 def keys_new(
     path: Annotated[Path, typer.Argument(help="Where to write the private key (mode 600).")],
     server: Annotated[
-        bool, typer.Option("--server", help="The server's key: also say what to do with it.")
+        bool, typer.Option("--server", help="Make the server's key, and say what to do with it.")
     ] = False,
 ) -> None:
     """Make an identity key, and print the public key for the roster.
@@ -423,7 +423,7 @@ def keys_roster(
     ] = None,
     quorum: Annotated[
         int | None,
-        typer.Option(help="Members who must sign a change of it; unless given, over half."),
+        typer.Option(help="How many members must sign a change of it [default: more than half]."),
     ] = None,
 ) -> None:
     """Write or check a roster of names and public keys, and print its hash, which all members compare.
@@ -452,7 +452,7 @@ def keys_roster(
             f"roster was {roster.lineage.hex()}"
         )
     if roster.server is None:
-        out.print("note: it names no server (--server): members take part under it in rehearsals only")
+        out.print("note: it names no server (--server): members use it in rehearsals only")
     if count < FEWEST:
         out.print(
             f"note: a federation needs at least {FEWEST} members: with two, each learns the other's update"
@@ -462,7 +462,7 @@ def keys_roster(
 @keys_app.command("propose")
 def keys_propose(
     old: Annotated[Path, typer.Argument(help="The roster that is in use.")],
-    new: Annotated[Path, typer.Argument(help="The roster that is to follow, from `fedmerit keys roster`.")],
+    new: Annotated[Path, typer.Argument(help="The next roster, from `fedmerit keys roster`.")],
     out_: Annotated[Path, typer.Option("--out", help="Where to write the change, a new file.")],
 ) -> None:
     """Propose another roster in place of the one in use; its members sign the change.
@@ -504,7 +504,7 @@ def keys_sign(
 @keys_app.command("adopt")
 def keys_adopt(
     paths: Annotated[
-        list[Path], typer.Argument(help="The signed change; several files if members signed apart.")
+        list[Path], typer.Argument(help="The signed change, or several copies that members signed.")
     ],
     out_: Annotated[Path, typer.Option("--out", help="Where to write the roster, a new file.")],
 ) -> None:
@@ -589,7 +589,7 @@ def doctor(
     ],
     ledger: Annotated[
         Path | None,
-        typer.Option(help="For a key: a run folder whose ledger is compared with the member's heads."),
+        typer.Option(help="For a key: a run folder; its ledger is compared with the member's heads."),
     ] = None,
 ) -> None:
     """Check a member's key and state, or the server's run folder: files, modes, seals, ledger, disk.

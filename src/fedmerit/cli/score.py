@@ -86,7 +86,7 @@ Utility_ = Annotated[
 Missing_ = Annotated[
     Missing | None,
     typer.Option(
-        help="What a missed round counts [default: as in the run, otherwise zero].", show_default=False
+        help="What a missed round counts as [default: as in the run, otherwise zero].", show_default=False
     ),
 ]
 Score_ = Annotated[Summed, typer.Option(help="The score that is summed over rounds.", case_sensitive=False)]
@@ -144,7 +144,7 @@ def rewards(
     score: Score_ = Summed.alpha,
     missing: Missing_ = None,
     floor: Annotated[
-        float, typer.Option(help="Smallest share of a member who has a score.", parser=_number)
+        float, typer.Option(help="Smallest share of each member who has a score.", parser=_number)
     ] = 0.0,
     cap: Annotated[float, typer.Option(help="Largest share of a member.", parser=_number)] = 1.0,
     on_undefined: Annotated[
@@ -256,7 +256,7 @@ def _record(folder: Path, budget: str, utility: str | None, **terms: Any) -> str
     if new and decision.replaces:
         recorded += f", in place of decision {decision.replaces}"
     if not new:
-        recorded = f"decision {decision.number}, record {decision.record} of the ledger, stands as it is"
+        recorded = f"decision {decision.number}, record {decision.record} of the ledger, is unchanged"
     shown = refreshed(folder)
     lines = [f"{recorded}; {count} statements in {folder / 'statements'}", *([shown] if shown else [])]
     return "\n".join([*([renewed] if renewed else []), *lines, f"head: {head}"])

@@ -210,7 +210,7 @@ def measure(facts: Facts) -> str:
     means = called("measure-means", known)
     if means == known or not defined(facts):
         return ""
-    return words("page.measure", measure=spoken(known), means=means)
+    return words("page.measure", measure=capital(spoken(known)), means=means)
 
 
 # ---------------------------------------------------------------------------------- 2: how did it build up
