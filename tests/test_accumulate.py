@@ -330,9 +330,8 @@ def test_runs_counted_as_one_add_their_standard_errors_on_the_same_samples_and_o
     apart = [make(3, **errors, slice="t", since=3), make(4, **errors, slice="u", since=3)]
     np.testing.assert_allclose(accumulate([*first, *apart]).stderr[0], 0.05 + math.hypot(0.03, 0.03))
     # the second run's first round has no report here: its totals may cover more than these rounds
-    late = accumulate([*first, make(4, **errors, slice="s", se_alpha_total=[0.01] * 3, since=3)] + [
-        make(5, **errors, slice="s", se_alpha_total=[0.01] * 3, since=3)
-    ])  # fmt: skip
+    second = [make(k, **errors, slice="s", se_alpha_total=[0.01] * 3, since=3) for k in (4, 5)]
+    late = accumulate([*first, *second])
     np.testing.assert_allclose(late.stderr[0], 0.05 + 0.06)
     # who was in one run only has the error of that run
     partly = accumulate([*first, make(3, "AB", se_alpha=[0.03, 0.04], slice="t", since=3)])

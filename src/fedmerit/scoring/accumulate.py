@@ -265,7 +265,8 @@ def _last_solo(rounds: Sequence[Reports], clients: Sequence[str]) -> Vector:
     last: dict[str, float] = {}
     if len(runs := {reports.since for reports in rounds}) > 1:
         raise UndefinedScore(
-            f"MERIT needs SOLO from one first model, but these rounds are from {len(runs)} runs, each with its own"
+            f"MERIT needs SOLO from one first model, but these rounds are from {len(runs)} runs, each with "
+            "its own"
         )
     for reports in rounds:
         if reports.solo is not None:
@@ -279,7 +280,7 @@ def _last_solo(rounds: Sequence[Reports], clients: Sequence[str]) -> Vector:
 def _of_runs(
     rounds: Sequence[Reports], clients: Sequence[str], score: str, *, whole: bool, notes: list[str]
 ) -> Vector | None:
-    """Return the standard errors of the sum: those of each run, added up, or None if a report carries none."""
+    """Return the standard errors of all runs, added up; None if a report carries none."""
     runs = [list(own) for _, own in groupby(rounds, key=lambda one: one.since)]
     found, said = np.zeros(len(clients)), list[str]()
     for own in runs:

@@ -2,9 +2,10 @@
 
 CSV columns: round, client, empty, grand, alone, without; optional: se_loo, se_ioi, se_alpha, se_alpha_total,
 samples, cosine, solo, solo_empty, slice, since, utility, silent. ``empty``, ``grand``, ``solo_empty``,
-``slice``, ``since`` and ``utility`` are the same on all lines of a round. An empty cell of an optional column means that the value is
-not given. A line with ``silent`` = yes names a client that was summed but sent no report. Columns named after
-scores (LOO, FP, ...) are written by fedmerit itself; when it reads them back, they are recomputed.
+``slice``, ``since`` and ``utility`` are the same on all lines of a round. An empty cell of an optional column
+means that the value is not given. A line with ``silent`` = yes names a client that was summed but sent no
+report. Columns named after scores (LOO, FP, ...) are written by fedmerit itself; when it reads them back,
+they are recomputed.
 
 JSON: one round, a list of rounds, or an object with ``rounds`` (such as a run's ``scores.json``). A round is
 an object with the fields of :class:`~fedmerit.Reports`; a vector is a list, or an object by client name. A
