@@ -450,6 +450,8 @@ class _Checked:
             despite = "despite" if one.terms.despite_doubts else "despite-unsaid"
             for doubt in one.overruled:
                 yield Note(despite, decision=one.number, doubt=str(doubt))
+            if one.terms.despite_doubts and not one.recomputed:
+                yield Note("despite-any", decision=one.number)
         made = {record.body["decision"]: record.body for record in self.records if record.kind == "decision"}
         for part in self.own:
             yield from self._about_runs(part.number, part.after)

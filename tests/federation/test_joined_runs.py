@@ -371,6 +371,17 @@ def test_a_decision_on_fewer_rounds_of_the_earlier_run_or_on_none_is_found(runs)
         lines(second)
 
 
+def test_another_head_passes_only_if_the_same_rounds_were_closed_by_then(runs):
+    first, second, _ = runs
+    record_decision(second, TERMS, [first])
+    closing = [one.digest.hex() for one in snapshot(first / "ledger.sqlite").records() if one.kind == "round"]
+    as_server(second, lambda body: body.update(after=[[body["after"][0][0], closing[-1]]]))
+    assert "payouts" in codes(lines(second, after=[first]))
+    as_server(second, lambda body: body.update(after=[[body["after"][0][0], closing[0]]]))
+    with pytest.raises(LedgerError, match="does not follow"):
+        lines(second, after=[first])
+
+
 @pytest.mark.parametrize("what", ["cents", "shares", "unpaid", "rounds", "decision", "status"])
 def test_what_follows_from_the_record_itself_is_checked_without_the_earlier_run(runs, what):
     first, second, _ = runs
@@ -473,6 +484,23 @@ def test_the_command_line_scores_and_pays_and_says_which_rounds_are_whose(runs):
     assert not (first / "statements").exists()
     assert "not given (--after)" in called("verify", second)
     assert "to the cent" in called("verify", second, "--after", first)
+
+
+def test_a_run_that_closed_no_round_yet_adds_none(runs, tmp_path):
+    model = start(tmp_path / "again", stop=2, rounds=5).model
+    later = start(tmp_path / "later", model, run="2" * 32, stop=0).folder
+    told = called("score", runs[0], later)
+    assert f"no round of {later} is closed yet" in told
+    assert "the run is not over: this covers 2 of 4 rounds" in told
+    assert "pays for 2 of 4 rounds" in called("rewards", runs[0], later, "--budget", "1000")
+    assert "after 2 of 4 rounds" in (later / "statements" / "client-0.md").read_text()
+    assert "to the cent" in called("verify", later, "--after", runs[0])
+
+
+def test_a_decision_despite_doubts_says_so_where_they_cannot_be_recomputed(runs):
+    record_decision(runs[1], replace(TERMS, despite_doubts=True), [runs[0]])
+    assert "despite-any" in codes(lines(runs[1]))
+    assert "despite-any" not in codes(lines(runs[1], after=[runs[0]]))  # no doubt was overruled
 
 
 def test_an_earlier_run_that_was_paid_already_is_warned_about(runs):
