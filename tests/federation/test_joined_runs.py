@@ -304,6 +304,9 @@ def test_a_later_decision_replaces_it_and_three_runs_are_paid_in_the_last(runs):
     assert codes(found).count("after-paid") == 1  # the second run has decisions of its own
     partly = lines(third, after=[first])
     assert {"after-given", "after-lacking", "payouts-unchecked"} <= {*codes(partly)}
+    as_server(third, lambda body: body["after"][0].__setitem__(1, "0" * 64))
+    with pytest.raises(LedgerError, match="which is not on the chain of"):
+        lines(third, after=[first])
 
 
 def test_a_decision_rests_on_the_earlier_run_as_it_was(runs):
@@ -338,6 +341,7 @@ def test_an_earlier_run_that_is_not_meant_or_does_not_verify_is_an_error(runs):
         (lambda after: [[*after[0], 1]], "expected pairs"),
         (lambda after: [[after[0][0].upper() + "X", after[0][1]]], "expected pairs"),
         (lambda after: {"a": 1}, "expected pairs"),
+        (lambda after: [[10**31, after[0][1]]], "expected pairs"),
         (lambda after: 7, "expected pairs"),
         (lambda after: [[f"{1:032x}", after[0][1]]], "names its own run"),
     ],

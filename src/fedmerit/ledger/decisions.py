@@ -358,7 +358,7 @@ def after_in(body: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         return ()
     try:
         found = tuple((run, head) for run, head in body["after"])
-        right = all(re.fullmatch(r"[0-9a-f]{32} [0-9a-f]{64}", f"{run} {head}") for run, head in found)
+        right = all(re.fullmatch(r"[0-9a-f]{32} [0-9a-f]{64}", run + " " + head) for run, head in found)
     except (TypeError, ValueError):
         found, right = (), False
     if not right or not found or len({run for run, _ in found}) < len(found):
@@ -380,9 +380,9 @@ def before_it(ledger: Records, one: StatedDecision, earlier: Sequence[RunPart]) 
     own = part_of(ledger)
     if any(run == own.id for run, _ in stated):
         raise LedgerError(f"after: names its own run, {own.id}")
-    if any(run not in given for run, _ in stated):
+    found = [given[run].upto(head) for run, head in stated if run in given]
+    if len(found) < len(stated):
         return None
-    found = [given[run].upto(head) for run, head in stated]
     joined([*found, own])  # raises if one does not follow the other
     return found
 

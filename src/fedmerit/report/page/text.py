@@ -270,6 +270,8 @@ def decision(facts: Facts) -> list[str]:
             words("pay.stands-runs", number=one.number, budget=budget, rule=terms.rule, runs=runs),
             words("pay.rest-runs", rounds=one.rounds, earlier=each),
         ]
+        if one.rounds < planned:
+            said.append(words("pay.later"))
     elif one.rounds < planned:
         said = [
             words(
