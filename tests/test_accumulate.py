@@ -309,3 +309,41 @@ def test_rounds_that_do_not_join_up_are_noted_with_their_numbers():
     many = accumulate([at(k, 0.1, 0.3) for k in range(1, 8)]).notes
     assert len(many) == 1
     assert "round 3 ends at 0.3 and round 4 begins at 0.1; and 3 more" in many[0]
+
+
+def test_runs_counted_as_one_add_their_standard_errors_on_the_same_samples_and_on_others():
+    """The second run's running totals begin again; slices prove independence within a run only."""
+    errors = {"se_alpha": [0.03, 0.04, 0]}
+    first = [
+        make(1, **errors, slice="s", se_alpha_total=[0.03, 0.04, 0]),
+        make(2, **errors, slice="s", se_alpha_total=[0.05, 0.06, 0]),
+    ]
+    for there in ("s", "t"):
+        second = [
+            make(3, **errors, slice=there, se_alpha_total=[0.03, 0.04, 0], since=3),
+            make(4, **errors, slice=there, se_alpha_total=[0.04, 0.05, 0], since=3),
+        ]
+        total = accumulate([*first, *second])
+        np.testing.assert_allclose(total.stderr, [0.05 + 0.04, 0.06 + 0.05, 0])
+        assert [code_of(note) for note in total.notes].count("bound-runs") == 1
+    # rounds of one run on slices of their own: squares within the run, sums between runs
+    apart = [make(3, **errors, slice="t", since=3), make(4, **errors, slice="u", since=3)]
+    np.testing.assert_allclose(accumulate([*first, *apart]).stderr[0], 0.05 + math.hypot(0.03, 0.03))
+    # the second run's first round has no report here: its totals may cover more than these rounds
+    second = [make(k, **errors, slice="s", se_alpha_total=[0.01] * 3, since=3) for k in (4, 5)]
+    late = accumulate([*first, *second])
+    np.testing.assert_allclose(late.stderr[0], 0.05 + 0.06)
+    # who was in one run only has the error of that run
+    partly = accumulate([*first, make(3, "AB", se_alpha=[0.03, 0.04], slice="t", since=3)])
+    np.testing.assert_allclose(partly.stderr, [0.05 + 0.03, 0.06 + 0.04, 0])
+
+
+def test_runs_counted_as_one_have_no_merit_and_a_run_begins_before_its_rounds():
+    solo = {"solo": [0.5] * 3, "solo_empty": 0.25}
+    assert accumulate([make(1, **solo), make(2, **solo)], score="MERIT").n == 3
+    with pytest.raises(UndefinedScore, match="from 2 runs"):
+        accumulate([make(1, **solo), make(2, **solo, since=2)], score="MERIT")
+    with pytest.raises(ReportError, match=r"round 2: expected a round from 3 on, where its run begins"):
+        make(2, since=3)
+    with pytest.raises(ReportError, match="since must be a whole number"):
+        make(2, since=0.5)

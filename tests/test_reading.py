@@ -1,6 +1,7 @@
 """Files of reports: what is read, what is refused, and whether the message leads to the place."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -308,3 +309,14 @@ def test_two_utilities_in_one_csv_are_called_that(tmp_path):
         read(path)
     assert "line 4: round 1: utility is 'neg-loss', but 'accuracy' on line 2" in str(refused.value)
     assert "several utilities go into JSON, under companions" in str(refused.value)
+
+
+def test_where_a_run_begins_is_written_and_read_back(tmp_path):
+    first, second = read(write(tmp_path, CSV), utility="accuracy")
+    content = document([first, replace(second, since=2)])
+    for text, name in ((as_json(content), "scores.json"), (as_csv(content), "scores.csv")):
+        again = read(write(tmp_path, text, name))
+        assert [one.since for one in again] == [None, 2]
+        assert document(again) == content
+    with pytest.raises(FileFormatError, match="since: expected a number"):
+        read(write(tmp_path, json.dumps([ROUND | {"since": "1"}]), "r.json"))

@@ -26,7 +26,8 @@
     │   └── RunAborted          a run was given up: no round closed, or too many in a row were aborted
     ├── KeyFileError            a private key or roster file: missing, malformed, or readable by others
     ├── LedgerError             a record that is missing, altered, reordered or not signed by its author
-    │   └── CopyDiffers         a score file that differs from the ledger beside it, which is sound
+    │   ├── CopyDiffers         a score file that differs from the ledger beside it, which is sound
+    │   └── DoesNotFollow       two runs that cannot be counted as one, because one does not follow the other
     ├── StoreError              a run folder: locked, damaged, or of another config
     ├── LoopbackError           a federation of processes on this machine did not start, continue or end
     └── MissingExtra            an optional dependency is not installed
@@ -208,6 +209,18 @@ class CopyDiffers(LedgerError):
     def __init__(self, message: str, file: str) -> None:
         super().__init__(message)
         self.file = file
+
+
+class DoesNotFollow(LedgerError):
+    """A run does not follow another, so they cannot be counted as one; ``earlier`` and ``later`` name them.
+
+    ``code`` says why: ``same``, ``empty`` (no round is closed), ``order``, ``engine``, ``roster``, ``keys``,
+    ``names``, ``scoring`` or ``model``.
+    """
+
+    def __init__(self, message: str, *, earlier: str, later: str, code: str) -> None:
+        super().__init__(f"{later} does not follow {earlier}: {message}", code=code)
+        self.earlier, self.later = earlier, later
 
 
 class StoreError(FedmeritError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,18 @@ from fedmerit.config import Config, of_folder
 from fedmerit.errors import CopyDiffers, KeyFileError, LedgerError, StoreError
 from fedmerit.identity import SERVER, Member, Roster, read_roster
 from fedmerit.ledger.chain import Copy, Ledger, Record, Records, verify_chain
-from fedmerit.ledger.decisions import Decision, OwnPart, Terms, decide, decisions_of, money, own_parts
+from fedmerit.ledger.decisions import (
+    Decision,
+    OwnPart,
+    RunPart,
+    Terms,
+    decide,
+    decisions_of,
+    joined,
+    money,
+    own_parts,
+    part_of,
+)
 from fedmerit.ledger.forms import check_forms, check_rounds
 from fedmerit.ledger.head_log import check_head, check_kept, places_of, signed_heads, told
 from fedmerit.ledger.records import (
@@ -203,6 +214,7 @@ def verify_folder(
     heads: str | Path | None = None,
     member: str | None = None,
     roster: Roster | str | Path | None = None,
+    after: Sequence[str | Path] = (),
 ) -> Iterator[Note]:
     """Check a run folder, and yield what was found line by line.
 
@@ -219,19 +231,22 @@ def verify_folder(
         member: the member who asks; its own part is included.
         roster: the reader's own roster of members' keys, or its file; without it, signatures are checked with
             the keys that the ledger states.
+        after: folders or copies of the runs before this one on which its decisions rest. They are checked
+            too; without them, such a decision is not recomputed, and a line says so.
 
     Raises:
         CopyDiffers: a score file is wrong, but the ledger is sound and has been described in full.
         LedgerError: names the first record, or the place in a file, that is wrong.
     """
     path = Path(path)
+    earlier = _earlier(after, member, roster)
     ledger, before = path / LEDGER, ""
     for attempt in range(1, ATTEMPTS + 1):
         lines: list[Note] = []
         read = head_of(ledger)
         try:
             files, book = read_scores(path), snapshot(ledger)  # in this order: files must not be newer
-            checked = _Checked(book, member, roster)
+            checked = _Checked(book, member, roster, earlier)
             lines.extend(checked.lines(head, heads))
             check_config(path, checked.config)
             lines.extend(check_checkpoints(path, checked.rounds))
@@ -296,6 +311,7 @@ def verify_copy(
     heads: str | Path | None = None,
     member: str | None = None,
     roster: Roster | str | Path | None = None,
+    after: Sequence[str | Path] = (),
 ) -> Iterator[Note]:
     """Check a copy of a ledger (JSON lines), as :func:`verify_folder` checks the ledger of a folder.
 
@@ -303,7 +319,7 @@ def verify_copy(
     records, but scores and payouts only for that member.
     """
     copy = Copy(path)
-    checked = _Checked(copy, member, roster)
+    checked = _Checked(copy, member, roster, _earlier(after, member, roster))
     yield from checked.lines(head, heads)
     if checked.reader is None:
         yield Note("scores")
@@ -315,11 +331,36 @@ def verify_copy(
     yield Note("head", head=copy.head)
 
 
+def _earlier(
+    sources: Sequence[str | Path], member: str | None, roster: Roster | str | Path | None
+) -> list[RunPart]:
+    """Verify the folders or copies of earlier runs, and return these runs."""
+    found = []
+    for source in map(Path, sources):
+        copy = source.suffix == ".jsonl" and not source.is_dir()
+        lines = (
+            verify_copy(source, member=member, roster=roster)
+            if copy
+            else verify_folder(source, roster=roster)
+        )
+        try:
+            for _ in lines:
+                pass
+            found.append(part_of(Copy(source) if copy else snapshot(source / LEDGER)))
+        except LedgerError as error:
+            raise LedgerError(f"{source}: {error}", record=error.record, code=error.code) from error
+    return found
+
+
 class _Checked:
     """A verified ledger or copy: everything that can be recomputed has been."""
 
     def __init__(
-        self, ledger: Records, member: str | None, roster: Roster | str | Path | None = None
+        self,
+        ledger: Records,
+        member: str | None,
+        roster: Roster | str | Path | None = None,
+        earlier: Sequence[RunPart] = (),
     ) -> None:
         own = read_roster(roster) if isinstance(roster, str | Path) else roster
         name = "the roster" if isinstance(roster, Roster) else str(roster)
@@ -341,9 +382,18 @@ class _Checked:
         self.decisions: list[Decision] = []
         self.own: list[OwnPart] = []
         if self.reader is None:
-            self.decisions = decisions_of(ledger, self.rounds, scoring)
+            self.decisions = decisions_of(ledger, self.rounds, scoring, earlier)
         else:
-            self.own = own_parts(ledger, self.reader, self.rounds, scoring)
+            self.own = own_parts(ledger, self.reader, self.rounds, scoring, earlier)
+        self.earlier = {run.id: run for run in earlier}
+        resting = [*(one.after for one in self.decisions), *(part.after for part in self.own)]
+        named = {run for after in resting for run, _ in after}
+        for run in earlier:
+            if run.id not in named:
+                wanted = ", ".join(sorted(named)) or "none"
+                raise LedgerError(
+                    f"{run.name}: is run {run.id}, on which no decision here rests; expected one of: {wanted}"
+                )
 
     def _stated(self, ledger: Records) -> list[Round]:
         """Return the rounds; raise LedgerError if what the server stated after them does not follow."""
@@ -419,8 +469,9 @@ class _Checked:
             if self.member is not None:
                 amount = one.paid.by_client.get(self.member, Decimal(0))
                 mine = Note("payouts-mine", amount=amount, client=self.member)
+            yield from self._about_runs(one.number, one.after)
             yield Note(
-                "payouts",
+                "payouts" if one.recomputed else "payouts-unchecked",
                 decision=one.number,
                 record=one.record,
                 instead=Note("payouts-instead", decision=one.replaces) if one.replaces else "",
@@ -432,10 +483,14 @@ class _Checked:
             despite = "despite" if one.terms.despite_doubts else "despite-unsaid"
             for doubt in one.overruled:
                 yield Note(despite, decision=one.number, doubt=str(doubt))
+            if one.terms.despite_doubts and not one.recomputed:
+                yield Note("despite-any", decision=one.number)
         made = {record.body["decision"]: record.body for record in self.records if record.kind == "decision"}
         for part in self.own:
+            yield from self._about_runs(part.number, part.after)
+            stated = "payout-stated" if part.given else "payout-unchecked"
             yield Note(
-                "payout" if part.recomputed else "payout-stated",
+                "payout" if part.recomputed else stated,
                 decision=part.number,
                 after=self._after(made[part.number]["rounds"]),
                 money=money(part.cents),
@@ -443,6 +498,20 @@ class _Checked:
             )
             if made[part.number].get("despite_doubts"):
                 yield Note("despite-any", decision=part.number)
+
+    def _about_runs(self, decision: int, after: Sequence[tuple[str, str]]) -> Iterator[Note]:
+        """Yield lines on the runs before this one on which a decision rests, given or not."""
+        for run, head in after:
+            if run not in self.earlier:
+                yield Note("after-lacking", decision=decision, hash=run, head=head)
+                continue
+            given = self.earlier[run]
+            closed = given.closed[head]
+            yield Note(
+                "after-given", decision=decision, hash=run, path=given.name, head=head[:16], closed=closed
+            )
+            if given.decisions:
+                yield Note("after-paid", path=given.name, count=given.decisions)
 
     def _after(self, rounds: int) -> str:
         planned = self.config.training.rounds
@@ -487,12 +556,13 @@ def keys_of(record: Record) -> Mapping[str, bytes]:
 # A payout decision is recorded in the run's ledger and signed with the server's key in the run folder.
 
 
-def record_decision(path: Path, terms: Terms) -> tuple[Decision, bool]:
+def record_decision(path: Path, terms: Terms, after: Sequence[Path] = ()) -> tuple[Decision, bool]:
     """Verify a run, decide who is paid what, and record the decision.
 
     Args:
         path: the run folder.
         terms: terms of the decision.
+        after: folders of the runs before this one, in order, if the decision is about their rounds too.
 
     Returns:
         The decision, and whether it is new. If the last decision has the same terms and rounds, that decision
@@ -500,17 +570,22 @@ def record_decision(path: Path, terms: Terms) -> tuple[Decision, bool]:
 
     Raises:
         DoubtfulShares: the reports contradict themselves, and the terms do not say to pay despite that.
+        DoesNotFollow: one of the runs does not follow the one before it.
     """
     for _ in verify_folder(path):  # only runs that verify are paid
         pass
-    config = of_folder(path)
+    config, earlier = of_folder(path), _earlier(after, None, None)
     with Folder(path, config, resume=True) as folder:
-        rounds = rounds_of(folder.ledger)
-        before = decisions_of(folder.ledger, rounds, config.scoring)
-        found = doubts(scored_in(rounds, terms.utility), game=config.scoring.game)
+        whole = joined([*earlier, part_of(folder.ledger)])
+        before = decisions_of(folder.ledger, rounds_of(folder.ledger), config.scoring, earlier)
+        found = doubts(scored_in(whole, terms.utility), game=config.scoring.game)
         check_payable(found, terms.rule, despite=terms.despite_doubts)
-        made = decide(rounds, terms, before, game=config.scoring.game)
-        if before and before[-1].terms == terms and before[-1].rounds == made.rounds:
+        made = decide(whole, terms, before, game=config.scoring.game, after=earlier)
+        if before and (before[-1].terms, before[-1].rounds, before[-1].after) == (
+            terms,
+            made.rounds,
+            made.after,
+        ):
             return before[-1], False
         journal = Journal(folder.ledger, _signer(path, folder.ledger))
         place = 0
@@ -521,12 +596,12 @@ def record_decision(path: Path, terms: Terms) -> tuple[Decision, bool]:
         return Decision(**{**vars(made), "record": place}), True
 
 
-def read_run(path: Path) -> tuple[list[Round], list[Decision], str]:
-    """Return the rounds, decisions and head of a run that has been verified."""
-    config = of_folder(path)
+def read_run(path: Path, after: Sequence[Path] = ()) -> tuple[list[Round], list[Decision], str]:
+    """Return the rounds, decisions and head of a run that has been verified; ``after`` as above."""
+    config, earlier = of_folder(path), [part_of(snapshot(one / LEDGER)) for one in after]
     with Ledger(path / LEDGER, read_only=True) as ledger:
-        rounds = rounds_of(ledger)
-        return rounds, decisions_of(ledger, rounds, config.scoring), ledger.head
+        decisions = decisions_of(ledger, rounds_of(ledger), config.scoring, earlier)
+        return list(joined([*earlier, part_of(ledger)])), decisions, ledger.head
 
 
 def _signer(path: Path, ledger: Ledger) -> Sign:

@@ -14,8 +14,9 @@ import fedmerit.flower
 from fedmerit.errors import LedgerError, ProtocolError, StoreError
 from fedmerit.flower.codec import Shape
 from fedmerit.ledger.chain import Ledger
+from fedmerit.ledger.decisions import Terms
 from fedmerit.protocol.messages import model_hash
-from fedmerit.verify import verify_folder
+from fedmerit.verify import record_decision, verify_folder
 from raising import raises
 
 
@@ -152,6 +153,10 @@ def test_a_new_run_starts_from_the_last_model_of_one_that_died(home):
     )  # fmt: skip
     strategy.start(grid=grid_of(home), initial_arrays=model, num_rounds=1)
     assert {report.bound_to["m0"] for report in rounds_in(home / "second")[0].reports.values()} == {m}
+    terms = Terms("100.00", task.UTILITIES[0], on_undefined="equal", despite_doubts=True)
+    made, _ = record_decision(home / "second", terms, [home / "run"])
+    assert (made.counts, made.rounds) == ((2,), 1)
+    assert "payouts" in [line.code for line in verify_folder(home / "second", after=[home / "run"])]
 
 
 def test_a_checkpoint_that_the_ledger_does_not_know_is_not_the_last_model(home):

@@ -326,6 +326,10 @@ def verify(
         Path | None,
         typer.Option(help="Your roster file: the keys in the ledger must match it."),
     ] = None,
+    after: Annotated[
+        list[Path] | None,
+        typer.Option(help="An earlier run, folder or copy, on which a decision also rests; repeatable."),
+    ] = None,
 ) -> None:
     """Check a run's ledger: chain, signatures, heads, and that scores and payouts follow from the reports.
 
@@ -338,7 +342,7 @@ def verify(
         inside = f": give its folder, {source.parent}" if source.name == LEDGER else ""
         fail(f"{source}: expected a run folder or an exported ledger (.jsonl){inside}")
     check = verify_copy if copy else verify_folder
-    for line in check(source, head=head, heads=heads, member=as_, roster=roster):
+    for line in check(source, head=head, heads=heads, member=as_, roster=roster, after=after or ()):
         out.print(line)
 
 

@@ -76,7 +76,13 @@ def _number(text: str) -> float:
     return written_number(str(text))
 
 
-Reports_ = Annotated[Path, typer.Argument(help="Reports (.json or .csv), or a run folder.", metavar="SOURCE")]
+Reports_ = Annotated[
+    list[Path],
+    typer.Argument(
+        help="Reports (.json or .csv), or a run folder; or the folders of runs that follow each other.",
+        metavar="SOURCE...",
+    ),
+]
 Utility_ = Annotated[
     str | None,
     typer.Option(
@@ -94,7 +100,7 @@ Score_ = Annotated[Summed, typer.Option(help="The score that is summed over roun
 
 @app.command()
 def score(
-    file: Reports_,
+    files: Reports_,
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.table,
     utility: Utility_ = None,
     score: Annotated[
@@ -105,7 +111,8 @@ def score(
 ) -> None:
     """Print scores, ranks and intervals from reports: who contributed what, and how sure that is.
 
-    SOURCE is a file of reports (.json or .csv), or a run folder.
+    SOURCE is a file of reports (.json or .csv), or a run folder. Several run folders are counted as one if
+    each run follows the one before.
     """
     from fedmerit.ledger.records import put_phi
     from fedmerit.report.facts import Facts
@@ -118,7 +125,8 @@ def score(
             f"--{'score' if score else 'missing'}: expected --format table or json, got csv, which holds the "
             "scores of single rounds but no sums"
         )
-    (content, run), counts = read_reports(file, utility), _missing(file, missing)
+    *earlier, file = files
+    (content, run), counts = read_reports(file, utility, after=earlier), _missing(file, missing)
     source = source_of(content, run, _settings(file), missing=counts)
     facts = Facts(source, score=(score or Summed.alpha).value)
     screen = out if format is Format.table else err
@@ -137,7 +145,7 @@ def score(
 
 @app.command()
 def rewards(
-    file: Reports_,
+    files: Reports_,
     budget: Annotated[str, typer.Option(help="The amount to divide, such as 10000.00.")],
     rule: Annotated[Rule, typer.Option(help="How scores become shares.")] = Rule.fair,
     utility: Utility_ = None,
@@ -161,7 +169,9 @@ def rewards(
 ) -> None:
     """Divide a budget into exact cents; for a run folder, record that and write a statement per member.
 
-    SOURCE is a file of reports (.json or .csv), or a run folder. Members who never reported are paid nothing.
+    SOURCE is a file of reports (.json or .csv), or a run folder. Several run folders are paid as one if each
+    run follows the one before; the last one gets the record and the statements. Members who never reported
+    are paid nothing.
     """
     from fedmerit.report.facts import Facts
     from fedmerit.report.source import source_of
@@ -170,7 +180,8 @@ def rewards(
     from fedmerit.scoring.doubts import check_payable
     from fedmerit.scoring.rewards import payouts, shares
 
-    (content, run), counts = read_reports(file, utility), _missing(file, missing)
+    *earlier, file = files
+    (content, run), counts = read_reports(file, utility, after=earlier), _missing(file, missing)
     source = source_of(content, run, _settings(file), missing=counts)
     facts = Facts(source, score=score.value)
     total, doubted, without = facts.total, facts.doubts, facts.unscored
@@ -184,14 +195,14 @@ def rewards(
     warning, said = _unfinished(run, "pays for"), ""
     if warning:
         warning += "; a later decision can replace it"
+    warning = "; ".join([*([warning] if warning else []), *_paid_before(run)])
     if run and not dry_run:  # record it before printing, so that what is printed is in the ledger
         terms = {
             "floor": floor, "cap": cap, "on_undefined": on_undefined.value, "missing": counts,
             "despite_doubts": despite_doubts,
         }  # fmt: skip
-        said = _record(
-            file, str(paid.budget), content.rounds[0].utility, rule=rule.value, score=score.value, **terms
-        )
+        named = {"rule": rule.value, "score": score.value, **terms}
+        said = _record(file, str(paid.budget), content.rounds[0].utility, after=earlier, **named)
     screen = out if format is Format.table else err
     _tell_planted(source, screen)
     if format is Format.table:
@@ -234,11 +245,22 @@ def _unfinished(run: Recorded | None, does: str) -> str:
     """Return a warning that the run is not over; an empty text if it is over, or if there is no run."""
     if run is None:
         return ""
-    closed, planned = len(run.rounds), run.config.training.rounds
+    closed, planned = len(run.rounds), run.planned
     return f"the run is not over: this {does} {closed} of {planned} rounds" if closed < planned else ""
 
 
-def _record(folder: Path, budget: str, utility: str | None, **terms: Any) -> str:
+def _paid_before(run: Recorded | None) -> Iterator[str]:
+    """Yield warnings that earlier runs have decisions of their own, so that their rounds are paid twice."""
+    from fedmerit.notes import words
+
+    for part in run.runs[:-1] if run else ():
+        if part.decisions:
+            yield words("terminal.paid-before", path=part.name, count=part.decisions)
+
+
+def _record(
+    folder: Path, budget: str, utility: str | None, *, after: Sequence[Path] = (), **terms: Any
+) -> str:
     """Record a decision, write everybody's statement, refresh the page; return what was done, in words."""
     from fedmerit.config import of_folder
     from fedmerit.ledger.decisions import Terms
@@ -249,8 +271,8 @@ def _record(folder: Path, budget: str, utility: str | None, **terms: Any) -> str
     config = of_folder(folder)
     wanted = Terms(budget, utility or config.scoring.utilities[0], **terms)
     renewed = renew(folder)
-    decision, new = record_decision(folder, wanted)
-    rounds, _, head = read_run(folder)
+    decision, new = record_decision(folder, wanted, after)
+    rounds, _, head = read_run(folder, after)
     count = write_statements(folder, rounds, config, decision, head)
     recorded = f"recorded as decision {decision.number}, record {decision.record} of the ledger"
     if new and decision.replaces:
@@ -287,14 +309,22 @@ def _warn(doubted: Sequence[Doubt]) -> None:
         err.print(f"WARNING: {printable(str(doubt))}")
 
 
-def read_reports(source: Path, utility: str | None = None) -> tuple[Content, Recorded | None]:
-    """Return the reports of a file, or of a run's ledger; for a run also what else its ledger says."""
+def read_reports(
+    source: Path, utility: str | None = None, *, after: Sequence[Path] = ()
+) -> tuple[Content, Recorded | None]:
+    """Return the reports of a file, or of a run's ledger; for a run also what else its ledger says.
+
+    ``after`` are the folders of the runs before it, if they are counted too.
+    """
     from fedmerit.scoring.files import read_content, scores_in
 
+    for one in (*after, source) if after else ():
+        if not (one / LEDGER).is_file():
+            fail(f"{one}: expected a run folder, because several runs were given: there is no {LEDGER} in it")
     if (source / LEDGER).is_file():
         from fedmerit.storage.run_folder import recorded
 
-        found = recorded(source, utility=utility)
+        found = recorded(source, utility=utility, after=after)
         return found.content, found
     return read_content(scores_in(source) if source.is_dir() else source, utility=utility), None
 

@@ -3,26 +3,33 @@
 A ``decision`` holds its terms (budget, rule, score, ...) and the result: shares and exact cents. A later
 decision names the one it replaces. If only the coordinator sees everything, the decision holds what all
 members may know, and each member's share and cents are in a salted ``payout`` record of its own.
+
+A decision may also rest on runs that this one follows (`joined`). It then names them and the heads of their
+ledgers in ``after``. Without these ledgers it can be read, but not recomputed.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import accumulate as accumulated
 from typing import Any, get_args
 
 import numpy as np
 
-from fedmerit.config import Scoring
-from fedmerit.errors import LedgerError
+from fedmerit.config import Config, Scoring
+from fedmerit.errors import DoesNotFollow, LedgerError
 from fedmerit.identity import SERVER, canonical, exact, new_salt, number
 from fedmerit.ledger.chain import Record, Records
-from fedmerit.ledger.records import own_total, reading
+from fedmerit.ledger.records import config_of, first_body, own_total, reading, rounds_of
 from fedmerit.protocol.messages import Round
+from fedmerit.protocol.terms import REHEARSALS
 from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.doubts import Doubt, doubts
+from fedmerit.scoring.files import LEDGER
 from fedmerit.scoring.rewards import (
     Division,
     OnUndefined,
@@ -36,6 +43,119 @@ from fedmerit.scoring.rewards import (
     spelled,
 )
 from fedmerit.scoring.types import Scores
+from fedmerit.scoring.validate import two_spellings
+
+# ------------------------------------------------------------------------------ runs that follow each other
+
+
+@dataclass(frozen=True)
+class RunPart:
+    """A run, up to some head of its ledger, as one of several that are counted as one."""
+
+    name: str  # of its folder or file, for messages
+    first: Mapping[str, Any]  # the body of its first record
+    config: Config
+    rounds: tuple[Round, ...]
+    head: str
+    closed: Mapping[str, int]  # head -> rounds closed by then
+    decisions: int = 0  # of its own, which a decision in a later run does not replace
+
+    @property
+    def id(self) -> str:
+        """The id of the run."""
+        return str(self.first["run"])
+
+    def upto(self, head: str) -> RunPart:
+        """Return the run as it was at a head; raise LedgerError if that is not on its chain."""
+        if head not in self.closed:
+            raise LedgerError(
+                f"rests on run {self.id} up to head {head}, which is not on the chain of {self.name}"
+            )
+        return replace(self, rounds=self.rounds[: self.closed[head]], head=head)
+
+
+def part_of(ledger: Records) -> RunPart:
+    """Return the run of a ledger up to its last head."""
+    kinds = [record.kind for record in ledger.records()]
+    closed = accumulated(kind == "round" for kind in kinds)
+    heads = (record.digest.hex() for record in ledger.records())
+    return RunPart(
+        name=str(ledger.path.parent if ledger.path.name == LEDGER else ledger.path),
+        first=first_body(ledger, "run"),
+        config=config_of(ledger),
+        rounds=tuple(rounds_of(ledger)),
+        head=ledger.head,
+        closed=dict(zip(heads, closed, strict=True)),
+        decisions=kinds.count("decision"),
+    )
+
+
+def joined(runs: Sequence[RunPart]) -> tuple[Round, ...]:
+    """Return the rounds of runs that follow each other, numbered on; raise DoesNotFollow if they do not."""
+    for place, run in enumerate(runs):
+        for other in runs[:place]:
+            if other.id == run.id:
+                raise _apart(other, run, "same", f"both are run {run.id}; expected two runs")
+        if place:
+            _check_follows(runs[place - 1], run)
+    return numbered_on(runs[:-1], runs[-1].rounds)
+
+
+def numbered_on(before: Sequence[RunPart], rounds: Sequence[Round]) -> tuple[Round, ...]:
+    """Return the rounds of runs before this one, and then its own, numbered on."""
+    found: list[Round] = []
+    for own in (*(run.rounds for run in before), rounds):
+        past = len(found)
+        since = past + 1 if past else None
+        found += [replace(one, number=past + one.number, since=since) for one in own]
+    return tuple(found)
+
+
+def _apart(earlier: RunPart, later: RunPart, code: str, why: str) -> DoesNotFollow:
+    return DoesNotFollow(why, earlier=earlier.name, later=later.name, code=code)
+
+
+def _check_follows(earlier: RunPart, later: RunPart) -> None:
+    """Raise DoesNotFollow unless a run goes on where another stopped, under the same rules."""
+    if not earlier.rounds:
+        raise _apart(earlier, later, "empty", f"no round is closed in {earlier.name}; leave it out")
+    ends, begins = str(earlier.rounds[-1].body["m"]), str(later.first["m0"])
+    if ends != begins and later.rounds and later.rounds[-1].body["m"] == earlier.first["m0"]:
+        raise _apart(earlier, later, "order", f"it is the other way round; give {later.name} first")
+    one, two = earlier.first, later.first
+    if one["engine"] != two["engine"]:
+        told = f"expected engine {one['engine']}, as in {earlier.name}, got {two['engine']}"
+        raise _apart(earlier, later, "engine", told)
+    _check_members(earlier, later)
+    for key in ("utilities", "game", "missing", "visibility"):
+        expected, came = (getattr(run.config.scoring, key) for run in (earlier, later))
+        if expected != came:
+            told = f"expected scoring.{key} = {expected!r}, as in {earlier.name}, got {came!r}"
+            raise _apart(earlier, later, "scoring", told)
+    if ends != begins:
+        told = f"expected the model {ends}, with which round {len(earlier.rounds)} of {earlier.name} ended"
+        raise _apart(earlier, later, "model", f"{told}, as its first model, got {begins}")
+
+
+def _check_members(earlier: RunPart, later: RunPart) -> None:
+    """Raise DoesNotFollow unless both runs have one roster, or the later one has the next."""
+    one, two = (run.first.get("terms", {}) for run in (earlier, later))
+    before, here = one.get("roster"), two.get("roster")
+    if before != here and (before is None or two.get("previous") != before):
+        came = f"{here} after {two.get('previous')}"
+        told = f"expected the roster {before} of {earlier.name}, or the one right after it, got {came}"
+        raise _apart(earlier, later, "roster", told)
+    names = dict.fromkeys((*earlier.config.clients, *later.config.clients))
+    if alike := two_spellings(names):
+        told = f"expected one spelling of each name, got {alike[0]!r} and {alike[1]!r}"
+        raise _apart(earlier, later, "names", told)
+    known, keys = earlier.first["keys"] or {}, later.first["keys"] or {}
+    same = before == here  # a next roster may give a member another key
+    for name in names if earlier.first["engine"] in REHEARSALS else (SERVER, *names):
+        if same and known.get(name) != keys.get(name):
+            told = f"expected the key {known.get(name)} of {name}, as in {earlier.name}, got {keys.get(name)}"
+            raise _apart(earlier, later, "keys", told)
+
 
 # ----------------------------------------------------------------------------------------------- decisions
 
@@ -85,11 +205,23 @@ class Decision:
     replaces: int | None
     rounds: int
     terms: Terms
-    total: Scores
+    total: Scores | None  # None if it was not recomputed
     shares: Shares
     paid: Payouts
     doubts: tuple[Doubt, ...] = ()  # about the reports that the decision rests on
     record: int = 0  # its place in the ledger, once it is recorded
+    after: tuple[tuple[str, str], ...] = ()  # run and head of the runs before this one, if it rests on them
+    counts: tuple[int, ...] = ()  # how many rounds of each of these runs; empty if it was not recomputed
+
+    @property
+    def recomputed(self) -> bool:
+        """Whether shares and cents were recomputed from all reports that the decision rests on."""
+        return self.total is not None
+
+    @property
+    def counted(self) -> int:
+        """All rounds that it rests on, as far as they are known."""
+        return sum(self.counts) + self.rounds
 
     @property
     def overruled(self) -> tuple[Doubt, ...]:
@@ -105,12 +237,14 @@ class Decision:
             **self.terms.body(),
             "status": self.shares.status,
             "unpaid": cents(self.paid.unpaid),
+            **({"after": [list(one) for one in self.after]} if self.after else {}),
         }
         amounts = {name: cents(amount) for name, amount in self.paid.items()}
         if scoring.visibility == "all":
             divided = {name: exact(share) for name, share in self.shares.items()}
             yield "decision", {**body, "shares": divided, "cents": amounts}
             return
+        assert self.total is not None
         yield "decision", {**body, "totals": _totals(self.total, self.shares, self.terms.budget)}
         for name, share in self.shares.items():
             own = {"member": name, "salt": new_salt(), "share": exact(share), "cents": amounts[name]}
@@ -128,21 +262,31 @@ def money(amount: int) -> str:
 
 
 def decide(
-    rounds: Sequence[Round], terms: Terms, before: Sequence[Decision] = (), *, game: str | None = None
+    rounds: Sequence[Round],
+    terms: Terms,
+    before: Sequence[Decision] = (),
+    *,
+    game: str | None = None,
+    after: Sequence[RunPart] = (),
 ) -> Decision:
-    """Return what these rounds pay under these terms, as the decision that follows those in ``before``."""
+    """Return what these rounds pay under these terms, as the decision that follows those in ``before``.
+
+    ``after`` are the runs before this one that the first of the rounds are from (see `joined`).
+    """
     scored = [reports for one in rounds if (reports := one.to_reports(terms.utility)) is not None]
     total = accumulate(scored, score=terms.score, missing=terms.missing)
     divided = shares(total, terms.rule, floor=terms.floor, cap=terms.cap, on_undefined=terms.on_undefined)
     return Decision(
         number=len(before) + 1,
         replaces=before[-1].number if before else None,
-        rounds=len(rounds),
+        rounds=len(rounds) - sum(len(run.rounds) for run in after),
         terms=terms,
         total=total,
         shares=divided,
         paid=payouts(divided, terms.budget),
         doubts=doubts(scored, game=game),
+        after=tuple((run.id, run.head) for run in after),
+        counts=tuple(len(run.rounds) for run in after),
     )
 
 
@@ -152,14 +296,19 @@ def _totals(total: Scores, divided: Shares, budget: str) -> dict[str, Any]:
     clipped = None
     if divided.rule == "impartial" and total.gain > 0:
         clipped = exact(math.fsum(np.clip(total.raw / total.gain, 0.0, 1.0)))
-    made = division(divided, budget)
     return {
-        "n": total.n,
+        **_of_shares(divided, budget),
         "gain": exact(total.gain),
         "positive": exact(positive),
         "clipped": clipped,
-        "division": [made.total, made.one, *_ratio(made.low), *_ratio(made.high), made.last],
     }
+
+
+def _of_shares(divided: Shares, budget: str) -> dict[str, Any]:
+    """Return those of the totals that follow from the shares."""
+    made = division(divided, budget)
+    split = [made.total, made.one, *_ratio(made.low), *_ratio(made.high), made.last]
+    return {"n": len(divided), "division": split}
 
 
 def _ratio(number_: Fraction) -> tuple[int, int]:
@@ -178,13 +327,19 @@ class StatedDecision:
     payouts: list[Record] = field(default_factory=list)
 
 
-def decisions_of(ledger: Records, rounds: Sequence[Round], scoring: Scoring) -> list[Decision]:
-    """Return every decision of a ledger, recomputed; raise LedgerError at the first that differs."""
+def decisions_of(
+    ledger: Records, rounds: Sequence[Round], scoring: Scoring, earlier: Sequence[RunPart] = ()
+) -> list[Decision]:
+    """Return every decision of a ledger, recomputed; raise LedgerError at the first that differs.
+
+    If a decision also rests on a run that is not in ``earlier``, only what follows from its shares is
+    recomputed: ``Decision.recomputed`` is False.
+    """
     found: list[Decision] = []
     for one in found_in(ledger):
         with reading(one.record):
-            again = _again(one, rounds, found, scoring)
             told = _stated(one, scoring)
+            again = _again(one, rounds, found, scoring, before_it(ledger, one, earlier), told["shares"])
             _same(told["shares"], dict(again.shares), exactly=False)
             anew = division(Shares(told["shares"], again.shares.rule), again.terms.budget)
             paid = {name: anew.cents_of(name, share) for name, share in told["shares"].items()}
@@ -197,8 +352,48 @@ def decisions_of(ledger: Records, rounds: Sequence[Round], scoring: Scoring) -> 
     return found
 
 
+def after_in(body: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return the runs before this one on which a decision rests, with their heads, as it states them."""
+    if "after" not in body:
+        return ()
+    try:
+        found = tuple((run, head) for run, head in body["after"])
+        right = all(re.fullmatch(r"[0-9a-f]{32} [0-9a-f]{64}", run + " " + head) for run, head in found)
+    except (TypeError, ValueError):
+        found, right = (), False
+    if not right or not found or len({run for run, _ in found}) < len(found):
+        raise LedgerError(
+            f"after: expected pairs of a run and a head, each run once, got {body['after']!r:.80}"
+        )
+    return found
+
+
+def before_it(ledger: Records, one: StatedDecision, earlier: Sequence[RunPart]) -> list[RunPart] | None:
+    """Return the runs before this one as a decision rests on them; None if one of them is not given.
+
+    Raises:
+        LedgerError: a head is not on the chain of its run, or one run does not follow the other.
+    """
+    given, stated = {run.id: run for run in earlier}, after_in(one.record.body)
+    if not stated:
+        return []
+    own = part_of(ledger)
+    if any(run == own.id for run, _ in stated):
+        raise LedgerError(f"after: names its own run, {own.id}")
+    found = [given[run].upto(head) for run, head in stated if run in given]
+    if len(found) < len(stated):
+        return None
+    joined([*found, own])  # raises if one does not follow the other
+    return found
+
+
 def _again(
-    one: StatedDecision, rounds: Sequence[Round], before: Sequence[Decision], scoring: Scoring
+    one: StatedDecision,
+    rounds: Sequence[Round],
+    before: Sequence[Decision],
+    scoring: Scoring,
+    after: Sequence[RunPart] | None,
+    stated: Mapping[str, float],
 ) -> Decision:
     """Return the decision recomputed from the rounds that were closed before it."""
     body = one.record.body
@@ -206,7 +401,23 @@ def _again(
         raise LedgerError("only the server writes decisions")
     if body["rounds"] != one.rounds:
         raise LedgerError(f"rests on {body['rounds']!r:.20} rounds, but {one.rounds} were closed before it")
-    made = decide(rounds[: one.rounds], Terms.of(body), before, game=scoring.game)
+    terms = Terms.of(body)
+    if after is None:
+        _check_words(body, terms)
+        divided = Shares(stated, terms.rule, body["status"])
+        made = Decision(
+            number=len(before) + 1,
+            replaces=before[-1].number if before else None,
+            rounds=one.rounds,
+            terms=terms,
+            total=None,
+            shares=divided,
+            paid=payouts(divided, terms.budget),
+            after=after_in(body),
+        )
+    else:
+        whole = numbered_on(after, rounds[: one.rounds])
+        made = decide(whole, terms, before, game=scoring.game, after=after)
     if (body["decision"], body["replaces"]) != (made.number, made.replaces):
         raise LedgerError(f"expected decision {made.number}, which replaces {made.replaces}")
     if body["status"] != made.shares.status:
@@ -266,9 +477,13 @@ def _same(told: Mapping[str, Any], again: Mapping[str, Any], *, exactly: bool) -
 
 
 def _same_totals(told: Mapping[str, Any], again: Decision, stated: Mapping[str, float]) -> None:
-    right = _totals(again.total, Shares(stated, again.shares.rule), again.terms.budget)
-    if odd := sorted(set(told) ^ set(right)):
-        raise LedgerError(f"totals.{odd[0]}: {'missing' if odd[0] in right else 'not one of the totals'}")
+    divided = Shares(stated, again.shares.rule)
+    if again.total is None:
+        right = _of_shares(divided, again.terms.budget)
+    else:
+        right = _totals(again.total, divided, again.terms.budget)
+    if odd := sorted(set(told) ^ {"n", "gain", "positive", "clipped", "division"}):
+        raise LedgerError(f"totals.{odd[0]}: {'not one of the totals' if odd[0] in told else 'missing'}")
     for key, value in right.items():
         same = canonical(told[key]) == canonical(value)
         if not same and isinstance(value, str):
@@ -288,10 +503,21 @@ class OwnPart:
     cents: int
     share: float
     recomputed: bool  # whether the share was recomputed too, not only the cents
+    after: tuple[tuple[str, str], ...] = ()  # as in `Decision`
+    given: bool = True  # whether the runs in ``after`` were given
 
 
-def own_parts(ledger: Records, member: str, rounds: Sequence[Round], scoring: Scoring) -> list[OwnPart]:
-    """Return a member's part of every decision in its copy, recomputed as far as possible."""
+def own_parts(
+    ledger: Records,
+    member: str,
+    rounds: Sequence[Round],
+    scoring: Scoring,
+    earlier: Sequence[RunPart] = (),
+) -> list[OwnPart]:
+    """Return a member's part of every decision in its copy, recomputed as far as possible.
+
+    If a decision also rests on a run that is not in ``earlier``, its share is not recomputed.
+    """
     found: list[OwnPart] = []
     summed = {record.body["round"]: record.body["utilities"] for record in ledger.records("totals")}
     for one in found_in(ledger):
@@ -309,28 +535,30 @@ def own_parts(ledger: Records, member: str, rounds: Sequence[Round], scoring: Sc
                 )
             _check_words(body, terms)
             mine = [record.body for record in one.payouts if record.body.get("member") == member]
-            upto = rounds[: one.rounds]
+            before, after = before_it(ledger, one, earlier), after_in(body)
+            upto = numbered_on(before or (), rounds[: one.rounds])
             own = own_total(member, upto, terms.utility, score=terms.score, missing=terms.missing)
-            if terms.score == "ALPHA" and terms.missing == scoring.missing:
+            if not after and terms.score == "ALPHA" and terms.missing == scoring.missing:
                 known = summed[one.rounds][terms.utility]["summed"]
                 for key, other in (("n", "n"), ("gain", "gain"), ("positive", "alpha_plus")):
                     if totals[key] != known[other]:
                         raise LedgerError(f"totals.{key}: not the {other} stated after round {one.rounds}")
-            if len(mine) != (own is not None):
+            unknown = before is None and own is None  # it may have reported in a run that was not given
+            if len(mine) not in ((0, 1) if unknown else (own is not None,)):
                 raise LedgerError(f"holds {len(mine)} payouts of {member}")
             share, paid = (number(mine[0]["share"]), mine[0]["cents"]) if mine else (0.0, 0)
-            recomputed = True
+            recomputed = before is not None
             made = _division(member, totals, terms)
             _check_unpaid(body["unpaid"], made, paid)
-            if own is not None:
-                expected = _own_share(own, body, terms)
+            if mine:
+                expected = _own_share(own, body, terms) if recomputed and own is not None else None
                 recomputed = expected is not None
                 if expected is not None and not math.isclose(share, expected, rel_tol=1e-9, abs_tol=1e-15):
                     raise LedgerError(f"share of {member}: states {share!r}, the totals give {expected!r}")
                 right = made.cents_of(member, share)
                 if type(paid) is not int or paid != right:
                     raise LedgerError(f"cents of {member}: states {paid!r:.40}, its share gives {right}")
-            found.append(OwnPart(body["decision"], paid, share, recomputed))
+            found.append(OwnPart(body["decision"], paid, share, recomputed, after, before is not None))
     return found
 
 

@@ -75,15 +75,15 @@ FORMS = {
     "score": _form(SERVER, "round member salt cumulative_alpha"),
     "end": _form(SERVER, "rounds model"),
     "seen": _form(MEMBER, "run round head"),
-    "decision": _form(SERVER, _DECISION, "shares cents totals despite_doubts"),
+    "decision": _form(SERVER, _DECISION, "shares cents totals despite_doubts after"),
     "payout": _form(SERVER, "decision member salt share cents"),
 }
 """All kinds of records, in the order in which a run first writes them."""
 _SHOWN_TO_ALL = {
     kind: form for kind, form in FORMS.items() if kind not in ("totals", "score", "payout", "decision")
-} | {"decision": _form(SERVER, f"{_DECISION} shares cents", "despite_doubts")}
+} | {"decision": _form(SERVER, f"{_DECISION} shares cents", "despite_doubts after")}
 _SHOWN_TO_COORDINATOR = {kind: form for kind, form in FORMS.items() if kind not in ("scores", "decision")} | {
-    "decision": _form(SERVER, f"{_DECISION} totals", "despite_doubts")
+    "decision": _form(SERVER, f"{_DECISION} totals", "despite_doubts after")
 }
 AFTER_END = ("join", "seen", "decision", "payout")
 WHOLE = ("round", "rounds", "decision", "replaces", "unpaid")

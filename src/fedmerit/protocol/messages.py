@@ -304,6 +304,7 @@ class Round:
     body: Mapping[str, Any] = field(default_factory=dict)  # of the closing record
     reports: dict[str, Report] = field(default_factory=dict)
     withheld: tuple[str, ...] = ()  # in a copy: members whose reports its reader may not see
+    since: int | None = None  # the first round of its run, if it follows others
 
     def to_phi(self, utility: str) -> Scores | None:
         """Return the Aumann-Shapley scores of everybody in the sum, or None if the round has none."""
@@ -339,6 +340,7 @@ class Round:
             solo_empty=None if solo is None else number(utilities["first"]),
             utility=utility,
             round=self.number,
+            since=self.since,
             **{key: column(key) for key in _COLUMNS},  # type: ignore[arg-type]
         )
 

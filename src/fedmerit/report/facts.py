@@ -333,7 +333,7 @@ class Facts:
         """Member -> scored round -> what happened; everybody on the roster or in a sum."""
         numbered = {number_of(one, place): one for place, one in enumerate(self.source.rounds, start=1)}
         books = {one.number: one for one in self.source.book.rounds} if self.source.book else {}
-        blamed = self.blamed
+        blamed = {(name, one.since): one.number for one in books.values() for name in one.blamed}
         seen = (name for one in self.source.rounds for name in (*one.clients, *one.silent))
         found: dict[str, dict[int, Happened]] = {
             name: {} for name in dict.fromkeys((*self.source.clients, *seen))
@@ -348,7 +348,7 @@ class Facts:
                     code = "silent"
                 elif book is not None and name in book.declined:
                     code = "declined"
-                elif blamed.get(name, number + 1) <= number:
+                elif book is not None and blamed.get((name, book.since), number + 1) <= number:
                     code = "blamed"
                 elif book is not None:
                     code = "lost" if name in book.scheduled else "away"
@@ -484,6 +484,11 @@ class Facts:
         )
 
     @property
+    def other_runs(self) -> bool:
+        """Whether the decision rests on runs that are not counted here."""
+        return self.decision is not None and not self.decision.recomputed
+
+    @property
     def usual(self) -> bool:
         """Whether the terms pay by the contribution that ranks members here, without bounds on shares."""
         return not self.other_basis and (self.terms.floor, self.terms.cap) == (0.0, 1.0)
@@ -543,6 +548,7 @@ class Facts:
         decision = self.decision
         assert decision is not None
         total, terms = decision.total, decision.terms
+        assert total is not None  # a statement is written from all rounds of its decision
         if client not in total.clients or total.coverage is None:
             return None
         place = total.clients.index(client)

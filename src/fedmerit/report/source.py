@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import string
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,22 @@ class Book:
 
 
 @dataclass(frozen=True)
+class Span:
+    """The rounds of one of several runs that are counted as one."""
+
+    name: str  # of the run or its folder
+    before: int  # rounds before its first one
+    count: int
+
+
+def spans_of(runs: Sequence[tuple[str, int]]) -> tuple[Span, ...]:
+    """Return where runs lie, from their names and numbers of rounds; empty for a run alone."""
+    ends = list(itertools.accumulate(count for _, count in runs))
+    found = [Span(name, end - count, count) for (name, count), end in zip(runs, ends, strict=True)]
+    return tuple(found) if len(found) > 1 else ()
+
+
+@dataclass(frozen=True)
 class Source:
     """Reports, and all that was found beside them; what was not found is None or empty."""
 
@@ -128,6 +145,7 @@ class Source:
     costs: Costs = field(default_factory=Costs)
     names: Mapping[str, str] = field(default_factory=dict)  # real -> shown
     pseudonyms: bool = False  # whether the names shown are pseudonyms
+    spans: tuple[Span, ...] = ()  # if the rounds are from several runs
 
     @property
     def planted(self) -> str:
@@ -146,8 +164,9 @@ class Source:
 
     @property
     def planned(self) -> int | None:
-        """Rounds of the whole run, if known."""
-        return None if self.settings is None else int(self.settings["training"]["rounds"])
+        """Rounds of the whole run and of those before it, if known."""
+        before = self.spans[-1].before if self.spans else 0
+        return None if self.settings is None else before + int(self.settings["training"]["rounds"])
 
 
 def read_source(path: str | Path) -> Source:
@@ -191,6 +210,7 @@ def source_of(
         corruption=settings.corruption if settings else Corruption(),
         book=Book({}, {}, rounds, (), run.ledger.head, len(run.ledger)) if run else None,
         names={name: name for name in content.clients},
+        spans=spans_of([(part.name, len(part.rounds)) for part in run.runs]) if run else (),
     )
 
 
@@ -198,22 +218,25 @@ def source_as_decided(rounds: Sequence[Round], config: Config, decision: Decisio
     """Return the rounds on which a decision rests as a source.
 
     Args:
-        rounds: all rounds of the run.
+        rounds: all rounds of the run; if the decision rests on runs before it, theirs come first.
         config: the settings of the run.
         decision: the decision as recorded.
         head: the head of the ledger that includes the decision.
     """
-    terms, counted = decision.terms, tuple(rounds[: decision.rounds])
+    terms, counted = decision.terms, tuple(rounds[: decision.counted])
+    clients = tuple(dict.fromkeys((*config.clients, *(name for one in counted for name in one.scheduled))))
+    earlier = zip((run for run, _ in decision.after), decision.counts, strict=True)
     return Source(
         rounds=tuple(found for one in counted if (found := one.to_reports(terms.utility)) is not None),
-        clients=config.clients,
+        clients=clients,
         missing=terms.missing,
         aborted={one.number: one.aborted for one in counted if one.aborted},
         unreported=unreported(counted),
         settings=config.as_dict(),
         corruption=config.corruption,
         book=Book({}, {}, counted, (decision,), head, decision.record),
-        names={name: name for name in config.clients},
+        names={name: name for name in clients},
+        spans=spans_of([*earlier, ("", decision.rounds)]),
     )
 
 
@@ -278,8 +301,14 @@ def _of_run(folder: Path) -> Source:
         book=book,
         checks=tuple(lines),
         changed=changed,
-        names={name: name for name in found.config.clients},
+        names={name: name for name in (*found.config.clients, *_paid_elsewhere(book, found.config))},
     )
+
+
+def _paid_elsewhere(book: Book | None, config: Config | None = None) -> Iterator[str]:
+    """Yield members of earlier runs alone whom a decision of this run pays."""
+    for decision in book.decisions if book else ():
+        yield from (name for name in decision.shares if config is None or name not in config.clients)
 
 
 def pseudonymised(source: Source) -> Source:
@@ -292,7 +321,7 @@ def pseudonymised(source: Source) -> Source:
     also reveal something.
     """
     ranking = accumulate(source.rounds, missing=source.missing).ranking()
-    everybody = dict.fromkeys((*ranking, *source.clients))
+    everybody = dict.fromkeys((*ranking, *source.clients, *_paid_elsewhere(source.book)))
     letters = string.ascii_uppercase
     width = len(str(len(everybody)))
     marks = (

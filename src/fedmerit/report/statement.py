@@ -17,7 +17,7 @@ from fedmerit.ledger.decisions import Decision, cents, money
 from fedmerit.notes import planted, words
 from fedmerit.protocol.messages import Round
 from fedmerit.report.facts import Facts, Happened
-from fedmerit.report.source import source_as_decided
+from fedmerit.report.source import Span, source_as_decided
 from fedmerit.report.text import about, bare_text, noun, signed, spoken, total_text
 from fedmerit.storage.run_folder import write
 
@@ -38,10 +38,10 @@ def write_statements(
     target = folder / "statements"
     target.mkdir(exist_ok=True)
     facts = facts_as_decided(rounds, config, decision, head)
-    for name in config.clients:
+    for name in facts.source.clients:
         write(target / f"{name}.md", as_markdown(facts, name).encode())
         write(target / f"{name}.json", (json.dumps(as_dict(facts, name), indent=1) + "\n").encode())
-    return len(config.clients)
+    return len(facts.source.clients)
 
 
 def as_markdown(facts: Facts, client: str) -> str:
@@ -66,6 +66,9 @@ def as_markdown(facts: Facts, client: str) -> str:
         f"    {book.head}",
         words("statement.keep", MARKDOWN),
     ]
+    if decision.after:
+        heads = "\n".join(f"    {head}" for _, head in decision.after)
+        parts += [words("statement.after"), heads, words("statement.keep-after", MARKDOWN)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -82,7 +85,7 @@ def _planted(facts: Facts, client: str) -> str:
 def _opening(facts: Facts) -> Iterator[str]:
     decision, _ = _decided(facts)
     planned, members = facts.source.planned or 0, len(facts.source.clients)
-    number, rounds = decision.number, decision.rounds
+    number, rounds = decision.number, decision.counted
     if rounds < planned:
         yield words(
             "statement.decision-partly", number=number, rounds=rounds, planned=planned, members=members
@@ -91,6 +94,18 @@ def _opening(facts: Facts) -> Iterator[str]:
         yield words("statement.decision", number=number, rounds=rounds, members=members)
     if decision.replaces:
         yield words("statement.replaces", replaces=decision.replaces)
+    if spans := facts.source.spans:
+        each = tuple(_span(span) for span in spans if span.count)
+        yield words("statement.runs", runs=len(spans), each=each)
+
+
+def _span(span: Span) -> str:
+    """Return which rounds are those of one of several runs."""
+    first, last = span.before + 1, span.before + span.count
+    run = words("statement.run-id", run=span.name) if span.name else words("statement.run-own")
+    if span.count == 1:
+        return words("statement.run-one", first=first, run=run)
+    return words("statement.run", first=first, last=last, run=run)
 
 
 def _doubts(decision: Decision) -> Iterator[str]:
@@ -121,7 +136,7 @@ def _earns(facts: Facts, client: str) -> Iterator[str]:
         return
     amount, share = money(cents(decision.paid[client])), decision.shares[client]
     yield words("statement.paid", MARKDOWN, amount=amount, budget=budget, share=share, rule=terms.rule)
-    gain = signed(decision.total.gain, standing.digits)
+    gain = signed(facts.total.gain, standing.digits)
     score, measure, total = words(f"score-of-yours.{terms.score}"), spoken(terms.utility), bare_text(standing)
     if left_out := facts.source.unreported:
         yield words(
@@ -173,7 +188,7 @@ def _sure(facts: Facts, client: str) -> Iterator[str]:
         yield words("sure.unknown")
         return
     low, high = standing.rank_interval
-    score, total, n = noun(decision.terms.score), total_text(standing), decision.total.n
+    score, total, n = noun(decision.terms.score), total_text(standing), facts.total.n
     if low == high:
         yield words("statement.rank", score=score, total=total, low=low, n=n)
     else:
@@ -199,6 +214,7 @@ def as_dict(facts: Facts, client: str) -> dict[str, Any]:
         "replaces": decision.replaces,
         "record": decision.record,
         "head": book.head,
+        **({"after": [list(one) for one in decision.after]} if decision.after else {}),
         **vars(decision.terms),
         "planted": _planted(facts, client),
         "doubts": [str(doubt) for doubt in decision.doubts],

@@ -69,7 +69,15 @@ def _findings(facts: Facts) -> Iterator[str]:
         )  # fmt: skip
     else:
         yield words("terminal.caption", score=total.score, rounds=total.rounds, gain=gain, summed=summed)
-    yield words("terminal.last-round", round=facts.last.round)
+    yield _last(facts)
+    for span in facts.source.spans:
+        path, first, last = span.name, span.before + 1, span.before + span.count
+        if span.count > 1:
+            yield words("terminal.run", first=first, last=last, count=span.count, path=path)
+        elif span.count == 1:
+            yield words("terminal.run-one", first=first, path=path)
+        else:
+            yield words("terminal.run-none", path=path)
     for name, status in facts.status.items():
         if status != "ok":
             yield words("terminal.status", score=name, status=words(f"status-short.{status}"))
@@ -80,6 +88,15 @@ def _findings(facts: Facts) -> Iterator[str]:
         yield worse
     for name in () if facts.withheld else facts.suspects:
         yield words("terminal.suspect", client=name)
+
+
+def _last(facts: Facts) -> str:
+    """Return which round the scores of a single round are of."""
+    number = facts.last.round
+    for span in facts.source.spans[1:]:
+        if number is not None and span.before < number <= span.before + span.count:
+            return words("terminal.last-round-of", round=number, own=number - span.before, path=span.name)
+    return words("terminal.last-round", round=number)
 
 
 def _standings(facts: Facts) -> Columns:

@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -54,6 +54,10 @@ def accumulate(
     silent before. It also includes what the client measured in rounds that are missing here or in which its
     report did not arrive. An aborted round makes no gap, because the utility stays the same over it. A client
     in neither ``clients`` nor ``silent`` was not in that round's sum and measured nothing.
+
+    Of several runs that are counted as one (``since``), each has standard errors of its own, and these are
+    added up: an upper bound, with a note. Slices with different ids prove independence within a run only:
+    the next run may measure the same test samples in another order. Over several runs, there is no MERIT.
 
     PHI does not follow from reports: ``rounds`` are then its :class:`~fedmerit.Scores`, one per round with a
     sum. If all of them have blocks of the same sizes, the standard errors come from the sums of each block.
@@ -107,9 +111,7 @@ def accumulate(
     reported = np.array([len(own) for own in terms], dtype=np.float64)
     factor = len(counted) / reported if missing == "own-mean" else np.ones(len(clients))
     total = np.array([math.fsum(own) for own in terms]) * factor
-    stderr = _standard_errors(
-        counted, clients, score, whole=warmup == 0 and given[0].round in (None, 1), notes=notes
-    )
+    stderr = _of_runs(counted, clients, score, whole=warmup == 0, notes=notes)
     if score == "MERIT":
         total = total + _last_solo(counted, clients)
     for name, seen in zip(clients, reported, strict=True):
@@ -261,6 +263,11 @@ def _apart(rounds: Sequence[Reports]) -> Iterator[Note]:
 
 def _last_solo(rounds: Sequence[Reports], clients: Sequence[str]) -> Vector:
     last: dict[str, float] = {}
+    if len(runs := {reports.since for reports in rounds}) > 1:
+        raise UndefinedScore(
+            f"MERIT needs SOLO from one first model, but these rounds are from {len(runs)} runs, each with "
+            "its own"
+        )
     for reports in rounds:
         if reports.solo is not None:
             last.update(solo(reports).as_dict())
@@ -268,6 +275,22 @@ def _last_solo(rounds: Sequence[Reports], clients: Sequence[str]) -> Vector:
     if without:
         raise UndefinedScore(f"MERIT needs SOLO, which client {without[0]!r} never reported")
     return np.array([last[name] for name in clients])
+
+
+def _of_runs(
+    rounds: Sequence[Reports], clients: Sequence[str], score: str, *, whole: bool, notes: list[str]
+) -> Vector | None:
+    """Return the standard errors of all runs, added up; None if a report carries none."""
+    runs = [list(own) for _, own in groupby(rounds, key=lambda one: one.since)]
+    found, said = np.zeros(len(clients)), list[str]()
+    for own in runs:
+        begins = own[0].round in (None, 1) if own[0].since is None else own[0].round == own[0].since
+        errors = _standard_errors(own, clients, score, whole=whole and begins, notes=said)
+        if errors is None:
+            return None
+        found += errors
+    notes += dict.fromkeys([*said, *([Note("bound-runs")] if len(runs) > 1 else [])])
+    return found
 
 
 def _standard_errors(

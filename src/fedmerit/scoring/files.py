@@ -1,10 +1,11 @@
 """Reports read from and written to files: JSON, or a tidy CSV with one line per round and client.
 
 CSV columns: round, client, empty, grand, alone, without; optional: se_loo, se_ioi, se_alpha, se_alpha_total,
-samples, cosine, solo, solo_empty, slice, utility, silent. ``empty``, ``grand``, ``solo_empty``, ``slice`` and
-``utility`` are the same on all lines of a round. An empty cell of an optional column means that the value is
-not given. A line with ``silent`` = yes names a client that was summed but sent no report. Columns named after
-scores (LOO, FP, ...) are written by fedmerit itself; when it reads them back, they are recomputed.
+samples, cosine, solo, solo_empty, slice, since, utility, silent. ``empty``, ``grand``, ``solo_empty``,
+``slice``, ``since`` and ``utility`` are the same on all lines of a round. An empty cell of an optional column
+means that the value is not given. A line with ``silent`` = yes names a client that was summed but sent no
+report. Columns named after scores (LOO, FP, ...) are written by fedmerit itself; when it reads them back,
+they are recomputed.
 
 JSON: one round, a list of rounds, or an object with ``rounds`` (such as a run's ``scores.json``). A round is
 an object with the fields of :class:`~fedmerit.Reports`; a vector is a list, or an object by client name. A
@@ -34,7 +35,7 @@ from fedmerit.scoring.validate import A_NUMBER, LARGEST, spelled, two_spellings,
 
 REQUIRED = ("round", "client", "empty", "grand", "alone", "without")
 PER_CLIENT = ("se_loo", "se_ioi", "se_alpha", "se_alpha_total", "samples", "cosine", "solo")
-PER_ROUND = ("empty", "grand", "solo_empty", "slice", "utility")
+PER_ROUND = ("empty", "grand", "solo_empty", "slice", "since", "utility")
 TEXT = ("slice", "utility")
 VECTORS = ("alone", "without", *PER_CLIENT)
 LEDGER = "ledger.sqlite"
@@ -306,7 +307,7 @@ def _round_number(path: Path, where: str, place: int, given: dict[str, Any]) -> 
 
 def _check_kinds(path: Path, where: str, given: dict[str, Any]) -> None:
     """Raise FileFormatError if a field has the wrong type; nothing is converted silently."""
-    for name in ("empty", "grand", "solo_empty"):
+    for name in ("empty", "grand", "solo_empty", "since"):
         if given.get(name) is not None:
             _check_number(path, where, name, given[name])
     for name in VECTORS:
@@ -492,7 +493,7 @@ def round_object(reports: Reports) -> dict[str, Any]:
     """Return one round for JSON: its clients, their reports, every score that exists, and status."""
     scores = scores_of(reports)
     given = {name: _numbers(getattr(reports, name)) for name in PER_CLIENT}
-    told = {"solo_empty": reports.solo_empty, "slice": reports.slice}
+    told = {"solo_empty": reports.solo_empty, "slice": reports.slice, "since": reports.since}
     return {
         "round": reports.round,
         "participants": list(reports.clients),
@@ -555,7 +556,8 @@ def as_csv(content: Mapping[str, Any]) -> str:
     """Return a document as tidy CSV, one line per round and client; ``fedmerit score`` can read it."""
     rounds = content["rounds"]
     per_client = [name for name in PER_CLIENT if any(name in one["reports"] for one in rounds)]
-    per_round = [name for name in ("solo_empty", "slice") if any(name in one["reports"] for one in rounds)]
+    told = ("solo_empty", "slice", "since")
+    per_round = [name for name in told if any(name in one["reports"] for one in rounds)]
     scores = [name for name in SCORES if any(name in one["scores"] for one in rounds)]
     silent = ["silent"] if any(one.get("silent") for one in rounds) else []
     out = io.StringIO()

@@ -68,6 +68,7 @@ class Reports(ReadOnly):
         solo_empty: utility of that first model on this slice.
         utility: name of the utility; values of those in ``UNIT_UTILITIES`` must lie in [0, 1].
         round: round number, 0 or more.
+        since: number of the first round of its run, if several runs are counted as one; None for the first.
 
     >>> r = Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1], clients=["A", "B", "C"])
     >>> r.n, r.gain
@@ -91,10 +92,14 @@ class Reports(ReadOnly):
     solo_empty: float | None = None
     utility: str | None = None
     round: int | None = None
+    since: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "round", round_of(self.round))
+        object.__setattr__(self, "since", round_of(self.since, "since"))
         try:
+            if self.since is not None and (self.round is None or self.round < self.since):
+                raise ReportError(f"expected a round from {self.since} on, where its run begins (since)")
             self._check()
         except ReportError as error:
             raise type(error)(error.problem, error.client, round=self.round) from error.__cause__

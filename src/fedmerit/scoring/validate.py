@@ -223,13 +223,13 @@ def names_of(clients: Iterable[str], n: int | None, where: str, *, counted: str 
     return names
 
 
-def round_of(given: Any) -> int | None:
+def round_of(given: Any, name: str = "round") -> int | None:
     """Return the number of a round as int, or None if it has none."""
     if given is None:
         return None
     whole = isinstance(given, int | float | np.integer | np.floating) and not isinstance(given, bool)
     if not whole or not given >= 0 or given != given // 1:
-        raise ReportError(f"round must be a whole number, 0 or more, got {given!r:.100}")
+        raise ReportError(f"{name} must be a whole number, 0 or more, got {given!r:.100}")
     return int(given)
 
 

@@ -46,6 +46,7 @@ from fedmerit.errors import (
     StoreError,
 )
 from fedmerit.ledger.chain import START, Ledger, Record
+from fedmerit.ledger.decisions import RunPart, joined, part_of
 from fedmerit.ledger.records import (
     aborted,
     about,
@@ -527,8 +528,14 @@ class Recorded:
 
     ledger: Snapshot
     config: Config
-    rounds: tuple[Round, ...]
+    rounds: tuple[Round, ...]  # of the runs before it too, if there are any, numbered on
     content: Content
+    runs: tuple[RunPart, ...] = ()  # if there are several, in order; the last one is this run
+
+    @property
+    def planned(self) -> int:
+        """How many rounds there are once this run is over."""
+        return sum(len(run.rounds) for run in self.runs[:-1]) + self.config.training.rounds
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -536,34 +543,40 @@ class Recorded:
         return tuple(about(self.rounds))
 
 
-def recorded(folder: str | Path, *, utility: str | None = None) -> Recorded:
+def recorded(folder: str | Path, *, utility: str | None = None, after: Sequence[str | Path] = ()) -> Recorded:
     """Return the reports of all rounds of a run that have any.
 
     Args:
         folder: the run folder; its records are read, not verified.
         utility: the utility to read; the paid one unless given.
+        after: folders of the runs before this one, in order, whose rounds are counted too.
 
     Raises:
+        DoesNotFollow: one of the runs does not follow the one before it.
         StoreError: no round is scored; it says what the ledger holds and, if the run is over, what to do.
     """
     path = Path(folder) / LEDGER
     ledger = snapshot(path)
     if not (len(ledger) or ledger.damaged):
         raise StoreError(f"{folder}: no round is scored yet: its ledger is empty")
-    config, rounds = config_of(ledger), rounds_of(ledger)
+    config, rounds, runs = config_of(ledger), rounds_of(ledger), tuple[RunPart, ...]()
+    if after:
+        runs = (*(part_of(snapshot(Path(one) / LEDGER)) for one in after), part_of(ledger))
+        rounds = list(joined(runs))
     utilities = config.scoring.utilities
     if utility is not None and utility not in utilities:
         raise FileFormatError(f"{path}: has no utility {utility!r}; it has {', '.join(utilities)}")
     scored = scored_in(rounds, utility or utilities[0])
     if not scored:
         holds = _holds(ledger, rounds, config)
-        if len(rounds) < config.training.rounds:
+        if runs or len(rounds) < config.training.rounds:
             raise StoreError(f"{folder}: no round is scored yet: {holds}")
         raise StoreError(
             f"{folder}: no round was scored, and the run is over: {holds}; "
             f"start another in a new folder, with {_needed(rounds, config)}"
         )
-    return Recorded(ledger, config, tuple(rounds), Content(scored, config.clients))
+    clients = tuple(dict.fromkeys((*config.clients, *(name for run in runs for name in run.config.clients))))
+    return Recorded(ledger, config, tuple(rounds), Content(scored, clients), runs)
 
 
 def scored_in(rounds: Sequence[Round], utility: str) -> list[Reports]:

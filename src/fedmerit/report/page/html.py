@@ -267,12 +267,15 @@ def _decided(facts: Facts) -> Lines:
     """Return the payouts of the decision in force."""
     if facts.decision is None:
         return [], []
-    return _lines(facts.decision.paid, facts.decision.shares, facts.source.names, facts.unscored)
+    names = facts.source.names
+    paid = {names[name] for name in facts.decision.paid}  # some may have reported in another run
+    unpaid = [name for name in facts.unscored if name not in paid]
+    return _lines(facts.decision.paid, facts.decision.shares, names, unpaid)
 
 
 def _basis(facts: Facts) -> dict[str, str]:
     """Return the score that the decision pays by, if part 1 shows another; empty for nobody's report."""
-    if facts.decision is None or not facts.other_basis:
+    if facts.decision is None or facts.decision.total is None or not facts.other_basis:
         return {}
     total, names = facts.decision.total, facts.source.names
     digits = digits_for(max(map(abs, total.raw.tolist())))

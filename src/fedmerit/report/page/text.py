@@ -261,7 +261,18 @@ def decision(facts: Facts) -> list[str]:
     one, terms = facts.decision, facts.terms
     assert one is not None
     planned, budget = facts.source.planned or 0, Decimal(one.paid.budget)
-    if one.rounds < planned:
+    if one.after:
+        each, runs = (
+            tuple(words("pay.run", run=run, head=head) for run, head in one.after),
+            len(one.after) + 1,
+        )
+        said = [
+            words("pay.stands-runs", number=one.number, budget=budget, rule=terms.rule, runs=runs),
+            words("pay.rest-runs", rounds=one.rounds, earlier=each),
+        ]
+        if one.rounds < planned:
+            said.append(words("pay.later"))
+    elif one.rounds < planned:
         said = [
             words(
                 "pay.stands-partly",
@@ -280,7 +291,7 @@ def decision(facts: Facts) -> list[str]:
         score = words("pay.score-means", score=score, means=words(f"score-means.{score}"))
     counts = "pay.by-zero" if terms.missing == "zero" else "pay.by-own-mean"
     said.append(words(counts, measure=spoken(terms.utility), score=score))
-    if facts.other_basis:
+    if facts.other_basis and not facts.other_runs:
         said.append(words("pay.other-basis", basis=basis(facts)))
     if one.shares.status != "ok":
         said.append(words("pay.fallback"))
