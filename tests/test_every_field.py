@@ -17,7 +17,7 @@ from fedmerit.errors import LedgerError
 from fedmerit.identity import SERVER, canonical, content, exact, load_key
 from fedmerit.ledger.chain import START, Copy, Ledger, Record, exported, link
 from fedmerit.ledger.records import after_round, rounds_of, sees
-from fedmerit.protocol.messages import included_hash
+from fedmerit.protocol.outcome import included_hash
 from fedmerit.verify import verify_copy, verify_folder
 from older_files import HERE, copied
 

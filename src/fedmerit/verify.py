@@ -43,7 +43,7 @@ from fedmerit.ledger.records import (
     unreported,
 )
 from fedmerit.notes import Note, planted, words
-from fedmerit.protocol.messages import Round
+from fedmerit.protocol.outcome import Round
 from fedmerit.protocol.terms import EMBEDDED, REHEARSALS, stated_of
 from fedmerit.scoring.doubts import check_payable, doubts
 from fedmerit.scoring.files import LEDGER

@@ -53,7 +53,7 @@ from fedmerit.identity import number
 from fedmerit.ledger.chain import Ledger, exported
 from fedmerit.ledger.decisions import Terms
 from fedmerit.ledger.records import sees
-from fedmerit.protocol.messages import model_hash
+from fedmerit.protocol.outcome import model_hash
 from fedmerit.verify import read_run, record_decision, verify_copy, verify_folder
 from linear_federation import dealing_badly
 from loopback.processes import HANG

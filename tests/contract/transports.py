@@ -22,7 +22,8 @@ from fedmerit.errors import RunAborted
 from fedmerit.identity import Member, Roster, new_key, write_roster
 from fedmerit.ledger.chain import Ledger, Record
 from fedmerit.ledger.records import rounds_of
-from fedmerit.protocol.messages import Ask, Parcel, Round, pack
+from fedmerit.protocol.messages import Ask, Parcel, pack
+from fedmerit.protocol.outcome import Round
 from linear_federation import STAGES, Federation, arrives
 
 FLOWER = Path(__file__).parent.parent / "flower"

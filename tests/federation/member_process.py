@@ -17,7 +17,8 @@ def main(home: Path, name: str) -> None:
     from fedmerit.errors import FedmeritError
     from fedmerit.identity import load_key, read_roster
     from fedmerit.protocol.member import Participant
-    from fedmerit.protocol.messages import Parcel, Trained, Work
+    from fedmerit.protocol.messages import Parcel
+    from fedmerit.protocol.outcome import Trained, Work
     from fedmerit.storage.member_state import MemberFiles
     from linear_federation import fit
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedmerit.errors import LedgerError, RoundAborted
-from fedmerit.protocol.messages import Outcome, Round, model_hash
+from fedmerit.protocol.outcome import Outcome, Round, model_hash
 from fedmerit.secagg.server import Server
 from fedmerit.storage.run_folder import snapshot
 from fedmerit.verify import verify_folder

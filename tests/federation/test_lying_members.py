@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from fedmerit.errors import BindingError, ProtocolError
 from fedmerit.identity import canonical, exact
-from fedmerit.protocol.member import MemoryState, Participant
-from fedmerit.protocol.messages import Parcel, model_hash, pack, unpack
+from fedmerit.protocol.member import Participant
+from fedmerit.protocol.memory import MemoryState
+from fedmerit.protocol.messages import Parcel, pack, unpack
+from fedmerit.protocol.outcome import model_hash
 from linear_federation import LIAR, Federation
 
 HONEST = {"client-0", "client-2", "client-3"}

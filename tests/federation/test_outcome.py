@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmerit.errors import BindingError, BoundError
-from fedmerit.protocol.messages import Told, model_hash, moved, sum_hash
+from fedmerit.protocol.outcome import Told, model_hash, moved, sum_hash
 from fedmerit.secagg.quantise import Encoding
 
 NAMES = ("A", "B", "C", "D", "E", "F", "G")

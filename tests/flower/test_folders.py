@@ -15,7 +15,7 @@ from fedmerit.errors import LedgerError, ProtocolError, StoreError
 from fedmerit.flower.codec import Shape
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.decisions import Terms
-from fedmerit.protocol.messages import model_hash
+from fedmerit.protocol.outcome import model_hash
 from fedmerit.verify import record_decision, verify_folder
 from raising import raises
 

@@ -16,7 +16,7 @@ import fedmerit.flower
 from fedmerit.errors import ConfigError, DoubtfulShares, ProtocolError, RunAborted
 from fedmerit.flower.codec import Shape
 from fedmerit.ledger.chain import Ledger
-from fedmerit.protocol.messages import model_hash
+from fedmerit.protocol.outcome import model_hash
 from fedmerit.verify import verify_folder
 
 LOST = ("client-2", "client-3")

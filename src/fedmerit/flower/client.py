@@ -54,7 +54,8 @@ from fedmerit.flower.codec import (
 )
 from fedmerit.identity import Roster, load_key, public_key, read_roster
 from fedmerit.protocol.member import REFUSED, Participant
-from fedmerit.protocol.messages import Ask, Evaluate, Parcel, Trained, Work
+from fedmerit.protocol.messages import Ask, Parcel
+from fedmerit.protocol.outcome import Evaluate, Trained, Work
 from fedmerit.protocol.terms import FLOWER, SIMULATED, cautious
 from fedmerit.storage.member_state import MemberFiles
 

@@ -20,7 +20,8 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from fedmerit.errors import MessageError, ReportError
 from fedmerit.identity import canonical
-from fedmerit.protocol.messages import Evaluate, Model, Parcel, PerSample
+from fedmerit.protocol.messages import Parcel
+from fedmerit.protocol.outcome import Evaluate, Model, PerSample
 from fedmerit.protocol.pool import Slice
 from fedmerit.secagg.setting import pack
 

@@ -20,7 +20,8 @@ from fedmerit.config import VERSION
 from fedmerit.errors import ProtocolError, RunAborted
 from fedmerit.flower.codec import QUERY, Shape, answer_in, digest, only_arrays, put
 from fedmerit.protocol.coordinator import Coordinator
-from fedmerit.protocol.messages import PROTOCOL, Exchange, Model, Parcel
+from fedmerit.protocol.messages import PROTOCOL, Exchange, Parcel
+from fedmerit.protocol.outcome import Model
 from fedmerit.protocol.terms import least_scheduled
 
 log = logging.getLogger("fedmerit")

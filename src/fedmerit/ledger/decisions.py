@@ -25,7 +25,7 @@ from fedmerit.errors import DoesNotFollow, LedgerError
 from fedmerit.identity import SERVER, canonical, exact, new_salt, number
 from fedmerit.ledger.chain import Record, Records
 from fedmerit.ledger.records import config_of, first_body, own_total, reading, rounds_of
-from fedmerit.protocol.messages import Round
+from fedmerit.protocol.outcome import Round
 from fedmerit.protocol.terms import REHEARSALS
 from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.doubts import Doubt, doubts

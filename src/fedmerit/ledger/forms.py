@@ -18,7 +18,8 @@ from fedmerit.errors import LedgerError
 from fedmerit.identity import SERVER, number
 from fedmerit.ledger.chain import Record
 from fedmerit.ledger.records import compare, moves, reading
-from fedmerit.protocol.messages import PACKAGE, Round
+from fedmerit.protocol.messages import PACKAGE
+from fedmerit.protocol.outcome import Round
 from fedmerit.protocol.terms import EMBEDDED, ENGINES, LEAST, MOST, Agreed, from_past, roster_in
 from fedmerit.secagg.setting import LEAST_IN_SUM, Setting
 

@@ -25,7 +25,8 @@ from fedmerit.ledger.records import (
     score_files,
     scores_document,
 )
-from fedmerit.protocol.messages import Model, Outcome, Report, Round, join_body, model_hash
+from fedmerit.protocol.messages import join_body
+from fedmerit.protocol.outcome import Model, Outcome, Report, Round, model_hash
 from fedmerit.protocol.terms import EMBEDDED, Agreed
 from fedmerit.secagg.messages import Blame
 

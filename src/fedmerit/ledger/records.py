@@ -26,7 +26,7 @@ from fedmerit.errors import ConfigError, FedmeritError, LedgerError
 from fedmerit.identity import SERVER, content, exact, new_salt, number
 from fedmerit.ledger.chain import Ledger, Record, Records
 from fedmerit.notes import Note
-from fedmerit.protocol.messages import Model, Outcome, Report, Round, included_hash, model_hash
+from fedmerit.protocol.outcome import Model, Outcome, Report, Round, included_hash, model_hash
 from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.files import add_phi, as_csv, as_json, document, round_object
 from fedmerit.scoring.scores import alpha

@@ -2,10 +2,12 @@
 
 What is where::
 
-    messages      outcomes, reports and requests, as bytes of limited size
+    messages      the server's messages, as signed bytes of limited size and arrays beside them
     terms         what a member agrees to when it joins, and what it refuses
+    outcome       what a round comes to: the sum, the model that follows, reports on it
     pool          the committed test pool, and the slices that are revealed
     measure       the two models that only a member can build, and its report on them
+    memory        what a member remembers between messages, and from run to run
     member        one member; every message may be handled by a new process
     coordinator   the server's rounds
 
@@ -18,7 +20,7 @@ The exchanges of a run. A round usually has five; the first needs ``join`` and `
     train      the model M0, the shares                          the masked update
     check      the list of masked inputs                         its signature on that list
     unmask     everybody's signatures                            one share for every peer
-    report     M, the total weight, the round's test slice,      its signed report, and its keys for
-               the next round's schedule                          the next round
+    report     the integers that were summed, the round's test   its signed report, and its keys for
+               slice, the next round's schedule                   the next round
     close      the ledger's last head                            its signature on it
 """

@@ -20,22 +20,17 @@ from fedmerit.config import Config
 from fedmerit.errors import BindingError, MessageError, ProtocolError, RoundAborted
 from fedmerit.identity import Roster
 from fedmerit.protocol.measure import Evaluations, mean
-from fedmerit.protocol.messages import (
-    Ask,
-    Exchange,
+from fedmerit.protocol.messages import Ask, Exchange, Parcel, exchange_of, outcome_ask, unpack
+from fedmerit.protocol.outcome import (
     Model,
     Outcome,
-    Parcel,
     Report,
     Round,
     Told,
     accept,
     check_numbers,
-    exchange_of,
     model_hash,
     moved,
-    outcome_ask,
-    unpack,
 )
 from fedmerit.protocol.pool import Pool
 from fedmerit.protocol.terms import Agreed, are_public, least_scheduled, roster_weights, scheduled_encoding

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.errors import BoundError
-from fedmerit.protocol.messages import Evaluate, Game, Measured, Model, Outcome, PerSample, Report
+from fedmerit.protocol.outcome import Evaluate, Game, Measured, Model, Outcome, PerSample, Report
 from fedmerit.protocol.pool import Slice
 
 

@@ -12,53 +12,51 @@ update. A member who is told an impossible outcome leaves the run.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedmerit.config import Config
 from fedmerit.errors import BindingError, FedmeritError, MessageError, ProtocolError, RefusedError, StoreError
-from fedmerit.identity import Roster, canonical, commitment, content, seed_from
+from fedmerit.identity import Roster, canonical, content, seed_from
 from fedmerit.notes import Note
 from fedmerit.protocol.measure import Evaluations, Scorer
-from fedmerit.protocol.messages import (
-    LEAST_SAMPLES,
-    Ask,
-    Evaluate,
-    Model,
-    Parcel,
-    Told,
-    Work,
-    checked_head,
-    join_body,
-    pack,
-    same,
+from fedmerit.protocol.memory import (
+    Lineage,
+    MemberState,
+    as_array,
+    file_name,
+    kept_complained,
+    kept_head,
+    kept_masked,
+    kept_released,
+    kept_report,
+    kept_trained,
+    lineage_of,
 )
+from fedmerit.protocol.messages import LEAST_SAMPLES, Ask, Parcel, checked_head, join_body, pack, same
+from fedmerit.protocol.outcome import Evaluate, Model, Told, Work
 from fedmerit.protocol.terms import (
     FLOWER,
     REHEARSALS,
     Agreed,
-    Lineage,
     cautious,
     check_roster,
     check_server,
     check_version,
     config_in,
     least_scheduled,
-    lineage_of,
     refuse_rehearsal,
     scheduled_encoding,
 )
 from fedmerit.secagg.plain import PlainClient
 from fedmerit.secagg.quantise import Encoding
 from fedmerit.secagg.setting import Setting, Task, Update
-from fedmerit.secagg.state import Released
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -72,203 +70,6 @@ KEPT_ROUNDS = 2
 """How many rounds before the latest a member still answers in; it deletes the files of those before."""
 Evaluator = Callable[[Any, Sequence[str]], Evaluate]
 """(shape noted by training, names of utilities) -> a function that evaluates a model on a test slice."""
-
-# ------------------------------------------------------------------------------------------ member's state
-
-
-class MemberState(Protocol):
-    """What one member remembers of one run between messages. A member writes first and answers afterwards.
-
-    Values are plain (numbers, text, bytes, lists and mappings of them), arrays, or a round's client. A state
-    returns a client as it is or as its dump.
-    """
-
-    @property
-    def counter(self) -> int:
-        """A number greater than in any message that this member sent before."""
-
-    def held(self) -> AbstractContextManager[None]:
-        """Return a lock that lets one message at a time through."""
-
-    def check(self) -> None:
-        """Raise StoreError if anything is lost that this member needs to answer."""
-
-    def stop(self, why: str) -> None:
-        """Answer nothing more in any run: this state is an older copy. `save` makes it count."""
-
-    def open(self) -> None:
-        """Prepare to store a run."""
-
-    def save(self) -> None:
-        """Write what was set since the last time; only then may the answer leave."""
-
-    def room(self, size: int) -> None:
-        """Raise StoreError unless so many more bytes may be stored."""
-
-    def put(self, name: str, value: Any) -> None:
-        """Set the value of a name; `save` makes it count."""
-
-    def get(self, name: str) -> Any:
-        """Return the value stored under a name, or None."""
-
-    def last(self, what: str, before: int) -> Any:
-        """Return the value stored under `ROUND.what` in the latest round before this one, or None."""
-
-    def released(self) -> Released:
-        """Return what this member must never do again, in any run."""
-
-    def put_released(self, released: Released) -> None:
-        """Set what must never be done again; `save` makes it count."""
-
-    def lineage(self, name: str) -> Lineage:
-        """Return what this member remembers of a federation from run to run."""
-
-    def put_lineage(self, name: str, lineage: Lineage) -> None:
-        """Set what this member remembers of a federation; `save` makes it count."""
-
-    def roster(self) -> bytes | None:
-        """Return the hash of the roster that this member last took part under, between machines."""
-
-    def put_roster(self, hash_: bytes) -> None:
-        """Store the hash of the roster that this member takes part under."""
-
-    def add_kept(self, *lines: str) -> None:
-        """Add lines about what the member was shown, did and said, for a comparison with the ledger."""
-
-    def drop_rounds(self, *, before: int) -> None:
-        """Delete what is stored of rounds before this one; but not the latest report."""
-
-
-class MemoryState:
-    """A member's state in memory, a `MemberState`: a rehearsal can be repeated."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, Any] = {}
-        self._released = Released()
-        self._lineages: dict[str, Lineage] = {}
-        self.counter = 1
-        self._roster: bytes | None = None
-
-    def held(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def check(self) -> None:
-        """Do nothing."""
-
-    def stop(self, why: str) -> None:
-        """Do nothing: nobody puts an older copy of this state back."""
-
-    def open(self) -> None:
-        """Do nothing."""
-
-    def save(self) -> None:
-        """Count up."""
-        self.counter += 1
-
-    def room(self, size: int) -> None:
-        """Do nothing."""
-
-    def put(self, name: str, value: Any) -> None:
-        self._values[name] = value
-
-    def get(self, name: str) -> Any:
-        return self._values.get(name)
-
-    def last(self, what: str, before: int) -> Any:
-        found = [name for name in self._values if name.endswith(f".{what}") and _number(name) < before]
-        return self._values[max(found, key=_number)] if found else None
-
-    def released(self) -> Released:
-        return self._released
-
-    def put_released(self, released: Released) -> None:
-        self._released = released
-
-    def lineage(self, name: str) -> Lineage:
-        return self._lineages.get(name, Lineage())
-
-    def put_lineage(self, name: str, lineage: Lineage) -> None:
-        self._lineages[name] = lineage
-
-    def roster(self) -> bytes | None:
-        return self._roster
-
-    def put_roster(self, hash_: bytes) -> None:
-        self._roster = hash_
-
-    def add_kept(self, *lines: str) -> None:
-        """Do nothing: within one process there is nobody to compare with."""
-
-    def drop_update(self, number: int) -> None:
-        """Delete a round's update and client: they are as large as a model and no longer needed."""
-        for what in ("client", "update"):
-            self._values.pop(file_name(number, what), None)
-
-    def drop_rounds(self, *, before: int) -> None:
-        rounds = [name for name in self._values if "." in name]
-        last = max((name for name in rounds if name.endswith(".report")), key=_number, default="")
-        for name in rounds:
-            if _number(name) < before and name != last:
-                del self._values[name]
-
-
-def _number(name: str) -> int:
-    return int(name.partition(".")[0])
-
-
-def file_name(number: int, what: str) -> str:
-    """Return the name of a value of a round."""
-    return f"{number:04d}.{what}"
-
-
-def _sums(state: MemberState, before: int) -> tuple[str, dict[str, npt.NDArray[Any]]] | None:
-    if (last := state.last("report", before)) is None:
-        return None
-    return last[4], {name: as_array(kept, "<f8") for name, kept in last[5].items()}
-
-
-def _weight(update: Sequence[Any]) -> float:
-    return 1.0 if update[2] is None else float(update[2])
-
-
-def as_array(kept: Any, kind: str) -> npt.NDArray[Any]:
-    """Return an array that was stored in a state, which may hand back its bytes."""
-    return kept if isinstance(kept, np.ndarray) else np.frombuffer(kept, kind).copy()
-
-
-# Lines of a member's own file; `ledger.head_log` explains them and compares them with a ledger.
-
-
-def kept_head(number: int, head: str) -> str:
-    """Return the line for a head that was shown as the head after a round."""
-    return f"{number} {head}"
-
-
-def kept_trained(number: int, m0_hash: str) -> str:
-    """Return the line for a masked update, with the hash of the model it starts from."""
-    return f"{number} trained {m0_hash}"
-
-
-def kept_masked(number: int, member: str, digest: str) -> str:
-    """Return the line for the masked words that this member sent, hashed as in the record ``masked``."""
-    return f"{number} masked {json.dumps(member)} {digest}"
-
-
-def kept_complained(number: int, member: str, dealer: str) -> str:
-    """Return the line for a complaint of this member about a dealer of a bad share."""
-    return f"{number} complained {json.dumps([member, dealer])}"
-
-
-def kept_released(number: int, included: Sequence[str]) -> str:
-    """Return the line for shares that were released for the sum of these members."""
-    return f"{number} released {json.dumps(list(included))}"
-
-
-def kept_report(number: int, body: Mapping[str, Any], bound_to: Mapping[str, Any]) -> str:
-    """Return the line for a report and the outcome it is about, by their hashes."""
-    outcome = commitment({"round": number, **bound_to})
-    return f"{number} report {commitment(body).hex()} {outcome.hex()}"
-
 
 # ---------------------------------------------------------------------------------------------- the member
 
@@ -758,3 +559,13 @@ class Participant:
 
     def _rounding(self, number: int) -> int | None:
         return None if self.seed is None else seed_from(self.seed, "rounding", number, self.name)
+
+
+def _sums(state: MemberState, before: int) -> tuple[str, dict[str, npt.NDArray[Any]]] | None:
+    if (last := state.last("report", before)) is None:
+        return None
+    return last[4], {name: as_array(kept, "<f8") for name, kept in last[5].items()}
+
+
+def _weight(update: Sequence[Any]) -> float:
+    return 1.0 if update[2] is None else float(update[2])

@@ -19,7 +19,7 @@ from fedmerit.errors import CopyDiffers, FedmeritError, FileFormatError, LedgerE
 from fedmerit.ledger.decisions import Decision, decisions_of
 from fedmerit.ledger.records import first_body, unreported
 from fedmerit.notes import Note, planted, words
-from fedmerit.protocol.messages import Round
+from fedmerit.protocol.outcome import Round
 from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.files import LEDGER, VECTORS, Content, read_content, scores_in
 from fedmerit.scoring.types import Reports

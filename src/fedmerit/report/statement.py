@@ -15,7 +15,7 @@ from typing import Any
 from fedmerit.config import Config
 from fedmerit.ledger.decisions import Decision, cents, money
 from fedmerit.notes import planted, words
-from fedmerit.protocol.messages import Round
+from fedmerit.protocol.outcome import Round
 from fedmerit.report.facts import Facts, Happened
 from fedmerit.report.source import Span, source_as_decided
 from fedmerit.report.text import about, bare_text, noun, signed, spoken, total_text

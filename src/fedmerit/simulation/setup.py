@@ -20,7 +20,7 @@ from fedmerit.data.partitions import ClientData
 from fedmerit.errors import ConfigError
 from fedmerit.identity import canonical, seed_from
 from fedmerit.notes import numbered, planted
-from fedmerit.protocol.messages import Model, PerSample
+from fedmerit.protocol.outcome import Model, PerSample
 from fedmerit.protocol.pool import Images, Labels, Pool, Slice
 from fedmerit.protocol.terms import least_scheduled
 from fedmerit.scoring.doubts import lower_is_better

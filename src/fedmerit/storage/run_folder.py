@@ -58,7 +58,7 @@ from fedmerit.ledger.records import (
     unreported,
 )
 from fedmerit.notes import Note, numbered
-from fedmerit.protocol.messages import Round
+from fedmerit.protocol.outcome import Round
 from fedmerit.scoring.files import LEDGER, Content
 from fedmerit.scoring.types import Reports
 from fedmerit.scoring.validate import written_number

@@ -1,0 +1,394 @@
+"""What a round comes to: the sum that members are told, the model that follows, reports on it, and the round.
+
+After the secure sum the server sends every included member what was summed (:class:`Told`). The member
+computes the model M from it (:class:`Outcome`), builds the two models that nobody else can build, evaluates
+them on the revealed test slice and answers with a :class:`Report`. A report carries the hashes of what it was
+computed on. The server drops a report that was computed on anything else, and a member stops if the server's
+hashes differ from its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmerit.config import Config
+from fedmerit.errors import BindingError, LedgerError, MessageError
+from fedmerit.identity import canonical, exact, new_salt, number
+from fedmerit.notes import Note
+from fedmerit.protocol.pool import Slice
+from fedmerit.scoring.scores import from_blocks
+from fedmerit.scoring.types import Reports, Scores
+from fedmerit.secagg.quantise import Decoded, Encoding, Words
+from fedmerit.secagg.setting import LEAST_IN_SUM, Result
+
+# -------------------------------------------------------------------------------------- outcome and report
+
+Model = npt.NDArray[np.float32]
+"""A model as one flat vector, shape (P,)."""
+PerSample = Mapping[str, npt.NDArray[np.float64]]
+"""Utility -> one number per test sample, shape (m,)."""
+Evaluate = Callable[[Model, Slice], PerSample]
+Game = Literal["additive", "renormalised"]
+
+
+def model_hash(model: Model) -> str:
+    """Return the SHA-256 of the float32 numbers, little-endian."""
+    return hashlib.sha256(np.ascontiguousarray(model, dtype="<f4").data).hexdigest()
+
+
+def sum_hash(words: Words) -> str:
+    """Return the SHA-256 of the integers that were summed, as 32-bit words, little-endian."""
+    return hashlib.sha256(np.ascontiguousarray(words, dtype="<u4").data).hexdigest()
+
+
+def moved(m0: Model, weighted_sum: npt.NDArray[np.float64], total_weight: float) -> Model:
+    """Return M = M0 + sum of w_i d_i / W, rounded once so that members and server get the same bits."""
+    with np.errstate(over="ignore", invalid="ignore"):  # `Outcome.of` refuses what is not finite
+        model: Model = (m0.astype(np.float64) + weighted_sum / total_weight).astype(np.float32)
+    return model
+
+
+def included_hash(included: Sequence[str]) -> str:
+    """Return the SHA-256 of the names in a sum, in the order of the schedule."""
+    return hashlib.sha256(canonical(list(included))).hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Told:
+    """What the server says about a round: the integers that were summed, whose they are, the test slice.
+
+    The model M is not said. Members compute it from the integers, so what they sign for is the sum itself.
+    """
+
+    round: int
+    words: Words  # X, the sum of the members' integers modulo 2^32
+    included: tuple[str, ...]
+    slice: Slice
+    m0_hash: str
+    head: str  # of the ledger before this round; a report signs it, and so the history so far
+
+    def outcome(self, m0: Model, encoding: Encoding, public: Mapping[str, float] | None) -> Outcome:
+        """Return W and M as they follow from the integers; computed once for members who share a process.
+
+        Args:
+            m0: the model with the hash ``m0_hash``, from which the members started.
+            encoding: how their updates became integers.
+            public: the weights of the scheduled members, if these are public.
+
+        Raises:
+            BoundError: members within the bound and the weight cap cannot have this sum.
+            BindingError: M is not finite.
+        """
+        asked = (encoding, public)
+        if "_outcome" not in self.__dict__ or self.__dict__["_outcome"][0] != asked:
+            total = None
+            if public is not None:
+                total = math.fsum(public.get(name, math.nan) for name in self.included)
+            decoded = encoding.decode(self.words, included=len(self.included), public_total=total)
+            found = Outcome.of(self, moved(m0, decoded.weighted_sum, decoded.total_weight), decoded)
+            self.__dict__["_outcome"] = asked, found
+        outcome: Outcome = self.__dict__["_outcome"][1]
+        return outcome
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """The result of a round, the same for the server and for every included member."""
+
+    round: int
+    model: Model
+    total_weight: float
+    included: tuple[str, ...]
+    slice: Slice
+    m0_hash: str
+    head: str  # of the ledger before this round; a report signs it, and so the history so far
+    sum_hash: str  # of the integers that were summed
+
+    @classmethod
+    def of(cls, told: Told, model: Model, result: Result | Decoded) -> Outcome:
+        """Return the outcome of a round whose integers stand for ``result`` and move M0 to ``model``."""
+        if not np.isfinite(model).all():
+            raise BindingError("M is not finite", stage="report")
+        where = (told.included, told.slice, told.m0_hash, told.head)
+        return cls(told.round, model, result.total_weight, *where, sum_hash(told.words))
+
+    def change(self, m0: Model) -> npt.NDArray[np.float64]:
+        """Return M - M0, computed once for the M0 of this round."""
+        if "_change" not in self.__dict__:
+            self.__dict__["_change"] = np.subtract(self.model, m0, dtype=np.float64)
+        change: npt.NDArray[np.float64] = self.__dict__["_change"]
+        return change
+
+    @cached_property
+    def bound_to(self) -> Mapping[str, str]:
+        """What a report depends on: hashes of models, sum, slice and names, the total weight, the head."""
+        return {
+            "m0": self.m0_hash,
+            "m": model_hash(self.model),
+            "x": self.sum_hash,
+            "weight": exact(self.total_weight),
+            "slice": self.slice.id,
+            "included": included_hash(self.included),
+            "head": self.head,
+        }
+
+    def check(self, member: str, weight: float, encoding: Encoding) -> None:
+        """Raise BindingError unless this can be a sum that a member of this weight is in.
+
+        That the sum lies within the bound has been checked when it was decoded (`Told.outcome`).
+        """
+        n, total = len(self.included), self.total_weight
+        least = weight + (n - 1) if encoding.weights == "secret" else 0.0
+        problem = ""
+        if member not in self.included or len(set(self.included)) != n:
+            problem = "asked to report on a sum we are not in"
+        elif n < LEAST_IN_SUM:
+            problem = f"a sum of {n} members hides no update"
+        elif not total >= least:
+            problem = f"{n} members cannot have a total weight of {total:g}"
+        if problem:
+            raise BindingError(problem, stage="report", member=member)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One utility as one member measured it, with standard errors paired over the test samples."""
+
+    alone: float
+    without: float
+    se_loo: float
+    se_ioi: float
+    se_alpha: float
+    se_alpha_total: float | None = None
+    solo: float | None = None
+    empty: float | None = None  # v(M0) and v(M) as the member measured them
+    grand: float | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """One member's report on one round."""
+
+    client: str
+    round: int
+    bound_to: Mapping[str, str]
+    measured: Mapping[str, Measured]
+    cosine: float | None
+    salt: str = field(default_factory=new_salt, compare=False)  # so that the record's hash reveals nothing
+
+    def body(self, run: str) -> dict[str, Any]:
+        """Return the report as it is recorded and sent: without floats, bound to the run."""
+        return {
+            "run": run,
+            "salt": self.salt,
+            "round": self.round,
+            "bound_to": dict(self.bound_to),
+            "cosine": None if self.cosine is None else exact(self.cosine),
+            "measured": {
+                name: {key: exact(value) for key, value in vars(one).items() if value is not None}
+                for name, one in self.measured.items()
+            },
+        }
+
+    @classmethod
+    def from_body(cls, client: str, body: Mapping[str, Any], *, run: str) -> Report:
+        """Read a report; raise MessageError or BindingError if it is not one of this run."""
+        try:
+            if body["run"] != run:
+                raise BindingError("belongs to another run", stage="report", member=client)
+            cosine = body["cosine"]
+            return cls(
+                client=client,
+                round=_whole(body["round"]),
+                bound_to={str(key): str(value) for key, value in body["bound_to"].items()},
+                measured={
+                    str(name): Measured(**{key: _finite(value) for key, value in one.items()})
+                    for name, one in body["measured"].items()
+                },
+                cosine=None if cosine is None else _finite(cosine),
+                salt=_salt(body["salt"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, LedgerError) as error:
+            raise MessageError(f"not a report: {error!r:.200}", stage="report", member=client) from error
+
+
+def accept(report: Report, outcome: Outcome, utilities: Sequence[str]) -> None:
+    """Raise unless a report is about this round and computed on exactly these models, weights and samples."""
+    if report.round != outcome.round:
+        raise BindingError(
+            f"answers round {report.round}, but this is round {outcome.round}",
+            stage="report",
+            member=report.client,
+        )
+    if report.client not in outcome.included:
+        raise BindingError("reports on a sum it is not in", stage="report", member=report.client)
+    for what in {**outcome.bound_to, **report.bound_to}:
+        if report.bound_to.get(what) != outcome.bound_to.get(what):
+            named = what if what in outcome.bound_to else f"{what!r:.40}"
+            raise BindingError(
+                f"computed on a different {named} from ours", stage="report", member=report.client
+            )
+    if set(report.measured) != set(utilities):
+        raise MessageError(
+            f"expected utilities {', '.join(utilities)}, got {sorted(report.measured)!r:.200}",
+            stage="report",
+            member=report.client,
+        )
+
+
+def _salt(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{32}", value):
+        raise ValueError("a salt is 32 hexadecimal digits")
+    return value
+
+
+def _finite(text: Any) -> float:
+    if not math.isfinite(found := number(text)):
+        raise ValueError(f"a report holds finite numbers, got {found}")
+    return found
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise ValueError("a round is a whole number")
+    return value
+
+
+def check_numbers(report: Report) -> None:
+    """Raise MessageError if a report has numbers that no utility in [0, 1] can have; not for rehearsals."""
+    for name, one in report.measured.items():
+        for key, value in vars(one).items():
+            most = float(report.round) if key == "se_alpha_total" else 1.0
+            needed = key in ("empty", "grand")
+            if (value is None and needed) or (value is not None and not 0 <= value <= most):
+                raise MessageError(
+                    f"{key} of {name} must lie in [0, {most:g}], got {value}",
+                    stage="report",
+                    member=report.client,
+                )
+    if report.cosine is not None and not -1 <= report.cosine <= 1:
+        raise MessageError(
+            f"cosine must lie in [-1, 1], got {report.cosine:g}", stage="report", member=report.client
+        )
+
+
+# ------------------------------------------------------------------------------------------------- a round
+
+_COLUMNS = ("alone", "without", "se_loo", "se_ioi", "se_alpha", "se_alpha_total")
+TOLERANCE = 1e-6
+"""Members who differ by more are named; machines of the same kind differ by less."""
+
+
+@dataclass(eq=False)
+class Round:
+    """One round: who took part, their reports, and how it was closed."""
+
+    number: int
+    scheduled: tuple[str, ...]
+    included: tuple[str, ...] = ()
+    declined: tuple[str, ...] = ()
+    blamed: tuple[str, ...] = ()  # members who provably broke the protocol in this round
+    silent: tuple[str, ...] = ()
+    aborted: str = ""
+    body: Mapping[str, Any] = field(default_factory=dict)  # of the closing record
+    reports: dict[str, Report] = field(default_factory=dict)
+    withheld: tuple[str, ...] = ()  # in a copy: members whose reports its reader may not see
+    since: int | None = None  # the first round of its run, if it follows others
+
+    def to_phi(self, utility: str) -> Scores | None:
+        """Return the Aumann-Shapley scores of everybody in the sum, or None if the round has none."""
+        found = (self.body.get("phi") or {}).get(utility)
+        if found is None:
+            return None
+        columns = [[number(value) for value in found["blocks"][name]] for name in self.included]
+        return from_blocks(np.transpose(columns), found["sizes"], self.included)
+
+    def to_reports(self, utility: str) -> Reports | None:
+        """Return the reports that scores take (in a copy, those it shows), or None if there are none."""
+        if self.aborted or not self.reports:
+            return None
+        named = [name for name in self.included if name in self.reports]
+        measured = [self.reports[name].measured[utility] for name in named]
+
+        def column(key: str) -> list[float] | None:
+            values = [getattr(one, key) for one in measured]
+            return None if any(value is None for value in values) else values
+
+        cosines = [self.reports[name].cosine for name in named]  # all None where members leave them out
+        utilities, samples = self.body["utilities"][utility], self.body.get("samples")
+        solo = column("solo") if "first" in utilities else None
+        return Reports(
+            empty=number(utilities["empty"]),
+            grand=number(utilities["grand"]),
+            clients=tuple(named),
+            silent=(*self.silent, *self.withheld),
+            slice=self.body["slice"],
+            samples=None if samples is None else [samples[name] for name in named],  # type: ignore[arg-type]
+            cosine=cosines if any(one is not None for one in cosines) else None,  # type: ignore[arg-type]
+            solo=solo,  # type: ignore[arg-type]
+            solo_empty=None if solo is None else number(utilities["first"]),
+            utility=utility,
+            round=self.number,
+            since=self.since,
+            **{key: column(key) for key in _COLUMNS},  # type: ignore[arg-type]
+        )
+
+    def differences(self, tolerance: float = TOLERANCE) -> dict[str, Note]:
+        """Return the members whose own v(M0) or v(M) differs from the one the round is scored with, and how.
+
+        ``tolerance`` is relative to 1 or to the value that the round is scored with, whichever is larger.
+        """
+        found: dict[str, Note] = {}
+        for name, report in self.reports.items():
+            for utility, used in self.body["utilities"].items():
+                own = report.measured[utility]
+                for what, mine, its in (
+                    ("v(M0)", own.empty, number(used["empty"])),
+                    ("v(M)", own.grand, number(used["grand"])),
+                ):
+                    if mine is not None and not abs(mine - its) <= tolerance * max(1.0, abs(its)):
+                        how = Note("differs-how", what=what, own=mine, utility=utility, used=its)
+                        found.setdefault(name, how)
+        return found
+
+
+# ------------------------------------------------------------------------------------------------ training
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """The result of local training: the model it started from, the change, the number of samples, and what an
+    evaluation must know about the model's shape (anything that msgpack can carry)."""
+
+    m0: Model
+    delta: npt.NDArray[np.float32]
+    samples: float | None
+    shape: Any = None
+
+
+def no_check(trained: Trained, config: Config) -> None:
+    """Accept any update; masking refuses the bad ones."""
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """A model to train: M0, the digest of everything else that came with it, the function that trains it, and
+    a check that explains, in the app's own words, why the settings do not allow an update."""
+
+    m0: Model
+    extra: bytes
+    train: Callable[[], Trained]
+    check: Callable[[Trained, Config], None] = no_check
+    m0_hash: str = ""  # given if it is known: many members of one process start from one array
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "m0_hash", self.m0_hash or model_hash(self.m0))
