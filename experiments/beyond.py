@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedmerit.protocol.measure import mean
-from fedmerit.protocol.outcome import Model
+from fedmerit.protocol.outcome import Model, mean
 from fedmerit.simulation.models import as_tensor, load_vector, prepare
 from fedmerit.simulation.setup import Federation
 from fedmerit.simulation.utilities import balance, evaluation, float32

@@ -14,8 +14,7 @@ from beyond import Paths, ensembles, measured
 from fedmerit.config import Config
 from fedmerit.errors import ReportError
 from fedmerit.identity import seed_from
-from fedmerit.protocol.measure import coalition_models, mean
-from fedmerit.protocol.outcome import Model, Outcome
+from fedmerit.protocol.outcome import Model, Outcome, coalition_models, mean
 from fedmerit.protocol.pool import Slice
 from fedmerit.protocol.terms import weights_of
 from fedmerit.scoring.ground_truth import shapley

@@ -46,11 +46,10 @@ from fedmerit.ledger.chain import Ledger, Record
 from fedmerit.ledger.recorder import Beside, LedgerRecorder
 from fedmerit.ledger.records import closing, rounds_of
 from fedmerit.protocol.coordinator import Coordinator
-from fedmerit.protocol.measure import Evaluations
 from fedmerit.protocol.member import Participant
 from fedmerit.protocol.memory import MemoryState
 from fedmerit.protocol.messages import Ask, Parcel, join_body, pack, unpack
-from fedmerit.protocol.outcome import Report, Round, Trained, Work
+from fedmerit.protocol.outcome import Evaluations, Report, Round, Trained, Work
 from fedmerit.protocol.terms import EMBEDDED, FLOWER, Agreed, cautious, roster_in
 from fedmerit.secagg import masks as shares
 from fedmerit.secagg.client import Client

@@ -10,7 +10,7 @@ import pytest
 from fedmerit.config import Config
 from fedmerit.flower import Contributions, everybody
 from fedmerit.protocol.member import KEPT_ROUNDS
-from fedmerit.protocol.memory import MONTH, RUNS_A_MONTH
+from fedmerit.protocol.terms import MONTH, RUNS_A_MONTH
 from fedmerit.scoring.accumulate import accumulate
 from fedmerit.scoring.rewards import shares
 from fedmerit.secagg import default_threshold

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedmerit.protocol.measure import Evaluations, Scorer, standard_error
+from fedmerit.protocol.outcome import Evaluations, Scorer, standard_error
 from fedmerit.scoring.types import Scores
 from fedmerit.scoring.uncertainty import intervals
 

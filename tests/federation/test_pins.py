@@ -11,7 +11,7 @@ from fedmerit.cli import main
 from fedmerit.config import from_dict
 from fedmerit.errors import RefusedError
 from fedmerit.identity import read_roster
-from fedmerit.protocol.memory import MONTH, RUNS_A_MONTH, Lineage, lineage_of, pinned
+from fedmerit.protocol.terms import MONTH, RUNS_A_MONTH, Lineage, lineage_of, pinned
 from fedmerit.storage.member_state import allow
 from linear_federation import LIAR, Federation
 from states import opened

@@ -7,8 +7,17 @@ from hypothesis import strategies as st
 
 from fedmerit.data import choose_pool, load
 from fedmerit.errors import BindingError, BoundError, MessageError
-from fedmerit.protocol.measure import Evaluations, Scorer, coalition_models, cosine, standard_error
-from fedmerit.protocol.outcome import Outcome, Report, accept, model_hash
+from fedmerit.protocol.outcome import (
+    Evaluations,
+    Outcome,
+    Report,
+    Scorer,
+    accept,
+    coalition_models,
+    cosine,
+    model_hash,
+    standard_error,
+)
 from fedmerit.secagg.quantise import Encoding
 
 P = 6

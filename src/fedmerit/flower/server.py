@@ -33,8 +33,8 @@ from fedmerit.identity import PREFIX, Roster, load_key, new_key, public_key, rea
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.recorder import LedgerRecorder
 from fedmerit.protocol.coordinator import Coordinator
-from fedmerit.protocol.measure import Evaluations
 from fedmerit.protocol.messages import LEAST_SAMPLES
+from fedmerit.protocol.outcome import Evaluations
 from fedmerit.protocol.pool import Pool
 from fedmerit.protocol.terms import FLOWER, SIMULATED, least_scheduled, proposed
 from fedmerit.report.page.html import page_of_run

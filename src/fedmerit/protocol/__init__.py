@@ -4,10 +4,9 @@ What is where::
 
     messages      the server's messages, as signed bytes of limited size and arrays beside them
     terms         what a member agrees to when it joins, and what it refuses
-    outcome       what a round comes to: the sum, the model that follows, reports on it
     pool          the committed test pool, and the slices that are revealed
-    measure       the two models that only a member can build, and its report on them
-    memory        what a member remembers between messages, and from run to run
+    outcome       what a round comes to: the sum, the model that follows, a member's report on it
+    memory        what a member remembers of a run between two messages
     member        one member; every message may be handled by a new process
     coordinator   the server's rounds
 

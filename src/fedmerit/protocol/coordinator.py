@@ -19,9 +19,9 @@ from typing import Any, Protocol
 from fedmerit.config import Config
 from fedmerit.errors import BindingError, MessageError, ProtocolError, RoundAborted
 from fedmerit.identity import Roster
-from fedmerit.protocol.measure import Evaluations, mean
 from fedmerit.protocol.messages import Ask, Exchange, Parcel, exchange_of, outcome_ask, unpack
 from fedmerit.protocol.outcome import (
+    Evaluations,
     Model,
     Outcome,
     Report,
@@ -29,6 +29,7 @@ from fedmerit.protocol.outcome import (
     Told,
     accept,
     check_numbers,
+    mean,
     model_hash,
     moved,
 )

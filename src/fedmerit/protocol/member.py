@@ -12,6 +12,7 @@ update. A member who is told an impossible outcome leaves the run.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,36 +22,34 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.config import Config
-from fedmerit.errors import BindingError, FedmeritError, MessageError, ProtocolError, RefusedError, StoreError
-from fedmerit.identity import Roster, canonical, content, seed_from
-from fedmerit.notes import Note
-from fedmerit.protocol.measure import Evaluations, Scorer
-from fedmerit.protocol.memory import (
-    Lineage,
-    MemberState,
-    as_array,
-    file_name,
-    kept_complained,
-    kept_head,
-    kept_masked,
-    kept_released,
-    kept_report,
-    kept_trained,
-    lineage_of,
+from fedmerit.config import (
+    Config,
 )
+from fedmerit.errors import (
+    BindingError,
+    FedmeritError,
+    MessageError,
+    ProtocolError,
+    RefusedError,
+    StoreError,
+)
+from fedmerit.identity import Roster, canonical, commitment, content, seed_from
+from fedmerit.notes import Note
+from fedmerit.protocol.memory import MemberState
 from fedmerit.protocol.messages import LEAST_SAMPLES, Ask, Parcel, checked_head, join_body, pack, same
-from fedmerit.protocol.outcome import Evaluate, Model, Told, Work
+from fedmerit.protocol.outcome import Evaluate, Evaluations, Model, Scorer, Told, Work
 from fedmerit.protocol.terms import (
     FLOWER,
     REHEARSALS,
     Agreed,
+    Lineage,
     cautious,
     check_roster,
     check_server,
     check_version,
     config_in,
     least_scheduled,
+    lineage_of,
     refuse_rehearsal,
     scheduled_encoding,
 )
@@ -70,6 +69,53 @@ KEPT_ROUNDS = 2
 """How many rounds before the latest a member still answers in; it deletes the files of those before."""
 Evaluator = Callable[[Any, Sequence[str]], Evaluate]
 """(shape noted by training, names of utilities) -> a function that evaluates a model on a test slice."""
+
+# ------------------------------------------------------------------------------------------- stored values
+
+
+def file_name(number: int, what: str) -> str:
+    """Return the name of a value of a round."""
+    return f"{number:04d}.{what}"
+
+
+def as_array(kept: Any, kind: str) -> npt.NDArray[Any]:
+    """Return an array that was stored in a state, which may hand back its bytes."""
+    return kept if isinstance(kept, np.ndarray) else np.frombuffer(kept, kind).copy()
+
+
+# Lines of a member's own file; `ledger.head_log` explains them and compares them with a ledger.
+
+
+def kept_head(number: int, head: str) -> str:
+    """Return the line for a head that was shown as the head after a round."""
+    return f"{number} {head}"
+
+
+def kept_trained(number: int, m0_hash: str) -> str:
+    """Return the line for a masked update, with the hash of the model it starts from."""
+    return f"{number} trained {m0_hash}"
+
+
+def kept_masked(number: int, member: str, digest: str) -> str:
+    """Return the line for the masked words that this member sent, hashed as in the record ``masked``."""
+    return f"{number} masked {json.dumps(member)} {digest}"
+
+
+def kept_complained(number: int, member: str, dealer: str) -> str:
+    """Return the line for a complaint of this member about a dealer of a bad share."""
+    return f"{number} complained {json.dumps([member, dealer])}"
+
+
+def kept_released(number: int, included: Sequence[str]) -> str:
+    """Return the line for shares that were released for the sum of these members."""
+    return f"{number} released {json.dumps(list(included))}"
+
+
+def kept_report(number: int, body: Mapping[str, Any], bound_to: Mapping[str, Any]) -> str:
+    """Return the line for a report and the outcome it is about, by their hashes."""
+    outcome = commitment({"round": number, **bound_to})
+    return f"{number} report {commitment(body).hex()} {outcome.hex()}"
+
 
 # ---------------------------------------------------------------------------------------------- the member
 

@@ -8,9 +8,10 @@ terms cannot change: their hash enters every mask and every signature of the run
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
@@ -25,7 +26,13 @@ from fedmerit.config import (
     recorded,
     recorded_hash,
 )
-from fedmerit.errors import BindingError, MessageError, RefusedError, VersionError
+from fedmerit.errors import (
+    BindingError,
+    ConfigError,
+    MessageError,
+    RefusedError,
+    VersionError,
+)
 from fedmerit.identity import PREFIX, Member, Roster, canonical
 from fedmerit.protocol.messages import PACKAGE, PROTOCOL
 from fedmerit.scoring.accumulate import Missing, accumulate
@@ -372,6 +379,130 @@ def everybody(
             f"got {secure.threshold or 'the default'} and {secure.least or 'the default'}",
             stage="join",
         )
+
+
+# --------------------------------------------------------------------------------------- from run to run
+# A member that declines under one bound and not under another tells the server how large its update is, and
+# so do weights, caps and thresholds that change. So these settings stay as they were in a member's first run,
+# until its owner allows others. How often a member answers is limited too.
+
+RUNS_A_MONTH = 30
+"""Most runs in a `MONTH` in which a member trains, per federation, unless its owner allows more."""
+MONTH = 30 * 86_400.0
+ALLOW = "fedmerit member allow KEY"
+
+
+def lineage_of(roster: Roster) -> str:
+    """Return the name under which a member remembers a federation from run to run."""
+    return roster.lineage.hex()
+
+
+def pinned(config: Config) -> dict[str, Any]:
+    """Return the settings that stay the same from run to run; 0 stands for the default of a size."""
+    secure, training, t = config.secure_aggregation, config.training, config.threshold
+    found: dict[str, Any] = {
+        "bound": float(secure.bound),
+        "clip": secure.clip,
+        "check": secure.check,
+        "threshold": 0 if t == default_threshold(len(config.clients)) else t,
+        "least": 0 if secure.least <= max(LEAST_IN_SUM, t) else secure.least,
+        "weights": training.weights,
+    }
+    if training.weights == "secret":
+        found["weight_cap"] = float(training.weight_cap)
+    return found
+
+
+@dataclass
+class Lineage:
+    """What a member remembers of a federation from run to run."""
+
+    pins: dict[str, Any] = field(default_factory=dict)  # settings as they were in its first run
+    runs: dict[str, float] = field(default_factory=dict)  # when it first trained in each run
+    peers: dict[str, tuple[int, bytes]] = field(default_factory=dict)  # counters and tokens of others, by key
+    most: int = RUNS_A_MONTH
+
+    def check(self, run: str, config: Config, now: float) -> None:
+        """Raise RefusedError if this member does not train in a run with these settings."""
+        for name, asked in pinned(config).items():
+            if (pin := self.pins.get(name, asked)) != asked:
+                raise RefusedError(
+                    f"asked for {name} = {_told(asked)}, but the runs of this roster have {name} = "
+                    f"{_told(pin)}: under changing settings, refusals and sums tell more than one sum does. "
+                    f"The member's owner can change it: {ALLOW} {name}={_told(asked)}",
+                    stage="join",
+                )
+        others = {*self.recent(now)} - {run}
+        if len(others) >= self.most:
+            raise RefusedError(
+                f"has trained in {len(others)} runs of this roster within 30 days, and does so in at most "
+                f"{self.most}. The member's owner can change it: {ALLOW} runs={2 * self.most}",
+                stage="join",
+            )
+
+    def begin(self, run: str, config: Config, now: float) -> None:
+        """Record that this member trains in a run, and pin the settings if it is the first one."""
+        self.pins = pinned(config) | self.pins
+        self.runs = {run: now} | self.recent(now)
+
+    def recent(self, now: float) -> dict[str, float]:
+        """Return the runs within a `MONTH` in which this member trained, and when it began to."""
+        return {run: when for run, when in self.runs.items() if when > now - MONTH}
+
+    def told(self) -> str:
+        """Return the pins as text."""
+        return ", ".join(f"{name} = {_told(value)}" for name, value in sorted(self.pins.items()))
+
+    def learn(self, tokens: Mapping[str, tuple[int, bytes]]) -> bool:
+        """Remember counters of others that are greater than those known; return whether there are any."""
+        newer = {key: one for key, one in tokens.items() if one[0] > self.peers.get(key, (0, b""))[0]}
+        self.peers |= newer
+        return bool(newer)
+
+    def allow(self, name: str, text: str) -> None:
+        """Set a pin, or the most runs, as the member's owner says; raise ConfigError if it makes no sense."""
+        wrong = ""
+        try:
+            if name == "runs":
+                self.most = int(text)
+                wrong = "" if self.most >= 1 else "at least 1"
+            elif name in ("clip", "check"):
+                self.pins[name] = {"true": True, "false": False}[text]
+            elif name in ("threshold", "least"):
+                self.pins[name] = int(text)
+            elif name == "weights":
+                wrong = "" if text in ("uniform", "secret", "roster") else "uniform, secret or roster"
+                self.pins = {k: v for k, v in self.pins.items() if k != "weight_cap"}
+                self.pins[name] = text
+            elif name in ("bound", "weight_cap"):
+                self.pins[name] = float(text)
+                wrong = "" if 0 < self.pins[name] < math.inf else "a number above 0"
+            else:
+                wrong = "one of bound, check, clip, disk, least, runs, threshold, weight_cap and weights"
+        except (ValueError, KeyError):
+            wrong = "true or false" if name in ("clip", "check") else "a number"
+        if wrong:
+            raise ConfigError(f"{name}={text}: expected {wrong}", setting=name)
+
+    def dump(self) -> dict[str, Any]:
+        """Return this as plain values."""
+        peers = {key: list(one) for key, one in self.peers.items()}
+        return {"pins": self.pins, "runs": self.runs, "peers": peers, "most": self.most}
+
+    @classmethod
+    def load(cls, kept: Mapping[str, Any] | None) -> Lineage:
+        """Return what `dump` returned; with None, what is remembered of an unknown federation."""
+        if kept is None:
+            return cls()
+        peers = {key: (counter, token) for key, (counter, token) in kept["peers"].items()}
+        return cls(dict(kept["pins"]), dict(kept["runs"]), peers, kept["most"])
+
+
+def _told(value: Any) -> str:
+    """Return a setting as an owner writes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.17g}" if isinstance(value, float) else str(value)
 
 
 def least_scheduled(config: Config) -> int:

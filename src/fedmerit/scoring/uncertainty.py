@@ -201,7 +201,7 @@ def intervals(scores: Scores, *, level: float = 0.95) -> Matrix:
     Each interval on its own covers with probability ``level``, but not all of them at once. This holds as far
     as the normal distribution fits a mean over the test samples. The fit is poor if the utility is 0 or 1 per
     sample and few samples change. Standard errors measured by fedmerit allow for that, see
-    :func:`fedmerit.protocol.measure.standard_error`; your own should too.
+    :func:`fedmerit.protocol.outcome.standard_error`; your own should too.
 
     Args:
         scores: with ``stderr``.

@@ -23,8 +23,7 @@ import numpy.typing as npt
 from fedmerit.errors import ConfigError, FedmeritError, NoGradient, StoreError
 from fedmerit.identity import exact
 from fedmerit.notes import Note
-from fedmerit.protocol.measure import cosine, mean
-from fedmerit.protocol.outcome import Evaluate, Model, Outcome
+from fedmerit.protocol.outcome import Evaluate, Model, Outcome, cosine, mean
 from fedmerit.protocol.pool import Slice
 from fedmerit.protocol.terms import weights_of
 from fedmerit.scoring.ground_truth import sampled_shapley, shapley

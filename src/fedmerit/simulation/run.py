@@ -20,8 +20,7 @@ from fedmerit.ledger.recorder import Beside, LedgerRecorder
 from fedmerit.ledger.records import first_body, rounds_of
 from fedmerit.notes import Note
 from fedmerit.protocol.coordinator import Coordinator, Weights
-from fedmerit.protocol.measure import Evaluations
-from fedmerit.protocol.outcome import Evaluate, Model, Outcome, Round
+from fedmerit.protocol.outcome import Evaluate, Evaluations, Model, Outcome, Round
 from fedmerit.protocol.terms import EMBEDDED, SIMULATED, from_past, proposed
 from fedmerit.scoring.files import LEDGER
 from fedmerit.simulation.analysis import Phi, Truth, from_this_round

@@ -21,11 +21,10 @@ from fedmerit.config import STAGES, Config
 from fedmerit.data.partitions import ClientData
 from fedmerit.errors import MissingExtra, ProtocolError
 from fedmerit.identity import SERVER, Roster, load_key, new_key, public_key
-from fedmerit.protocol.measure import Evaluations
 from fedmerit.protocol.member import Participant
 from fedmerit.protocol.memory import MemoryState
 from fedmerit.protocol.messages import Ask, Exchange, Parcel, exchange_of
-from fedmerit.protocol.outcome import Model, Outcome, Round, Trained, Work, model_hash
+from fedmerit.protocol.outcome import Evaluations, Model, Outcome, Round, Trained, Work, model_hash
 from fedmerit.protocol.terms import Agreed, roster_in
 from fedmerit.secagg.state import Released
 from fedmerit.simulation.setup import Federation, losses, schedule

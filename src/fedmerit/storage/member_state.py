@@ -44,8 +44,8 @@ from fedmerit.errors import ConfigError, StoreError
 from fedmerit.identity import Roster, load_key
 from fedmerit.ledger.records import first_body
 from fedmerit.notes import Note
-from fedmerit.protocol.memory import Lineage, lineage_of
 from fedmerit.protocol.messages import pack, unpack
+from fedmerit.protocol.terms import Lineage, lineage_of
 from fedmerit.scoring.files import LEDGER
 from fedmerit.secagg.state import Released
 from fedmerit.storage.run_folder import snapshot, sweep, write
