@@ -298,6 +298,7 @@ def measured():
             )
 
 
+@pytest.mark.long
 def test_honest_runs_on_real_images_are_paid_and_swapped_ones_are_not():
     """The bounds were chosen by these runs; docs/choosing.md states the numbers."""
     counts = {}

@@ -237,6 +237,7 @@ def read_all(path):
         return str(error)
 
 
+@pytest.mark.long
 def test_flipped_bits_of_the_table_lose_no_record_unnoticed(long, tmp_path):
     """Every bit in the head of every page (type, number of cells, where they are), and many elsewhere."""
     whole, right, path = long.read_bytes(), read_all(long), tmp_path / "ledger.sqlite"

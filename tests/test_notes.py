@@ -40,7 +40,7 @@ NUMBERS = dict.fromkeys(
         "aborted", "budget", "amount", "begins", "closed", "decision", "earlier", "ends", "gain", "heads",
         "joined", "later", "least", "members", "own", "pairs", "percent", "planned", "positive", "pot",
         "record", "records", "reports", "round", "seen", "signed", "sum", "there", "total", "unreported",
-        "counter", "disk", "bytes", "lines", "most", "runs", "changes",
+        "counter", "count", "disk", "bytes", "lines", "most", "runs", "changes",
     ],
     7,
 )  # fmt: skip

@@ -449,7 +449,7 @@ def test_batch_norm_statistics_are_aggregated_evaluated_and_their_counters_named
     sizes = "partition.sizes=[12,12,12]"
     content, notes = notes_of(
         "model.name=resnet18", "model.norm=batch", "training.rounds=1", "partition.clients=3", sizes,
-        "data.test_size=10", folder=tmp_path / "run",
+        "data.test_size=10", "scoring.utilities=['accuracy']", folder=tmp_path / "run",
     )  # fmt: skip
     assert any("num_batches_tracked" in note for note in notes)
     assert any("3 members: none may be lost" in note for note in notes)

@@ -519,7 +519,7 @@ def test_statements_cover_both_runs_and_say_so(runs):
     called("rewards", first, second, "--budget", "1000")
     made, _ = record_decision(second, TERMS, [first])
     text = (second / "statements" / "client-0.md").read_text()
-    assert "Decision 1, after 4 rounds, 4 members. It covers two runs that follow each other" in text
+    assert "Decision 1, after 4 rounds with 4 members. It covers two runs that follow each other" in text
     assert f"rounds 1 to 2 are those of run {'0' * 32}; rounds 3 to 4 are those of the run of this" in text
     assert "In 4 of 4 rounds your update was in the sum" in text
     assert made.after[0][1] in text

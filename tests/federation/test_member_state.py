@@ -238,7 +238,9 @@ def in_a_child(work, kill=None):
     return pickle.loads(data) if data else None
 
 
-@pytest.mark.parametrize("kind", MESSAGES)
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "advertise" else pytest.param(kind, marks=pytest.mark.long) for kind in MESSAGES]
+)
 def test_a_member_that_is_killed_at_any_write_never_says_two_things(federation, kind):
     """Its state is the one before the message or the one after it; asked again, it answers once at most."""
     messages, home = recorded(federation), home_of(federation)
@@ -264,6 +266,7 @@ def test_a_member_that_is_killed_at_any_write_never_says_two_things(federation, 
     assert answered >= 1
 
 
+@pytest.mark.long
 def test_an_upgrade_that_is_killed_anywhere_loses_nothing(tmp_path):
     """The folder of version 0.1.0 counts until the new file is there in full."""
     old = copied("0.1.0", tmp_path)

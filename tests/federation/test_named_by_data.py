@@ -65,6 +65,7 @@ def write_toml(path, raw):
     return path
 
 
+@pytest.mark.long
 def test_ten_sites_and_the_one_with_wrong_labels_is_the_one_that_is_named(tmp_path):
     file = write_npz(tmp_path / "ten.npz", SITES, flipped=["Site 10"])
     raw = small(file)
@@ -277,6 +278,7 @@ def stopped(monkeypatch):
     return begin
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("partition", [{}, {"names": SITES[5:0:-1]}, {"clients": 8}])
 def test_a_run_goes_on_with_the_users_own_file_and_with_the_recorded_one(eight, tmp_path, stopped, partition):
     raw = small(eight, **partition)

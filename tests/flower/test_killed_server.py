@@ -35,6 +35,7 @@ def call(*arguments):
     return CliRunner().invoke(app, [str(one) for one in arguments])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["scores.json", "scores.csv"])
 def test_killed_before_a_score_file_the_folder_is_scored_paid_and_repaired(tmp_path, name):
     make_keys(tmp_path)

@@ -295,6 +295,7 @@ def test_ground_truth_is_compared_where_it_is_there(tmp_path):
     assert "Agreement with ground truth" in page(path)
 
 
+@pytest.mark.long
 def test_many_members_and_rounds_still_fit(tmp_path):
     names = tuple(f"client-{k}" for k in range(150))
     wide = []
