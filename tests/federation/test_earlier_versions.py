@@ -57,7 +57,8 @@ EARLIER = {
         refuses="MessageError: not a message of the server: expected at most 4 values, got more",
         named=False,
     ),
-    # Of a release that speaks today's protocol, add: "COMMIT": Earlier(tests="COMMIT", protocol=PROTOCOL)
+    # The first one with the wire format of protocol 3.
+    "526099c476c01ccd2e619d5239692aa3d9f98c6d": Earlier(tests="526099c", protocol=3),
 }
 
 
