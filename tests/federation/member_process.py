@@ -18,7 +18,10 @@ def main(home: Path, name: str) -> None:
     from fedmerit.identity import load_key, read_roster
     from fedmerit.protocol.member import Participant
     from fedmerit.protocol.messages import Parcel
-    from fedmerit.protocol.outcome import Trained, Work
+    try:
+        from fedmerit.protocol.outcome import Trained, Work
+    except ModuleNotFoundError:  # before they had a module of their own
+        from fedmerit.protocol.messages import Trained, Work  # type: ignore[attr-defined,no-redef]
     from fedmerit.storage.member_state import MemberFiles
     from linear_federation import fit
 
