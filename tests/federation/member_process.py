@@ -18,6 +18,7 @@ def main(home: Path, name: str) -> None:
     from fedmerit.identity import load_key, read_roster
     from fedmerit.protocol.member import Participant
     from fedmerit.protocol.messages import Parcel
+
     try:
         from fedmerit.protocol.outcome import Trained, Work
     except ModuleNotFoundError:  # before they had a module of their own
