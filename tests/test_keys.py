@@ -124,6 +124,8 @@ def test_the_hash_is_known_and_depends_on_content_alone():
         ([("A", KEYS[0][:31], None)], "32 bytes"),
         ([("A", KEYS[0], -1)], "weight"),
         ([("A", KEYS[0], float("nan"))], "weight"),
+        ([("A", KEYS[0], float("inf"))], "weight"),
+        ([("A", KEYS[0], 10**400)], "weight"),
         *[([(name, KEYS[0], None)], "name") for name in ("", " A", "A\n", "A\x00", "x" * 65, "e\u0301", 7)],
     ],
 )

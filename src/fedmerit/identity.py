@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 import secrets
@@ -217,8 +216,8 @@ class Member:
     def __post_init__(self) -> None:
         check_name(self.name)
         _check_key(self.name, self.key)
-        if self.weight is not None and not (math.isfinite(self.weight) and self.weight >= 0):
-            raise KeyFileError(f"{self.name}: weight must be a number of at least 0, got {self.weight}")
+        if self.weight is not None and not 0 <= self.weight < 1e300:  # also if it is NaN
+            raise KeyFileError(f"{self.name}: weight must be a number of at least 0, got {self.weight!s:.40}")
 
 
 @dataclass(frozen=True)

@@ -224,7 +224,7 @@ def test_an_owner_sees_and_changes_what_a_member_agrees_to(tmp_path, fedmerit):
     for wrong, expected in (
         ("bound=-1", "a number above 0"), ("bound=x", "a number"), ("clip=yes", "true or false"),
         ("weights=scores", "uniform, secret or roster"), ("runs=0", "at least 1"), ("disk=1", "at least 104"),
-        ("size=3", "one of bound, check, clip, disk"), ("bound", "a number"),
+        ("size=3", "one of bound, check, clip, disk"), ("bound", "a number"), ("least=-5", "at least 0"),
     ):  # fmt: skip
         code, shown = fedmerit("member", "allow", key, wrong)
         assert (code, expected in shown) == (2, True), wrong

@@ -470,6 +470,7 @@ class Lineage:
                 self.pins[name] = {"true": True, "false": False}[text]
             elif name in ("threshold", "least"):
                 self.pins[name] = int(text)
+                wrong = "" if self.pins[name] >= 0 else "a whole number of at least 0"
             elif name == "weights":
                 wrong = "" if text in ("uniform", "secret", "roster") else "uniform, secret or roster"
                 self.pins = {k: v for k, v in self.pins.items() if k != "weight_cap"}
