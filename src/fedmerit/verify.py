@@ -331,21 +331,25 @@ def verify_copy(
     yield Note("head", head=copy.head)
 
 
+def is_copy(source: Path) -> bool:
+    """Return whether this names an exported ledger, not a run folder."""
+    return source.suffix == ".jsonl" and not source.is_dir()
+
+
 def _earlier(
     sources: Sequence[str | Path], member: str | None, roster: Roster | str | Path | None
 ) -> list[RunPart]:
     """Verify the folders or copies of earlier runs, and return these runs."""
     found = []
     for source in map(Path, sources):
-        copy = source.suffix == ".jsonl" and not source.is_dir()
+        copy = is_copy(source)
         lines = (
             verify_copy(source, member=member, roster=roster)
             if copy
             else verify_folder(source, roster=roster)
         )
         try:
-            for _ in lines:
-                pass
+            list(lines)  # raises what is wrong
             found.append(part_of(Copy(source) if copy else snapshot(source / LEDGER)))
         except LedgerError as error:
             raise LedgerError(f"{source}: {error}", record=error.record, code=error.code) from error

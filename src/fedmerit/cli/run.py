@@ -335,9 +335,9 @@ def verify(
 
     SOURCE is a run folder, or an exported ledger (.jsonl).
     """
-    from fedmerit.verify import verify_copy, verify_folder
+    from fedmerit.verify import is_copy, verify_copy, verify_folder
 
-    copy = source.suffix == ".jsonl" and not source.is_dir()
+    copy = is_copy(source)
     if source.is_file() and not copy:
         inside = f": give its folder, {source.parent}" if source.name == LEDGER else ""
         fail(f"{source}: expected a run folder or an exported ledger (.jsonl){inside}")

@@ -279,10 +279,8 @@ class Truth:
         seed = self.federation.seed("sampled", outcome.round)
         asked: list[int] = []
 
-        def ask(
-            mask: int,
-        ) -> float:  # no value influences the draw, so all can be evaluated at once
-            asked.append(mask)
+        def ask(mask: int) -> float:
+            asked.append(mask)  # no value influences the draw, so all can be evaluated at once
             return 0.0
 
         sampled_shapley(ask, outcome.included, budget=self.budget, seed=seed)
