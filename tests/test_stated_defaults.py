@@ -10,6 +10,7 @@ import pytest
 from fedmerit.config import Config
 from fedmerit.flower import Contributions, everybody
 from fedmerit.protocol.member import KEPT_ROUNDS
+from fedmerit.protocol.messages import SLICE_BYTES
 from fedmerit.protocol.terms import MONTH, RUNS_A_MONTH
 from fedmerit.scoring.accumulate import accumulate
 from fedmerit.scoring.rewards import shares
@@ -119,6 +120,7 @@ def test_the_limits_of_a_member_are_as_the_pages_state_them():
     threats = (ROOT / "docs" / "threats.md").read_text(encoding="utf-8")
     assert f"at most {RUNS_A_MONTH} runs of a roster within 30 days" in threats
     assert f"the latest three rounds of a run and at most {gigabytes} GiB" in threats
+    assert f"at most {SLICE_BYTES // 2**30} GiB of test samples" in threats
 
 
 def test_sums_over_everybody_pin_the_bound_that_runs_have():
