@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo demo-flower test test-long lint docs bench paper-smoke clean
+.PHONY: demo demo-flower test test-long explore lint docs bench paper-smoke clean
 
 demo: $(READY)
 	@$(BIN)/fedmerit demo
@@ -22,6 +22,10 @@ test: $(READY) lint
 test-long: $(READY)
 	$(BIN)/pytest -q -n 2 --dist worksteal -m "long and not alone"
 	$(BIN)/pytest -q -m alone
+
+# The properties with examples that no run has tried before.
+explore: $(READY)
+	$(BIN)/pytest -q -n 2 --dist worksteal -m "hypothesis and not alone" --hypothesis-profile=explore
 
 lint: $(READY)
 	$(BIN)/ruff check .

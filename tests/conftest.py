@@ -10,7 +10,10 @@ os.environ.setdefault("COLUMNS", "200")
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("fedmerit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Every machine tries the same examples, so that what passed once passes again; `make explore` tries new ones.
+patient = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("fedmerit", derandomize=True, **patient)
+settings.register_profile("explore", derandomize=False, print_blob=True, **patient)
 settings.load_profile("fedmerit")
 
 
