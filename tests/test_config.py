@@ -21,6 +21,7 @@ from fedmerit.config import (
     STAGES,
     Config,
     Partition,
+    Scoring,
     Training,
     asked_for,
     check_schedule,
@@ -69,7 +70,10 @@ def configs(draw):
     def by_name(values):
         return st.dictionaries(st.sampled_from(names), values)
 
-    weights = draw(st.sampled_from(["uniform", "roster", "secret", "scores"]))
+    method = draw(st.sampled_from(["settled", "both", "reports"]))
+    settled, settles = method == "settled", method != "reports"
+    factors = st.floats(-9, 9).filter(lambda factor: factor != 1)
+    weights = draw(st.sampled_from(["uniform", "roster", "secret", *(["scores"] if not settled else [])]))
     roster = {name: draw(POSITIVE) for name in names} if weights == "roster" else {}
     merge = {}
     if scheme == "group":
@@ -81,7 +85,7 @@ def configs(draw):
                 "name": draw(st.sampled_from(["fashion-mini", "npz", "folder", "pcam"])),
                 "path": draw(TEXT),
                 "test_size": draw(st.integers(0, 10**9)),
-                "test_reveal": draw(st.sampled_from(["fixed", "per-round"])),
+                "test_reveal": "end" if settled else draw(st.sampled_from(["fixed", "per-round"])),
                 "options": draw(st.dictionaries(TEXT, PLAIN, max_size=3)),
             },
             "partition": {
@@ -98,7 +102,8 @@ def configs(draw):
                 "label_flip": draw(some),
                 "free_rider": draw(by_name(st.sampled_from(["zero", "noise", "stale"]))),
                 "duplicate": draw(by_name(st.sampled_from(names))),
-                "test_set": draw(some),
+                "test_set": [] if settled else draw(some),
+                "misstate": draw(by_name(factors)) if settles else {},
             },
             "model": {"name": draw(TEXT), "norm": draw(st.sampled_from(["group", "batch"]))},
             "training": {
@@ -118,12 +123,21 @@ def configs(draw):
                 "lost": draw(by_name(st.builds("{}:{}".format, st.integers(1, 99), st.sampled_from(STAGES)))),
             },
             "scoring": {
+                "method": method,
                 "utilities": draw(st.lists(TEXT, min_size=1, max_size=4, unique=True)),
-                "game": draw(st.sampled_from(["additive", "renormalised"])),
+                "game": "additive" if settled else draw(st.sampled_from(["additive", "renormalised"])),
                 "missing": draw(st.sampled_from(["zero", "own-mean"])),
                 "disclose_samples": draw(st.booleans()),
-                "solo": draw(st.booleans()),
-                "truth": draw(st.lists(st.sampled_from(["mr-shapley", "shapley"]), unique=True)),
+                "solo": not settled and draw(st.booleans()),
+                "truth": []
+                if settled
+                else draw(st.lists(st.sampled_from(["mr-shapley", "shapley"]), unique=True)),
+            },
+            "settlement": {
+                "blocks": draw(st.integers(2, 64)),
+                "detail": draw(st.sampled_from(["rounds", "run"])),
+                "naming": draw(st.booleans()),
+                "window_days": draw(st.floats(0, 36_500)),
             },
             "secure_aggregation": {
                 "enabled": draw(st.booleans()),
@@ -158,7 +172,8 @@ def test_an_empty_file_is_a_valid_run_and_the_commented_one_says_the_same(tmp_pa
 
 def test_the_commented_file_explains_every_choice():
     lines = {line.partition(" = ")[0]: line for line in commented_config().splitlines()}
-    assert "# fixed | per-round; per-round: a fresh slice" in lines["test_reveal"]
+    assert "# fixed | per-round | end; per-round: a fresh slice" in lines["test_reveal"]
+    assert "# settled | both | reports; both: " in lines["method"]
     assert lines["lost"].startswith('lost = {}  # {client-2 = "3:masked"}')
     assert "# Who takes part when." in commented_config()
     assert "called as factory(input_shape, classes)" in commented_config()
@@ -171,17 +186,20 @@ def _variants():
         "path": "x", "options": {"size": 64}, "file": "x", "name": "x", "device": "cpu",
         "label_noise": {"client-1": 0.5}, "label_flip": ["client-1"], "free_rider": {"client-1": "zero"},
         "duplicate": {"client-1": "client-0"}, "test_set": ["client-1"], "away": {"client-1": [1]},
-        "lost": {"client-1": "1:masked"}, "utilities": ["accuracy"], "truth": ["shapley"],
+        "lost": {"client-1": "1:masked"}, "utilities": ["brier"], "truth": ["shapley"],
         "threshold": 5, "fraction": 0.5, "names": list("abcdef"),
     }  # fmt: skip
     for section in dataclasses.fields(Config):
         part = getattr(Config(), section.name)
         for key, hint in typing.get_type_hints(type(part)).items():
             value = getattr(part, key)
-            if key in ("roster_weights", "sizes", "merge"):
-                continue  # stand with weights = "roster", scheme = "sizes" and "group" only, see below
+            if key in ("roster_weights", "sizes", "merge", "misstate"):
+                continue  # stand with weights, scheme or method of another kind only, see below
             if typing.get_origin(hint) is typing.Literal:
-                changed = typing.get_args(hint)[-2 if key == "weights" else -1]
+                alone = (
+                    one for one in typing.get_args(hint) if one not in (value, "settled", "end", "roster")
+                )
+                changed = next(alone)
             elif isinstance(value, bool):
                 changed = not value
             elif key in other:
@@ -224,6 +242,16 @@ def test_merged_groups_are_compared():
     )
     assert difference(one, other) == (
         "partition.merge is {'North': ['Site 1']} there and {'North': ['Site 1', 'Site 2']} here"
+    )
+
+
+def test_misstatements_are_compared():
+    one, other = (
+        from_dict({"scoring": {"method": "both"}, "corruption": {"misstate": {"client-2": factor}}})
+        for factor in (1.01, 2)
+    )
+    assert difference(one, other) == (
+        "corruption.misstate is {'client-2': 1.01} there and {'client-2': 2.0} here"
     )
 
 
@@ -395,6 +423,40 @@ def test_counts_stay_counts_and_fractions_fractions():
         ({"scoring": {"truth": ["banzhaf"]}},
          r"^scoring\.truth: expected mr-shapley or shapley, got 'banzhaf'"),
         ({"scoring": {"solo": 1}}, r"^scoring\.solo: expected true or false, got 1"),
+        ({"scoring": {"method": "paid"}}, r"^scoring\.method: expected one of settled, both, reports, got"),
+        ({"scoring": {"method": "settled", "game": "renormalised"}},
+         r"^scoring\.game: \"renormalised\" needs measurements in the rounds, .* use 'both' or 'reports'"),
+        ({"scoring": {"method": "settled", "solo": True}}, r"^scoring\.solo: true needs measurements"),
+        ({"scoring": {"method": "settled", "truth": ["shapley"]}},
+         r'^scoring\.truth: \["shapley"\] needs measurements'),
+        ({"scoring": {"method": "settled"}, "training": {"weights": "scores"}},
+         r'^training\.weights: "scores" needs measurements'),
+        ({"scoring": {"method": "settled"}, "training": {"weights": "current-scores"}},
+         r'^training\.weights: "current-scores" needs measurements'),
+        ({"scoring": {"method": "settled"}, "corruption": {"test_set": ["client-0"]}},
+         r'^corruption\.test_set: \["client-0"\] needs measurements'),
+        ({"scoring": {"method": "settled"}, "data": {"test_reveal": "fixed"}},
+         r"^data\.test_reveal: expected end \(or leave the key out\) with scoring\.method = 'settled', got"),
+        ({"scoring": {"method": "both"}, "data": {"test_reveal": "end"}},
+         r"^data\.test_reveal: expected fixed or per-round with scoring\.method = 'both', got 'end'"),
+        ({"scoring": {"method": "reports"}, "data": {"test_reveal": "end"}},
+         r"^data\.test_reveal: expected fixed or per-round with scoring\.method = 'reports', got 'end'"),
+        *[({"scoring": {"method": method, "utilities": [name, "brier"]}},
+           rf"^scoring\.utilities: '{method}' settles the first utility along its gradient, and '{name}' has "
+           "none: put sharpened-accuracy or expected-accuracy first")
+          for method in ("settled", "both") for name in ("accuracy", "balanced-accuracy")],
+        ({"scoring": {"method": "both"}, "corruption": {"misstate": {"x": 1.01}}},
+         r"^corruption\.misstate: unknown member 'x'"),
+        ({"scoring": {"method": "both"}, "corruption": {"misstate": {"client-0": 1}}},
+         r"^corruption\.misstate\.client-0: expected a factor other than 1"),
+        ({"scoring": {"method": "both"}, "corruption": {"misstate": {"client-0": math.inf}}},
+         r"^corruption\.misstate: expected a table of numbers by name, got"),
+        ({"scoring": {"method": "reports"}, "corruption": {"misstate": {"client-0": 2.0}}},
+         r'^corruption\.misstate: only with scoring\.method = "settled" or "both"'),
+        ({"settlement": {"blocks": 1}}, r"^settlement\.blocks: expected 2 to 64 blocks, got 1"),
+        ({"settlement": {"blocks": 65}}, r"^settlement\.blocks: expected 2 to 64 blocks, got 65"),
+        ({"settlement": {"detail": "all"}}, r"^settlement\.detail: expected one of rounds, run, got 'all'"),
+        ({"settlement": {"window_days": -1}}, r"^settlement\.window_days: expected 0 to 36500 days, got -1"),
         ({"secure_aggregation": {"bound": 0}}, r"^secure_aggregation\.bound: expected a number above 0"),
         ({"secure_aggregation": {"threshold": 3}},
          r"^secure_aggregation\.threshold: expected 4 to 6, more than half of the 6 members, got 3"),
@@ -450,6 +512,38 @@ def test_the_fraction_that_is_named_is_allowed(members, threshold):
         check_schedule(from_dict({**given, "participation": {"fraction": named}}))
     else:  # 3 of 3 or 4 members are scheduled whatever the fraction
         assert few.threshold == 3
+
+
+def test_the_pool_of_a_settled_run_is_shown_at_its_end_also_if_the_key_is_left_out():
+    settled = from_dict({"scoring": {"method": "settled"}, "data": {"test_size": 100}})
+    assert settled.data.test_reveal == "end"
+    assert recorded(settled.to_toml()) == settled
+    assert from_dict({}, ["scoring.method=settled"]).data.test_reveal == "end"
+    assert from_dict({"scoring": {"method": "both"}}).data.test_reveal == "fixed"
+    with raises(ConfigError, setting="data.test_reveal"):
+        Config(scoring=Scoring(method="settled"))
+
+
+@pytest.mark.parametrize(
+    ("method", "reports", "settles", "word_bytes"),
+    [("settled", False, True, 6), ("both", True, True, 6), ("reports", True, False, 4)],
+)
+def test_methods_say_what_is_done_and_only_traced_statements_need_long_words(
+    method, reports, settles, word_bytes
+):
+    config = from_dict({"scoring": {"method": method}})
+    assert (config.reports, config.settles, config.word_bytes) == (reports, settles, word_bytes)
+    for short in ("settlement.naming=false", "secure_aggregation.enabled=false"):
+        assert from_dict({"scoring": {"method": method}}, [short]).word_bytes == 4
+
+
+@pytest.mark.parametrize("schema", [1, 2])
+def test_settings_from_before_settlements_are_those_of_a_run_with_reports(schema):
+    assert from_dict({"schema": schema}).scoring.method == "reports"
+    with pytest.raises(ConfigError, match=rf"^scoring\.method: unknown key in settings of schema {schema}"):
+        from_dict({"schema": schema, "scoring": {"method": "both"}})
+    with pytest.raises(ConfigError, match=r"^settlement: unknown section in settings of schema"):
+        from_dict({"schema": schema, "settlement": {"blocks": 4}})
 
 
 def test_settings_made_in_python_are_checked_too():

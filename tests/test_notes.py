@@ -40,7 +40,7 @@ NUMBERS = dict.fromkeys(
         "aborted", "budget", "amount", "begins", "closed", "decision", "earlier", "ends", "gain", "heads",
         "joined", "later", "least", "members", "own", "pairs", "percent", "planned", "positive", "pot",
         "record", "records", "reports", "round", "seen", "signed", "sum", "there", "total", "unreported",
-        "counter", "count", "disk", "bytes", "lines", "most", "runs", "changes",
+        "counter", "count", "disk", "bytes", "factor", "lines", "most", "runs", "changes",
     ],
     7,
 )  # fmt: skip
@@ -313,6 +313,13 @@ HIDDEN = {A: "Member C", B: "Member A", C: "Member B"}
             {"duplicate": {C: A}},
             f"Rehearsal: {C} trained on the data of {A} on purpose (corruption.duplicate).",
             "Rehearsal: Member B trained on the data of Member C on purpose (corruption.duplicate).",
+        ),
+        (
+            {"misstate": {A: 1.01, C: -2.0}},
+            f"Rehearsal: {A} stated 1.01 times its score, {C} stated -2 times its score on purpose "
+            "(corruption.misstate).",
+            "Rehearsal: Member B stated -2 times its score, Member C stated 1.01 times its score on purpose "
+            "(corruption.misstate).",
         ),
     ],
 )

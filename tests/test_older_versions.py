@@ -143,7 +143,7 @@ LATER = {
     '    seed: int = setting(0)\n': '    seed: int = setting(0)\n    brand_new: str = setting("x")\n',
     "    bound: float = setting(4.0,": "    bound: float = setting(5.0,",
     '["zero", "own-mean"] = setting("zero"': '["zero", "own-mean"] = setting("own-mean"',
-    "SCHEMA = 2\n": "SCHEMA = 3\n",
+    "SCHEMA = 3\n": "SCHEMA = 4\n",
 }  # fmt: skip
 
 
@@ -158,11 +158,11 @@ def test_a_later_version_with_another_key_and_other_defaults_reads_all_of_them(o
         assert source.count(today) == 1
         source = source.replace(today, later)
     (package / "config.py").write_text(source)
-    call("run", "unmasked.toml", "--out", "todays", "--set", "training.rounds=1")  # schema 2
+    call("run", "unmasked.toml", "--out", "todays", "--set", "training.rounds=1")  # schema 3
     script = (
         "import sys; from fedmerit.cli import main\n"
         "from fedmerit.config import Config, of_folder, SCHEMA\n"
-        "assert SCHEMA == 3 and Config().secure_aggregation.bound == 5.0\n"
+        "assert SCHEMA == 4 and Config().secure_aggregation.bound == 5.0\n"
         "for name in sys.argv[1].split():\n"
         "    assert of_folder(name).secure_aggregation.bound == 4.0, name\n"
         "    assert of_folder(name).scoring.missing == 'zero', name\n"

@@ -35,8 +35,10 @@ VERSION = "0.1.0"
 
 # ------------------------------------------------------------------------------------------------ settings
 
-SCHEMA = 2
+SCHEMA = 3
 """The schema of the settings in this file. Texts of schema 1 do not name theirs."""
+_BEFORE: dict[int, dict[str, dict[str, Any]]] = {3: {"scoring": {"method": "reports"}}}
+"""By schema: values that keys new in it have in settings of earlier schemas, if not their defaults."""
 DEEPEST = 16
 """The most parts of a key, and the deepest nesting of tables and lists."""
 MOST_BITS = 128
@@ -69,8 +71,11 @@ class Data:
     test_size: int = setting(
         500, "test samples in the pool, balanced over classes; 0: the whole test set as it is"
     )
-    test_reveal: Literal["fixed", "per-round"] = setting(
-        "fixed", "per-round: a fresh slice of the pool each round, in a committed order"
+    test_reveal: Literal["fixed", "per-round", "end"] = setting(
+        "fixed",
+        "per-round: a fresh slice of the pool each round, in a committed order",
+        above='end: shown after the last round, for scoring.method = "settled" and only there; if you leave '
+        "the key out, it is end there and fixed elsewhere",
     )
     options: Mapping[str, Any] = setting({}, "options of the reader, such as size = 64")
 
@@ -114,6 +119,9 @@ class Corruption:
         {}, '{client-2 = "client-0"}: client-2 trains on the data of client-0'
     )
     test_set: Sequence[str] = setting((), "these members also train on the test pool")
+    misstate: Mapping[str, float] = setting(
+        {}, "{client-2 = 1.01}: client-2 states 1.01 times its score at the settlement"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +171,12 @@ class Participation:
 class Scoring:
     """What is measured. Members are paid by the first utility."""
 
+    method: Literal["settled", "both", "reports"] = setting(
+        "reports",
+        "both: reports and, on another part of the pool, a settlement",
+        above="settled: after the last round members state their part in the gain, and the statements must "
+        "add up exactly; reports: members report in each round what they measured",
+    )
     utilities: Sequence[str] = setting(
         ("expected-accuracy", "accuracy", "brier"),
         "also: sharpened-accuracy, balanced-accuracy, neg-loss",
@@ -179,6 +193,18 @@ class Scoring:
     truth: Sequence[str] = setting(
         (), '"mr-shapley", "shapley": need plain updates, so the run is marked as an analysis'
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settlement:
+    """The settlement after the last round; for the methods "settled" and "both"."""
+
+    blocks: int = setting(8, "blocks of the settled part of the pool, for standard errors")
+    detail: Literal["rounds", "run"] = setting("rounds", "what a member states: a number per round, or one")
+    naming: bool = setting(
+        True, "a false statement can be traced to its author, for 6 bytes per parameter; false: 4 bytes"
+    )
+    window_days: float = setting(14.0, "how long a missing statement may still be handed in")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +240,7 @@ class Config:
     training: Training = Training()
     participation: Participation = Participation()
     scoring: Scoring = Scoring()
+    settlement: Settlement = Settlement()
     secure_aggregation: SecureAggregation = SecureAggregation()
     run: Run = Run()
 
@@ -248,6 +275,21 @@ class Config:
     def analysis(self) -> bool:
         """Whether the run looks at plain updates, which only an engine in one process can do."""
         return bool(self.scoring.truth) or self.training.weights == "current-scores"
+
+    @property
+    def reports(self) -> bool:
+        """Whether members measure and report in each round."""
+        return self.scoring.method != "settled"
+
+    @property
+    def settles(self) -> bool:
+        """Whether members settle after the last round."""
+        return self.scoring.method != "reports"
+
+    @property
+    def word_bytes(self) -> int:
+        """Bytes per number of a masked update: 6 if a false statement must be traced to its author."""
+        return 6 if self.settles and self.settlement.naming and self.secure_aggregation.enabled else 4
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as plain values, section by section."""
@@ -395,12 +437,19 @@ def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
                 given["clients"] = len(given["names"])
             elif schema > 1 and given.get("scheme") in ("group", "file"):
                 given["clients"] = 0
+    if schema >= 3 and tree.get("scoring", {}).get("method", Scoring.method) == "settled":
+        tree["data"] = {"test_reveal": "end", **tree.get("data", {})}
     if schema < SCHEMA:
+        if unknown := [name for name in tree if name not in _defaults(schema)]:
+            raise ConfigError(f"{unknown[0]}: unknown section in settings of schema {schema}")
         for name, part in _defaults(schema).items():
             given = tree.get(name, {})
             if later := [key for key in given if key not in part]:
                 raise ConfigError.at(f"{name}.{later[0]}", f"unknown key in settings of schema {schema}")
             tree[name] = {**part, **given}
+    for number, meant in _BEFORE.items():
+        for name, part in meant.items() if schema < number else ():
+            tree[name] = {**tree[name], **part}
     return Config(**{name: _section(name, kinds[name], given) for name, given in tree.items()})
 
 
@@ -460,6 +509,8 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "training.weight_decay": (0, math.inf, "0 or more"),
     "training.weight_cap": (1, 2**32 - 1, "1 to 2^32 - 1"),
     "participation.fraction": (1e-12, 1, "a number above 0, at most 1"),
+    "settlement.blocks": (2, 64, "2 to 64 blocks"),
+    "settlement.window_days": (0, 36_500, "0 to 36500 days"),
     "secure_aggregation.bound": (1e-300, math.inf, "a number above 0"),
     "secure_aggregation.threshold": (0, 1024, "0 (automatic) or a number of members"),
     "secure_aggregation.least": (0, 1024, "0 (automatic) or a number of members"),
@@ -467,10 +518,12 @@ _RANGES: dict[str, tuple[float, float, str]] = {
 }
 OF_MEMBERS = (
     ("corruption", "label_noise"), ("corruption", "label_flip"), ("corruption", "free_rider"),
-    ("corruption", "duplicate"), ("corruption", "test_set"), ("participation", "away"),
-    ("participation", "lost"), ("training", "roster_weights"),
+    ("corruption", "duplicate"), ("corruption", "test_set"), ("corruption", "misstate"),
+    ("participation", "away"), ("participation", "lost"), ("training", "roster_weights"),
 )  # fmt: skip
 """Settings besides partition.names that name members: lists of members, or tables by member."""
+WITHOUT_GRADIENT = ("accuracy", "balanced-accuracy")
+"""Utilities that cannot be settled: a small move of the model changes them by nothing, or by a jump."""
 STAGES = (*SUM_STAGES, "report")
 TRUTHS = ("mr-shapley", "shapley")
 
@@ -537,6 +590,50 @@ def check(config: Config) -> None:
                 )
     if config.training.roster_weights and config.training.weights != "roster":
         raise ConfigError.at("training.roster_weights", 'only with training.weights = "roster"')
+    _check_method(config)
+
+
+def _check_method(config: Config) -> None:
+    """Refuse what a settlement cannot do, what needs reports without them, and a rehearsed lie in neither."""
+    method, misstated = config.scoring.method, config.corruption.misstate
+    for name, factor in misstated.items():
+        if factor == 1:
+            raise ConfigError.at("corruption.misstate", "expected a factor other than 1", entry=name)
+    if misstated and not config.settles:
+        raise ConfigError.at(
+            "corruption.misstate",
+            'only with scoring.method = "settled" or "both": members state nothing otherwise',
+        )
+    paid = config.scoring.utilities[0]
+    if config.settles and paid in WITHOUT_GRADIENT:
+        raise ConfigError.at(
+            "scoring.utilities",
+            f"{method!r} settles the first utility along its gradient, and {paid!r} has none: put "
+            "sharpened-accuracy or expected-accuracy first",
+        )
+    reveal = config.data.test_reveal
+    if (reveal == "end") == config.reports:
+        expected = "fixed or per-round" if config.reports else "end (or leave the key out)"
+        raise ConfigError.at(
+            "data.test_reveal", f"expected {expected} with scoring.method = {method!r}, got {reveal!r}"
+        )
+    if config.reports:
+        return
+    for path, given in (
+        ("training.weights", config.training.weights in ("scores", "current-scores")),
+        ("scoring.game", config.scoring.game == "renormalised"),
+        ("scoring.solo", config.scoring.solo),
+        ("scoring.truth", bool(config.scoring.truth)),
+        ("corruption.test_set", bool(config.corruption.test_set)),
+    ):
+        if given:
+            section, key = path.split(".")
+            value = written(getattr(getattr(config, section), key))
+            raise ConfigError.at(
+                path,
+                f"{value:.60} needs measurements in the rounds, but with scoring.method = 'settled' nobody "
+                "sees the test pool before the last round is over: use 'both' or 'reports'",
+            )
 
 
 def _check_members(config: Config) -> None:

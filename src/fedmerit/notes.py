@@ -386,6 +386,10 @@ def _planted(corruption: Corruption) -> Iterator[Note]:
         yield Note("planted-copies", each=copies)
     if corruption.test_set:
         yield Note("planted-tests", clients=tuple(corruption.test_set))
+    if lies := [
+        Note("planted-lie", client=name, factor=factor) for name, factor in corruption.misstate.items()
+    ]:
+        yield Note("planted-lies", each=lies)
 
 
 _RIDERS = {"zero": "rider-zero", "noise": "rider-noise", "stale": "rider-stale"}
