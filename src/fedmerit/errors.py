@@ -23,6 +23,7 @@
     │   ├── RefusedError        a request that would reveal an update; the member refuses it and stops
     │   ├── BoundError          an update beyond the public bound, or not finite
     │   ├── RoundAborted        too few members are left: nothing revealed, model unchanged
+    │   ├── SettlementError     a run, or one of its rounds, cannot be settled
     │   └── RunAborted          a run was given up: no round closed, or too many in a row were aborted
     ├── KeyFileError            a private key or roster file: missing, malformed, or readable by others
     ├── LedgerError             a record that is missing, altered, reordered or not signed by its author
@@ -173,6 +174,16 @@ class BoundError(ProtocolError):
 
 class RoundAborted(ProtocolError):
     """Too few members are left; nothing was revealed and the model is unchanged."""
+
+
+class SettlementError(ProtocolError):
+    """A run, or one of its rounds, cannot be settled; ``code`` says why."""
+
+    def __init__(
+        self, message: str, *, code: str, stage: str | None = "settlement", member: str | None = None
+    ) -> None:
+        super().__init__(message, stage=stage, member=member)
+        self.code = code
 
 
 class RunAborted(ProtocolError):

@@ -63,7 +63,7 @@ FORMS = {
     "schedule": _form(SERVER, "round members weights"),
     "masked": _form(SERVER, "round inputs"),
     "blame": _form(SERVER, "round member by why evidence"),
-    "outcome": _form(SERVER, "round m0 m weight slice included head", "x"),
+    "outcome": _form(SERVER, "round m0 m weight included head", "x slice"),
     "report": _form(MEMBER, "run salt round bound_to cosine measured"),
     "analysis": _form(SERVER, "round", others=True),
     "round": _form(
@@ -74,6 +74,15 @@ FORMS = {
     "scores": _form(SERVER, "round cumulative_alpha"),
     "totals": _form(SERVER, "round utilities"),
     "score": _form(SERVER, "round member salt cumulative_alpha"),
+    "last": _form(MEMBER, "run last"),
+    "opening": _form(SERVER, "settlement manifest"),
+    "agreed": _form(MEMBER, "run settlement wrong released"),
+    "statement": _form(MEMBER, "run salt settlement rounds blocks"),
+    "table": _form(MEMBER, "run settlement round pairs masked"),
+    "verdict": _form(SERVER, "settlement round named values evidence"),
+    "settled": _form(SERVER, "settlement rounds named missing closes final"),
+    "unsettled": _form(SERVER, "settlement why"),
+    "countersigned": _form(MEMBER, "run settlement sums"),
     "end": _form(SERVER, "rounds model"),
     "seen": _form(MEMBER, "run round head"),
     "decision": _form(SERVER, _DECISION, "shares cents totals despite_doubts after"),
@@ -86,7 +95,7 @@ _SHOWN_TO_ALL = {
 _SHOWN_TO_COORDINATOR = {kind: form for kind, form in FORMS.items() if kind not in ("scores", "decision")} | {
     "decision": _form(SERVER, f"{_DECISION} totals", "despite_doubts after")
 }
-AFTER_END = ("join", "seen", "decision", "payout")
+AFTER_END = ("join", "seen", "statement", "settled", "countersigned", "decision", "payout")
 WHOLE = ("round", "rounds", "decision", "replaces", "unpaid")
 """Fields that are whole numbers (not booleans) in every record; ``replaces`` may also be null."""
 TERMS = {"config", "config_hash", "roster", "strategy", "optimiser", "evaluates"}
@@ -270,12 +279,16 @@ class _Walk:
         return self.scheduled.index(name) if name in self.scheduled else len(self.scheduled)
 
     def outcome(self, body: Mapping[str, Any]) -> None:
-        for what in ("m0", "m", "slice", "included", "head", *({"x"} & body.keys())):
+        for what in ("m0", "m", "included", "head", *({"x", "slice"} & body.keys())):
             _hex(body[what], what)
+        if ("slice" in body) != self.config.reports:
+            raise LedgerError("names a test slice where nothing is reported, or none where members report")
         self.m0 = body["m0"]
         one = self.rounds[self.closed] if self.closed < len(self.rounds) else None
         if one is not None:  # None if the run stopped before the round was closed
             self._total(number(body["weight"]), one.included)
+        if "slice" not in body:
+            return
         if self.config.data.test_reveal == "fixed" and self.slices and body["slice"] != self.slices[0]:
             raise LedgerError(
                 "its test slice differs from the earlier ones, but the run has one for all rounds"
@@ -351,13 +364,17 @@ class _Walk:
         for name in self.config.clients:
             for one in reversed(so_far):
                 if name in one.reports or name in one.withheld:
-                    return str(one.body["slice"])
+                    return str(one.body["slice"] or "")
         return ""
 
     def _utilities(self, body: Mapping[str, Any], heard: bool) -> None:
         scoring, given = self.config.scoring, body["utilities"]
         if body["aborted"] and (given or body["slice"] is not None):
             raise LedgerError("aborted, but states utilities or a test slice")
+        if not self.config.reports:
+            if given or body["slice"] is not None:
+                raise LedgerError("states utilities or a test slice, but nothing is reported in this run")
+            return
         if set(given) != set(scoring.utilities) and (given or heard):
             raise LedgerError(f"is about the utilities {', '.join(map(str, given))[:100]}")
         keys = {"empty", "grand", "first"} if scoring.solo and self._rehearsal else {"empty", "grand"}

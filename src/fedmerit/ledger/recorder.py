@@ -161,6 +161,25 @@ class LedgerRecorder:
                 self._write(name, "join", body, signature)
         return True
 
+    def said(self, name: str, kind: str, body: Mapping[str, Any], signature: bytes) -> bool:
+        """Record what a member signed, once; return whether it did sign it."""
+        if not self._verifies(name, signature, content(name, kind, body)):
+            return False
+        if not any(record.author == name for record in self.folder.ledger.records(kind)):
+            with self.folder.ledger.transaction():
+                self._write(name, kind, body, signature)
+        return True
+
+    def state(self, kind: str, body: Mapping[str, Any]) -> None:
+        """Record what the server states about the settlement, unless it is its last word of this kind."""
+        if [*self.recorded(kind)][-1:] != [dict(body)]:
+            with self.folder.ledger.transaction():
+                self._write(SERVER, kind, body)
+
+    def recorded(self, kind: str) -> Sequence[Mapping[str, Any]]:
+        """Return the bodies of all records of a kind, in order."""
+        return [record.body for record in self.folder.ledger.records(kind)]
+
     def end(self, model: Model) -> None:
         """Record the end of the run, and the model it ended with."""
         with self.folder.ledger.transaction():

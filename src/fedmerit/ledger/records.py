@@ -138,7 +138,7 @@ def _closed(one: Round, body: Mapping[str, Any], outcome: Mapping[str, str] | No
     heard = {*one.reports, *one.withheld}
     if heard | set(one.silent) != set(one.included) or heard & set(one.silent):
         raise LedgerError("the members it includes are not exactly those who reported or were silent")
-    if outcome is not None and (body["m"], body["slice"]) != (outcome["m"], outcome["slice"]):
+    if outcome is not None and (body["m"], body["slice"]) != (outcome["m"], outcome.get("slice")):
         raise LedgerError("its model or test slice is not the one in the outcome of its round")
     members_did = body.get("evaluated") == "members"
     if members_did and not one.withheld and body["utilities"] != medians(one.reports.values()):
@@ -195,7 +195,7 @@ def closing(found: Round, model: Model, outcome: Outcome | None) -> dict[str, An
         "silent": list(found.silent),
         "aborted": found.aborted,
         "m": outcome.bound_to["m"] if outcome else model_hash(model),
-        "slice": outcome.slice.id if outcome else None,
+        "slice": outcome.slice.id if outcome and outcome.slice else None,
     }
 
 

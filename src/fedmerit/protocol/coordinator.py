@@ -16,9 +16,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
+import numpy as np
+
 from fedmerit.config import Config
 from fedmerit.errors import BindingError, MessageError, ProtocolError, RoundAborted
 from fedmerit.identity import Roster
+from fedmerit.protocol.clearing import Archive, Clearing
+from fedmerit.protocol.direction import Gradient
 from fedmerit.protocol.messages import Ask, Exchange, Parcel, exchange_of, outcome_ask, unpack
 from fedmerit.protocol.outcome import (
     Evaluations,
@@ -34,6 +38,7 @@ from fedmerit.protocol.outcome import (
     moved,
 )
 from fedmerit.protocol.pool import Pool
+from fedmerit.protocol.settlement import Settled
 from fedmerit.protocol.terms import Agreed, are_public, least_scheduled, roster_weights, scheduled_encoding
 from fedmerit.secagg.messages import Blame, Why, head_limit
 from fedmerit.secagg.plain import PlainServer
@@ -118,6 +123,15 @@ class Recorder(Protocol):
     ) -> None:
         """Record the end of a round."""
 
+    def said(self, name: str, kind: str, body: Mapping[str, Any], signature: bytes) -> bool:
+        """Record what a member signed, once; return whether it did sign it."""
+
+    def state(self, kind: str, body: Mapping[str, Any]) -> None:
+        """Record what the server states about the settlement."""
+
+    def recorded(self, kind: str) -> Sequence[Mapping[str, Any]]:
+        """Return the bodies of all records of a kind, in order."""
+
     def end(self, model: Model) -> None:
         """Record the end of the run."""
 
@@ -138,6 +152,8 @@ class Coordinator:
         first: the first model, if its utilities are recorded too; only in a rehearsal.
         rehearsal: whether one process holds all members. Utilities may then have any range, and errors of
             user code end the run.
+        gradient: of the paid utility along a path; needed where the run is settled.
+        archive: where the server keeps what a settlement needs.
     """
 
     recorder: Recorder
@@ -147,8 +163,11 @@ class Coordinator:
     weights: Weights | None = None
     first: Model | None = None
     rehearsal: bool = False
+    gradient: Gradient | None = None
+    archive: Archive | None = None
     refused: list[str] = field(default_factory=list)  # what was refused, and why
     _handed: dict[str, bytes] = field(default_factory=dict)  # digests of members' run configs
+    settled: Settled | None = None  # what the settlement came to
     _early: tuple[PlainServer, int] | None = None  # keys that came with the last reports
 
     @property
@@ -229,8 +248,10 @@ class Coordinator:
             self._sum(server, number, found, public)
             result = server.result
             assert result is not None
-            told = Told(number, result.words, result.included, self.pool.slice(number), m0_hash, head)
+            shown = self.pool.slice(number) if self.config.reports else None
+            told = Told(number, result.words, result.included, shown, m0_hash, head)
             outcome = Outcome.of(told, moved(m0, result.weighted_sum, result.total_weight), result)
+            self._keep(number, m0, m0_hash, server, weights)
         except ProtocolError as error:
             found.aborted, found.included = str(error), ()
             self.note(f"round {number} aborted, the model is unchanged: {error}")
@@ -250,6 +271,23 @@ class Coordinator:
                 f"round {number}: {name} measured a different v(M0) or v(M) from the one used for scores"
             )
         return outcome.model
+
+    def _keep(
+        self, number: int, m0: Model, m0_hash: str, server: PlainServer, weights: Sequence[float] | None
+    ) -> None:
+        """Archive what a settlement needs of a round: X, M0 unless it follows, and what masks can prove."""
+        if not self.config.settles:
+            return
+        assert self.archive is not None and server.result is not None
+        kept: dict[str, Any] = {"x": server.result.words}
+        before = [one for one in self.recorder.rounds if not one.aborted]
+        if not before or before[-1].body["m"] != m0_hash:
+            kept["m0"] = m0
+        if weights is not None:
+            kept["weights"] = np.asarray(weights, np.float64)
+        self.archive.save("round", number, kept)
+        if shown := server.proof:
+            self.archive.save("masks", number, {key: np.frombuffer(v, np.uint8) for key, v in shown.items()})
 
     def _weights(self, number: int, m0: Model, scheduled: Sequence[str]) -> Mapping[str, float] | None:
         """Return the weight of every member, or None if weights are not public."""
@@ -273,7 +311,7 @@ class Coordinator:
         if early is not None and early[1] == number and early[0].setting.members == scheduled:
             return early[0]
         server = self._new_server(self._setting(number, scheduled))
-        for name, answer in self._exchange("advertise", number, scheduled, {"members": list(scheduled)}):
+        for name, answer in self.exchange("advertise", number, scheduled, {"members": list(scheduled)}):
             self._receive(server, name, answer)
         return server
 
@@ -286,7 +324,7 @@ class Coordinator:
             shown = server.advance()
             for stage in server.setting.stages[1:]:
                 body = {"list": next(iter(shown.values())), **(told if stage == "masked" else {})}
-                for name, answer in self._exchange(exchange_of(stage), number, [*shown], body):
+                for name, answer in self.exchange(exchange_of(stage), number, [*shown], body):
                     self._receive(server, name, answer)
                 if stage == "masked":
                     self.recorder.masked(number, server.inputs)
@@ -333,7 +371,7 @@ class Coordinator:
         for name, answer in self.transport.exchange("report", asks) if asks else ():
             try:
                 report, signature, keys = self._opened(name, answer)
-                accept(report, outcome, list(self.config.scoring.utilities))
+                accept(report, outcome, self.config.scoring.utilities if self.config.reports else ())
                 if not self.rehearsal:
                     check_numbers(report)
                 if not self.recorder.take(report, signature):
@@ -348,7 +386,7 @@ class Coordinator:
         if server is None:
             return
         others = [name for name in following if name not in asks]
-        for name, answer in self._exchange("advertise", number + 1, others, {"members": following}):
+        for name, answer in self.exchange("advertise", number + 1, others, {"members": following}):
             self._receive(server, name, answer)
         if set(following) <= {*server.heads["advertise"]}:
             self._early = server, number + 1
@@ -373,6 +411,8 @@ class Coordinator:
     def _measured(self, m0: Model, outcome: Outcome) -> dict[str, dict[str, float]] | None:
         """Return v(M0) and v(M) of every utility as the server measures them; None if it cannot evaluate."""
         evaluate, shown = self.evaluate, outcome.slice
+        if shown is None:
+            return {}
         if evaluate is None:
             return None
         try:
@@ -398,6 +438,9 @@ class Coordinator:
         """Record the last model, and ask all members who are present to sign the ledger's head."""
         closed = len(self.recorder.rounds)
         present = self.transport.expected(closed + 1)  # members who come back now join before the end
+        if self.config.settles:
+            assert self.gradient is not None and self.archive is not None
+            self.settled = Clearing(self, self.gradient, self.archive).run(present)
         self.recorder.end(model)
         self.seal(present)
 
@@ -405,13 +448,13 @@ class Coordinator:
         """Ask members to sign the ledger's last head."""
         head = self.recorder.head
         number = min(len(self.recorder.rounds), self.config.training.rounds)
-        for name, signature in self._exchange("close", number, members, {"head": head}):
+        for name, signature in self.exchange("close", number, members, {"head": head}):
             if not self.recorder.seen(name, head, signature):
                 self.note(f"{name} did not sign the ledger's head")
 
     # --------------------------------------------------------------------------------------------- internals
 
-    def _exchange(
+    def exchange(
         self, kind: Exchange, number: int, members: Sequence[str], body: Mapping[str, Any]
     ) -> Iterable[tuple[str, bytes]]:
         """Send one message, packed and signed once, to all of these members."""

@@ -35,9 +35,12 @@ from fedmerit.errors import (
 )
 from fedmerit.identity import Roster, canonical, commitment, content, seed_from
 from fedmerit.notes import Note
-from fedmerit.protocol.memory import MemberState
+from fedmerit.protocol.direction import Gradient
+from fedmerit.protocol.memory import KEPT, MemberState, as_array, file_name
 from fedmerit.protocol.messages import LEAST_SAMPLES, Ask, Parcel, checked_head, join_body, pack, same
 from fedmerit.protocol.outcome import Evaluate, Evaluations, Model, Scorer, Told, Work
+from fedmerit.protocol.pool import samples_in
+from fedmerit.protocol.settler import SETTLING, Gradients, Settler
 from fedmerit.protocol.terms import (
     FLOWER,
     REHEARSALS,
@@ -71,18 +74,6 @@ Evaluator = Callable[[Any, Sequence[str]], Evaluate]
 """(shape noted by training, names of utilities) -> a function that evaluates a model on a test slice."""
 
 # ------------------------------------------------------------------------------------------- stored values
-
-
-def file_name(number: int, what: str) -> str:
-    """Return the name of a value of a round."""
-    return f"{number:04d}.{what}"
-
-
-def as_array(kept: Any, kind: str) -> npt.NDArray[Any]:
-    """Return an array that was stored in a state, which may hand back its bytes."""
-    return kept if isinstance(kept, np.ndarray) else np.frombuffer(kept, kind).copy()
-
-
 # Lines of a member's own file; `ledger.head_log` explains them and compares them with a ledger.
 
 
@@ -135,6 +126,7 @@ class Participant:
         rehearsal: whether one process holds all members. It may then look at plain updates and sum them
             without masks, and its errors are raised.
         engines: names of the engines whose runs this member joins, as in a run's terms.
+        gradients: returns the function for the gradient of a utility along a path, which a settlement needs.
     """
 
     def __init__(
@@ -150,12 +142,14 @@ class Participant:
         run_config: bytes = b"",
         rehearsal: bool = False,
         engines: Sequence[str] = (FLOWER,),
+        gradients: Gradients | None = None,
     ) -> None:
         if identity is None and not rehearsal:
             raise RefusedError("has no key: only a rehearsal can do without one", member=name)
         self.name, self.identity, self.roster, self.state = name, identity, roster, state
         self.evaluator, self.accept, self.seed, self.run_config = evaluator, accept, seed, run_config
-        self.rehearsal, self.engines = rehearsal, engines
+        self.rehearsal, self.engines, self.gradients = rehearsal, engines, gradients
+        self.misstates: float | None = None  # in a rehearsal, the factor by which it misstates
         self.masked = False  # whether the last answer was a masked update
         self.declined = ""  # why its last answer was to leave the round; never sent
         self.solo: Model | None = None  # the model it trained alone, if it does so
@@ -207,7 +201,7 @@ class Participant:
                 if ask.exchange != "close" and state.get("seen") is not None:
                     raise RefusedError(AFTER_LAST, stage=ask.exchange, member=self.name)
                 agreed = Agreed(*kept)
-                if self._between(agreed.terms):
+                if self.between(agreed.terms):
                     self._follow(state.roster())
                 if agreed.terms.get("roster") != self.roster.hash.hex():
                     raise RefusedError(
@@ -230,7 +224,8 @@ class Participant:
     def _signed(self, signed_by: Callable[[bytes], bool], server: bytes) -> bool:
         return server == b"" if self.identity is None else signed_by(server)
 
-    def _sign(self, kind: str, body: Mapping[str, Any]) -> bytes:
+    def sign(self, kind: str, body: Mapping[str, Any]) -> bytes:
+        """Sign a record of this member; return empty bytes if it has no key."""
         return b"" if self.identity is None else self.identity.sign(content(self.name, kind, body))
 
     def _answer(
@@ -242,6 +237,8 @@ class Participant:
             return self._report(ask, state, agreed, digest)
         if ask.exchange == "close":
             return self._close(ask, state, agreed)
+        if ask.exchange in SETTLING:
+            return Settler(self, state, agreed, ask.run).answer(ask)
         return self._stage(ask, state, agreed, work)
 
     # ----------------------------------------------------------------------------------------- the exchanges
@@ -253,7 +250,13 @@ class Participant:
             check_server(terms, server, self.roster, self.name)
         check_roster(terms, config, self.roster, self.name)
         self.accept(config)
-        between = self._between(terms)
+        if config.scoring.method != "reports" and self.gradients is None:
+            raise RefusedError(
+                "asked for a settled run, which needs the gradient of the utility, and this member has none: "
+                "pass gradient= where value= is passed, or score by reports (scoring.method)",
+                stage="join",
+            )
+        between = self.between(terms)
         with self._joining("lost what it keeps; its own log says which file"):
             state.check()
             last = state.roster() if between else None
@@ -265,7 +268,7 @@ class Participant:
             log.warning("%s refuses to join again, it %s", self.name, AFTER_LAST)
             raise RefusedError(REFUSED, logged=True)
         body = join_body(ask.run, address, terms, pool, server, run_config=self.run_config)
-        signature = self._sign("join", body)
+        signature = self.sign("join", body)
         kept = state.get("terms")
         if kept is None:
             self._check_pins(ask.run, terms, config, state)
@@ -282,7 +285,7 @@ class Participant:
             )
         return pack([self.name, signature, self.run_config])
 
-    def _between(self, terms: Mapping[str, Any]) -> bool:
+    def between(self, terms: Mapping[str, Any]) -> bool:
         """Return whether a run is one between machines."""
         return not self.rehearsal and terms.get("engine", FLOWER) not in REHEARSALS
 
@@ -301,7 +304,7 @@ class Participant:
         self, run: str, terms: Mapping[str, Any], config: Config, state: MemberState
     ) -> Lineage | None:
         """Raise RefusedError if earlier runs speak against this one; return None in a rehearsal."""
-        if not self._between(terms):
+        if not self.between(terms):
             return None
         lineage = state.lineage(lineage_of(self.roster))
         try:
@@ -325,6 +328,10 @@ class Participant:
     ) -> bytes:
         """Return fresh keys for a round; refuse if this member has gone beyond keys and shares in it."""
         setting = self._setting(number, agreed, members, run)
+        if state.get("settlement") is not None or number > (state.get("last") or number):
+            raise RefusedError(
+                "takes part in no round after the last one", stage="advertise", member=self.name
+            )
         if number < (state.get("floor") or 0):
             raise RefusedError("is further than this round", stage="advertise", member=self.name)
         before = self._client(number, state)
@@ -335,14 +342,14 @@ class Participant:
         client = self._new_client(setting, agreed, state)
         message = client.advertise()
         self._keep(state, client)
-        self._end_rounds(state, before=number - KEPT_ROUNDS)
+        self._end_rounds(state, agreed, before=number - KEPT_ROUNDS)
         return message
 
-    def _end_rounds(self, state: MemberState, *, before: int) -> None:
-        """Take no further part in rounds before this one, and delete what is stored of them."""
+    def _end_rounds(self, state: MemberState, agreed: Agreed, *, before: int) -> None:
+        """Take no further part in rounds before this one; delete what is stored of them and not needed."""
         if before > (state.get("floor") or 0):
             state.put("floor", before)
-            state.drop_rounds(before=before)
+            state.drop_rounds(before=before, keep=KEPT if agreed.config.settles else ())
 
     def _setting(self, number: int, agreed: Agreed, members: Sequence[Any], run: str) -> Setting:
         config = agreed.config
@@ -365,6 +372,8 @@ class Participant:
         if client.stage != due:
             raise BindingError(f"asked for {due}, but {client.stage} is due", stage=due)
         shown = ask.get("list", bytes)
+        if state.get("settlement") is not None:
+            raise RefusedError("takes part in no round after the last one", stage=due, member=self.name)
         if due == "masked":
             client.readable(shown)  # fail on unreadable bytes before training
             if work is None or state.get(file_name(ask.round, "began")):
@@ -399,6 +408,8 @@ class Participant:
             state.add_kept(trained, kept_masked(ask.round, self.name, client.sent(message)), *complained)
         elif due == "unmask" and client.stage == "done":
             state.add_kept(kept_released(ask.round, client.survivors))
+            if agreed.config.settles:
+                state.put("summed", [*(state.get("summed") or ()), ask.round])
         return message
 
     def _mask(
@@ -432,17 +443,28 @@ class Participant:
         delta = np.asarray(trained.delta, np.float32)  # as it is stored
         message = client.masked(shown, Update(task, delta, weight, self._rounding(ask.round)))
         own = weight if public is None else public[self.name]
-        state.put(file_name(ask.round, "update"), [work.m0, delta, own, trained.shape, told])
+        state.put(file_name(ask.round, "m0"), work.m0)
+        state.put(file_name(ask.round, "update"), [delta, own, trained.shape, told])
         return message
 
     def contribution(self, run: str, number: int) -> npt.NDArray[np.float64]:
         """Return w_i d_i of a round as it was summed; for a rehearsal's analyses."""
         state = self.state(run)
-        client, update = self._client(number, state), state.get(file_name(number, "update"))
-        if client is None or update is None:
-            raise BindingError(f"brought nothing to the sum of round {number}", member=self.name)
+        client, update = self.summed(state, number)
         encoding, _ = self._encoding(Agreed(*state.get("terms")), client, update)
         return self._contribution(client, update, encoding)
+
+    def summed(self, state: MemberState, number: int) -> tuple[Client | PlainClient, Sequence[Any]]:
+        """Return the client and the update of a round; raise BindingError if this member brought none."""
+        client, update = self._client(number, state), state.get(file_name(number, "update"))
+        if client is None or update is None or client.rounding is None:
+            raise BindingError(f"brought nothing to the sum of round {number}", member=self.name)
+        return client, update
+
+    def gradient_for(self, shape: Any, utility: str) -> Gradient:
+        """Return the gradient of a utility along a path, for models of this shape."""
+        assert self.gradients is not None  # a member without any does not join
+        return self.gradients(shape, utility)
 
     def weight(self, run: str, number: int) -> float:
         """Return w_i of a round whose sum includes this member; for a rehearsal's analyses."""
@@ -463,15 +485,14 @@ class Participant:
     ) -> tuple[Encoding, dict[str, float] | None]:
         """Return the encoding of an update's round, and the round's public weights if there are any."""
         length = as_array(update[0], "<f4").size
-        told = update[4] if len(update) > 4 else None  # earlier versions did not store them
-        return scheduled_encoding(agreed.config, length, client.setting.members, told)
+        return scheduled_encoding(agreed.config, length, client.setting.members, update[3])
 
     def _contribution(
         self, client: Client | PlainClient, update: Sequence[Any], encoding: Encoding
     ) -> npt.NDArray[np.float64]:
         assert client.rounding is not None
-        delta = as_array(update[1], "<f4")
-        return encoding.dequantise(encoding.encode(delta, weight=update[2], seed=client.rounding).words)
+        delta = as_array(update[0], "<f4")
+        return encoding.dequantise(encoding.encode(delta, weight=update[1], seed=client.rounding).words)
 
     def _report(self, ask: Ask, state: MemberState, agreed: Agreed, asked: bytes) -> bytes:
         """Answer one request per round; repeat the answer if asked again. Another one would reveal more."""
@@ -484,7 +505,7 @@ class Participant:
             raise RefusedError("has had another request for a report on this round", stage="report")
         state.put(file_name(ask.round, "asked"), asked)
         state.save()
-        m0 = as_array(update[0], "<f4")
+        m0 = as_array(state.get(file_name(ask.round, "m0")), "<f4")
         encoding, public = self._encoding(agreed, client, update)
         contribution, weight = self._contribution(client, update, encoding), _weight(update)
         try:
@@ -496,20 +517,28 @@ class Participant:
             state.put("left", str(error))
             state.save()
             raise
-        scorer = self._scorer(state, agreed, ask.round, update[3])
+        scorer = self._scorer(state, agreed, ask.round, update[2])
         report = scorer.report(m0, outcome, contribution, weight, solo=self.solo, direction=self.rehearsal)
         body = report.body(ask.run)
         following = self._next_keys(ask, state, agreed) if self.early else b""
-        reply = pack([canonical(body), self._sign("report", body), following])
+        reply = pack([canonical(body), self.sign("report", body), following])
         said = [asked, reply, ask.round, outcome.bound_to["m"], scorer.totals_on, scorer.totals]
         state.add_kept(kept_head(ask.round - 1, outcome.head), kept_report(ask.round, body, outcome.bound_to))
         state.put(file_name(ask.round, "report"), said)
-        self._end_rounds(state, before=ask.round)
+        if agreed.config.settles:
+            state.put(file_name(ask.round, "signed"), dict(outcome.bound_to))
+            if told.slice is not None:  # the settled part of the pool must hold none of these samples
+                state.put("shown", sorted({*(state.get("shown") or ()), *samples_in(told.slice)}))
+        self._end_rounds(state, agreed, before=ask.round)
         return reply
 
     def _check_told(self, told: Told, agreed: Agreed, client: Client | PlainClient, m0_hash: str) -> None:
         """Raise unless what is told fits the sum, the M0 and the test pool that this member knows."""
-        if len(told.slice.y) < LEAST_SAMPLES and not self.rehearsal:
+        if (told.slice is None) != (agreed.config.scoring.method == "settled"):
+            raise BindingError(
+                "told a test slice in a run whose pool stays shut, or none in another", stage="report"
+            )
+        if told.slice is not None and len(told.slice.y) < LEAST_SAMPLES and not self.rehearsal:
             raise MessageError(
                 f"expected at least {LEAST_SAMPLES} test samples: a report on fewer reveals too much",
                 stage="report",
@@ -520,7 +549,8 @@ class Participant:
             )
         if told.m0_hash != m0_hash:
             raise BindingError("the server's M0 is not ours", stage="report", member=self.name)
-        told.slice.verify(agreed.commitment, told.round)
+        if told.slice is not None:
+            told.slice.verify(agreed.commitment, told.round)
 
     def _scorer(self, state: MemberState, agreed: Agreed, number: int, shape: Any) -> Scorer:
         """Return the member's side of scoring, with the sums stored with its last report."""
@@ -559,7 +589,7 @@ class Participant:
         elif seen != [ask.round, head]:
             raise RefusedError("has signed a different last head", stage="close", member=self.name)
         body = {"run": ask.run, "round": ask.round, "head": head}
-        return self._sign("seen", body)
+        return self.sign("seen", body)
 
     # --------------------------------------------------------------------------------------------- internals
 
@@ -614,4 +644,4 @@ def _sums(state: MemberState, before: int) -> tuple[str, dict[str, npt.NDArray[A
 
 
 def _weight(update: Sequence[Any]) -> float:
-    return 1.0 if update[2] is None else float(update[2])
+    return 1.0 if update[1] is None else float(update[1])

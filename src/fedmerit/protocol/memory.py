@@ -6,11 +6,28 @@ sealed files beside the key.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from fedmerit.protocol.terms import Lineage
 from fedmerit.secagg.state import Released
+
+KEPT = ("update", "client", "signed", "stated")
+"""What a member keeps of every round until a settlement is over."""
+
+
+def file_name(number: int, what: str) -> str:
+    """Return the name of a value of a round."""
+    return f"{number:04d}.{what}"
+
+
+def as_array(kept: Any, kind: str) -> npt.NDArray[Any]:
+    """Return an array that was stored in a state, which may hand back its bytes."""
+    return kept if isinstance(kept, np.ndarray) else np.frombuffer(kept, kind).copy()
 
 
 class MemberState(Protocol):
@@ -72,8 +89,8 @@ class MemberState(Protocol):
     def add_kept(self, *lines: str) -> None:
         """Add lines about what the member was shown, did and said, for a comparison with the ledger."""
 
-    def drop_rounds(self, *, before: int) -> None:
-        """Delete what is stored of rounds before this one; but not the latest report."""
+    def drop_rounds(self, *, before: int, keep: Sequence[str] = ()) -> None:
+        """Delete what is stored of rounds before this one; but not the latest report, nor what to keep."""
 
 
 class MemoryState:
@@ -136,13 +153,14 @@ class MemoryState:
     def add_kept(self, *lines: str) -> None:
         """Do nothing: within one process there is nobody to compare with."""
 
-    def drop_update(self, number: int) -> None:
-        """Delete a round's update and client: they are as large as a model and no longer needed."""
-        for what in ("client", "update"):
-            self._values.pop(f"{number:04d}.{what}", None)
+    def drop_update(self, number: int, keep: Sequence[str] = ()) -> None:
+        """Delete a round's models and client, but not what to keep: they are as large as a model."""
+        for what in ("client", "m0", "update"):
+            if what not in keep:
+                self._values.pop(file_name(number, what), None)
 
-    def drop_rounds(self, *, before: int) -> None:
-        rounds = [name for name in self._values if "." in name]
+    def drop_rounds(self, *, before: int, keep: Sequence[str] = ()) -> None:
+        rounds = [name for name in self._values if "." in name and name.partition(".")[2] not in keep]
         last = max((name for name in rounds if name.endswith(".report")), key=_number, default="")
         for name in rounds:
             if _number(name) < before and name != last:

@@ -26,9 +26,12 @@ from fedmerit.secagg.quantise import MOST_MEMBERS
 
 # --------------------------------------------------------------------------------------------- on the wire
 
-Exchange = Literal["join", "advertise", "share", "train", "check", "unmask", "report", "close"]
+Exchange = Literal[
+    "join", "advertise", "share", "train", "check", "unmask", "report",
+    "last", "open", "agree", "agreed", "state", "table", "pairs", "settle", "close",
+]  # fmt: skip
 EXCHANGES: Final[tuple[Exchange, ...]] = get_args(Exchange)
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
 """The version of these messages. Packages of different versions work together if they have this number."""
 _FORMATS: Final = "fedmerit remote {}"
 PACKAGE: Final = "[0-9a-zA-Z.+-]{1,40}"
@@ -112,7 +115,11 @@ class Ask:
                             raise MessageError(
                                 f"expected at most {limit} bytes, got {len(parcel.head)}", stage=exchange
                             )
-                        if set(parcel.arrays) != set(named) or set(named) != _arrays_of(exchange):
+                        needed, allowed = _arrays_of(exchange)
+                        strange = set(named) - needed
+                        if set(parcel.arrays) != set(named) or not (needed <= set(named)) or (
+                            strange and strange != allowed
+                        ):
                             raise MessageError("other arrays beside it than expected", stage=exchange)
                         ask = cls(exchange, run, number, body, parcel.arrays, named)
                         return ask, partial(_verifies, inner, signature)
@@ -124,6 +131,27 @@ class Ask:
         if not isinstance(value, kind):
             raise MessageError(f"{key} is missing or of the wrong type", stage=self.exchange)
         return value
+
+    def array(self, name: str, kind: str, size: int) -> npt.NDArray[Any]:
+        """Return a flat array of the message, compared with what the server signed: its size first."""
+        if self.__dict__.get(f"_{name}") is None:  # members who share a process ask the same
+            given = self.arrays[name]
+            if given.dtype != np.dtype(kind) or given.shape != (size,):
+                raise MessageError(
+                    f"{name}: expected {size} numbers of type {np.dtype(kind)}, got {given.dtype} "
+                    f"{given.shape}",
+                    stage=self.exchange,
+                )
+            self.__dict__[f"_{name}"] = _named_by(self, name)
+        found: npt.NDArray[Any] = self.__dict__[f"_{name}"]
+        return found
+
+    def opened(self) -> Slice:
+        """Return the test slice beside a message, compared with what the server signed."""
+        if "_opened" not in self.__dict__:
+            self.__dict__["_opened"] = _slice(self)
+        found: Slice = self.__dict__["_opened"]
+        return found
 
     def told(self, words: int) -> Told:
         """Return what a request for a report says, with its arrays compared with what the server signed.
@@ -140,9 +168,13 @@ class Ask:
         return told
 
 
-def _arrays_of(exchange: str) -> set[str]:
-    """Return the names of the arrays beside a message."""
-    return {"sum", "x", "y", "salts"} if exchange == "report" else set()
+SLICE: Final = {"x", "y", "salts"}
+
+
+def _arrays_of(exchange: str) -> tuple[set[str], set[str]]:
+    """Return the names of the arrays that a message must have, and of those that it may have."""
+    needed = {"report": {"sum"}, "open": SLICE, "agree": {"g", "m0", "sum"}, "table": {"g"}}
+    return needed.get(exchange, set()), SLICE if exchange == "report" else set()
 
 
 def _refuse_version(head: bytes, reader: str | None) -> None:
@@ -251,55 +283,68 @@ def join_body(
 
 
 def outcome_ask(run: str, told: Told, following: Sequence[str]) -> Ask:
-    """Return the request for a report on a round; ``following`` is the schedule of the next round."""
-    shown = told.slice
-    body = {
+    """Return the request for a report on a round; ``following`` is the schedule of the next round.
+
+    Without a test slice it asks for an acknowledgement.
+    """
+    body: dict[str, Any] = {
         "included": list(told.included),
         "m0": told.m0_hash,
         "head": told.head,
-        "slice": [shown.index, list(shown.path)],
         "next": list(following),
     }
-    salts = np.frombuffer(shown.salts, np.uint8)
-    arrays = {"sum": told.words, "x": shown.x, "y": shown.y, "salts": salts}
+    arrays: dict[str, npt.NDArray[Any]] = {"sum": told.words}
+    if told.slice is not None:
+        body |= {"slice": [told.slice.index, list(told.slice.path)]}
+        arrays |= slice_arrays(told.slice)
     return Ask("report", run, told.round, body, arrays)
 
 
-def _told(ask: Ask, words: int) -> Told:
+def slice_arrays(shown: Slice) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays that carry a test slice."""
+    return {"x": shown.x, "y": shown.y, "salts": np.frombuffer(shown.salts, np.uint8)}
+
+
+def _named_by(ask: Ask, name: str) -> npt.NDArray[Any]:
+    """Return an array that has the hash which the signed bytes name."""
+    array = _little(ask.arrays[name])
+    if ask.named[name] != _named(array):
+        raise MessageError("its arrays do not match the hashes that it names", stage=ask.exchange)
+    return array
+
+
+def _slice(ask: Ask) -> Slice:
     try:
-        given, x, y, salts = (ask.arrays[name] for name in ("sum", "x", "y", "salts"))
+        x, y, salts = (ask.arrays[name] for name in ("x", "y", "salts"))
         index, path = ask.get("slice", list)
-        if given.dtype != np.uint32 or given.shape != (words,):
-            raise MessageError(
-                f"expected a sum of {words} words of 32 bits, got {given.dtype} {given.shape}", stage="report"
-            )
         if x.ndim < 1 or y.ndim != 1 or len(y) != len(x) or 0 in x.shape:
-            raise MessageError("a test slice has as many samples as labels", stage="report")
+            raise MessageError("a test slice has as many samples as labels", stage=ask.exchange)
         if salts.dtype != np.uint8 or not all(isinstance(node, bytes) for node in path):
-            raise MessageError("salts and path of a test slice must be bytes", stage="report")
+            raise MessageError("salts and path of a test slice must be bytes", stage=ask.exchange)
         if x.nbytes > SLICE_BYTES or salts.shape != (SALT_BYTES * len(y),):
             raise MessageError(
                 f"expected at most {SLICE_BYTES} bytes of samples and {SALT_BYTES} of salt each, got "
                 f"{x.nbytes} and {salts.nbytes} for {len(y)}",
-                stage="report",
+                stage=ask.exchange,
             )
-        arrays = {name: _little(array) for name, array in ask.arrays.items()}
-        if any(ask.named[name] != _named(array) for name, array in arrays.items()):
-            raise MessageError("its arrays do not match the hashes that it names", stage="report")
-        return Told(
-            round=ask.round,
-            words=arrays["sum"],
-            included=tuple(str(name) for name in ask.get("included", list)),
-            slice=Slice(
-                index=int(index), x=arrays["x"], y=arrays["y"], salts=salts.tobytes(), path=tuple(path)
-            ),
-            m0_hash=ask.get("m0", str),
-            head=checked_head(ask),
-        )
+        x, y, salts = (_named_by(ask, name) for name in ("x", "y", "salts"))
+        return Slice(index=int(index), x=x, y=y, salts=salts.tobytes(), path=tuple(path))
     except FedmeritError:
         raise
     except (LookupError, ValueError, TypeError, OverflowError) as error:
-        raise MessageError(f"not the outcome of a round: {error!s:.100}", stage="report") from None
+        raise MessageError(f"not a test slice: {error!s:.100}", stage=ask.exchange) from None
+
+
+def _told(ask: Ask, words: int) -> Told:
+    shown = ask.opened() if "x" in ask.arrays else None
+    return Told(
+        round=ask.round,
+        words=ask.array("sum", "<u4", words),
+        included=tuple(str(name) for name in ask.get("included", list)),
+        slice=shown,
+        m0_hash=ask.get("m0", str),
+        head=checked_head(ask),
+    )
 
 
 def checked_head(ask: Ask) -> str:

@@ -72,7 +72,7 @@ class Told:
     round: int
     words: Words  # X, the sum of the members' integers modulo 2^32
     included: tuple[str, ...]
-    slice: Slice
+    slice: Slice | None  # None where nothing is reported: the member acknowledges the sum
     m0_hash: str
     head: str  # of the ledger before this round; a report signs it, and so the history so far
 
@@ -108,7 +108,7 @@ class Outcome:
     model: Model
     total_weight: float
     included: tuple[str, ...]
-    slice: Slice
+    slice: Slice | None
     m0_hash: str
     head: str  # of the ledger before this round; a report signs it, and so the history so far
     sum_hash: str  # of the integers that were summed
@@ -136,7 +136,7 @@ class Outcome:
             "m": model_hash(self.model),
             "x": self.sum_hash,
             "weight": exact(self.total_weight),
-            "slice": self.slice.id,
+            **({} if self.slice is None else {"slice": self.slice.id}),
             "included": included_hash(self.included),
             "head": self.head,
         }
@@ -176,7 +176,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Report:
-    """One member's report on one round."""
+    """One member's report on one round; an acknowledgement of the sum if it measures nothing."""
 
     client: str
     round: int
@@ -350,6 +350,8 @@ class Scorer:
                 one exact number about the update, so members who do not trust the server leave it out.
         """
         shown = outcome.slice
+        if shown is None:
+            return Report(self.name, outcome.round, outcome.bound_to, {}, None)
         before = self.evaluate(m0, shown, outcome.m0_hash)
         after = self.evaluate(outcome.model, shown, outcome.bound_to["m"])
         alone, without = coalition_models(self.game, m0, outcome, contribution, weight)
@@ -379,6 +381,7 @@ class Scorer:
         loo = after[name] - outside[name]
         ioi = inside[name] - before[name]
         alpha = (loo + ioi) / 2
+        assert outcome.slice is not None
         if self.totals_on != outcome.slice.id:
             self.totals, self.totals_on = {}, outcome.slice.id
         self.totals[name] = self.totals.get(name, np.zeros_like(alpha)) + alpha
@@ -480,7 +483,7 @@ class Round:
 
     def to_reports(self, utility: str) -> Reports | None:
         """Return the reports that scores take (in a copy, those it shows), or None if there are none."""
-        if self.aborted or not self.reports:
+        if self.aborted or not any(report.measured for report in self.reports.values()):
             return None
         named = [name for name in self.included if name in self.reports]
         measured = [self.reports[name].measured[utility] for name in named]

@@ -192,6 +192,12 @@ def slice_id(x: Images, y: Labels) -> str:
     return hashlib.sha256(b"fedmerit/slice/1" + b"".join(each)).hexdigest()
 
 
+def samples_in(shown: Slice) -> set[bytes]:
+    """Return 8 bytes for every sample of a slice, by which it is known again in any run."""
+    pairs = zip(shown.x, shown.y, strict=True)
+    return {hashlib.sha256(_sample(image, label)).digest()[:8] for image, label in pairs}
+
+
 def _sample(image: Images, label: Any) -> bytes:
     image = np.ascontiguousarray(image, dtype=image.dtype.newbyteorder("<"))
     shape = "x".join(map(str, image.shape))

@@ -421,6 +421,7 @@ class Lineage:
     runs: dict[str, float] = field(default_factory=dict)  # when it first trained in each run
     peers: dict[str, tuple[int, bytes]] = field(default_factory=dict)  # counters and tokens of others, by key
     most: int = RUNS_A_MONTH
+    opened: set[bytes] = field(default_factory=set)  # samples of test pools that were opened: 8 bytes of each
 
     def check(self, run: str, config: Config, now: float) -> None:
         """Raise RefusedError if this member does not train in a run with these settings."""
@@ -488,7 +489,8 @@ class Lineage:
     def dump(self) -> dict[str, Any]:
         """Return this as plain values."""
         peers = {key: list(one) for key, one in self.peers.items()}
-        return {"pins": self.pins, "runs": self.runs, "peers": peers, "most": self.most}
+        opened = b"".join(sorted(self.opened))
+        return {"pins": self.pins, "runs": self.runs, "peers": peers, "most": self.most, "opened": opened}
 
     @classmethod
     def load(cls, kept: Mapping[str, Any] | None) -> Lineage:
@@ -496,7 +498,9 @@ class Lineage:
         if kept is None:
             return cls()
         peers = {key: (counter, token) for key, (counter, token) in kept["peers"].items()}
-        return cls(dict(kept["pins"]), dict(kept["runs"]), peers, kept["most"])
+        data = kept.get("opened", b"")
+        opened = {data[start : start + 8] for start in range(0, len(data), 8)}
+        return cls(dict(kept["pins"]), dict(kept["runs"]), peers, kept["most"], opened)
 
 
 def _told(value: Any) -> str:

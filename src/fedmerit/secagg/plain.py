@@ -119,6 +119,11 @@ class PlainServer:
         return {}
 
     @property
+    def proof(self) -> dict[str, bytes]:
+        """What naming a liar needs of this attempt: signed lists and rebuilt secrets; nothing here."""
+        return {}
+
+    @property
     def waiting(self) -> tuple[str, ...]:
         """The members who may still send in this stage."""
         stages = self.setting.stages

@@ -461,14 +461,15 @@ class MemberFiles:
         self._lines.extend(lines)
         self._changed = True
 
-    def drop_rounds(self, *, before: int) -> None:
-        """Delete what is stored of rounds before this one, which are over; but not the latest report."""
+    def drop_rounds(self, *, before: int, keep: Sequence[str] = ()) -> None:
+        """Delete what is stored of rounds before this one; but not the latest report, nor what to keep."""
         kept = self._kept
         assert kept is not None
         last = f"{max(self._rounds('report'), default=0):04d}.report"
         for stored in (kept["values"], kept["files"]):
             for name in [name for name in stored if "." in name and name != last]:
-                if int(name.partition(".")[0]) < before:
+                place, _, what = name.partition(".")
+                if int(place) < before and what not in keep:
                     del stored[name]
         self._changed = True
 

@@ -143,7 +143,7 @@ class Folder:
 
     def save_checkpoint(self, name: str, number: int, arrays: Arrays) -> str:
         """Write a checkpoint in one step, readable only by its owner; return its SHA-256."""
-        save = _safetensors().save
+        save = safetensors().save
         data: bytes = save({key: np.ascontiguousarray(value) for key, value in arrays.items()})
         write(self.checkpoint(name, number), data, mode=0o600)
         return hashlib.sha256(data).hexdigest()
@@ -206,11 +206,12 @@ def read_checkpoint(path: Path, number: int, digest: str) -> dict[str, npt.NDArr
     found = hashlib.sha256(data).hexdigest()
     if found != digest:
         raise StoreError(f"{path}: damaged: expected SHA-256 {digest[:16]}..., found {found[:16]}...")
-    arrays: dict[str, npt.NDArray[Any]] = _safetensors().load(data)
+    arrays: dict[str, npt.NDArray[Any]] = safetensors().load(data)
     return arrays
 
 
-def _safetensors() -> Any:
+def safetensors() -> Any:
+    """Return the library that writes arrays; raise MissingExtra if it is not installed."""
     try:
         import safetensors.numpy
     except ImportError as error:

@@ -1,0 +1,336 @@
+"""The server's side of the settlement: it opens the pool, makes the directions, and checks what is stated.
+
+It needs what it archived of every round: the integers that were summed and the model that they moved. All
+directions are made, and fixed in the manifest, before any member is asked. Every step is in the ledger before
+the next one begins, and a settlement that was cut short goes on where it stopped, with the same manifest.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmerit.errors import FedmeritError, MessageError, SettlementError
+from fedmerit.identity import canonical
+from fedmerit.protocol.direction import (
+    Direction,
+    Entry,
+    Gradient,
+    Manifest,
+    as_units,
+    block_products,
+    blocks_of,
+    direction_hash,
+    integers,
+    length,
+    product,
+    scale_of,
+    slopes_of,
+)
+from fedmerit.protocol.messages import Ask, pack, slice_arrays, unpack
+from fedmerit.protocol.outcome import Model, model_hash, moved, sum_hash
+from fedmerit.protocol.settlement import (
+    Settled,
+    Statement,
+    agreement,
+    countersignature,
+    last_round,
+)
+from fedmerit.protocol.terms import scheduled_encoding
+from fedmerit.secagg.quantise import Encoding, Words
+
+if TYPE_CHECKING:
+    from fedmerit.protocol.coordinator import Coordinator
+    from fedmerit.protocol.messages import Exchange
+
+log = logging.getLogger("fedmerit")
+Arrays = Mapping[str, npt.NDArray[Any]]
+DAY = 86_400
+STATEMENT = 2048
+"""Most bytes of an answer that states, for each round and member."""
+
+
+class Archive(Protocol):
+    """Where the server keeps what a settlement needs, one set of arrays per kind and round."""
+
+    def save(self, kind: str, number: int, arrays: Arrays) -> None:
+        """Keep arrays, whole or not at all."""
+
+    def load(self, kind: str, number: int) -> dict[str, npt.NDArray[Any]]:
+        """Return what was kept; raise StoreError if it is gone or damaged."""
+
+    def has(self, kind: str, number: int) -> bool:
+        """Return whether there is such a set of arrays."""
+
+    def drop(self, kind: str, number: int) -> None:
+        """Delete a set of arrays."""
+
+
+@dataclass(frozen=True, eq=False)
+class Summed:
+    """A round as the archive holds it: the sum, the models before and after it, and how it is encoded."""
+
+    round: int
+    participants: tuple[str, ...]
+    m0: Model
+    m: Model
+    words: Words
+    weight: float
+    encoding: Encoding
+
+
+@dataclass(eq=False)
+class Clearing:
+    """The settlement of one run, as its server conducts it.
+
+    Args:
+        coordinator: of the run, whose rounds are over.
+        gradient: the server's own function.
+        archive: what it kept of the rounds.
+    """
+
+    coordinator: Coordinator
+    gradient: Gradient
+    archive: Archive
+    agreed: dict[str, tuple[list[int], bytes]] = field(default_factory=dict)  # released rounds, signature
+    statements: dict[str, tuple[Statement, bytes]] = field(default_factory=dict)
+
+    def run(self, present: Sequence[str]) -> Settled | None:
+        """Settle the run with the members who are present; return None if it cannot be settled."""
+        recorder = self.coordinator.recorder
+        try:
+            manifest = self._opening() or self._made()
+        except SettlementError as error:
+            self.coordinator.note(f"the run is not settled: {error}")
+            recorder.state("unsettled", {"settlement": None, "why": error.code})
+            return None
+        last = self._last(present)
+        opened = self._open(manifest, present, last)
+        for one, entry in zip(self.rounds(), manifest.rounds, strict=True):
+            self._agree(one, entry, [name for name in opened if name in entry.participants])
+        if not self._agreements(manifest, opened):
+            return None
+        self._statements(manifest, opened)
+        settled = self._named(self.settled(manifest))
+        return self._closed(manifest, settled, opened)
+
+    # ----------------------------------------------------------------------------------------- the directions
+
+    def rounds(self) -> Iterator[Summed]:
+        """Yield every round with a sum, in order, from the archive."""
+        config, m = self.coordinator.config, None
+        for one in self.coordinator.recorder.rounds:
+            if one.aborted:
+                continue
+            kept = self.archive.load("round", one.number)
+            m0 = kept.get("m0", m)
+            assert m0 is not None
+            public = None
+            if "weights" in kept:
+                public = dict(zip(one.scheduled, kept["weights"].tolist(), strict=True))
+            encoding, public = scheduled_encoding(config, m0.size, one.scheduled, public)
+            total = None if public is None else sum(public[name] for name in one.included)
+            decoded = encoding.decode(kept["x"], included=len(one.included), public_total=total)
+            m = moved(m0, decoded.weighted_sum, decoded.total_weight)
+            yield Summed(one.number, one.included, m0, m, kept["x"], decoded.total_weight, encoding)
+
+    def _opening(self) -> Manifest | None:
+        """Return the manifest that is in the ledger, if the settlement had begun."""
+        for body in self.coordinator.recorder.recorded("opening"):
+            return Manifest.from_body(body["manifest"])
+        return None
+
+    def _made(self) -> Manifest:
+        """Make all directions: compute them first, then put them on one scale; return and record the manifest."""
+        config, recorder = self.coordinator.config, self.coordinator.recorder
+        shown = self.coordinator.pool.settlement()
+        blocks, by_class = blocks_of(shown, config.settlement.blocks)
+        sizes = tuple(len(block) for block in blocks)
+        drafts: list[dict[str, Any]] = []
+        coordinates = 0
+        for one in self.rounds():
+            slopes, points, rest = slopes_of(self.gradient, one.m0, one.m, shown, blocks, None)
+            step = one.encoding.step
+            values = as_units(slopes, sizes, step, one.weight)
+            self.archive.save("units", one.round, {"values": values})
+            coordinates = one.encoding.length
+            drafts.append({
+                "round": one.round,
+                "m0": model_hash(one.m0),
+                "m": model_hash(one.m),
+                "x": sum_hash(one.words),
+                "weight": one.weight,
+                "step": step,
+                "participants": one.participants,
+                "norm": float(np.sqrt(np.dot(values, values))),
+                "largest": float(np.abs(values).max()),
+                "sum_norm": length(one.words, one.encoding),
+                "blocks": block_products(one.words, slopes, one.encoding, step, one.weight),
+                "empty": slopes.empty,
+                "grand": slopes.grand,
+                "rest": rest,
+                "points": points,
+            })  # fmt: skip
+        if not drafts:
+            raise SettlementError("no round has a sum, so there is nothing to settle", code="no-rounds")
+        scale = scale_of([(one["norm"], one["largest"], one["sum_norm"]) for one in drafts], coordinates)
+        entries = []
+        for one, draft in zip(self.rounds(), drafts, strict=True):
+            g = integers(self.archive.load("units", one.round)["values"], scale, one.encoding)
+            self.archive.save("direction", one.round, {"g": g})
+            entries.append(Entry(**draft, g=direction_hash(g), product=product(one.words, g)))
+            self.archive.drop("units", one.round)
+        manifest = Manifest(
+            recorder.run, config.scoring.utilities[0], shown.id, sizes, by_class, scale, coordinates,
+            tuple(entries),
+        )  # fmt: skip
+        recorder.state("opening", {"settlement": manifest.digest, "manifest": manifest.body()})
+        return manifest
+
+    def direction(self, entry: Entry) -> Direction:
+        """Return the direction of a round, from the archive."""
+        found: Direction = self.archive.load("direction", entry.round)["g"]
+        if direction_hash(found) != entry.g:
+            raise SettlementError(
+                f"the archived direction of round {entry.round} is not the one in the manifest", code="damaged"
+            )
+        return found
+
+    # --------------------------------------------------------------------------------------------- exchanges
+
+    def _last(self, present: Sequence[str]) -> dict[str, bytes]:
+        """Return t signatures on the last round, if the run ends before all rounds that were agreed on."""
+        recorder = self.coordinator.recorder
+        number = len(recorder.rounds)
+        if number >= self.coordinator.config.training.rounds:
+            return {}
+        body, signed = last_round(recorder.run, number), {}
+        for name, signature in self.coordinator.exchange("last", number, present, {}):
+            if recorder.said(name, "last", body, signature):
+                signed[name] = signature
+        return signed
+
+    def _open(self, manifest: Manifest, present: Sequence[str], last: Mapping[str, bytes]) -> list[str]:
+        """Open the pool; return the members who accept it and the manifest."""
+        shown = self.coordinator.pool.settlement()
+        body = {
+            "manifest": canonical(manifest.body()),
+            "slice": [shown.index, list(shown.path)],
+            "last": dict(last),
+        }
+        number = len(self.coordinator.recorder.rounds)
+        ask = self._ask("open", number, body, slice_arrays(shown))
+        opened = []
+        for name, answer in self.coordinator.transport.exchange("open", dict.fromkeys(present, ask)):
+            if unpack(answer, "an answer", values=2) == [manifest.digest]:
+                opened.append(name)
+        return opened
+
+    def _agree(self, one: Summed, entry: Entry, members: Sequence[str]) -> None:
+        """Show the members of a round its direction, to recompute it."""
+        if not members:
+            return
+        arrays = {"g": self.direction(entry), "m0": one.m0, "sum": one.words}
+        ask = self._ask("agree", entry.round, {}, arrays)
+        for name, answer in self.coordinator.transport.exchange("agree", dict.fromkeys(members, ask)):
+            if unpack(answer, "an answer", values=2) != [True]:
+                self.coordinator.note(f"{name} disagrees with the direction of round {entry.round}")
+
+    def _agreements(self, manifest: Manifest, members: Sequence[str]) -> bool:
+        """Collect the signatures under the manifest; return whether t members agree to all of it."""
+        recorder, config = self.coordinator.recorder, self.coordinator.config
+        number = len(recorder.rounds)
+        for name, answer in self.coordinator.exchange("agreed", number, members, {}):
+            match unpack(answer, "an agreement", values=4 + 2 * config.training.rounds):
+                case [list(wrong), list(released), bytes(signature)]:
+                    body = agreement(recorder.run, manifest.digest, wrong, released)
+                    if not recorder.said(name, "agreed", body, signature):
+                        self.coordinator.note(f"{name} did not sign its agreement")
+                    elif wrong:
+                        rounds = ", ".join(map(str, wrong))
+                        self.coordinator.note(f"{name} says that the directions of rounds {rounds} are wrong")
+                    else:
+                        self.agreed[name] = released, signature
+        if len(self.agreed) >= config.threshold:
+            return True
+        self.coordinator.note(
+            f"the run is not settled: {len(self.agreed)} members agree to the directions, "
+            f"{config.threshold} are needed"
+        )
+        recorder.state("unsettled", {"settlement": manifest.digest, "why": "not-agreed"})
+        return False
+
+    def _statements(self, manifest: Manifest, members: Sequence[str]) -> None:
+        """Ask everybody who agreed to state, and record what they sign."""
+        recorder = self.coordinator.recorder
+        rows = [[name, released, signature] for name, (released, signature) in self.agreed.items()]
+        number = len(recorder.rounds)
+        asked = [name for name in members if name in self.agreed]
+        for name, answer in self.coordinator.exchange("state", number, asked, {"agreed": rows}):
+            try:
+                self.take(manifest, name, answer)
+            except FedmeritError as error:
+                self.coordinator.note(f"refused: {error}")
+
+    def take(self, manifest: Manifest, name: str, answer: bytes) -> None:
+        """Take a member's statement, from whichever hand; raise unless it signed it."""
+        recorder, config = self.coordinator.recorder, self.coordinator.config
+        if len(answer) > (most := STATEMENT * (2 + len(manifest.rounds))):
+            raise MessageError(f"expected at most {most} bytes, got {len(answer)}", stage="state", member=name)
+        match unpack(answer, "a statement", values=3):
+            case [bytes(text), bytes(signature)]:
+                body = json.loads(text)
+                statement = Statement.from_body(name, body, manifest, detail=config.settlement.detail)
+                if not recorder.said(name, "statement", body, signature):
+                    raise MessageError("did not sign its statement", stage="state", member=name)
+                self.statements[name] = statement, signature
+                return
+        raise MessageError("not a statement", stage="state", member=name)
+
+    def settled(self, manifest: Manifest) -> Settled:
+        """Return what the statements come to so far."""
+        found = {name: statement for name, (statement, _) in self.statements.items()}
+        detail, window = self.coordinator.config.settlement.detail, self.coordinator.config.settlement
+        made = Settled(manifest, found, detail)
+        if not made.missing:
+            return made
+        return Settled(manifest, found, detail, closes=int(time.time() + window.window_days * DAY))
+
+    def _named(self, settled: Settled) -> Settled:
+        """Find out who lied, in every round whose equation fails though everybody stated."""
+        failed = [one for one in settled.equations if not one.missing and not one.holds]
+        if not failed:
+            return settled
+        from fedmerit.protocol.naming import named
+
+        return named(self, settled, failed)
+
+    def _closed(self, manifest: Manifest, settled: Settled, members: Sequence[str]) -> Settled:
+        """Record what the settlement came to, and collect countersignatures."""
+        recorder, config = self.coordinator.recorder, self.coordinator.config
+        body = settled.body()
+        recorder.state("settled", body)
+        shown: dict[str, list[bytes]] = {}
+        for name, (statement, signature) in self.statements.items():
+            shown[name] = [canonical(statement.body(recorder.run)), signature]
+        everybody = config.scoring.visibility == "all"
+        number = len(recorder.rounds)
+        signed = countersignature(recorder.run, body)
+        for name in members:
+            own = shown if everybody else {key: one for key, one in shown.items() if key == name}
+            told = {"settled": canonical(body), "statements": own}
+            for who, signature in self.coordinator.exchange("settle", number, [name], told):
+                if not recorder.said(who, "countersigned", signed, signature):
+                    self.coordinator.note(f"{who} did not countersign the settlement")
+        return settled
+
+    def _ask(self, kind: Exchange, number: int, body: Mapping[str, Any], arrays: Arrays) -> Any:
+        recorder = self.coordinator.recorder
+        return Ask(kind, recorder.run, number, body, arrays).pack(recorder.sign)

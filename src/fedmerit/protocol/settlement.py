@@ -1,0 +1,276 @@
+r"""What members state when a run is over, the equations that check it, and what the whole comes to.
+
+Every member in the sum of a round states one integer, its product with the public direction of that round
+(:mod:`fedmerit.protocol.direction`). The products of all of them add up to the product of their sum,
+
+.. math:: \sum_i \Phi_i = \langle X, g \rangle,
+
+exactly. Everybody who is in the sum and honest states the truth, so the others cannot raise their total: it
+is what is left. If all stated and the equation fails, the masks that were sent in the round say who lied
+(:mod:`fedmerit.secagg.naming`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from fedmerit.errors import MessageError
+from fedmerit.identity import canonical, exact, new_salt, number
+from fedmerit.protocol.direction import Entry, Manifest, whole_number
+from fedmerit.scoring.scores import from_blocks
+from fedmerit.scoring.types import Scores
+
+ALL = "all"
+"""In place of a round's number, where members state one number for the run."""
+
+# --------------------------------------------------------------------------------------------- statements
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What one member states.
+
+    Args:
+        member: its name.
+        settlement: digest of the manifest.
+        rounds: by the number of each round that it was summed in, its product; or one for `ALL` of them.
+        blocks: likewise, its update's products with the gradient of every block, for standard errors.
+        salt: so that the record's hash reveals nothing.
+    """
+
+    member: str
+    settlement: str
+    rounds: Mapping[str, int]
+    blocks: Mapping[str, tuple[float, ...]]
+    salt: str = field(default_factory=new_salt, compare=False)
+
+    def body(self, run: str) -> dict[str, Any]:
+        """Return the statement as it is signed and recorded."""
+        return {
+            "run": run,
+            "salt": self.salt,
+            "settlement": self.settlement,
+            "rounds": {key: str(value) for key, value in self.rounds.items()},
+            "blocks": {key: [exact(value) for value in values] for key, values in self.blocks.items()},
+        }
+
+    @classmethod
+    def from_body(cls, member: str, body: Mapping[str, Any], manifest: Manifest, *, detail: str) -> Statement:
+        """Read a statement; raise MessageError unless it is one about this manifest."""
+        try:
+            found = cls(
+                member,
+                str(body["settlement"]),
+                {str(key): whole_number(value) for key, value in body["rounds"].items()},
+                {str(key): tuple(map(number, values)) for key, values in body["blocks"].items()},
+                str(body["salt"]),
+            )
+            same = found.body(manifest.run) == dict(body)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise MessageError(f"not a statement: {error!r:.120}", stage="state", member=member) from None
+        expected = due(manifest, member, detail)
+        if not same or found.settlement != manifest.digest:
+            raise MessageError("a statement of another run or settlement", stage="state", member=member)
+        if list(found.rounds) != expected or list(found.blocks) != expected:
+            raise MessageError(
+                f"expected a statement on the rounds {', '.join(expected)}, got one on "
+                f"{', '.join(found.rounds)!r:.100}",
+                stage="state",
+                member=member,
+            )
+        for values in found.blocks.values():
+            if len(values) != len(manifest.blocks) or not all(map(math.isfinite, values)):
+                raise MessageError(
+                    f"expected {len(manifest.blocks)} finite numbers per round", stage="state", member=member
+                )
+        return found
+
+
+def due(manifest: Manifest, member: str, detail: str) -> list[str]:
+    """Return what a member must state on: the rounds that it was summed in, or all of them at once."""
+    rounds = [str(one.round) for one in manifest.rounds if member in one.participants]
+    return ([ALL] if rounds else []) if detail == "run" else rounds
+
+
+def agreement(run: str, settlement: str, wrong: Sequence[int], released: Sequence[int]) -> dict[str, Any]:
+    """Return what a member signs after it has recomputed every direction.
+
+    Args:
+        run: identifier of the run.
+        settlement: digest of the manifest.
+        wrong: rounds whose direction, model or sum is not what it should be.
+        released: rounds that the manifest lacks although this member released shares for their sum.
+    """
+    return {"run": run, "settlement": settlement, "wrong": list(wrong), "released": list(released)}
+
+
+def last_round(run: str, number_: int) -> dict[str, Any]:
+    """Return what members sign if a run ends before all its rounds are run."""
+    return {"run": run, "last": number_}
+
+
+def countersignature(run: str, settled: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a member signs when it has seen what the settlement came to."""
+    digest = hashlib.sha256(b"fedmerit/settled/1\n" + canonical(settled)).hexdigest()
+    return {"run": run, "settlement": settled["settlement"], "sums": digest}
+
+
+# ---------------------------------------------------------------------------------------------- equations
+
+
+@dataclass(frozen=True)
+class Equation:
+    """The equation of a round, or of `ALL` rounds at once: what was stated, and what it must add up to."""
+
+    round: int | None  # None for all at once
+    participants: tuple[str, ...]
+    stated: tuple[int | None, ...]  # None where nobody stated
+    product: int
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The members in the sum who have not stated."""
+        return tuple(n for n, value in zip(self.participants, self.stated, strict=True) if value is None)
+
+    @property
+    def sum(self) -> int | None:
+        """What was stated in all; None while somebody is missing."""
+        return None if self.missing else sum(value for value in self.stated if value is not None)
+
+    @property
+    def rest(self) -> int:
+        """What nobody has claimed yet."""
+        return self.product - sum(value for value in self.stated if value is not None)
+
+    @property
+    def holds(self) -> bool:
+        """Whether everybody stated, and it adds up."""
+        return self.sum == self.product
+
+    def body(self) -> dict[str, Any]:
+        """Return what the ledger says of it."""
+        return {
+            "round": self.round,
+            "participants": list(self.participants),
+            "sum": None if self.sum is None else str(self.sum),
+            "product": str(self.product),
+            "holds": self.holds,
+        }
+
+
+def equations(manifest: Manifest, statements: Mapping[str, Statement], detail: str) -> list[Equation]:
+    """Return the equation of every round, or one of all rounds."""
+
+    def said(name: str, key: str) -> int | None:
+        return statements[name].rounds[key] if name in statements else None
+
+    if detail == "run":
+        names = tuple(dict.fromkeys(name for one in manifest.rounds for name in one.participants))
+        total = sum(one.product for one in manifest.rounds)
+        return [Equation(None, names, tuple(said(name, ALL) for name in names), total)]
+    return [
+        Equation(
+            one.round,
+            one.participants,
+            tuple(said(name, str(one.round)) for name in one.participants),
+            one.product,
+        )
+        for one in manifest.rounds
+    ]
+
+
+# --------------------------------------------------------------------------------------------- the whole
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What a settlement came to.
+
+    Args:
+        manifest: the directions.
+        statements: by member.
+        detail: whether members stated per round ("rounds") or once ("run").
+        values: by round and member, what masks proved in place of a statement.
+        named: by round, who lied and how; the server may be one of them.
+        closes: when the window for statements closes, in seconds since 1970; None once nobody is missing.
+        final: whether it is closed: nothing changes any more.
+    """
+
+    manifest: Manifest
+    statements: Mapping[str, Statement]
+    detail: str = "rounds"
+    values: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    named: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    closes: int | None = None
+    final: bool = False
+
+    @property
+    def equations(self) -> list[Equation]:
+        """The equations, with what was stated."""
+        return equations(self.manifest, self.statements, self.detail)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Everybody who was summed and has not stated."""
+        return tuple(dict.fromkeys(name for one in self.equations for name in one.missing))
+
+    @property
+    def liars(self) -> tuple[str, ...]:
+        """Everybody who was named in a round."""
+        return tuple(dict.fromkeys(name for each in self.named.values() for name in each))
+
+    def body(self) -> dict[str, Any]:
+        """Return the record ``settled``."""
+        return {
+            "settlement": self.manifest.digest,
+            "rounds": [one.body() for one in self.equations],
+            "named": list(self.liars),
+            "missing": list(self.missing),
+            "closes": self.closes,
+            "final": self.final,
+        }
+
+    def value(self, entry: Entry, name: str) -> int | None:
+        """Return a member's integer in a round: as proved, else as stated; None if it did not state."""
+        if (proved := self.values.get(entry.round, {}).get(name)) is not None:
+            return proved
+        return self.statements[name].rounds[str(entry.round)] if name in self.statements else None
+
+    def round_scores(self, entry: Entry) -> Scores:
+        """Return everybody's score in a round; a member who is missing has 0. Needs detail "rounds"."""
+        key = str(entry.round)
+        own = [self.value(entry, name) or 0 for name in entry.participants]
+        return self._scores(entry.participants, own, [self._blocks(name, key) for name in entry.participants])
+
+    def scores(self, clients: Sequence[str]) -> Scores:
+        """Return everybody's score over the run, with standard errors from the blocks."""
+        own, columns = [], []
+        for name in clients:
+            if self.detail == "run":
+                own.append(self.statements[name].rounds.get(ALL, 0) if name in self.statements else 0)
+                columns.append(self._blocks(name, ALL))
+                continue
+            entries = [one for one in self.manifest.rounds if name in one.participants]
+            own.append(sum(self.value(one, name) or 0 for one in entries))
+            blocks = np.array([self._blocks(name, str(one.round)) for one in entries])
+            columns.append(blocks.sum(axis=0).tolist() if len(entries) else [0.0] * len(self.manifest.blocks))
+        return self._scores(clients, own, columns)
+
+    def _blocks(self, name: str, key: str) -> Sequence[float]:
+        stated = self.statements.get(name)
+        return (0.0,) * len(self.manifest.blocks) if stated is None else stated.blocks.get(
+            key, (0.0,) * len(self.manifest.blocks)
+        )
+
+    def _scores(
+        self, clients: Sequence[str], own: Sequence[int], columns: Sequence[Sequence[float]]
+    ) -> Scores:
+        found = from_blocks(np.transpose(columns), self.manifest.blocks, clients)
+        values = np.array([value * self.manifest.scale for value in own])
+        return replace(found, values=values, raw=values, gain=math.fsum(values))

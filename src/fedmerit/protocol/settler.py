@@ -1,0 +1,456 @@
+"""A member's side of the settlement: it opens the test pool, recomputes every direction, and states.
+
+Each message may reach a new process, so what was opened, agreed and stated is in the member's state. A member
+agrees to one manifest only, trains in no round after the pool was opened, and states only once t members have
+signed that every direction in that manifest is the gradient. It repeats its answers when it is asked again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmerit.errors import (
+    BindingError,
+    FedmeritError,
+    MessageError,
+    RefusedError,
+    SettlementError,
+)
+from fedmerit.identity import canonical, content
+from fedmerit.protocol.direction import (
+    BLOCKS_SLACK,
+    MOST,
+    REST,
+    Entry,
+    Gradient,
+    Manifest,
+    as_units,
+    block_products,
+    blocks_of,
+    differs,
+    direction_hash,
+    product,
+    slopes_of,
+)
+from fedmerit.protocol.memory import MemberState, as_array, file_name
+from fedmerit.protocol.messages import Ask, pack, unpack
+from fedmerit.protocol.outcome import included_hash, model_hash, moved, sum_hash
+from fedmerit.protocol.pool import Slice, samples_in
+from fedmerit.protocol.settlement import (
+    ALL,
+    Settled,
+    Statement,
+    agreement,
+    countersignature,
+    due,
+    equations,
+    last_round,
+)
+from fedmerit.protocol.terms import Agreed, lineage_of, scheduled_encoding
+from fedmerit.secagg.quantise import Encoding, Words
+
+if TYPE_CHECKING:
+    from fedmerit.protocol.member import Participant
+
+log = logging.getLogger("fedmerit")
+Gradients = Callable[[Any, str], Gradient]
+"""(shape noted by training, name of the utility) -> the gradient of its mean over a path."""
+
+SETTLING = ("last", "open", "agree", "agreed", "state", "table", "pairs", "settle")
+"""The exchanges of a settlement, in order."""
+POOL = "pool"
+NEAR = 1e-3
+"""How much two machines may disagree about the length and the largest coordinate of a direction."""
+
+
+class Settler:
+    """One member in the settlement of one run, for the time it takes to answer a message.
+
+    Args:
+        member: the participant.
+        state: what it remembers of the run.
+        agreed: what it agreed to when it joined.
+        run: identifier of the run.
+    """
+
+    def __init__(self, member: Participant, state: MemberState, agreed: Agreed, run: str) -> None:
+        self.member, self.state, self.agreed, self.run = member, state, agreed, run
+        self.config, self.name = agreed.config, member.name
+
+    def answer(self, ask: Ask) -> bytes:
+        """Answer one exchange of the settlement."""
+        if self.config.scoring.method == "reports":
+            raise RefusedError("this run is not settled", stage=ask.exchange, member=self.name)
+        steps = {
+            "last": self._last, "open": self._open, "agree": self._agree, "agreed": self._agreed,
+            "state": self._state, "table": self._table, "pairs": self._pairs, "settle": self._settle,
+        }  # fmt: skip
+        return steps[ask.exchange](ask)
+
+    # ------------------------------------------------------------------------------------------ open the pool
+
+    def _last(self, ask: Ask) -> bytes:
+        """Sign that a round is the last one, and take part in no later one."""
+        total = self.config.training.rounds
+        if not 1 <= ask.round < total:
+            raise BindingError(f"expected a round before {total}, got round {ask.round}", stage="last")
+        if (known := self.state.get("last")) not in (None, ask.round):
+            raise RefusedError(f"has signed that round {known} is the last one", stage="last")
+        self.state.put("last", ask.round)
+        return self.member.sign("last", last_round(self.run, ask.round))
+
+    def _open(self, ask: Ask) -> bytes:
+        """Check the opened pool and the manifest, and keep both."""
+        text = ask.get("manifest", bytes)
+        manifest = Manifest.from_body(_parsed(text))
+        if canonical(manifest.body()) != text:
+            raise MessageError("a manifest that is not written as servers write it", stage="open")
+        if (kept := self.state.get("settlement")) is not None:
+            if kept[0] != manifest.digest:
+                raise RefusedError("was shown another manifest before", stage="open", member=self.name)
+            return pack([manifest.digest])
+        if (manifest.run, manifest.utility) != (self.run, self.config.scoring.utilities[0]):
+            raise BindingError("a manifest of another run or utility", stage="open", member=self.name)
+        self._check_last(ask)
+        if manifest.rounds[-1].round > ask.round:
+            raise BindingError(f"a manifest with rounds after the last one, {ask.round}", stage="open")
+        shown = ask.opened()
+        shown.verify_settlement(self.agreed.commitment)
+        self._refuse_known(shown)
+        blocks, by_class = blocks_of(shown, self.config.settlement.blocks)
+        if (manifest.pool, manifest.blocks) != (shown.id, tuple(map(len, blocks))) or (
+            manifest.stratified != by_class
+        ):
+            raise BindingError("the manifest is about another pool, or other blocks", stage="open")
+        self.state.room(shown.x.nbytes + shown.y.nbytes)
+        self.state.put(POOL, [_flat(shown.x), _flat(shown.y), shown.index])
+        self.state.put("settlement", [manifest.digest, text])
+        return pack([manifest.digest])
+
+    def _check_last(self, ask: Ask) -> None:
+        """Raise unless the last round is the one agreed on, or t members signed that it is another."""
+        if ask.round == self.config.training.rounds:
+            return
+        signed = ask.get("last", dict)
+        body = last_round(self.run, ask.round)
+        self._enough(
+            (name for name, signature in signed.items() if self._is_signed(name, "last", body, signature)),
+            f"that round {ask.round} is the last one",
+            "open",
+        )
+
+    def _refuse_known(self, shown: Slice) -> None:
+        """Raise if samples of this pool were opened before, in this run or an earlier one; remember them."""
+        samples = samples_in(shown)
+        before = set(self.state.get("shown") or ())
+        lineage = None
+        if self.member.between(self.agreed.terms):
+            lineage = self.state.lineage(lineage_of(self.member.roster))
+            before |= lineage.opened
+        if known := before & samples:
+            raise RefusedError(
+                f"{len(known)} of the {len(shown.y)} samples of the pool were opened before, so members may "
+                "have trained on them: a settled run needs samples that nobody has seen",
+                stage="open",
+                member=self.name,
+            )
+        if lineage is not None:
+            lineage.opened |= samples
+            self.state.put_lineage(lineage_of(self.member.roster), lineage)
+
+    # ------------------------------------------------------------------------------------- agree on directions
+
+    def _agree(self, ask: Ask) -> bytes:
+        """Recompute the direction of a round and this member's product with it; say whether it is right."""
+        manifest = self._manifest("agree")
+        entry = manifest.entry(ask.round)
+        if self.name not in entry.participants:
+            return pack([True])
+        if (stated := self.state.get(file_name(ask.round, "stated"))) is None:
+            stated = self._recompute(ask, manifest, entry)
+            self.state.put(file_name(ask.round, "stated"), stated)
+        return pack([not stated[2]])
+
+    def _recompute(self, ask: Ask, manifest: Manifest, entry: Entry) -> list[Any]:
+        """Return this member's product in a round, those with every block, and what is wrong, if anything."""
+        encoding, public, words, shape = self.contribution(entry.round)
+        g = ask.array("g", "<i2", encoding.words)
+        m0 = ask.array("m0", "<f4", encoding.length)
+        x = ask.array("sum", "<u4", encoding.words)
+        for what, found, expected in (
+            ("direction", _cached(ask, "g", direction_hash, g), entry.g),
+            ("M0", _cached(ask, "m0", model_hash, m0), entry.m0),
+            ("sum", _cached(ask, "sum", sum_hash, x), entry.x),
+        ):
+            if found != expected:
+                raise BindingError(f"a {what} that is not the manifest's", stage="agree", member=self.name)
+        if problem := self._contradiction(entry):
+            return ["0", [], problem]
+        total = None if public is None else sum(public[name] for name in entry.participants)
+        decoded = encoding.decode(x, included=len(entry.participants), public_total=total)
+        m = moved(m0, decoded.weighted_sum, decoded.total_weight)
+        if (decoded.total_weight, encoding.step, model_hash(m)) != (entry.weight, entry.step, entry.m):
+            return ["0", [], "its total weight, step or model does not follow from the sum"]
+        shown = self._pool()
+        blocks, _ = blocks_of(shown, self.config.settlement.blocks)
+        slopes, _, rest = slopes_of(
+            self.member.gradient_for(shape, manifest.utility), m0, m, shown, blocks, entry.points
+        )
+        values = as_units(slopes, manifest.blocks, entry.step, entry.weight)
+        gain = slopes.grand - slopes.empty
+        whole = block_products(x, slopes, encoding, entry.step, entry.weight)
+        problem = differs(g, values, manifest.scale, encoding)
+        if not problem and not _near(entry, values):
+            problem = "the length or largest coordinate of the direction is another"
+        if not problem and product(x, g) != entry.product:
+            problem = "the product of the sum and the direction is another"
+        if not problem and entry.points < 7 and abs(rest) > 1.05 * REST * abs(gain) + 1e-9:
+            problem = f"{entry.points} points of the path leave a rest of {rest:.3g} of the gain {gain:.3g}"
+        most = max(map(abs, whole), default=0.0)
+        if not problem and any(
+            abs(own - told) > BLOCKS_SLACK * most + 1e-9 for own, told in zip(whole, entry.blocks, strict=True)
+        ):
+            problem = "the parts of the blocks are others"
+        own = product(words, g)
+        if self.config.settlement.naming and abs(own) >= MOST:
+            raise SettlementError(
+                f"its product in round {entry.round} is {own}, beyond what 47 bits hold, so masks could not "
+                "prove it: settle with [settlement] naming = false, or take a larger bound",
+                code="overflow",
+                member=self.name,
+            )
+        if problem and not self.member.rehearsal:
+            log.warning("%s disagrees with the direction of round %d: %s", self.name, entry.round, problem)
+        own_blocks = block_products(words, slopes, encoding, entry.step, entry.weight)
+        return [str(own), list(own_blocks), problem]
+
+    def _contradiction(self, entry: Entry) -> str:
+        """Return how the manifest contradicts what this member signed for in the round; empty if it does not."""
+        signed = self.state.get(file_name(entry.round, "signed"))
+        if signed is None:
+            return ""
+        told = {"m0": entry.m0, "m": entry.m, "x": entry.x, "included": included_hash(entry.participants)}
+        odd = [key for key, value in told.items() if signed[key] != value]
+        return f"its {', '.join(odd)} is not what was signed in the round" if odd else ""
+
+    def contribution(
+        self, number: int
+    ) -> tuple[Encoding, Mapping[str, float] | None, Words, Any]:
+        """Return what this member brought to the sum of a round: encoding, public weights, integers, shape."""
+        client, update = self.member.summed(self.state, number)
+        encoding, public = scheduled_encoding(
+            self.config, as_array(update[0], "<f4").size, client.setting.members, update[3]
+        )
+        assert client.rounding is not None
+        words = encoding.encode(as_array(update[0], "<f4"), weight=update[1], seed=client.rounding).words
+        return encoding, public, words, update[2]
+
+    def _agreed(self, ask: Ask) -> bytes:
+        """Sign the manifest, or which of its rounds are wrong."""
+        manifest = self._manifest("agreed")
+        wrong = []
+        for entry in manifest.rounds:
+            if self.name not in entry.participants:
+                continue
+            stated = self.state.get(file_name(entry.round, "stated"))
+            if stated is None:
+                raise BindingError(f"was not shown the direction of round {entry.round}", stage="agreed")
+            wrong += [entry.round] if stated[2] else []
+        listed = {entry.round for entry in manifest.rounds if self.name in entry.participants}
+        unlisted = [number for number in self._released() if number not in listed]
+        wrong += [n for n in unlisted if self.state.get(file_name(n, "signed")) is not None]
+        released = [n for n in unlisted if n not in wrong]
+        body = agreement(self.run, manifest.digest, sorted(wrong), released)
+        self.state.put("agreed", [sorted(wrong), released])
+        return pack([sorted(wrong), released, self.member.sign("agreed", body)])
+
+    def _released(self) -> list[int]:
+        """Return the rounds for whose sum this member released shares."""
+        return [int(number) for number in self.state.get("summed") or ()]
+
+    # ------------------------------------------------------------------------------------------------- state
+
+    def _state(self, ask: Ask) -> bytes:
+        """State, if t members agreed on the manifest; the same again if asked again."""
+        manifest = self._manifest("state")
+        self._check_agreed(ask, manifest)
+        if (said := self.state.get("statement")) is not None:
+            return bytes(said)
+        statement = self.statement(manifest)
+        body = statement.body(self.run)
+        answer = pack([canonical(body), self.member.sign("statement", body)])
+        self.state.put("statement", answer)
+        return answer
+
+    def statement(self, manifest: Manifest) -> Statement:
+        """Return what this member states."""
+        rounds: dict[str, int] = {}
+        blocks: dict[str, tuple[float, ...]] = {}
+        for entry in manifest.rounds:
+            if self.name in entry.participants:
+                own, parts, _ = self.state.get(file_name(entry.round, "stated"))
+                rounds[str(entry.round)], blocks[str(entry.round)] = self._said(int(own)), tuple(parts)
+        if self.config.settlement.detail == "run" and rounds:
+            summed = np.sum([list(values) for values in blocks.values()], axis=0)
+            rounds, blocks = {ALL: sum(rounds.values())}, {ALL: tuple(summed.tolist())}
+        return Statement(self.name, manifest.digest, rounds, blocks)
+
+    def _said(self, own: int) -> int:
+        """Return what this member says in place of its product; another number only in a rehearsal."""
+        factor = self.member.misstates
+        return own if factor is None else round(own * factor) + (round(own * factor) == own)
+
+    def _check_agreed(self, ask: Ask, manifest: Manifest) -> None:
+        own = self.state.get("agreed")
+        if own is None or own[0]:
+            raise RefusedError(
+                "does not state: it did not agree to the directions", stage="state", member=self.name
+            )
+        good = []
+        for row in ask.get("agreed", list):
+            match row:
+                case [str(name), list(released), bytes(signature)]:
+                    body = agreement(self.run, manifest.digest, [], released)
+                    if self._is_signed(name, "agreed", body, signature):
+                        good.append(name)
+        self._enough(good, "the directions", "state")
+
+    # --------------------------------------------------------------------------------------------- naming
+
+    def _table(self, ask: Ask) -> bytes:
+        """Return the projections of this member's masks in a round, and its masked words again."""
+        from fedmerit.protocol.naming import table_answer
+
+        return table_answer(self, self._manifest("table"), ask)
+
+    def _pairs(self, ask: Ask) -> bytes:
+        """Open the keys of pairs about which the other end signed another number."""
+        from fedmerit.protocol.naming import pairs_answer
+
+        return pairs_answer(self, self._manifest("pairs"), ask)
+
+    # --------------------------------------------------------------------------------------------- countersign
+
+    def _settle(self, ask: Ask) -> bytes:
+        """Countersign what the settlement came to, if this member's statement is in it and it adds up."""
+        manifest = self._manifest("settle")
+        text = ask.get("settled", bytes)
+        settled = _parsed(text)
+        if canonical(settled) != text or settled.get("settlement") != manifest.digest:
+            raise MessageError("not what this settlement came to", stage="settle")
+        if (signed := self.state.get("settled")) is not None and bytes(signed) == text:
+            return self.member.sign("countersigned", countersignature(self.run, settled))
+        statements = self._statements_in(ask, manifest)
+        said = self.state.get("statement")
+        if said is not None and (self.name in settled["missing"] or not self._is_in(ask, bytes(said))):
+            raise RefusedError("its statement is not in the settlement", stage="settle", member=self.name)
+        self._check_sums(manifest, settled, statements)
+        self.state.put("settled", text)
+        return self.member.sign("countersigned", countersignature(self.run, settled))
+
+    def _statements_in(self, ask: Ask, manifest: Manifest) -> dict[str, Statement]:
+        """Return the statements that this member is shown; each signed by its author."""
+        found = {}
+        for name, shown in ask.get("statements", dict).items():
+            match shown:
+                case [bytes(text), bytes(signature)]:
+                    body = _parsed(text)
+                    if not self._is_signed(str(name), "statement", body, signature):
+                        raise BindingError("shown a statement that it did not sign", stage="settle", member=name)
+                    found[str(name)] = Statement.from_body(
+                        str(name), body, manifest, detail=self.config.settlement.detail
+                    )
+        return found
+
+    def _is_in(self, ask: Ask, said: bytes) -> bool:
+        shown = ask.get("statements", dict).get(self.name)
+        return shown is not None and pack(shown) == said
+
+    def _check_sums(
+        self, manifest: Manifest, settled: Mapping[str, Any], statements: Mapping[str, Statement]
+    ) -> None:
+        """Raise unless the sums follow from the statements, as far as this member is shown them."""
+        own = [one.body() for one in equations(manifest, statements, self.config.settlement.detail)]
+        told = settled["rounds"]
+        everything = set(ask_names(manifest)) <= {*statements, *settled["missing"]}
+        if everything and own != told:
+            raise BindingError("its sums are not those of the statements", stage="settle", member=self.name)
+        facts = [(one["round"], one["participants"], one["product"]) for one in own]
+        if facts != [(one["round"], one["participants"], one["product"]) for one in told]:
+            raise BindingError("its equations are not those of the manifest", stage="settle", member=self.name)
+        for one in told:
+            if one["holds"] != (one["sum"] == one["product"]):
+                raise BindingError("an equation does not hold as it says", stage="settle", member=self.name)
+
+    # ---------------------------------------------------------------------------------------------- internals
+
+    def _manifest(self, stage: str) -> Manifest:
+        if (kept := self.state.get("settlement")) is None:
+            raise BindingError("was not shown the pool", stage=stage, member=self.name)
+        return Manifest.from_body(_parsed(bytes(kept[1])))
+
+    def _pool(self) -> Slice:
+        x, y, index = self.state.get(POOL)
+        return Slice(index=index, x=_shaped(x), y=_shaped(y), salts=b"", path=())
+
+    def _is_signed(self, name: str, kind: str, body: Mapping[str, Any], signature: Any) -> bool:
+        if name not in self.member.roster.names:
+            return False
+        if self.member.identity is None:
+            return True
+        return isinstance(signature, bytes) and self.member.roster.verifies(
+            name, signature, content(name, kind, body)
+        )
+
+    def _enough(self, names: Iterator[str] | Sequence[str], what: str, stage: str) -> None:
+        given = len(set(names))
+        if given < self.config.threshold:
+            raise RefusedError(
+                f"{given} members signed {what}, {self.config.threshold} are needed",
+                stage=stage,
+                member=self.name,
+            )
+
+
+def ask_names(manifest: Manifest) -> list[str]:
+    """Return everybody who was summed in a round of a manifest."""
+    return list(dict.fromkeys(name for one in manifest.rounds for name in one.participants))
+
+
+def _near(entry: Entry, values: npt.NDArray[np.float64]) -> bool:
+    norm, largest = float(np.sqrt(np.dot(values, values))), float(np.abs(values).max(initial=0.0))
+    return abs(norm - entry.norm) <= NEAR * norm and abs(largest - entry.largest) <= NEAR * largest
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise MessageError("not JSON", stage="settlement") from None
+    if not isinstance(found, dict):
+        raise MessageError("not a mapping", stage="settlement")
+    return found
+
+
+def _flat(values: npt.NDArray[Any]) -> list[Any]:
+    return [values.dtype.str, list(values.shape), np.ascontiguousarray(values).reshape(-1)]
+
+
+def _shaped(kept: Sequence[Any]) -> npt.NDArray[Any]:
+    kind, shape, values = kept
+    return np.asarray(as_array(values, kind)).view(kind).reshape(shape)
+
+
+def _cached(ask: Ask, name: str, digest: Callable[[Any], str], values: Any) -> str:
+    """Return an array's hash, computed once for members who share a process."""
+    key = f"_hash_{name}"
+    if key not in ask.__dict__:
+        ask.__dict__[key] = digest(values)
+    found: str = ask.__dict__[key]
+    return found
