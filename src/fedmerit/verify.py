@@ -44,6 +44,7 @@ from fedmerit.ledger.records import (
 )
 from fedmerit.notes import Note, planted, words
 from fedmerit.protocol.outcome import Round
+from fedmerit.protocol.pool import least_shown
 from fedmerit.protocol.terms import EMBEDDED, REHEARSALS, stated_of
 from fedmerit.scoring.doubts import check_payable, doubts
 from fedmerit.scoring.files import LEDGER
@@ -405,7 +406,7 @@ class _Checked:
         closing = (record for record in self.records if record.kind == "round")
         for record, one in zip(closing, rounds, strict=True):
             with reading(record):
-                check_server(one, max(1, int(pool["size"]) // int(pool["slices"])))
+                check_server(one, max(1, least_shown(pool)))
         check_stated(self.records, rounds, self.config.scoring, self.reader)
         return rounds
 

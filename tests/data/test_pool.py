@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmerit.data import Dataset, Pool, Slice, choose_pool
-from fedmerit.errors import BindingError, DataError
-from fedmerit.protocol.pool import merkle_climb, merkle_path, merkle_root
+from fedmerit.errors import BindingError, ConfigError, DataError
+from fedmerit.protocol.pool import least_shown, merkle_climb, merkle_path, merkle_root
+from raising import raises
 
 KEY, HASH = bytes(range(32)), "ab" * 32
 
@@ -69,6 +71,109 @@ def test_pool_and_slices_are_balanced_disjoint_and_verify(counts, size, rounds, 
     assert np.array_equal(np.concatenate([part.y for part in slices]), data.y_test[pool.indices])
     assert len({part.id for part in slices}) == rounds
     assert len({len(part.y) for part in slices}) <= 2
+
+
+@given(
+    st.lists(st.integers(1, 20), min_size=2, max_size=4),
+    st.integers(0, 60),
+    st.sampled_from([("settled", "end"), ("both", "fixed"), ("both", "per-round")]),
+    st.integers(1, 5),
+    st.integers(1, 9),
+    st.integers(0, 99),
+)
+def test_rounds_and_settlement_have_disjoint_parts_as_balanced_as_the_pool(
+    counts, size, how, rounds, blocks, seed
+):
+    """Also of a pool that is the whole test set: each part has a class in proportion, to within one."""
+    (method, reveal), data = how, dataset(counts)
+    settings = {"method": method, "reveal": reveal, "rounds": rounds, "blocks": blocks}
+    try:
+        pool = choose(size, seed, data, **settings)
+    except (ConfigError, DataError):
+        return
+    total, of_class = len(pool), np.bincount(pool.y, minlength=len(counts))
+    last = pool.settlement()
+    assert len(last.y) == pool.settled == pool.commitment["settled"] == total // (1 + (method == "both"))
+    assert len(last.y) >= blocks
+    last.verify_settlement(pool.commitment)
+    shown = {}
+    for round in range(1, rounds + 1) if method == "both" else ():
+        part = pool.slice(round)
+        part.verify(pool.commitment, round)
+        shown[part.index] = part
+        with pytest.raises(BindingError, match=f"test slice {part.index} is for a round, not for the settl"):
+            part.verify_settlement(pool.commitment)
+        with pytest.raises(BindingError, match=f"slice {last.index} is for the settlement, not for a round"):
+            last.verify(pool.commitment, round)
+    with pytest.raises(BindingError, match="is for the settlement, not for a round"):
+        last.verify(pool.commitment)
+    assert len(shown) == pool.commitment["slices"] - 1
+    everything = np.concatenate([*(one.x for one in shown.values()), last.x])
+    assert np.array_equal(everything, data.x_test[pool.indices])
+    assert len({len(one.y) for one in shown.values()}) <= 2
+    for part in (*shown.values(), last):
+        here = np.bincount(part.y, minlength=len(counts))
+        assert here.min() > 0
+        assert np.all(np.abs(here - of_class * len(part.y) / total) < 2)
+        assert size == 0 or balanced(part.y, len(counts))
+    assert pool.first.id == (shown.get(0) or last).id
+    fewest = min((len(one.y) for one in shown.values()), default=0)
+    assert least_shown(pool.commitment) == fewest
+
+
+def test_without_a_settlement_nothing_is_left_to_it():
+    pool = choose(12)
+    assert "settled" not in pool.commitment
+    with pytest.raises(DataError, match="the pool has no slice for a settlement"):
+        pool.settlement()
+    with pytest.raises(BindingError, match="test slice 0 is for a round, not for the settlement"):
+        pool.slice(1).verify_settlement(pool.commitment)
+
+
+def test_no_round_sees_the_pool_of_a_settled_run():
+    pool = choose(12, method="settled", reveal="end")
+    assert (pool.commitment["slices"], pool.commitment["settled"]) == (1, 12)
+    with pytest.raises(DataError, match="round 1 has no test slice: the pool is revealed after the last"):
+        pool.slice(1)
+
+
+@pytest.mark.parametrize("settled", [5, 7])
+def test_a_settlement_of_another_size_than_committed_is_refused(settled):
+    pool = choose(12, method="both")
+    with pytest.raises(BindingError, match=f"but {settled} samples were committed"):
+        pool.settlement().verify_settlement({**pool.commitment, "settled": settled})
+
+
+@pytest.mark.parametrize("settled", [-1, 13, "many", None])
+def test_a_commitment_with_an_impossible_settlement_is_refused(settled):
+    pool = choose(12, method="both")
+    with pytest.raises(BindingError, match="not the commitment of a test pool"):
+        pool.settlement().verify_settlement({**pool.commitment, "settled": settled})
+
+
+@pytest.mark.parametrize("what", ["pixel", "label", "order", "salt", "path"])
+def test_a_changed_settlement_is_refused(what):
+    pool = choose(12, method="both")
+    with pytest.raises(BindingError, match="test slice 1 differs from what was committed before round 1"):
+        changed(pool.settlement(), what).verify_settlement(pool.commitment)
+
+
+@pytest.mark.parametrize(
+    ("settings", "least", "message"),
+    [
+        ({"method": "settled", "reveal": "end"}, 3, "for the settlement, each with all 3 classes"),
+        ({"method": "settled", "reveal": "end", "blocks": 8}, 8, r"and 8 blocks \(settlement.blocks\)"),
+        ({"method": "both"}, 6, "for 1 slices for rounds and a half for the settlement"),
+        ({"method": "both", "blocks": 8}, 16, "with scoring.method = 'both'"),
+        ({"method": "both", "reveal": "per-round", "rounds": 3}, 17, "for 3 slices for rounds and a half"),
+    ],
+)
+def test_a_pool_that_is_too_small_for_its_parts_says_how_many_samples_it_needs(settings, least, message):
+    assert len(choose(least, **settings)) == least
+    with raises(ConfigError, setting="data.test_size") as caught:
+        choose(least - 1, **settings)
+    assert re.search(message, str(caught.value))
+    assert f"expected at least {least} samples" in str(caught.value)
 
 
 def test_a_fixed_pool_is_one_slice_for_all_rounds():
@@ -259,6 +364,8 @@ def test_other_refusals():
         ({"size": 2.5}, 'test_size must be a number of samples, or 0 or "all" for the whole set, got 2.5'),
         ({"size": True}, 'test_size must be a number of samples, or 0 or "all" for the whole set, got True'),
         ({"reveal": "never"}, "test_reveal must be fixed or per-round, got 'never'"),
+        ({"reveal": "end", "method": "both"}, "test_reveal must be fixed or per-round, got 'end'"),
+        ({"method": "settled"}, "test_reveal must be end, got 'fixed'"),
         ({"rounds": 0}, "expected at least 1 round, got 0"),
         ({"key": b"short"}, "the pool key must have 32 bytes, got 5"),
         ({"utility_hash": "accuracy"}, "utility_hash must be 64 lower-case hex digits, got 'accuracy'"),

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.errors import DataError
-from fedmerit.protocol.pool import KEY_BYTES, Images, Labels, Pool, span_of
+from fedmerit.errors import ConfigError, DataError
+from fedmerit.protocol.pool import KEY_BYTES, Images, Labels, Pool, parts_of
 
 # -------------------------------------------------------------------------------------------------- tables
 # Strict readers of .npz files and of CSV files with a header.
@@ -183,6 +183,8 @@ def choose_pool(
     utility_hash: str,
     reveal: str = "fixed",
     rounds: int = 1,
+    method: str = "reports",
+    blocks: int = 1,
 ) -> Pool:
     """Choose ``size`` test samples, balanced over classes (counts differ by at most one), and slice them.
 
@@ -196,15 +198,18 @@ def choose_pool(
         rng: chooses and orders the samples; the same state gives the same pool.
         key: 32 secret bytes from which the salts are derived. Whoever has them can test guesses of images.
         utility_hash: SHA-256 of the utilities' definitions as 64 hex digits; part of the commitment.
-        reveal: "fixed" or "per-round".
+        reveal: "fixed" or "per-round"; "end" with the method "settled".
         rounds: number of slices for "per-round".
+        method: "reports", or "both" or "settled", which leave half or all of the pool to the settlement.
+        blocks: of the settlement's samples; it needs at least one sample for each.
     """
     if len(key) != KEY_BYTES:
         raise DataError(f"the pool key must have {KEY_BYTES} bytes, got {len(key)}")
     if len(utility_hash) != 64 or set(utility_hash) - set("0123456789abcdef"):
         raise DataError(f"utility_hash must be 64 lower-case hex digits, got {utility_hash!r}")
-    if reveal not in ("fixed", "per-round"):
-        raise DataError(f"test_reveal must be fixed or per-round, got {reveal!r}")
+    allowed = ("end",) if method == "settled" else ("fixed", "per-round")
+    if reveal not in allowed:
+        raise DataError(f"test_reveal must be {' or '.join(allowed)}, got {reveal!r}")
     if rounds < 1:
         raise DataError(f"expected at least 1 round, got {rounds}")
     whole = size in (0, "all")
@@ -219,8 +224,10 @@ def choose_pool(
     total = len(dataset.y_test) if whole else int(size)
     if not whole:
         _check_fits(dataset, counts, total)
-    slices = rounds if reveal == "per-round" else 1
-    if total // slices < len(counts):
+    slices, settled = parts_of(total, method=method, reveal=reveal, rounds=rounds)
+    if method != "reports":
+        _check_parts(total, len(counts), method, slices - 1, blocks)
+    elif total // slices < len(counts):
         raise DataError(
             f"a pool of {total} cut into {slices} slices leaves {total // slices} samples each, fewer than "
             f"the {len(counts)} classes: expected test_size of at least {slices * len(counts)}"
@@ -245,15 +252,31 @@ def choose_pool(
         classes=len(counts),
         utility_hash=utility_hash,
         key=bytes(key),
+        settled=settled,
     )
     for s in range(slices):
-        lacking = set(range(len(counts))) - set(pool.y[span_of(total, slices, s)].tolist())
+        lacking = set(range(len(counts))) - set(pool.y[pool.span(s)].tolist())
         if lacking:
             raise DataError(
                 f"test slice {s} of {slices} has no sample of class {dataset.classes[min(lacking)]!r}: "
                 "expected fewer rounds or a balanced pool"
             )
     return pool
+
+
+def _check_parts(total: int, classes: int, method: str, for_rounds: int, blocks: int) -> None:
+    """Raise `ConfigError` if a pool is too small for slices of rounds and for the settlement."""
+    settlement = max(classes, blocks)
+    least = max(2 * for_rounds * classes - 1, 2 * settlement) if for_rounds else settlement
+    if total < least:
+        parts = "the settlement"
+        if for_rounds:
+            parts = f"{for_rounds} slices for rounds and a half for the settlement"
+        raise ConfigError.at(
+            "data.test_size",
+            f"expected at least {least} samples with scoring.method = {method!r}, for {parts}, each with all "
+            f"{classes} classes, and {blocks} blocks (settlement.blocks), got {total}",
+        )
 
 
 def _check_fits(dataset: Dataset, counts: Labels, size: int) -> None:

@@ -35,7 +35,7 @@ from fedmerit.ledger.recorder import LedgerRecorder
 from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.messages import LEAST_SAMPLES
 from fedmerit.protocol.outcome import Evaluations
-from fedmerit.protocol.pool import Pool
+from fedmerit.protocol.pool import Pool, parts_of
 from fedmerit.protocol.terms import FLOWER, SIMULATED, least_scheduled, proposed
 from fedmerit.report.page.html import page_of_run
 from fedmerit.scoring.files import LEDGER
@@ -222,7 +222,7 @@ class Contributions:
                 raise ConfigError(f"{name} is {asked}, but the roster has {len(self.roster.names)} members")
         if getattr(strategy, "fraction_train", 1.0) < 1:
             log.warning("fraction_train below 1: members take part only if their own `accept` allows it")
-        self.test, self.reveal, self.patience, self.join = test, reveal, patience, join
+        self.test, self.patience, self.join = test, patience, join
         self.page = page
         training: dict[str, Any] = {"weights": weights}
         if weights == "secret":
@@ -304,11 +304,11 @@ class Contributions:
         shape = Shape.of(initial_arrays)
         for name in shape.left_out:
             log.warning("array %r is not summed, because it holds no floats: it stays as it is", name)
-        pool = self._pool(num_rounds)
+        pool = self._pool(config)
         evaluate = None
         if self.value is not None:
             evaluate = evaluator(self.value, shape, config.scoring.utilities)
-            evaluate(shape.vector, pool.slice(1))  # finds errors in it before anybody trains
+            evaluate(shape.vector, pool.first)  # finds errors in it before anybody trains
         make_free(self.folder)
         weighted_by = getattr(self.strategy, "weighted_by_key", "num-examples")
         available = int(getattr(self.strategy, "min_available_nodes", 0))
@@ -393,7 +393,7 @@ class Contributions:
         run, commitment = secrets.token_hex(16), pool.commitment
         return LedgerRecorder(folder, config, self.roster, load_key(key), run, engine, terms, commitment)
 
-    def _pool(self, rounds: int) -> Pool:
+    def _pool(self, config: Config) -> Pool:
         if isinstance(self.test, Pool):
             return self.test
         if len(self.test) != 2:
@@ -402,8 +402,10 @@ class Contributions:
         for what, part in (("samples", x), ("labels", y)):
             if part.dtype.kind not in "fiub":
                 raise DataError(f"test: {what} must be numbers, got {part.dtype}")
-        slices = rounds if self.reveal == "per-round" else 1
-        if len(x) != len(y) or len(y) < LEAST_SAMPLES * slices:
+        method, reveal, rounds = config.scoring.method, config.data.test_reveal, config.training.rounds
+        slices, settled = parts_of(len(y), method=method, reveal=reveal, rounds=rounds)
+        least = 2 * (slices - 1) if method == "both" else slices  # half of the pool is settled
+        if len(x) != len(y) or len(y) < LEAST_SAMPLES * least:
             raise DataError(
                 f"test: expected as many labels as samples and at least {LEAST_SAMPLES} per slice "
                 f"({slices} slices), got {len(x)} samples and {len(y)} labels"
@@ -418,6 +420,7 @@ class Contributions:
             classes=0,
             utility_hash=definition(self.value, self._settings["scoring"]["utilities"]),
             key=secrets.token_bytes(32),
+            settled=settled,
         )
 
     def _gather(self, secure: SecureGrid, least: int) -> None:

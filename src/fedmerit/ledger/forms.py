@@ -20,6 +20,7 @@ from fedmerit.ledger.chain import Record
 from fedmerit.ledger.records import compare, moves, reading
 from fedmerit.protocol.messages import PACKAGE
 from fedmerit.protocol.outcome import Round
+from fedmerit.protocol.pool import parts_of
 from fedmerit.protocol.terms import EMBEDDED, ENGINES, LEAST, MOST, Agreed, from_past, roster_in
 from fedmerit.secagg.setting import LEAST_IN_SUM, Setting
 
@@ -58,7 +59,7 @@ def _form(author: str, fields: str, optional: str = "", *, others: bool = False)
 _DECISION = "decision replaces rounds budget utility rule score missing floor cap on_undefined status unpaid"
 FORMS = {
     "run": _form(SERVER, "run version engine config config_hash members keys m0 data analysis", "terms"),
-    "pool": _form(SERVER, "version root size slices classes balanced utility"),
+    "pool": _form(SERVER, "version root size slices classes balanced utility", "settled"),
     "join": _form(MEMBER, "run address run_config terms commitment server"),
     "schedule": _form(SERVER, "round members weights"),
     "masked": _form(SERVER, "round inputs"),
@@ -489,7 +490,7 @@ def _check_address(join: Mapping[str, Any]) -> None:
 
 
 def _check_pool(pool: Mapping[str, Any], run: Mapping[str, Any], config: Config) -> None:
-    for what in ("version", "size", "slices", "classes", "balanced"):
+    for what in ("version", "size", "slices", "classes", "balanced", *({"settled"} & pool.keys())):
         if type(pool[what]) is not int:
             raise LedgerError(f"{what}: expected a whole number, got {pool[what]!r:.20}")
     if pool["version"] != 1 or pool["balanced"] not in (0, 1) or pool["classes"] < 0:
@@ -499,12 +500,34 @@ def _check_pool(pool: Mapping[str, Any], run: Mapping[str, Any], config: Config)
     size, slices, data = pool["size"], pool["slices"], config.data
     if not 1 <= slices <= size:
         raise LedgerError(f"{size} test samples cannot be cut into {slices} slices")
+    _check_settled(pool, config)
     if run["engine"] != EMBEDDED:
         return  # the server brought its own test set
     if data.test_size not in (0, size) or bool(pool["balanced"]) != bool(data.test_size):
         raise LedgerError(f"holds {size} test samples, but the config asks for {data.test_size or 'all'}")
-    if slices != (config.training.rounds if data.test_reveal == "per-round" else 1):
-        raise LedgerError(f"{slices} slices are not what test_reveal = {data.test_reveal!r} makes")
+    method, reveal, rounds = config.scoring.method, data.test_reveal, config.training.rounds
+    if (slices, pool.get("settled", 0)) != parts_of(size, method=method, reveal=reveal, rounds=rounds):
+        raise LedgerError(
+            f"{slices} slices, with {pool.get('settled', 0)} samples for the settlement, are not what "
+            f"test_reveal = {reveal!r} and method = {method!r} make"
+        )
+
+
+def _check_settled(pool: Mapping[str, Any], config: Config) -> None:
+    """Raise LedgerError unless a pool has a part for the settlement where the run has one, and only there."""
+    method, size, slices = config.scoring.method, pool["size"], pool["slices"]
+    if ("settled" in pool) != config.settles:
+        raise LedgerError(f"settled: expected only where members settle, but the method is {method!r}")
+    if not config.settles:
+        return
+    settled = pool["settled"]
+    if method == "settled" and (settled, slices) != (size, 1):
+        raise LedgerError(f"settled: expected all {size} test samples in one slice, got {settled}")
+    if method == "both" and not (1 <= settled < size and 1 <= slices - 1 <= size - settled):
+        raise LedgerError(
+            f"settled: {settled} of {size} test samples in the last of {slices} slices leave too few for the "
+            "rounds or for the settlement"
+        )
 
 
 def _named(names: Any, known: Sequence[str], does: str) -> tuple[str, ...]:

@@ -1,8 +1,10 @@
 """The test pool that all members are measured on, committed before the first round.
 
 The pool is put in one random order and cut into consecutive slices: a single one that serves every round
-(``reveal="fixed"``), or one per round, each revealed once (``reveal="per-round"``). The commitment published
-before round 1 binds every image, every label and their order, and reveals nothing about them::
+(``reveal="fixed"``), or one per round, each revealed once (``reveal="per-round"``). If members settle, the
+last slice is the settlement's. It is revealed after the last round and never serves a round; with the method
+"both" it is half of the pool, with "settled" all of it. The commitment published before round 1 binds every
+image, every label and their order, and reveals nothing about them::
 
     sample  = "fedmerit/sample/1 <dtype> <h>x<w>x<c> label <y>\\n" + pixels, C order, little-endian
     salt_k  = HMAC-SHA256(pool key, "fedmerit/salt/1" + k as u64)          k = place in the pool
@@ -11,11 +13,13 @@ before round 1 binds every image, every label and their order, and reveals nothi
     root    = merkle(all slices)              merkle: RFC 6962, node = SHA-256(0x01 + left + right)
 
 A revealed `Slice` carries its samples, their salts and its path to the root. A member calls `Slice.verify`
-before it evaluates anything. Salts of other slices cannot be derived from revealed ones.
+or `Slice.verify_settlement` before it evaluates anything. Salts of other slices cannot be derived from
+revealed ones.
 """
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
@@ -78,14 +82,17 @@ Labels = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.int64]
 """Places of samples in a dataset."""
 Commitment = dict[str, int | str]
-"""version, root (hex), size, slices, classes, balanced (0 or 1), utility (hex): integers and strings only."""
+"""version, root (hex), size, slices, classes, balanced (0 or 1), utility (hex): integers and strings only.
+
+With a settlement also ``settled``, the samples of its slice. ``slices`` counts that slice too.
+"""
 
 KEY_BYTES = SALT_BYTES = 32
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Slice:
-    """Test samples of a round, and the proof that they were committed to.
+    """Test samples of a round or of the settlement, and the proof that they were committed to.
 
     ``id`` is a SHA-256 over the samples in order, without salts: equal samples have equal ids in any run.
     """
@@ -105,26 +112,43 @@ class Slice:
     def verify(self, commitment: Mapping[str, Any], round: int | None = None) -> None:
         """Raise `BindingError` unless the commitment binds exactly these samples (to ``round``, if given).
 
+        The slice of the settlement is refused.
+
         Args:
             commitment: what was published before round 1.
             round: counted from 1; with one slice per round, the slice must be this round's.
         """
-        checked = (dict(commitment), round)
+        self._verify(commitment, round)
+
+    def verify_settlement(self, commitment: Mapping[str, Any]) -> None:
+        """Raise `BindingError` unless the commitment binds exactly these samples to the settlement."""
+        self._verify(commitment, "settlement")
+
+    def _verify(self, commitment: Mapping[str, Any], use: int | str | None) -> None:
+        checked = (dict(commitment), use)
         if self.__dict__.get("_checked") == checked:
             return  # members who share a process are shown the same slice
         try:
             version, root = commitment["version"], bytes.fromhex(commitment["root"])
             size, slices = int(commitment["size"]), int(commitment["slices"])
+            settled = int(commitment.get("settled", 0))
         except (KeyError, TypeError, ValueError) as error:
             raise BindingError(f"not the commitment of a test pool: {error!r}") from error
+        if not 0 <= settled <= size:
+            raise BindingError(f"not the commitment of a test pool: {settled} of {size} samples are settled")
         if version != 1:
             raise BindingError(f"test pool commitment of version {version!r}, expected 1")
         if not 0 <= self.index < slices:
             raise BindingError(f"test slice {self.index} was not committed: the pool has {slices}")
-        expected = 0 if slices == 1 or round is None else round - 1
-        if round is not None and self.index != expected:
-            raise BindingError(f"round {round} is measured on test slice {expected}, got slice {self.index}")
-        span, m = span_of(size, slices, self.index), len(self.y)
+        for_rounds = slices - (settled > 0)
+        if use == "settlement":
+            if self.index < for_rounds:
+                raise BindingError(f"test slice {self.index} is for a round, not for the settlement")
+        elif self.index >= for_rounds:
+            raise BindingError(f"test slice {self.index} is for the settlement, not for a round")
+        elif isinstance(use, int) and self.index != (expected := 0 if for_rounds == 1 else use - 1):
+            raise BindingError(f"round {use} is measured on test slice {expected}, got slice {self.index}")
+        span, m = span_of(size, slices, self.index, settled), len(self.y)
         if not m == len(self.salts) / SALT_BYTES == span.stop - span.start:
             raise BindingError(
                 f"test slice {self.index} has {m} samples and {len(self.salts)} bytes of salts, but "
@@ -139,7 +163,10 @@ class Slice:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Pool:
-    """The chosen test samples in committed order; made by `choose_pool`. ``key`` must stay secret."""
+    """The chosen test samples in committed order; made by `choose_pool`. ``key`` must stay secret.
+
+    ``settled``: how many samples at the end of the pool are the settlement's. ``slices`` counts their slice.
+    """
 
     indices: Indices
     x: Images
@@ -149,12 +176,13 @@ class Pool:
     classes: int
     utility_hash: str
     key: bytes = field(repr=False)
+    settled: int = 0
     nodes: tuple[bytes, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         salts = [_salt(self.key, k) for k in range(len(self.y))]
         leaves = _leaves(self.x, self.y, salts)
-        nodes = [_slice_node(s, leaves[span_of(len(leaves), self.slices, s)]) for s in range(self.slices)]
+        nodes = [_slice_node(s, leaves[self.span(s)]) for s in range(self.slices)]
         object.__setattr__(self, "nodes", tuple(nodes))
 
     def __len__(self) -> int:
@@ -171,16 +199,35 @@ class Pool:
             "classes": self.classes,
             "balanced": int(self.balanced),
             "utility": self.utility_hash,
+            **({"settled": self.settled} if self.settled else {}),
         }
+
+    def span(self, index: int) -> builtins.slice:
+        """Return the places of slice ``index`` in the pool."""
+        return span_of(len(self.y), self.slices, index, self.settled)
 
     def slice(self, round: int) -> Slice:
         """Return the slice that ``round`` (counted from 1) is measured on."""
-        if round < 1 or (self.slices > 1 and round > self.slices):
-            raise DataError(
-                f"round {round} has no test slice: the pool was cut for rounds 1 .. {self.slices}"
-            )
-        index = 0 if self.slices == 1 else round - 1
-        span = span_of(len(self.y), self.slices, index)
+        for_rounds = self.slices - (self.settled > 0)
+        if not for_rounds:
+            raise DataError(f"round {round} has no test slice: the pool is revealed after the last round")
+        if round < 1 or (for_rounds > 1 and round > for_rounds):
+            raise DataError(f"round {round} has no test slice: the pool was cut for rounds 1 .. {for_rounds}")
+        return self._revealed(0 if for_rounds == 1 else round - 1)
+
+    def settlement(self) -> Slice:
+        """Return the slice of the settlement, which nobody may see before the last round is over."""
+        if not self.settled:
+            raise DataError("the pool has no slice for a settlement")
+        return self._revealed(self.slices - 1)
+
+    @property
+    def first(self) -> Slice:
+        """The slice of round 1, or of the settlement if no round has one."""
+        return self._revealed(0)
+
+    def _revealed(self, index: int) -> Slice:
+        span = self.span(index)
         salts = b"".join(_salt(self.key, k) for k in range(span.start, span.stop))
         path = merkle_path(self.nodes, index)
         return Slice(index=index, x=self.x[span], y=self.y[span], salts=salts, path=path)
@@ -220,8 +267,35 @@ def _slice_node(index: int, leaves: Sequence[bytes]) -> bytes:
     return hashlib.sha256(head + merkle_root(leaves)).digest()
 
 
-def span_of(size: int, slices: int, index: int) -> slice:
-    """Return the places of slice ``index`` in the pool; sizes differ by at most one, larger slices first."""
-    least, more = divmod(size, slices)
+def span_of(size: int, slices: int, index: int, settled: int = 0) -> slice:
+    """Return the places of slice ``index`` in the pool.
+
+    The last slice has the ``settled`` samples at the end of the pool, if there are any. The sizes of all
+    others differ by at most one, larger slices first.
+    """
+    if settled and index == slices - 1:
+        return slice(size - settled, size)
+    least, more = divmod(size - settled, slices - (settled > 0))
     start = index * least + min(index, more)
     return slice(start, start + least + (index < more))
+
+
+def parts_of(size: int, *, method: str, reveal: str, rounds: int) -> tuple[int, int]:
+    """Return into how many slices a pool is cut, and how many of its ``size`` samples are the settlement's.
+
+    Args:
+        size: samples in the pool.
+        method: "settled", "both" or "reports".
+        reveal: "fixed", "per-round" or "end".
+        rounds: number of rounds.
+    """
+    for_rounds = 0 if method == "settled" else rounds if reveal == "per-round" else 1
+    settled = {"settled": size, "both": size // 2, "reports": 0}[method]
+    return for_rounds + (method != "reports"), settled
+
+
+def least_shown(commitment: Mapping[str, Any]) -> int:
+    """Return the fewest samples that a committed pool has for a round; 0 if no round is measured."""
+    size, slices, settled = (int(commitment.get(key, 0)) for key in ("size", "slices", "settled"))
+    for_rounds = slices - (settled > 0)
+    return (size - settled) // for_rounds if for_rounds else 0

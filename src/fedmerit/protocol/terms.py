@@ -76,6 +76,7 @@ def encoding_of(config: Config, length: int, members: int, public: Mapping[str, 
         cap = config.training.weight_cap
     elif public is not None:
         cap = max(public.values())
+    wide: dict[str, Any] = {"word_bytes": config.word_bytes} if config.word_bytes != 4 else {}
     return Encoding(
         length=length,
         members=members,
@@ -83,6 +84,7 @@ def encoding_of(config: Config, length: int, members: int, public: Mapping[str, 
         weights=_KINDS[kind],
         weight_cap=cap if kind != "uniform" else 1,
         clip=config.secure_aggregation.clip,
+        **wide,
     )
 
 
@@ -138,7 +140,7 @@ LARGEST_BOUND = 100.0
 """Largest bound that `cautious` accepts: no training moves a coordinate further in one round."""
 
 
-FEATURES: tuple[str, ...] = ()
+FEATURES = ("settlement",)
 """What this version can do beyond its protocol. A run's terms list what its members must be able to do."""
 
 
@@ -165,9 +167,14 @@ def proposed(
         "evaluates": evaluates,
         "engine": engine,
         "protocol": PROTOCOL,
-        "features": list(FEATURES),
+        "features": features_of(recorded(text)),
         "version": VERSION,
     }
+
+
+def features_of(config: Config) -> list[str]:
+    """Return what the members of a run with these settings must be able to do, of `FEATURES`."""
+    return ["settlement"] if config.settles else []
 
 
 def stated_of(roster: Roster) -> dict[str, Any]:

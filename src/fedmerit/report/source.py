@@ -29,8 +29,6 @@ from fedmerit.verify import verify_folder
 # --------------------------------------------------------------------------------------------------- costs
 
 NAME = "costs.json"
-BYTES_A_PARAMETER = 4
-"""Bytes per parameter of a masked input on the wire (see docs/threats.md)."""
 
 
 @dataclass(frozen=True)

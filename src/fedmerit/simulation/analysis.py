@@ -113,7 +113,7 @@ class Phi:
     def __post_init__(self) -> None:
         if self.utilities is None:
             self.utilities = self.federation.utilities
-        shown, network = self.federation.pool.slice(1), self.federation.network
+        shown, network = self.federation.pool.first, self.federation.network
         load_vector(network, self.federation.first)
         for utility in self.utilities:
             if why := missing_gradient(network, shown.x, shown.y, utility):

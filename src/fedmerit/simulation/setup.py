@@ -25,6 +25,7 @@ from fedmerit.protocol.pool import Images, Labels, Pool, Slice
 from fedmerit.protocol.terms import least_scheduled
 from fedmerit.scoring.doubts import lower_is_better
 from fedmerit.secagg.setting import LEAST_IN_SUM, what_to_know
+from fedmerit.simulation.direction import missing_gradient
 from fedmerit.simulation.models import as_tensor, build, left_out, load_vector, to_vector
 from fedmerit.simulation.training import TrainingSettings
 from fedmerit.simulation.utilities import Utility, evaluate, resolve_all
@@ -89,7 +90,7 @@ class Federation:
         """Return what a member trains on in a round.
 
         That is the member's own data. A member in ``corruption.test_set`` adds the test samples known by
-        then: the whole pool if it is fixed, otherwise the slices of earlier rounds.
+        then: the pool of the reports if it is fixed, otherwise the slices of earlier rounds.
         """
         if client.name not in self.config.corruption.test_set:
             return client.x, client.y
@@ -161,6 +162,8 @@ def prepare(
         utility_hash=utility_hash(utilities),
         reveal=config.data.test_reveal,
         rounds=config.training.rounds,
+        method=config.scoring.method,
+        blocks=config.settlement.blocks,
     )
     parts = data.split(
         dataset.y_train,
@@ -202,7 +205,12 @@ def prepare(
     )
     if any(":" in name for name in (config.model.name, *config.scoring.utilities)):
         # a user's code: it should fail now rather than after hours of training
-        evaluate(network, pool.slice(1).x, pool.slice(1).y, utilities)
+        evaluate(network, pool.first.x, pool.first.y, utilities)
+    if config.settles and (why := missing_gradient(network, pool.first.x, pool.first.y, utilities[0])):
+        raise ConfigError.at(
+            "scoring.utilities",
+            f"{config.scoring.method!r} settles the first utility along its gradient: {why}",
+        )
     notes = [*dataset.notes, *said, *start_notes(config)]
     if mix := _class_mix(dataset.y_train, pool, dataset.classes):
         notes.append(mix)

@@ -9,11 +9,11 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
+from fedmerit.config import recorded
 from fedmerit.ledger.records import in_words
 from fedmerit.notes import called, capital, code_of, quoted, sentence, words
 from fedmerit.protocol.terms import REHEARSALS
 from fedmerit.report.facts import Facts, RoundFacts, Standing
-from fedmerit.report.source import BYTES_A_PARAMETER
 from fedmerit.report.text import about, made_worse, noun, on_page, signed, spoken, total_text
 from fedmerit.scoring.accumulate import join_up, number_of
 from fedmerit.scoring.doubts import balance
@@ -468,7 +468,7 @@ def costs(facts: Facts) -> list[tuple[str, str]]:
     if known.parameters is not None:
         found.append((words("cost.model"), words("cost.parameters", parameters=known.parameters)))
         if book is not None and book.run["keys"]:
-            sent = BYTES_A_PARAMETER * known.parameters
+            sent = recorded(book.run["config"]).word_bytes * known.parameters
             found.append((words("cost.sent"), words("cost.bytes", bytes=sent)))
     models = sum(2 * one.n + 2 for one in scored)
     found.append((words("cost.evaluated"), words("cost.models", models=models, rounds=len(scored))))
@@ -485,6 +485,9 @@ def provenance(facts: Facts) -> list[tuple[str, str, bool]]:
     samples = words("origin.slices", size=size, classes=classes, slices=slices)
     if slices == 1:
         samples = words("origin.one-slice", size=size, classes=classes)
+    if settled := int(pool.get("settled", 0)):
+        code = "origin.all-settled" if settled == size else "origin.settled"
+        samples = words(code, size=size, classes=classes, settled=settled)
     version = words("origin.version", version=book.run["version"], engine=book.run["engine"])
     return [
         ("fedmerit", version, False),

@@ -1,0 +1,118 @@
+"""The part of the test pool that is left to the settlement: in a run, and in what its ledger says."""
+
+import shutil
+
+import numpy as np
+import pytest
+from tiny import tiny
+
+from fedmerit.errors import ConfigError, LedgerError
+from fedmerit.ledger.chain import Ledger
+from fedmerit.ledger.forms import check_forms
+from fedmerit.ledger.records import config_of, first_body
+from fedmerit.simulation.run import run
+from fedmerit.simulation.setup import prepare
+from fedmerit.verify import verify_folder
+from forging import body_of, written
+from raising import raises
+
+BOTH = ("scoring.method=both", "settlement.naming=false")
+
+
+def no_gradient(model, images, labels):
+    return (model(images).argmax(1) == labels).float()
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    home = tmp_path_factory.mktemp("both")
+    run(tiny(*BOTH), home / "run")
+    return home
+
+
+@pytest.fixture
+def home(both, tmp_path):
+    shutil.copytree(both / "run", tmp_path / "run")
+    return tmp_path
+
+
+def forged(home, change):
+    """The records and the config of a ledger whose record of the pool has other values; None: no value."""
+
+    def tell(ledger, records):
+        for record in records:
+            body = body_of(record)
+            if record.kind == "pool":
+                body = {key: value for key, value in (body | change).items() if value is not None}
+            yield record.author, record.kind, body, record.signature
+
+    written(home, tell, anew=())
+    with Ledger(home / "run" / "ledger.sqlite", read_only=True) as ledger:
+        return list(ledger.records()), config_of(ledger)
+
+
+def test_rounds_are_measured_on_the_other_half(home):
+    federation = prepare(tiny(*BOTH), pool_key=(home / "run" / "keys" / "pool.key").read_bytes())
+    with Ledger(home / "run" / "ledger.sqlite", read_only=True) as ledger:
+        pool = first_body(ledger, "pool")
+        shown = {record.body["slice"] for record in ledger.records() if record.kind == "outcome"}
+    assert pool == federation.pool.commitment
+    assert (pool["size"], pool["slices"], pool["settled"]) == (50, 2, 25)
+    assert shown == {federation.pool.slice(1).id}
+    assert federation.pool.settlement().id not in shown
+    assert np.bincount(federation.pool.settlement().y).max() <= 3  # 25 samples of 10 classes
+    assert any("follow from the reports" in line for line in verify_folder(home / "run"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"settled": 26},
+            r"2 slices, with 26 samples for the settlement, are not what test_reveal = 'fixed'",
+        ),
+        ({"settled": 0}, "settled: 0 of 50 test samples in the last of 2 slices leave too few"),
+        ({"settled": 50}, "settled: 50 of 50 test samples in the last of 2 slices leave too few"),
+        ({"settled": -1}, "settled: -1 of 50"),
+        ({"settled": "25"}, "settled: expected a whole number, got '25'"),
+        ({"settled": True}, "settled: expected a whole number, got True"),
+        ({"settled": None}, "settled: expected only where members settle, but the method is 'both'"),
+        ({"slices": 1}, "settled: 25 of 50 test samples in the last of 1 slices"),
+        ({"slices": 3}, "3 slices, with 25 samples for the settlement, are not what"),
+    ],
+)
+def test_a_ledger_says_truly_how_many_samples_are_settled(home, change, message):
+    with pytest.raises(LedgerError, match=rf"^record 2 \(pool by server\): {message}"):
+        check_forms(*forged(home, change))
+
+
+def test_settlement_is_nothing_that_a_run_with_reports_has(tmp_path):
+    run(tiny("scoring.method=reports"), tmp_path / "run")
+    check_forms(*forged(tmp_path, {}))
+    with pytest.raises(
+        LedgerError, match="settled: expected only where members settle, but the method is 're"
+    ):
+        check_forms(*forged(tmp_path, {"settled": 25}))
+
+
+def test_a_pool_too_small_for_both_parts_is_refused_before_anybody_trains():
+    with raises(ConfigError, setting="data.test_size") as caught:
+        prepare(tiny(*BOTH, "data.test_size=19"))
+    assert "expected at least 20 samples" in str(caught.value)
+    assert len(prepare(tiny(*BOTH, "data.test_size=20")).pool.settlement().y) == 10
+
+
+@pytest.mark.parametrize("method", ["settled", "both"])
+def test_a_utility_of_ones_own_without_a_gradient_is_refused_before_anybody_trains(method):
+    name = f"{__name__}:no_gradient"
+    with raises(ConfigError, setting="scoring.utilities") as caught:
+        prepare(tiny(f"scoring.method={method}", f"scoring.utilities=['{name}']"))
+    assert f"{method!r} settles the first utility along its gradient: " in str(caught.value)
+    prepare(tiny("scoring.method=reports", f"scoring.utilities=['{name}']"))
+    prepare(tiny("scoring.method=both", f"scoring.utilities=['brier', '{name}']"))
+
+
+def test_the_pool_of_a_settled_run_is_prepared_and_stays_shut():
+    pool = prepare(tiny("scoring.method=settled")).pool
+    assert (pool.slices, pool.settled) == (1, 50)
+    pool.settlement().verify_settlement(pool.commitment)
