@@ -46,6 +46,7 @@ from fedmerit.ledger.chain import Ledger, Record
 from fedmerit.ledger.recorder import Beside, LedgerRecorder
 from fedmerit.ledger.records import closing, rounds_of
 from fedmerit.protocol.coordinator import Coordinator
+from fedmerit.protocol.direction import along_path
 from fedmerit.protocol.member import Participant
 from fedmerit.protocol.memory import MemoryState
 from fedmerit.protocol.messages import Ask, Parcel, join_body, pack, unpack
@@ -53,6 +54,7 @@ from fedmerit.protocol.outcome import Evaluations, Report, Round, Trained, Work
 from fedmerit.protocol.terms import EMBEDDED, FLOWER, Agreed, cautious, roster_in
 from fedmerit.secagg import masks as shares
 from fedmerit.secagg.client import Client
+from fedmerit.storage.archive import FolderArchive
 from fedmerit.storage.member_state import MemberFiles
 from fedmerit.storage.run_folder import Folder, write
 from fedmerit.verify import verify_folder
@@ -129,8 +131,11 @@ class Federation:
         with no_disk():
             self.keys = {name: self._key(name) for name in (SERVER, *self.names)} if masks else {}
             self.roster = roster or self._roster(weights or {})
-        slices = rounds if self.config.data.test_reveal == "per-round" else 1
-        self.pool = pool_of(*data("test", 20 * slices, seed), slices, key=self._secret("pool"))
+        slices = rounds if self.config.data.test_reveal == "per-round" else int(self.config.reports)
+        settled = 32 if self.config.settles else 0
+        drawn = data("test", 20 * slices + settled, seed)
+        self.pool = pool_of(*drawn, slices + (settled > 0), key=self._secret("pool"), settled=settled)
+        self.archive = MemoryArchive()
         self.terms = {**terms_of(self.text, self.roster), "evaluates": "server" if evaluates else "members"}
         self.terms |= ({} if masks else {"engine": EMBEDDED}) | dict(terms or {})
         self.terms = {key: value for key, value in self.terms.items() if value is not None}
@@ -147,6 +152,7 @@ class Federation:
         self.extra = lambda name, number: b""  # digest of all else that the train message carries
         self.train = self.linear  # (member, round, M0) -> its change of the model
         self.evaluate: Callable[[np.ndarray, Any], dict[str, np.ndarray]] = fit
+        self.slope = fit_slope  # (model, slice, positions) -> value and gradient
         self.members = {} if files else {name: self._member(name) for name in self.names}
 
     # ------------------------------------------------------------------------------------------------ a run
@@ -170,7 +176,11 @@ class Federation:
         """Give a coordinator with a folder of its own that everybody has joined; a server may have two."""
         with self._recorder(name) as recorder:
             evaluations = Evaluations(self.value) if self.terms["evaluates"] == "server" else None
-            made = Coordinator(recorder, self.pool, self, evaluations, rehearsal=not self.masks)
+            archive = FolderArchive(self.home / name / "archive") if self.ledger else self.archive
+            made = Coordinator(
+                recorder, self.pool, self, evaluations,
+                rehearsal=not self.masks, gradient=self.gradient, archive=archive,
+            )  # fmt: skip
             for _, answer in self.exchange("join", dict.fromkeys(self.names, made.invitation())):
                 try:
                     self.joined.add(made.admit("here" if self.masks else "", answer))
@@ -351,6 +361,9 @@ class Federation:
             delta[0] += 9
         return delta
 
+    def gradient(self, *path: Any) -> Any:
+        return along_path(self.slope)(*path)
+
     def value(self, model: np.ndarray, shown: Any) -> dict[str, np.ndarray]:
         return self.evaluate(model, shown)
 
@@ -367,6 +380,7 @@ class Federation:
         return Participant(
             name, identity, self.roster, state, lambda shape, utilities: self.value,
             accept=self.accept, seed=self.seed, rehearsal=not self.masks,
+            gradients=lambda shape, utility: self.gradient,
         )  # fmt: skip
 
     def _settings(self, rounds, weights, sections):
@@ -414,6 +428,7 @@ class MemoryRecorder:
     key: Ed25519PrivateKey | None
     rounds: list[Round] = field(default_factory=list)
     head: str = "0" * 64
+    said_: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)  # author, kind, body
 
     @cached_property
     def agreed(self) -> Agreed:
@@ -454,6 +469,18 @@ class MemoryRecorder:
         self.rounds.append(found)
         self.head = hashlib.sha256(f"{self.head} {found.number}".encode()).hexdigest()
 
+    def said(self, name: str, kind: str, body: Mapping[str, Any], signature: bytes) -> bool:
+        if not self._signed(name, kind, body, signature):
+            return False
+        self.said_.append((name, kind, dict(body)))
+        return True
+
+    def state(self, kind: str, body: Mapping[str, Any]) -> None:
+        self.said_.append((SERVER, kind, dict(body)))
+
+    def recorded(self, kind: str) -> Sequence[Mapping[str, Any]]:
+        return [body for _, of, body in self.said_ if of == kind]
+
     def end(self, model: np.ndarray) -> None:
         """Do nothing."""
 
@@ -461,6 +488,25 @@ class MemoryRecorder:
         return self._signed(
             name, "seen", {"run": self.run, "round": len(self.rounds), "head": head}, signature
         )
+
+
+class MemoryArchive:
+    """A `protocol.clearing.Archive` in memory."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, int], dict[str, np.ndarray]] = {}
+
+    def save(self, kind: str, number: int, arrays: Mapping[str, np.ndarray]) -> None:
+        self.kept[kind, number] = {key: np.array(value) for key, value in arrays.items()}
+
+    def load(self, kind: str, number: int) -> dict[str, np.ndarray]:
+        return self.kept[kind, number]
+
+    def has(self, kind: str, number: int) -> bool:
+        return (kind, number) in self.kept
+
+    def drop(self, kind: str, number: int) -> None:
+        self.kept.pop((kind, number), None)
 
 
 def write_key(path: Path, key: Ed25519PrivateKey) -> None:
@@ -515,6 +561,14 @@ def data(whose: str, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]
 def fit(model: np.ndarray, shown: Any) -> dict[str, np.ndarray]:
     """Return a number in [0, 1] per sample; 1 for a perfect answer."""
     return {"fit": np.exp(-np.square(shown.x @ model - shown.y) / 4)}
+
+
+def fit_slope(model: np.ndarray, shown: Any, places: np.ndarray) -> tuple[float, np.ndarray]:
+    """Return the mean of `fit` over some samples, and its gradient."""
+    x, y = shown.x[places], shown.y[places]
+    off = x @ model.astype(np.float64) - y
+    value = np.exp(-np.square(off) / 4)
+    return float(value.mean()), (-(off * value) / 2) @ x / len(y)
 
 
 @contextmanager

@@ -42,6 +42,7 @@ from fedmerit.ledger.records import (
     run_and_config,
     unreported,
 )
+from fedmerit.ledger.settled import settlement_of
 from fedmerit.notes import Note, planted, words
 from fedmerit.protocol.outcome import Round
 from fedmerit.protocol.pool import least_shown
@@ -384,6 +385,7 @@ class _Checked:
         )
         check_forms(self.records, self.config)
         check_rounds(self.records, self.rounds, self.config)
+        self.settlement = settlement_of(ledger, self.rounds, self.config)
         self.decisions: list[Decision] = []
         self.own: list[OwnPart] = []
         if self.reader is None:
@@ -445,6 +447,8 @@ class _Checked:
         for record in self.records:
             if record.kind == "blame":
                 yield _about_blame(record)
+        if self.settlement is not None:
+            yield from self.settlement.lines()
         if moves(self.run):
             yield Note("moves")
         for one in self.rounds:

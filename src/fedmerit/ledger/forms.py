@@ -99,6 +99,8 @@ _SHOWN_TO_COORDINATOR = {kind: form for kind, form in FORMS.items() if kind not 
 AFTER_END = ("join", "seen", "statement", "settled", "countersigned", "decision", "payout")
 WHOLE = ("round", "rounds", "decision", "replaces", "unpaid")
 """Fields that are whole numbers (not booleans) in every record; ``replaces`` may also be null."""
+NOT_WHOLE = ("statement", "settled")
+"""Kinds of records whose ``rounds`` are no number."""
 TERMS = {"config", "config_hash", "roster", "strategy", "optimiser", "evaluates"}
 """Entries of a run's terms, in every version."""
 MORE_TERMS = {"engine", "previous", "quorum", "protocol", "features", "version"}
@@ -119,7 +121,7 @@ def check_forms(records: Sequence[Record], config: Config) -> None:
             if record.kind not in forms:
                 raise LedgerError(f"not a kind of record of a run with scoring.visibility = {shown!r}")
             forms[record.kind].check(record, config.clients)
-            for name in (name for name in WHOLE if name in record.body):
+            for name in (name for name in WHOLE if name in record.body and record.kind not in NOT_WHOLE):
                 value = record.body[name]
                 if type(value) is not int and (name != "replaces" or value is not None):
                     raise LedgerError(f"{name}: expected a whole number, got {value!r:.20}")

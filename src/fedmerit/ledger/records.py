@@ -461,7 +461,7 @@ def sees(member: str) -> Callable[[Record], bool]:
     """Return a function that tells which bodies a member may see if only the coordinator sees all."""
 
     def visible(record: Record) -> bool:
-        if record.kind == "report":
+        if record.kind in ("report", "statement"):
             return record.author == member
         return record.kind not in PRIVATE or record.body.get("member") == member
 
@@ -504,7 +504,7 @@ def reader_of(records: Sequence[Record], members: Sequence[str], given: str | No
             raise LedgerError("this copy withholds records: say whose copy it is (--as NAME)")
         (given,) = open_
     for record in withheld:
-        if record.kind not in ("report", *PRIVATE):
+        if record.kind not in ("report", "statement", *PRIVATE):
             raise LedgerError(f"{record.name}: withheld, though every member may see it", record=record.seq)
         if record.kind == "report" and record.author == given:
             raise LedgerError(f"{record.name}: withheld from its own author", record=record.seq)

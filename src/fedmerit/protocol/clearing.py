@@ -34,7 +34,7 @@ from fedmerit.protocol.direction import (
     scale_of,
     slopes_of,
 )
-from fedmerit.protocol.messages import Ask, pack, slice_arrays, unpack
+from fedmerit.protocol.messages import Ask, slice_arrays, unpack
 from fedmerit.protocol.outcome import Model, model_hash, moved, sum_hash
 from fedmerit.protocol.settlement import (
     Settled,
@@ -199,7 +199,8 @@ class Clearing:
         found: Direction = self.archive.load("direction", entry.round)["g"]
         if direction_hash(found) != entry.g:
             raise SettlementError(
-                f"the archived direction of round {entry.round} is not the one in the manifest", code="damaged"
+                f"the archived direction of round {entry.round} is not the one in the manifest",
+                code="damaged",
             )
         return found
 
@@ -283,7 +284,9 @@ class Clearing:
         """Take a member's statement, from whichever hand; raise unless it signed it."""
         recorder, config = self.coordinator.recorder, self.coordinator.config
         if len(answer) > (most := STATEMENT * (2 + len(manifest.rounds))):
-            raise MessageError(f"expected at most {most} bytes, got {len(answer)}", stage="state", member=name)
+            raise MessageError(
+                f"expected at most {most} bytes, got {len(answer)}", stage="state", member=name
+            )
         match unpack(answer, "a statement", values=3):
             case [bytes(text), bytes(signature)]:
                 body = json.loads(text)
@@ -298,7 +301,7 @@ class Clearing:
         """Return what the statements come to so far."""
         found = {name: statement for name, (statement, _) in self.statements.items()}
         detail, window = self.coordinator.config.settlement.detail, self.coordinator.config.settlement
-        made = Settled(manifest, found, detail)
+        made = Settled(manifest, found, detail, final=True)
         if not made.missing:
             return made
         return Settled(manifest, found, detail, closes=int(time.time() + window.window_days * DAY))

@@ -142,9 +142,7 @@ def slopes_of(
     for tried in POINTS if points is None else (points,):
         found = gradient(m0, m, shown, blocks, tried)
         if found.blocks.shape != (len(blocks), m0.size):
-            raise InputError(
-                f"gradient: expected shape {(len(blocks), m0.size)}, got {found.blocks.shape}"
-            )
+            raise InputError(f"gradient: expected shape {(len(blocks), m0.size)}, got {found.blocks.shape}")
         if not (np.isfinite(found.blocks).all() and math.isfinite(found.empty + found.grand)):
             raise SettlementError(
                 "the gradient or the utility is not finite, so this round cannot be settled: take a utility "
@@ -230,9 +228,7 @@ def integers(values: npt.NDArray[np.float64], scale: float, encoding: Encoding) 
     return direction
 
 
-def differs(
-    direction: Direction, values: npt.NDArray[np.float64], scale: float, encoding: Encoding
-) -> str:
+def differs(direction: Direction, values: npt.NDArray[np.float64], scale: float, encoding: Encoding) -> str:
     """Return why a direction is not the one that follows from these own numbers; empty text if it is.
 
     Two machines round coordinates that lie between two integers differently, and no others: each coordinate
@@ -286,10 +282,11 @@ class Entry:
 
     def body(self) -> dict[str, Any]:
         """Return the entry without floats, for hashing and the ledger."""
-        return {key: _plain(value) for key, value in vars(self).items()}
+        return {key: _plain(value) for key, value in vars(self).items()} | {"product": str(self.product)}
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Entry:
+        """Read an entry."""
         floats = {key: number(body[key]) for key in _FLOATS}
         return cls(
             round=_whole(body["round"]),

@@ -117,8 +117,10 @@ class Ask:
                             )
                         needed, allowed = _arrays_of(exchange)
                         strange = set(named) - needed
-                        if set(parcel.arrays) != set(named) or not (needed <= set(named)) or (
-                            strange and strange != allowed
+                        if (
+                            set(parcel.arrays) != set(named)
+                            or not (needed <= set(named))
+                            or (strange and strange != allowed)
                         ):
                             raise MessageError("other arrays beside it than expected", stage=exchange)
                         ask = cls(exchange, run, number, body, parcel.arrays, named)

@@ -200,6 +200,8 @@ class Settled:
         named: by round, who lied and how; the server may be one of them.
         closes: when the window for statements closes, in seconds since 1970; None once nobody is missing.
         final: whether it is closed: nothing changes any more.
+        withheld: in a copy, who stated what its reader may not see.
+        told: in such a copy, the equations as they are recorded.
     """
 
     manifest: Manifest
@@ -209,6 +211,8 @@ class Settled:
     named: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     closes: int | None = None
     final: bool = False
+    withheld: tuple[str, ...] = ()  # in a copy: who stated what its reader may not see
+    told: Sequence[Mapping[str, Any]] | None = None  # in such a copy: the equations as they are recorded
 
     @property
     def equations(self) -> list[Equation]:
@@ -218,7 +222,8 @@ class Settled:
     @property
     def missing(self) -> tuple[str, ...]:
         """Everybody who was summed and has not stated."""
-        return tuple(dict.fromkeys(name for one in self.equations for name in one.missing))
+        found = dict.fromkeys(name for one in self.equations for name in one.missing)
+        return tuple(name for name in found if name not in self.withheld)
 
     @property
     def liars(self) -> tuple[str, ...]:
@@ -229,7 +234,7 @@ class Settled:
         """Return the record ``settled``."""
         return {
             "settlement": self.manifest.digest,
-            "rounds": [one.body() for one in self.equations],
+            "rounds": [one.body() for one in self.equations] if self.told is None else list(self.told),
             "named": list(self.liars),
             "missing": list(self.missing),
             "closes": self.closes,
@@ -263,10 +268,8 @@ class Settled:
         return self._scores(clients, own, columns)
 
     def _blocks(self, name: str, key: str) -> Sequence[float]:
-        stated = self.statements.get(name)
-        return (0.0,) * len(self.manifest.blocks) if stated is None else stated.blocks.get(
-            key, (0.0,) * len(self.manifest.blocks)
-        )
+        nothing = (0.0,) * len(self.manifest.blocks)
+        return self.statements[name].blocks.get(key, nothing) if name in self.statements else nothing
 
     def _scores(
         self, clients: Sequence[str], own: Sequence[int], columns: Sequence[Sequence[float]]

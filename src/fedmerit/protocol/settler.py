@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from fedmerit.errors import (
     BindingError,
-    FedmeritError,
     MessageError,
     RefusedError,
     SettlementError,
@@ -39,16 +38,14 @@ from fedmerit.protocol.direction import (
     slopes_of,
 )
 from fedmerit.protocol.memory import MemberState, as_array, file_name
-from fedmerit.protocol.messages import Ask, pack, unpack
+from fedmerit.protocol.messages import Ask, pack
 from fedmerit.protocol.outcome import included_hash, model_hash, moved, sum_hash
 from fedmerit.protocol.pool import Slice, samples_in
 from fedmerit.protocol.settlement import (
     ALL,
-    Settled,
     Statement,
     agreement,
     countersignature,
-    due,
     equations,
     last_round,
 )
@@ -214,7 +211,8 @@ class Settler:
             problem = f"{entry.points} points of the path leave a rest of {rest:.3g} of the gain {gain:.3g}"
         most = max(map(abs, whole), default=0.0)
         if not problem and any(
-            abs(own - told) > BLOCKS_SLACK * most + 1e-9 for own, told in zip(whole, entry.blocks, strict=True)
+            abs(own - told) > BLOCKS_SLACK * most + 1e-9
+            for own, told in zip(whole, entry.blocks, strict=True)
         ):
             problem = "the parts of the blocks are others"
         own = product(words, g)
@@ -239,9 +237,7 @@ class Settler:
         odd = [key for key, value in told.items() if signed[key] != value]
         return f"its {', '.join(odd)} is not what was signed in the round" if odd else ""
 
-    def contribution(
-        self, number: int
-    ) -> tuple[Encoding, Mapping[str, float] | None, Words, Any]:
+    def contribution(self, number: int) -> tuple[Encoding, Mapping[str, float] | None, Words, Any]:
         """Return what this member brought to the sum of a round: encoding, public weights, integers, shape."""
         client, update = self.member.summed(self.state, number)
         encoding, public = scheduled_encoding(
@@ -362,7 +358,9 @@ class Settler:
                 case [bytes(text), bytes(signature)]:
                     body = _parsed(text)
                     if not self._is_signed(str(name), "statement", body, signature):
-                        raise BindingError("shown a statement that it did not sign", stage="settle", member=name)
+                        raise BindingError(
+                            "shown a statement that it did not sign", stage="settle", member=name
+                        )
                     found[str(name)] = Statement.from_body(
                         str(name), body, manifest, detail=self.config.settlement.detail
                     )
@@ -383,7 +381,9 @@ class Settler:
             raise BindingError("its sums are not those of the statements", stage="settle", member=self.name)
         facts = [(one["round"], one["participants"], one["product"]) for one in own]
         if facts != [(one["round"], one["participants"], one["product"]) for one in told]:
-            raise BindingError("its equations are not those of the manifest", stage="settle", member=self.name)
+            raise BindingError(
+                "its equations are not those of the manifest", stage="settle", member=self.name
+            )
         for one in told:
             if one["holds"] != (one["sum"] == one["product"]):
                 raise BindingError("an equation does not hold as it says", stage="settle", member=self.name)

@@ -1,0 +1,226 @@
+"""The settlement in the ledger: read from its records, with every number recomputed that can be.
+
+After the last round come ``last`` (only if the run ended early), ``opening`` (the manifest of all
+directions), ``agreed`` by the members who recomputed them, ``statement`` by everybody who states, where an
+equation fails ``table`` and ``verdict``, then ``settled`` (what it comes to) and ``countersigned``. A
+statement may come late, also after the end of the run; then another ``settled`` follows. A run that could not
+be settled has ``unsettled``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fedmerit.config import Config
+from fedmerit.errors import LedgerError
+from fedmerit.identity import exact
+from fedmerit.ledger.chain import Record, Records
+from fedmerit.ledger.records import reading
+from fedmerit.notes import Note, words
+from fedmerit.protocol.direction import Manifest, whole_number
+from fedmerit.protocol.outcome import Round
+from fedmerit.protocol.settlement import Settled, Statement, countersignature
+
+KINDS = (
+    "last",
+    "opening",
+    "agreed",
+    "statement",
+    "table",
+    "verdict",
+    "settled",
+    "unsettled",
+    "countersigned",
+)
+"""The kinds of records of a settlement."""
+
+
+@dataclass(eq=False)
+class Book:
+    """The settlement of a run, as its ledger has it.
+
+    Args:
+        manifest: the directions; None if none were made.
+        agreed: who signed that they are right, and who that some are wrong.
+        settled: what it came to; None if it was not settled (yet).
+        why: why it was not, as a code; empty if it was.
+        countersigned: who countersigned the last word.
+        threshold: how many signatures it needs.
+    """
+
+    manifest: Manifest | None = None
+    agreed: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    statements: dict[str, Statement] = field(default_factory=dict)
+    withheld: tuple[str, ...] = ()  # in a copy: who stated what its reader may not see
+    values: dict[int, dict[str, int]] = field(default_factory=dict)
+    named: dict[int, dict[str, str]] = field(default_factory=dict)
+    settled: Settled | None = None
+    why: str = ""
+    countersigned: tuple[str, ...] = ()
+    threshold: int = 0
+    told: Mapping[str, Any] = field(default_factory=dict)  # the last record ``settled``
+
+    @property
+    def holding(self) -> int:
+        """How many equations hold."""
+        return sum(one["holds"] for one in self.told.get("rounds", ()))
+
+    def lines(self) -> Iterator[Note]:
+        """Yield what `verify` says of the settlement."""
+        if self.settled is None:
+            yield Note("settlement-none", why=words(f"unsettled.{self.why or 'unfinished'}"))
+            return
+        yield Note("settlement", holding=self.holding, equations=len(self.told["rounds"]))
+        for number, named in self.named.items():
+            for name, why in named.items():
+                yield Note("settlement-named", round=number, client=name, how=words(f"lie.{why}"))
+        if self.settled.missing:
+            yield Note("settlement-missing", clients=self.settled.missing)
+        if len(self.countersigned) < self.threshold:
+            yield Note("settlement-uncountersigned", count=len(self.countersigned), needed=self.threshold)
+
+
+def settlement_of(ledger: Records, rounds: Sequence[Round], config: Config) -> Book | None:
+    """Return the settlement in a ledger, or None if it has none; raise LedgerError where it contradicts."""
+    if not config.settles:
+        return None
+    book, walk = Book(threshold=config.threshold), None
+    for record in ledger.records():
+        if record.kind in KINDS:
+            walk = walk or _Walk(book, rounds, config, ledger)
+            with reading(record):
+                getattr(walk, record.kind)(record)
+    return None if walk is None else book
+
+
+@dataclass
+class _Walk:
+    """Reads the records of a settlement one by one."""
+
+    book: Book
+    rounds: Sequence[Round]
+    config: Config
+    ledger: Records
+    ended: int | None = None  # the last round, as t members signed it
+    last_signed: set[str] = field(default_factory=set)
+
+    def last(self, record: Record) -> None:
+        if self.book.manifest is not None or record.body["last"] != len(self.rounds):
+            raise LedgerError("signs another last round, or comes after the pool was opened")
+        self.last_signed.add(record.author)
+
+    def opening(self, record: Record) -> None:
+        if self.book.manifest is not None:
+            raise LedgerError("opens the pool a second time")
+        manifest = Manifest.from_body(record.body["manifest"])
+        if record.body["settlement"] != manifest.digest:
+            raise LedgerError("its manifest does not match its digest")
+        if len(self.rounds) < self.config.training.rounds and len(self.last_signed) < self.config.threshold:
+            raise LedgerError(
+                f"opens the pool after {len(self.rounds)} of {self.config.training.rounds} rounds, which "
+                f"{len(self.last_signed)} members signed and {self.config.threshold} must"
+            )
+        if manifest.utility != self.config.scoring.utilities[0]:
+            raise LedgerError(f"settles {manifest.utility}, expected {self.config.scoring.utilities[0]}")
+        summed = [one for one in self.rounds if not one.aborted]
+        if [one.number for one in summed] != [entry.round for entry in manifest.rounds]:
+            raise LedgerError("its rounds are not those with a sum")
+        for one, entry in zip(summed, manifest.rounds, strict=True):
+            outcome = _outcome(self.ledger, one.number)
+            told = (entry.m0, entry.m, entry.x, exact(entry.weight), entry.participants)
+            if told != (*(outcome[key] for key in ("m0", "m", "x", "weight")), one.included):
+                raise LedgerError(f"its round {entry.round} is not the one that was summed")
+        self.book.manifest = manifest
+
+    def _manifest(self, record: Record) -> Manifest:
+        manifest = self.book.manifest
+        if manifest is None or record.body.get("settlement", manifest.digest) != manifest.digest:
+            raise LedgerError("belongs to no manifest, or to another one")
+        return manifest
+
+    def agreed(self, record: Record) -> None:
+        self._manifest(record)
+        if record.author in self.book.agreed or self.book.statements:
+            raise LedgerError("its author agreed before, or somebody stated before it")
+        numbers = record.body["wrong"]
+        if not all(type(number) is int for number in (*numbers, *record.body["released"])):
+            raise LedgerError("expected rounds")
+        self.book.agreed[record.author] = tuple(numbers)
+
+    def statement(self, record: Record) -> None:
+        if self.book.manifest is None:
+            raise LedgerError("states before the directions were fixed")
+        agreeing = sum(not wrong for wrong in self.book.agreed.values())
+        if agreeing < self.config.threshold:
+            raise LedgerError(f"states though {agreeing} members agreed, {self.config.threshold} are needed")
+        if record.author in self.book.statements or record.author in self.book.withheld:
+            raise LedgerError("its author has stated before")
+        if self.book.told.get("final"):
+            raise LedgerError("comes after the settlement was closed")
+        if record.withheld:
+            self.book.withheld += (record.author,)
+            return
+        manifest, detail = self._manifest(record), self.config.settlement.detail
+        self.book.statements[record.author] = Statement.from_body(
+            record.author, record.body, manifest, detail=detail
+        )
+
+    def table(self, record: Record) -> None:
+        manifest = self._manifest(record)
+        if record.author not in manifest.entry(record.body["round"]).participants:
+            raise LedgerError("its author is not in the sum")
+        for value in (*record.body["pairs"].values(), record.body["masked"]):
+            whole_number(value)
+
+    def verdict(self, record: Record) -> None:
+        body, manifest = record.body, self._manifest(record)
+        entry = manifest.entry(body["round"])
+        if entry.round in self.book.named:
+            raise LedgerError("is the second verdict on its round")
+        values = {str(name): whole_number(value) for name, value in body["values"].items()}
+        if not set(values) <= set(entry.participants):
+            raise LedgerError("has values of members who are not in the sum")
+        self.book.values[entry.round] = values
+        self.book.named[entry.round] = {str(name): str(why) for name, why in body["named"].items()}
+
+    def settled(self, record: Record) -> None:
+        manifest, book = self._manifest(record), self.book
+        body = record.body
+        found = Settled(
+            manifest, dict(book.statements), self.config.settlement.detail,
+            dict(book.values), dict(book.named), body["closes"], body["final"], book.withheld,
+            [*body["rounds"]] if book.withheld else None,
+        )  # fmt: skip
+        if found.body() != dict(body):
+            raise LedgerError("does not follow from the statements before it")
+        if body["final"] and found.missing and body["closes"] is None:
+            raise LedgerError("is closed without a window, though somebody is missing")
+        if book.told.get("final"):
+            raise LedgerError("comes after the settlement was closed")
+        book.settled, book.told, book.countersigned = found, dict(body), ()
+
+    def unsettled(self, record: Record) -> None:
+        if self.book.told or self.book.why:
+            raise LedgerError("comes after the settlement, or is the second of its kind")
+        self.book.why = str(record.body["why"])
+
+    def countersigned(self, record: Record) -> None:
+        self._manifest(record)
+        expected = countersignature(record.body["run"], self.book.told)
+        if dict(record.body) != expected or record.author in self.book.countersigned:
+            raise LedgerError("countersigns something else, or a second time")
+        self.book.countersigned += (record.author,)
+
+
+def _outcome(ledger: Records, number: int) -> Mapping[str, Any]:
+    for record in ledger.records("outcome"):
+        if record.body["round"] == number:
+            return record.body
+    raise LedgerError(f"round {number} has no outcome")
+
+
+def final(settled: Settled) -> Settled:
+    """Return a settlement that is closed: who is missing stays so."""
+    return replace(settled, final=True)
