@@ -34,7 +34,7 @@ from fedmerit.protocol.direction import (
     scale_of,
     slopes_of,
 )
-from fedmerit.protocol.messages import Ask, slice_arrays, unpack
+from fedmerit.protocol.messages import Ask, Parcel, slice_arrays, unpack
 from fedmerit.protocol.outcome import Model, model_hash, moved, sum_hash
 from fedmerit.protocol.settlement import (
     Settled,
@@ -148,7 +148,7 @@ class Clearing:
         return None
 
     def _made(self) -> Manifest:
-        """Make all directions: compute them first, then put them on one scale; return and record the manifest."""
+        """Make all directions and put them on one scale; return the manifest, which is recorded."""
         config, recorder = self.coordinator.config, self.coordinator.recorder
         shown = self.coordinator.pool.settlement()
         blocks, by_class = blocks_of(shown, config.settlement.blocks)
@@ -334,6 +334,6 @@ class Clearing:
                     self.coordinator.note(f"{who} did not countersign the settlement")
         return settled
 
-    def _ask(self, kind: Exchange, number: int, body: Mapping[str, Any], arrays: Arrays) -> Any:
+    def _ask(self, kind: Exchange, number: int, body: Mapping[str, Any], arrays: Mapping[str, Any]) -> Parcel:
         recorder = self.coordinator.recorder
         return Ask(kind, recorder.run, number, body, arrays).pack(recorder.sign)

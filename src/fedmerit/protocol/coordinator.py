@@ -278,7 +278,8 @@ class Coordinator:
         """Archive what a settlement needs of a round: X, M0 unless it follows, and what masks can prove."""
         if not self.config.settles:
             return
-        assert self.archive is not None and server.result is not None
+        assert self.archive is not None
+        assert server.result is not None
         kept: dict[str, Any] = {"x": server.result.words}
         before = [one for one in self.recorder.rounds if not one.aborted]
         if not before or before[-1].body["m"] != m0_hash:
@@ -439,7 +440,8 @@ class Coordinator:
         closed = len(self.recorder.rounds)
         present = self.transport.expected(closed + 1)  # members who come back now join before the end
         if self.config.settles:
-            assert self.gradient is not None and self.archive is not None
+            assert self.gradient is not None
+            assert self.archive is not None
             self.settled = Clearing(self, self.gradient, self.archive).run(present)
         self.recorder.end(model)
         self.seal(present)

@@ -245,8 +245,8 @@ def differs(direction: Direction, values: npt.NDArray[np.float64], scale: float,
         return ""
     first = int(np.argmax(off))
     return (
-        f"{int(bad.sum())} of {encoding.length} coordinates are not those of the gradient; coordinate {first} "
-        f"is {int(direction[first])}, expected {own[first]:.2f}"
+        f"{int(bad.sum())} of {encoding.length} coordinates are not those of the gradient; coordinate "
+        f"{first} is {int(direction[first])}, expected {own[first]:.2f}"
     )
 
 
@@ -287,15 +287,15 @@ class Entry:
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Entry:
         """Read an entry."""
-        floats = {key: number(body[key]) for key in _FLOATS}
+        values: dict[str, Any] = {key: number(body[key]) for key in _FLOATS}
+        values |= {key: str(body[key]) for key in ("m0", "m", "x", "g")}
         return cls(
             round=_whole(body["round"]),
             points=_whole(body["points"]),
             product=whole_number(body["product"]),
             participants=tuple(str(name) for name in body["participants"]),
             blocks=tuple(number(value) for value in body["blocks"]),
-            **{key: str(body[key]) for key in ("m0", "m", "x", "g")},
-            **floats,
+            **values,
         )
 
 

@@ -161,7 +161,7 @@ class Settler:
             lineage.opened |= samples
             self.state.put_lineage(lineage_of(self.member.roster), lineage)
 
-    # ------------------------------------------------------------------------------------- agree on directions
+    # ------------------------------------------------------------------------------------ agree on directions
 
     def _agree(self, ask: Ask) -> bytes:
         """Recompute the direction of a round and this member's product with it; say whether it is right."""
@@ -229,7 +229,7 @@ class Settler:
         return [str(own), list(own_blocks), problem]
 
     def _contradiction(self, entry: Entry) -> str:
-        """Return how the manifest contradicts what this member signed for in the round; empty if it does not."""
+        """Return how the manifest contradicts what this member signed in the round; empty if it does not."""
         signed = self.state.get(file_name(entry.round, "signed"))
         if signed is None:
             return ""
@@ -238,7 +238,7 @@ class Settler:
         return f"its {', '.join(odd)} is not what was signed in the round" if odd else ""
 
     def contribution(self, number: int) -> tuple[Encoding, Mapping[str, float] | None, Words, Any]:
-        """Return what this member brought to the sum of a round: encoding, public weights, integers, shape."""
+        """Return what this member brought to a sum: encoding, public weights, integers, shape."""
         client, update = self.member.summed(self.state, number)
         encoding, public = scheduled_encoding(
             self.config, as_array(update[0], "<f4").size, client.setting.members, update[3]
@@ -331,7 +331,7 @@ class Settler:
 
         return pairs_answer(self, self._manifest("pairs"), ask)
 
-    # --------------------------------------------------------------------------------------------- countersign
+    # -------------------------------------------------------------------------------------------- countersign
 
     def _settle(self, ask: Ask) -> bytes:
         """Countersign what the settlement came to, if this member's statement is in it and it adds up."""
@@ -444,7 +444,8 @@ def _flat(values: npt.NDArray[Any]) -> list[Any]:
 
 def _shaped(kept: Sequence[Any]) -> npt.NDArray[Any]:
     kind, shape, values = kept
-    return np.asarray(as_array(values, kind)).view(kind).reshape(shape)
+    found: npt.NDArray[Any] = np.asarray(as_array(values, kind)).view(kind).reshape(shape)
+    return found
 
 
 def _cached(ask: Ask, name: str, digest: Callable[[Any], str], values: Any) -> str:

@@ -1,4 +1,4 @@
-"""What the server keeps of every round for the settlement: sums, models, directions, and what masks can prove.
+"""What the server keeps of every round for the settlement: sums, models, directions, proofs of masks.
 
 One file of arrays per kind and round in ``DIR/archive``::
 
