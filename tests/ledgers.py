@@ -31,7 +31,7 @@ class Keys:
         return self.keys[author].sign(message)
 
 
-def pool_of(x, y, slices=1, key=None):
+def pool_of(x, y, slices=1, key=None, settled=0):
     """A committed test pool of these samples, in this order."""
     return Pool(
         indices=np.arange(len(y)),
@@ -42,6 +42,7 @@ def pool_of(x, y, slices=1, key=None):
         classes=0,
         utility_hash="0" * 64,
         key=key or secrets.token_bytes(32),
+        settled=settled,
     )
 
 

@@ -50,6 +50,7 @@ from fedmerit.protocol.member import Participant
 from fedmerit.protocol.memory import MemoryState
 from fedmerit.protocol.messages import Ask, Parcel, join_body, pack, unpack
 from fedmerit.protocol.outcome import Evaluations, Report, Round, Trained, Work
+from fedmerit.protocol.pool import parts_of
 from fedmerit.protocol.terms import EMBEDDED, FLOWER, Agreed, cautious, roster_in
 from fedmerit.secagg import masks as shares
 from fedmerit.secagg.client import Client
@@ -129,8 +130,10 @@ class Federation:
         with no_disk():
             self.keys = {name: self._key(name) for name in (SERVER, *self.names)} if masks else {}
             self.roster = roster or self._roster(weights or {})
-        slices = rounds if self.config.data.test_reveal == "per-round" else 1
-        self.pool = pool_of(*data("test", 20 * slices, seed), slices, key=self._secret("pool"))
+        method, reveal = self.config.scoring.method, self.config.data.test_reveal
+        samples = 20 * (rounds if reveal == "per-round" else 1) * (1 + (method == "both"))
+        slices, settled = parts_of(samples, method=method, reveal=reveal, rounds=rounds)
+        self.pool = pool_of(*data("test", samples, seed), slices, self._secret("pool"), settled)
         self.terms = {**terms_of(self.text, self.roster), "evaluates": "server" if evaluates else "members"}
         self.terms |= ({} if masks else {"engine": EMBEDDED}) | dict(terms or {})
         self.terms = {key: value for key, value in self.terms.items() if value is not None}
