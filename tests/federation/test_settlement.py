@@ -6,7 +6,6 @@ import json
 
 import numpy as np
 import pytest
-from linear_federation import LIAR, Federation, fit, fit_slope
 
 from fedmerit.errors import MessageError, RefusedError, SettlementError
 from fedmerit.identity import canonical, content
@@ -17,6 +16,7 @@ from fedmerit.protocol import clearing
 from fedmerit.protocol.direction import Manifest, product
 from fedmerit.protocol.messages import pack, unpack
 from fedmerit.protocol.settlement import Statement
+from linear_federation import LIAR, Federation, fit, fit_slope
 
 
 def settled(home, *, method="settled", naming=False, settlement=None, scoring=None, sections=None, **given):

@@ -227,7 +227,7 @@ class Clearing:
             "last": dict(last),
         }
         number = len(self.coordinator.recorder.rounds)
-        ask = self._ask("open", number, body, slice_arrays(shown))
+        ask = self.ask("open", number, body, slice_arrays(shown))
         opened = []
         for name, answer in self.coordinator.transport.exchange("open", dict.fromkeys(present, ask)):
             if unpack(answer, "an answer", values=2) == [manifest.digest]:
@@ -239,7 +239,7 @@ class Clearing:
         if not members:
             return
         arrays = {"g": self.direction(entry), "m0": one.m0, "sum": one.words}
-        ask = self._ask("agree", entry.round, {}, arrays)
+        ask = self.ask("agree", entry.round, {}, arrays)
         for name, answer in self.coordinator.transport.exchange("agree", dict.fromkeys(members, ask)):
             if unpack(answer, "an answer", values=2) != [True]:
                 self.coordinator.note(f"{name} disagrees with the direction of round {entry.round}")
@@ -291,6 +291,9 @@ class Clearing:
             case [bytes(text), bytes(signature)]:
                 body = json.loads(text)
                 statement = Statement.from_body(name, body, manifest, detail=config.settlement.detail)
+                before = self.statements.get(name)
+                if before is not None and before[0].body(recorder.run) != body:
+                    raise MessageError("has stated something else before", stage="state", member=name)
                 if not recorder.said(name, "statement", body, signature):
                     raise MessageError("did not sign its statement", stage="state", member=name)
                 self.statements[name] = statement, signature
@@ -332,14 +335,19 @@ class Clearing:
 
         return named(self, settled, failed)
 
+    def shown_statements(self) -> dict[str, list[bytes]]:
+        """Return all statements as members signed them."""
+        run = self.coordinator.recorder.run
+        return {
+            name: [canonical(one.body(run)), signature] for name, (one, signature) in self.statements.items()
+        }
+
     def _closed(self, manifest: Manifest, settled: Settled, members: Sequence[str]) -> Settled:
         """Record what the settlement came to, and collect countersignatures."""
         recorder, config = self.coordinator.recorder, self.coordinator.config
         body = settled.body()
         recorder.state("settled", body)
-        shown: dict[str, list[bytes]] = {}
-        for name, (statement, signature) in self.statements.items():
-            shown[name] = [canonical(statement.body(recorder.run)), signature]
+        shown = self.shown_statements()
         everybody = config.scoring.visibility == "all"
         number = len(recorder.rounds)
         signed = countersignature(recorder.run, body)
@@ -351,6 +359,7 @@ class Clearing:
                     self.coordinator.note(f"{who} did not countersign the settlement")
         return settled
 
-    def _ask(self, kind: Exchange, number: int, body: Mapping[str, Any], arrays: Mapping[str, Any]) -> Parcel:
+    def ask(self, kind: Exchange, number: int, body: Mapping[str, Any], arrays: Mapping[str, Any]) -> Parcel:
+        """Return a signed message with arrays beside it."""
         recorder = self.coordinator.recorder
         return Ask(kind, recorder.run, number, body, arrays).pack(recorder.sign)
