@@ -75,7 +75,11 @@ class Book:
         yield Note("settlement", holding=self.holding, equations=len(self.told["rounds"]))
         for number, named in self.named.items():
             for name, why in named.items():
-                yield Note("settlement-named", round=number, client=name, how=words(f"lie.{why}"))
+                how = words(f"lie.{why}")
+                if number:
+                    yield Note("settlement-named", round=number, client=name, how=how)
+                else:
+                    yield Note("settlement-named-run", client=name, how=how)
         if self.settled.missing:
             yield Note("settlement-missing", clients=self.settled.missing)
         if len(self.countersigned) < self.threshold:

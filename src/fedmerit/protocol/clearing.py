@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -36,6 +36,7 @@ from fedmerit.protocol.direction import (
 )
 from fedmerit.protocol.messages import Ask, Parcel, slice_arrays, unpack
 from fedmerit.protocol.outcome import Model, model_hash, moved, sum_hash
+from fedmerit.protocol.pool import Slice
 from fedmerit.protocol.settlement import (
     Settled,
     Statement,
@@ -221,6 +222,7 @@ class Clearing:
     def _open(self, manifest: Manifest, present: Sequence[str], last: Mapping[str, bytes]) -> list[str]:
         """Open the pool; return the members who accept it and the manifest."""
         shown = self.coordinator.pool.settlement()
+        self._keep_pool(shown)
         body = {
             "manifest": canonical(manifest.body()),
             "slice": [shown.index, list(shown.path)],
@@ -233,6 +235,14 @@ class Clearing:
             if unpack(answer, "an answer", values=2) == [manifest.digest]:
                 opened.append(name)
         return opened
+
+    def _keep_pool(self, shown: Slice) -> None:
+        """Archive the opened pool, for those who check the settlement later."""
+        if not self.archive.has("pool", 0):
+            path = np.frombuffer(b"".join(shown.path), np.uint8)
+            self.archive.save(
+                "pool", 0, {**slice_arrays(shown), "path": path, "index": np.array([shown.index])}
+            )
 
     def _agree(self, one: Summed, entry: Entry, members: Sequence[str]) -> None:
         """Show the members of a round its direction, to recompute it."""
@@ -302,20 +312,42 @@ class Clearing:
 
     def late(self, name: str, answer: bytes) -> Settled:
         """Take a statement that came after the others, and record what the settlement comes to now."""
-        manifest = self._opening()
-        if manifest is None:
-            raise SettlementError("the pool has not been opened", code="unfinished", member=name)
-        self._read(manifest)
+        manifest, last = self._before()
+        if last["final"]:
+            raise SettlementError("the settlement is closed", code="closed", member=name)
         self.take(manifest, name, answer)
-        settled = self._named(self.settled(manifest))
+        settled = replace(self.settled(manifest), closes=last["closes"])
+        settled = replace(self._named(settled), final=not settled.missing)
         self.coordinator.recorder.state("settled", settled.body())
         return settled
+
+    def close(self, now: float) -> Settled:
+        """Close the settlement once its window is over; who is missing then stays so."""
+        manifest, last = self._before()
+        settled = replace(self.settled(manifest), closes=last["closes"], final=True)
+        if last["final"]:
+            return settled
+        if last["closes"] is not None and now < last["closes"]:
+            until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(last["closes"]))
+            raise SettlementError(
+                f"statements of {', '.join(settled.missing)} are taken until {until}", code="open"
+            )
+        self.coordinator.recorder.state("settled", settled.body())
+        return settled
+
+    def _before(self) -> tuple[Manifest, Mapping[str, Any]]:
+        """Return the manifest and the last word on the settlement; read what was stated, from the ledger."""
+        manifest, said = self._opening(), self.coordinator.recorder.recorded("settled")
+        if manifest is None or not said:
+            raise SettlementError("the run has not been settled", code="unfinished")
+        self._read(manifest)
+        return manifest, said[-1]
 
     def _read(self, manifest: Manifest) -> None:
         """Read what was stated before, from the ledger."""
         detail = self.coordinator.config.settlement.detail
-        for name, body in self.coordinator.recorder.signed("statement"):
-            self.statements[name] = Statement.from_body(name, body, manifest, detail=detail), b""
+        for name, body, signature in self.coordinator.recorder.signed("statement"):
+            self.statements[name] = Statement.from_body(name, body, manifest, detail=detail), signature
 
     def settled(self, manifest: Manifest) -> Settled:
         """Return what the statements come to so far."""
@@ -337,10 +369,8 @@ class Clearing:
 
     def shown_statements(self) -> dict[str, list[bytes]]:
         """Return all statements as members signed them."""
-        run = self.coordinator.recorder.run
-        return {
-            name: [canonical(one.body(run)), signature] for name, (one, signature) in self.statements.items()
-        }
+        run, stated = self.coordinator.recorder.run, self.statements.items()
+        return {name: [canonical(one.body(run)), signature] for name, (one, signature) in stated}
 
     def _closed(self, manifest: Manifest, settled: Settled, members: Sequence[str]) -> Settled:
         """Record what the settlement came to, and collect countersignatures."""

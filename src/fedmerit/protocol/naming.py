@@ -140,7 +140,10 @@ def named(clearing: Clearing, settled: Settled, failed: Sequence[Equation]) -> S
         stated = {}
         if not whole_run:
             stated = {name: settled.statements[name].rounds[str(number)] for name in entry.participants}
-        verdict, evidence = _Naming(clearing, manifest, entry, stated).verdict()
+        proof = _Naming(clearing, manifest, entry, stated).verdict()
+        if proof is None:  # nobody answered: it can be asked again within the window
+            continue
+        verdict, evidence = proof
         values[number] = {name: value for name, value in verdict.values.items() if value is not None}
         liars[number] = {name: str(why) for name, why in verdict.named.items()}
         if len(values[number]) == len(entry.participants) - 1 and SERVER not in liars[number]:
@@ -207,9 +210,11 @@ class _Naming:
             self.coordinator.config, self.manifest, self.entry, public, extra,
         )  # fmt: skip
 
-    def verdict(self) -> tuple[Verdict, dict[str, Any]]:
-        """Return the verdict, and the evidence for the ledger."""
+    def verdict(self) -> tuple[Verdict, dict[str, Any]] | None:
+        """Return the verdict, and the evidence for the ledger; None if nobody answered."""
         self._ask_tables()
+        if not self.tables:
+            return None
         verdict = self._judge()
         if verdict.disputed:
             self._ask_keys(verdict.disputed)

@@ -348,7 +348,15 @@ class Settler:
             raise RefusedError("its statement is not in the settlement", stage="settle", member=self.name)
         self._check_sums(manifest, settled, statements)
         self.state.put("settled", text)
+        self.state.put("closes", settled["closes"])
+        if settled["final"]:
+            self._forget()
         return self.member.sign("countersigned", countersignature(self.run, settled))
+
+    def _forget(self) -> None:
+        """Delete updates, secrets of rounds and the pool: nobody will ask for them any more."""
+        self.state.drop_rounds(before=self.config.training.rounds + 1, keep=("signed", "stated"))
+        self.state.put(POOL, None)
 
     def statements_in(self, ask: Ask, manifest: Manifest) -> dict[str, Statement]:
         """Return the statements that this member is shown; each signed by its author."""
