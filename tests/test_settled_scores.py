@@ -1,25 +1,22 @@
 """Scores, files, money and pages of settled runs."""
 
-import io
 import json
 import re
-from dataclasses import replace
 
 import pytest
-from linear_federation import Federation
-from rich.console import Console
+from linear_federation import LIAR, Federation
 from typer.testing import CliRunner
 
 from fedmerit.cli import app
 from fedmerit.errors import CopyDiffers, StoreError, UnsettledShares
+from fedmerit.identity import canonical, content
 from fedmerit.ledger import account as accounts_module
 from fedmerit.ledger.decisions import Terms
 from fedmerit.report.exports import replay
+from fedmerit.protocol.messages import pack, unpack
 from fedmerit.report.facts import Facts
 from fedmerit.report.page.html import facts_of, render
 from fedmerit.report.source import read_source
-from fedmerit.report.statement import as_markdown
-from fedmerit.report.terminal import print_facts
 from fedmerit.storage.run_folder import recorded
 from fedmerit.verify import record_decision, renew, verify_copy
 
@@ -278,7 +275,7 @@ def test_a_member_sees_its_own_statement_and_the_sums(tmp_path):
     said("rewards", run.folder, "--budget", "1000.00", "--rule", "fair")
     run.verified()
     copy = tmp_path / "copy.jsonl"
-    assert "client-1" in said("export", run.folder, "--for", "client-1", "--out", copy)
+    assert "20 of them withheld" in said("export", run.folder, "--for", "client-1", "--out", copy)
     lines = list(verify_copy(copy, member="client-1"))
     assert any(line.startswith("settlement: 3 of 3 equations hold") for line in lines)
     assert any("share and cents follow from its scores and the totals" in line for line in lines)
@@ -313,23 +310,55 @@ def test_pseudonyms_hide_the_names_of_a_settled_run(settled, partly):
         assert f"{int(line['stated'][0]):,}" in page
 
 
-def test_a_liar_is_named_everywhere(settled):
-    source = read_source(settled.folder)
-    (account,) = source.accounts
-    first = account.lines[0]
-    wrong = tuple(value + 7 if k == 2 else value for k, value in enumerate(first.stated))
-    lied = replace(first, stated=wrong, sum=first.sum + 7, holds=False)
-    account = replace(account, lines=(lied, *account.lines[1:]), named={1: {"client-2": "stated"}})
-    facts = Facts(replace(source, accounts=(account,)))
-    screen = io.StringIO()
-    print_facts(Console(width=400, file=screen), facts)
-    told = screen.getvalue()
-    assert "2 of 3 equations hold" in told
-    assert "In round 1, client-2 stated a false number" in told
-    page = render(facts)
-    assert "In round 1, client-2 stated a false number" in page
-    assert f"{first.stated[2] + 7:,}" in page
-    assert f"proved: {first.stated[2]:,}" in page
+def lying(home, *, naming, detail="rounds"):
+    """A run in which client-1 states 7 units too many."""
+    run = Federation(
+        home, members=5, rounds=2,
+        settings={"scoring": {"method": "settled"}, "settlement": {"naming": naming, "detail": detail}},
+    )  # fmt: skip
+
+    def lie(answer):
+        body = json.loads(unpack(answer, "")[0])
+        key = "2" if detail == "rounds" else "all"
+        body["rounds"][key] = str(int(body["rounds"][key]) + 7)
+        return pack([canonical(body), run.keys[LIAR].sign(content(LIAR, "statement", body))])
+
+    run.answering("state", 2, lie)
+    return run.run()
+
+
+@pytest.mark.parametrize("detail", ["rounds", "run"])
+def test_a_liar_is_named_everywhere(tmp_path, detail):
+    run = lying(tmp_path, naming=True, detail=detail)
+    where = "In round 2" if detail == "rounds" else "In one of the rounds"
+    told, page = said("score", run.folder), render(facts_of(run.folder))
+    for text in (told, page):
+        assert f"{where}, client-1 stated a false number" in text
+    line = scores_in(run)["settlement"]["rounds"][-1]
+    false, scale = int(line["stated"][1]), recorded(run.folder).accounts[0].scale
+    assert line["phi"][1] == pytest.approx((false - 7) * scale, rel=1e-15)
+    assert line["holds"] is False
+    assert f"{false:,}" in page
+    assert f"proved: {false - 7:,}" in page
+    assert scores_in(run)["settlement"]["named"] == ["client-1"]
+    assert "recorded as decision 1" in said("rewards", run.folder, "--budget", "10.00")
+    assert "the masks prove" in (run.folder / "statements" / "client-1.md").read_text()
+    run.verified()
+    hidden = render(facts_of(run.folder, pseudonyms=True))
+    assert "client-" not in hidden
+    assert f"{where}, Member" in hidden
+
+
+def test_nothing_is_paid_if_somebody_lied_and_nobody_is_named(tmp_path):
+    run = lying(tmp_path, naming=False)
+    assert "This run does not find out who" in said("score", run.folder)
+    assert "--despite-doubts" in said("rewards", run.folder, "--budget", "10.00")
+    with pytest.raises(UnsettledShares, match="round 2") as caught:
+        record_decision(run.folder, Terms("10.00", "fit", "fenced", "PHI"))
+    assert caught.value.code == "fails"
+    record_decision(run.folder, Terms("10.00", "fit", "equal", "PHI"))
+    record_decision(run.folder, Terms("10.00", "fit", "fenced", "PHI", despite_doubts=True))
+    run.verified()
 
 
 def test_trackers_follow_a_settled_run(settled):

@@ -232,6 +232,8 @@ def rewards(
     total, doubted, without = facts.total, facts.doubts, facts.unscored
     with _option_names(doubted):
         check_payable(doubted, by, despite=despite_doubts)
+        for account in source.accounts if facts.settled else ():
+            account.check_payable(by, despite=despite_doubts)
         divided = shares(total, by, floor=floor, cap=cap, on_undefined=on_undefined.value)
     told = (*divided.notes, *facts.absence_notes, *(run.notes if run else ()))
     notes = dict.fromkeys(on_terminal(note, "--on-undefined") for note in told)
@@ -334,13 +336,15 @@ def _record(
 @contextmanager
 def _option_names(doubted: Sequence[Doubt]) -> Iterator[None]:
     """Reword the library's errors for the command line; add the doubts to those about undefined shares."""
-    from fedmerit.errors import DoubtfulShares, UndefinedShares
+    from fedmerit.errors import DoubtfulShares, UndefinedShares, UnsettledShares
     from fedmerit.report.text import on_terminal
 
     try:
         yield
     except DoubtfulShares as error:
         raise DoubtfulShares(on_terminal(error.note), error.codes) from error
+    except UnsettledShares as error:
+        raise UnsettledShares(on_terminal(error.note), code=error.code) from error
     except UndefinedShares as error:
         told = on_terminal(error.note, "--on-undefined")
         if doubted:

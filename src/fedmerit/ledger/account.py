@@ -84,7 +84,7 @@ class Account:
         sizes: of the blocks.
         rounds: with a sum, in order.
         lines: the equations.
-        named: by round, who lied and how, as a code; the server may be one of them.
+        named: by round (0: in one of them), who lied and how, as a code; the server may be one of them.
         missing: who was in a sum and has not stated.
         closes: when the window for statements closes, in seconds since 1970; None once nobody is missing.
         final: whether nothing can change any more.
@@ -127,6 +127,12 @@ class Account:
         """Everybody who was named."""
         return tuple(dict.fromkeys(name for each in self.named.values() for name in each))
 
+    @property
+    def unexplained(self) -> tuple[Line, ...]:
+        """The equations that fail although everybody stated, and for which nobody was named."""
+        failed = [line for line in self.lines if line.sum not in (None, line.product)]
+        return tuple(line for line in failed if not self.named.get(line.round or 0))
+
     def seen(self, name: str) -> int:
         """Return in how many rounds a member's update was in the sum."""
         return sum(name in (*one.clients, *one.silent) for one in self.rounds)
@@ -145,6 +151,17 @@ class Account:
         """Raise UnsettledShares while statements can still come."""
         if still := self.provisional():
             raise UnsettledShares(still, code="open")
+
+    def check_payable(self, rule: str, *, despite: bool) -> None:
+        """Raise UnsettledShares if an equation fails and nobody was named for it.
+
+        Args:
+            rule: by which members are paid; "equal" needs no score.
+            despite: whether to pay anyway.
+        """
+        if self.unexplained and rule != "equal" and not despite:
+            rounds = tuple(line_name(line) for line in self.unexplained)
+            raise UnsettledShares(Note("settlement-fails", rounds=rounds), code="fails")
 
     def renamed(self, names: Mapping[str, str]) -> Account:
         """Return the same account with other names, in their order."""
@@ -179,6 +196,13 @@ class Account:
             missing=order(self.missing),
             countersigned=order(self.countersigned),
         )
+
+
+def line_name(line: Line) -> str:
+    """Return which rounds an equation is about, in words."""
+    if line.round is None:
+        return words("settled.all-rounds")
+    return words("settled.round", round=line.round)
 
 
 def _text(value: int | None) -> str | None:
@@ -328,11 +352,16 @@ def _account(found: Settled, config: Config) -> Account:
     manifest, said = found.manifest, found.statements
     lines = []
     for equation, told in zip(found.equations, found.body()["rounds"], strict=True):
-        proved = {} if equation.round is None else found.values.get(equation.round, {})
+        if equation.round is None:
+            proved = {name: found.proved(name) for name in equation.participants}
+        else:
+            proved = dict(found.values.get(equation.round, {}))
+        pairs = zip(equation.participants, equation.stated, strict=True)
+        counted = tuple(value if (own := proved.get(name)) is None else own for name, value in pairs)
         lines.append(
             Line(
                 equation.round, equation.participants, equation.stated,
-                tuple(proved.get(n, v) for n, v in zip(equation.participants, equation.stated, strict=True)),
+                counted,
                 None if told["sum"] is None else int(told["sum"]), equation.product, told["holds"],
             )
         )  # fmt: skip

@@ -282,7 +282,8 @@ def decide(
     """
     scored: list[Reports] = []
     if terms.score == "PHI":
-        total = total_of(_settled([*(run.account for run in after), account], terms.utility), terms.missing)
+        accounts = _settled([*(run.account for run in after), account], terms)
+        total = total_of(accounts, terms.missing)
     else:
         scored = [reports for one in rounds if (reports := one.to_reports(terms.utility)) is not None]
         total = accumulate(scored, score=terms.score, missing=terms.missing)
@@ -301,17 +302,18 @@ def decide(
     )
 
 
-def _settled(accounts: Sequence[Account | None], utility: str) -> list[Account]:
-    """Return the accounts of all runs of a decision; raise UnsettledShares unless all are final."""
+def _settled(accounts: Sequence[Account | None], terms: Terms) -> list[Account]:
+    """Return the accounts of all runs of a decision; raise UnsettledShares unless they can be paid by."""
     for one in accounts:
         if one is None:
             raise UnsettledShares(Note("settlement-lacking"), code="unsettled")
-        if one.utility != utility:
-            raise LedgerError(f"utility: expected {one.utility!r}, which was settled, got {utility!r:.40}")
+        if one.utility != terms.utility:
+            raise LedgerError(f"utility: expected {one.utility!r}, as settled, got {terms.utility!r:.40}")
         if not one.final:
             raise UnsettledShares(
                 Note("settlement-open", clients=one.missing, until=moment(one.closes)), code="open"
             )
+        one.check_payable(terms.rule, despite=terms.despite_doubts)
     return [one for one in accounts if one is not None]
 
 

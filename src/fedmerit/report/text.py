@@ -111,7 +111,8 @@ def lies(account: Account) -> list[str]:
     for number, each in account.named.items():
         for name, how in each.items():
             code = "settled.named-server" if name == SERVER else "settled.named"
-            said.append(words(code, round=number, client=name, how=words(f"lie.{how}")))
+            where = words("settled.in-round", round=number) if number else words("settled.in-one")
+            said.append(words(code, where=where, client=name, how=words(f"lie.{how}")))
     return said
 
 
@@ -121,7 +122,7 @@ def settlement_sentences(facts: Facts) -> list[str]:
     holding, count = account.holding, len(account.lines)
     said = [words("settled.holds" if holding == count else "settled.partly", holding=holding, count=count)]
     said += lies(account)
-    if any(line.sum not in (None, line.product) for line in account.lines) and not account.named:
+    if account.unexplained:
         said.append(words("settled.unnamed"))
     if account.missing:
         worth = signed(account.unclaimed, facts.digits)
