@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from Crypto.Cipher import AES
-from parties import LENGTH, A, B, C, D, Parties, altered, caught, tampered_shares
+from parties import LENGTH, A, B, C, D, Parties, altered, caught, commits_falsely
 
 from fedmerit.errors import BindingError, BoundError, ConfigError, ProtocolError
 from fedmerit.secagg import STAGES, Encoding, Server, Task, Update, masks, replay
@@ -16,26 +16,6 @@ from fedmerit.secagg.plain import PlainClient, PlainServer
 from fedmerit.secagg.quantise import BLOCK
 
 # ----------------------------------------------------------------------------------- pairs without a mask
-
-
-def commits_falsely(parties, liar, peers, to=b"\7" * 32):
-    """Play up to the masked stage; the liar commits to something else for its pairs with these peers."""
-    parties.play(until="share")
-    places = [parties.names.index(peer) for peer in peers]
-
-    def change(rows):
-        for row in rows:
-            row[4] = to if row[0] in places else row[4]
-
-    for name in parties.names:
-        message = (
-            tampered_shares(parties, name, change)
-            if name == liar
-            else parties.clients[name].share(parties.shown[name])
-        )
-        parties.server.receive(message, name)
-    parties.shown = parties.server.advance()
-    return parties
 
 
 def words_of(parties, name):
@@ -76,7 +56,7 @@ def test_honest_ends_commit_to_one_key_and_nobody_else_can_tell_it():
 @pytest.mark.parametrize("lost", [[], [("masked", A)], [("masked", B)], [("masked", C)]])
 def test_a_pair_whose_ends_differ_has_no_mask(lost):
     """Members, the server that rebuilds masks of lost dealers, and an audit read this from one list."""
-    parties = commits_falsely(Parties(5), A, [B, D])
+    parties = commits_falsely(Parties(5), {A: [B, D]})
     shown = open_broadcast(parties.shown[A], parties.setting, "share")
     assert masks.masked_with(parties.setting, A, shown) == (C, "hospital-e")
     parties.play(lost=lost)
@@ -102,7 +82,7 @@ def test_who_commits_falsely_gains_nothing():
     """Without the pair's mask, what hides B is what hid it from A before: its masks with the others."""
     honest, cheated = Parties(4, length=500), Parties(4, length=500)
     honest.play(until="check")
-    commits_falsely(cheated, A, [B]).play(until="check")
+    commits_falsely(cheated, {A: [B]}).play(until="check")
     for parties, with_a in ((honest, [A]), (cheated, [])):
         left = bare(parties, B, with_a)  # all that A knows is off, and the self-mask too
         rest = plain(parties, B) - left

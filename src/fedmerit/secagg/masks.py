@@ -272,7 +272,7 @@ def wide_blocks(payload: bytes | memoryview) -> Iterator[tuple[int, Wide]]:
         yield start, buffer[: len(block)].reshape(-1).view("<u8")
 
 
-def add_payload(total: Words | Wide, payload: memoryview) -> None:
+def add_payload(total: Words | Wide, payload: bytes | memoryview) -> None:
     """Add the words of a payload to a sum, in place."""
     if total.itemsize == 4:
         np.add(total, from_wire(payload), out=total)

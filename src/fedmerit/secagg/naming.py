@@ -36,7 +36,7 @@ who finds its own product beyond it must not state it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeVar
 
@@ -48,7 +48,7 @@ from fedmerit.identity import SERVER
 from fedmerit.secagg import masks
 from fedmerit.secagg.masks import RING
 from fedmerit.secagg.messages import Head, digest_of, open_broadcast, seen_of
-from fedmerit.secagg.quantise import BLOCK, Encoding
+from fedmerit.secagg.quantise import BLOCK, Encoding, Words
 from fedmerit.secagg.setting import Setting, Task, pack
 
 __all__ = [
@@ -62,6 +62,7 @@ __all__ = [
     "mask_products",
     "product",
     "signed",
+    "sum_again",
 ]
 
 Direction = npt.NDArray[np.signedinteger[Any]]
@@ -174,8 +175,8 @@ class Verdict:
     """What signed tables, resent words and rebuilt secrets prove.
 
     If nobody is named, nothing is disputed and nobody unproved, then every value is what was stated, modulo
-    2^48. If the statements still do not add up, some product lies beyond [-2^47, 2^47), which no honest
-    member states.
+    2^48. If the statements still do not add up, either X is false by a multiple of 2^48 in this direction,
+    which `sum_again` shows, or some product lies beyond [-2^47, 2^47), which no honest member states.
 
     Args:
         values: the proved product by member in the sum, in [-2^47, 2^47); None if it is not proved (yet).
@@ -281,7 +282,7 @@ class Evidence:
             said = next(row[4] for row in dealt[low].body[0] if row[0] == place)
             if masks.pair_commitment(key, setting.session, low, high) != said:
                 raise ShareError(f"did not commit to this key with {high}", stage="naming", member=low)
-        return Attempt(keys, tuple(inputs), pairs)
+        return Attempt(keys, inputs, pairs)
 
 
 @dataclass(frozen=True)
@@ -289,8 +290,13 @@ class Attempt:
     """What checked evidence shows of an attempt."""
 
     advertised: Mapping[str, Head] = field(repr=False)
-    included: tuple[str, ...]  # members in the sum
+    inputs: Mapping[str, Head] = field(repr=False)  # heads of stage masked
     pairs: Mapping[str, tuple[str, ...]]  # by member in the sum: with whom it has a mask, also lost dealers
+
+    @property
+    def included(self) -> tuple[str, ...]:
+        """The members in the sum."""
+        return tuple(self.inputs)
 
 
 # ------------------------------------------------------------------------------------------------- verdict
@@ -387,6 +393,45 @@ def _rebuilt(
             key = masks.pair_with(setting, lost, evidence.keys[lost], name, public, stage="naming")
             pairs[masks.in_order(setting, name, lost)] = masks.stream_key(key, binding)
     return mask_products(selves, direction), mask_products(pairs, direction)
+
+
+def sum_again(
+    setting: Setting, task: Task, evidence: Evidence, payloads: Iterable[tuple[str, bytes | memoryview]]
+) -> Words:
+    """Return X as anyone can compute it from the masked words of all members in the sum, sent again.
+
+    `judge` sees products only. A server whose X is false by a multiple of 2^48 in the direction, or not at
+    all, is found by this.
+
+    Args:
+        setting: the attempt.
+        task: model and encoding.
+        evidence: lists and rebuilt secrets.
+        payloads: each member of the sum once, with its words; one is held at a time.
+
+    Raises:
+        BindingError: these are not the words of all members in the sum, as they signed them.
+    """
+    attempt, encoding, binding = evidence.check(setting, task), task.encoding, task.binding(setting)
+    wide = encoding.word_bytes == 6
+    total: npt.NDArray[Any] = np.zeros(encoding.words, np.uint64 if wide else np.uint32)
+    due = dict(attempt.inputs)
+    for name, payload in payloads:
+        head = due.pop(name, None)
+        size = encoding.word_bytes * encoding.words
+        if head is None or len(payload) != size or digest_of(payload) != head.body[2]:
+            raise BindingError("these are not the words that it signed", stage="naming", member=name)
+        masks.add_payload(total, payload)
+    if due:
+        raise BindingError(f"the words of {', '.join(due)} are missing", stage="naming")
+    keys = [(masks.self_key(seed, name, binding), -1) for name, seed in evidence.seeds.items()]
+    for lost, key in evidence.keys.items():
+        peers = {
+            name: attempt.advertised[name].body[0] for name in attempt.included if lost in attempt.pairs[name]
+        }
+        keys += masks.with_peers(setting, lost, key, peers, binding)
+    masks.add_masks(total, keys)
+    return masks.narrowed(total, encoding)
 
 
 def _is_whole(table: MaskTable, name: str, peers: tuple[str, ...]) -> bool:
