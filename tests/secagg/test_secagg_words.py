@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
+import msgpack
 import numpy as np
 import pytest
 from Crypto.Cipher import AES
 from parties import LENGTH, A, B, C, D, Parties, altered, caught, commits_falsely
 
-from fedmerit.errors import BindingError, BoundError, ConfigError, ProtocolError
-from fedmerit.secagg import STAGES, Encoding, Server, Task, Update, masks, replay
+from fedmerit.errors import BindingError, BoundError, ConfigError, ProtocolError, RefusedError
+from fedmerit.secagg import STAGES, Client, Encoding, Server, Task, Update, masks, replay
 from fedmerit.secagg.messages import open_broadcast, open_message
 from fedmerit.secagg.plain import PlainClient, PlainServer
 from fedmerit.secagg.quantise import BLOCK
@@ -272,3 +274,25 @@ def test_without_masks_words_have_four_bytes_on_the_wire():
             assert stage != "masked" or len(said) == 1 + 32 + 4 * LENGTH
         shown = server.advance()
     assert np.array_equal(server.result.words, parties.play().server.result.words)
+
+
+# ---------------------------------------------------------------------------------------- earlier versions
+
+
+@pytest.mark.parametrize("form", ["fedmerit secagg client 1", "fedmerit secagg client 2"])
+def test_a_client_that_an_earlier_version_saved_is_read_and_has_stopped(form):
+    """It cannot go on with members of this version, and has told nothing that could name anybody."""
+    parties = Parties(4).play(until="check")
+    values = msgpack.unpackb(parties.clients[A].dump()[32:])
+    values[0] = form
+    for name in ("pairs", "sent", "direction", "products", "opened"):
+        del values[5][name]
+    del values[6][1]["word_bytes"]
+    body = msgpack.packb(values)
+    client = Client.restore(hashlib.sha256(body).digest() + body, parties.identity[A])
+    assert client.stage == "stopped"
+    with pytest.raises(RefusedError, match="earlier version of the protocol"):
+        client.check(parties.shown[A])
+    with pytest.raises(BindingError, match="remembers no masked update"):
+        client.masked_again(parties.vectors[A])
+    parties.server.receive(client.decline(), A)
