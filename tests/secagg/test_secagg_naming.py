@@ -434,6 +434,8 @@ def test_a_pair_is_opened_only_against_another_number_and_only_within_the_sum():
     for refused, why in (
         ((B, ours, theirs), "signed no other product"),
         ((B, ours, MaskTable(B, {}, 0)), "signed no other product"),
+        ((B, ours, MaskTable(B, {A: ours.pairs[B] + RING}, 0)), "signed no other product"),
+        ((B, ours, MaskTable(B, {A: "1"}, 0)), "signed no other product"),
         ((C, ours, wrong), "has no mask with"),
         ((F, ours, lost), "has no mask with"),
         ((A, ours, ours), "has no mask with"),

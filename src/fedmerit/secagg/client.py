@@ -34,6 +34,7 @@ from fedmerit.secagg.messages import (
     seen_of,
 )
 from fedmerit.secagg.naming import (
+    RING,
     Direction,
     MaskTable,
     direction_digest,
@@ -322,7 +323,8 @@ class Client:
             raise RefusedError("its table is not the one it told", stage="naming", member=self.name)
         if theirs.member != peer or peer not in s.pairs or peer not in s.survivors:
             raise RefusedError(f"has no mask with {peer} in the sum", stage="naming", member=self.name)
-        if theirs.pairs.get(self.name, ours.pairs[peer]) == ours.pairs[peer]:
+        said = theirs.pairs.get(self.name)
+        if type(said) is not int or not 0 <= said < RING or said == ours.pairs[peer]:
             raise RefusedError(f"{peer} signed no other product", stage="naming", member=self.name)
         opened = {*s.opened, peer}
         left = [other for other in s.pairs if other in s.survivors and other not in opened]
