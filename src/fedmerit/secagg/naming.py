@@ -30,8 +30,10 @@ A number tells its sender's product and no more, but a second direction tells a 
 key takes a mask away. `Client.project` therefore answers one direction only, and `Client.open_pair` keeps two
 masks with members of the sum.
 
-All this is modulo 2^48. Products of honest members must lie in [-2^47, 2^47), so that one integer is meant:
-who finds its own product beyond it must not state it.
+All this is modulo 2^48. With n members in the sum, nobody may state more than `largest_stated` (n), about
+2^47 / n, in size: who finds its own product beyond it does not state. Statements then add up to less than
+2^47, so if <X, g> is smaller too, an equation that holds modulo 2^48 holds. If it does not, somebody stated
+more than it may, and is named.
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ __all__ = [
     "MaskTable",
     "Verdict",
     "judge",
+    "largest_stated",
     "mask_products",
     "product",
     "signed",
@@ -72,9 +75,10 @@ Key = TypeVar("Key", bound=Hashable)
 Pair = tuple[str, str]
 """Two members in the order of the schedule."""
 
-Reason = Literal["stated", "pair", "masked", "sum"]
+Reason = Literal["stated", "pair", "masked", "range", "sum"]
 """For what somebody is named: it stated another product than its masks prove or than its own table gives; it
-signed a wrong c_ij; its table holds another product of its masked words; X is not the sum (the server)."""
+signed a wrong c_ij; its table holds another product of its masked words; it stated more than `largest_stated`
+in an equation that fails by a multiple of 2^48; X is not the sum (the server)."""
 
 _BLOCK: Final = BLOCK // 2  # words of 8 bytes at a time
 
@@ -88,6 +92,15 @@ def signed(value: int) -> int:
     (5, -5, -140737488355328)
     """
     return (value + RING // 2) % RING - RING // 2
+
+
+def largest_stated(members: int) -> int:
+    """Return the largest size of a product that a member may state, with so many members in the sum.
+
+    >>> largest_stated(9)
+    15637498706147
+    """
+    return (RING // 2 - 1) // members
 
 
 def product(words: bytes | memoryview | npt.NDArray[Any], direction: Direction) -> int:
@@ -175,8 +188,8 @@ class Verdict:
     """What signed tables, resent words and rebuilt secrets prove.
 
     If nobody is named, nothing is disputed and nobody unproved, then every value is what was stated, modulo
-    2^48. If the statements still do not add up, either X is false by a multiple of 2^48 in this direction,
-    which `sum_again` shows, or some product lies beyond [-2^47, 2^47), which no honest member states.
+    2^48, and the statements add up, unless the size of <X, g> is 2^47 or more. Then either X is false by a
+    multiple of 2^48 in this direction, which `sum_again` shows, or members put too much into the sum.
 
     Args:
         values: the proved product by member in the sum, in [-2^47, 2^47); None if it is not proved (yet).
@@ -298,6 +311,11 @@ class Attempt:
         """The members in the sum."""
         return tuple(self.inputs)
 
+    @property
+    def digests(self) -> dict[str, str]:
+        """The hashes of the masked words in the sum, by member, as `Server.inputs` has them."""
+        return {name: bytes(head.body[2]).hex() for name, head in self.inputs.items()}
+
 
 # ------------------------------------------------------------------------------------------------- verdict
 
@@ -315,7 +333,9 @@ def judge(
     """Return the products that are proved, and who is named.
 
     The caller has checked signature, session and direction of tables and statements, that resent words have
-    the digest in their member's masked head, and that the members in the sum are those of the round.
+    the digest in their member's masked head, and that `Attempt.digests` of the evidence are those recorded in
+    the round: a member that signed two masked inputs could otherwise show the one that was not summed, and an
+    honest server would seem to have a false X.
 
     Args:
         setting: the attempt.
@@ -376,6 +396,10 @@ def judge(
             for name, said in stated.items():
                 if said != values[name]:
                     named.setdefault(name, "stated")
+        elif sum(stated.values()) != total and abs(total) < RING // 2:
+            for name, said in stated.items():
+                if abs(said) > largest_stated(len(values)):
+                    named.setdefault(name, "range")
     unproved = [name for name in attempt.included if name not in whole or name not in masked_products]
     return Verdict(values, named, tuple(disputed), tuple(unproved))
 
