@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -155,7 +156,7 @@ def named(clearing: Clearing, settled: Settled, failed: Sequence[Equation]) -> S
         wrong = {
             name: "stated"
             for name, statement in settled.statements.items()
-            if (proved := found.proved(name)) is not None and proved != statement.rounds[ALL]
+            if (proved := found.proved(name)) is not None and proved != statement.rounds.get(ALL, 0)
         }
         liars[WHOLE_RUN] = wrong
         _record(clearing, manifest, WHOLE_RUN, wrong, {}, (), {})
@@ -168,9 +169,19 @@ def named(clearing: Clearing, settled: Settled, failed: Sequence[Equation]) -> S
 
 
 def silent_in(verdict: Verdict) -> tuple[str, ...]:
-    """Return who has not shown what would prove its product: its table, its words, the key of a dispute."""
-    ends = {name for pair in verdict.disputed for name in pair}
-    return tuple(name for name in verdict.values if name in verdict.unproved or name in ends)
+    """Return who has not shown what would prove its product: its table, its words, the key of a dispute.
+
+    In a small sum nobody may open a key. Who disputes with one member only, who disputes with several, is
+    not to suffer from that.
+    """
+    disputes = Counter(name for pair in verdict.disputed for name in pair)
+    shut = {
+        name
+        for pair in verdict.disputed
+        for name, peer in (pair, pair[::-1])
+        if disputes[name] > 1 or disputes[peer] == 1
+    }
+    return tuple(name for name in verdict.values if name in verdict.unproved or name in shut)
 
 
 def _record(
