@@ -206,9 +206,7 @@ class PathGradients:
         self.computed = 0  # rounds and numbers of points computed so far
         self._kept: dict[tuple[str, ...], Slopes] = {}
 
-    def __call__(
-        self, m0: Model, m: Model, shown: Slice, blocks: Sequence[Indices], points: int
-    ) -> Slopes:
+    def __call__(self, m0: Model, m: Model, shown: Slice, blocks: Sequence[Indices], points: int) -> Slopes:
         """Return the gradient over the path from M0 to M, by block.
 
         Raises:
@@ -222,9 +220,7 @@ class PathGradients:
             del self._kept[next(iter(self._kept))]
         return self._kept[key]
 
-    def _compute(
-        self, m0: Model, m: Model, shown: Slice, blocks: Sequence[Indices], points: int
-    ) -> Slopes:
+    def _compute(self, m0: Model, m: Model, shown: Slice, blocks: Sequence[Indices], points: int) -> Slopes:
         self.computed += 1
         try:
             path = _Path(self.model, m0, m, shown.x, shown.y, self.utility, list(blocks))
@@ -280,7 +276,9 @@ class _Path:
         """Return the positions of each block's samples, and whether they were dealt by class here."""
         if isinstance(blocks, Sequence):
             if not np.array_equal(np.sort(np.concatenate(blocks)), np.arange(len(self.labels))):
-                raise InputError(f"blocks: expected the positions of all {len(self.labels)} samples, each once")
+                raise InputError(
+                    f"blocks: expected the positions of all {len(self.labels)} samples, each once"
+                )
             return blocks, False
         return deal(self.labels.cpu().numpy(), blocks, seed)
 

@@ -16,7 +16,9 @@ import torch
 
 from fedmerit.config import Config
 from fedmerit.scoring.uncertainty import resolvable_gap
+from fedmerit.protocol.direction import POINTS
 from fedmerit.simulation.analysis import BUDGET, MOST_EXACT
+from fedmerit.simulation.direction import direction
 from fedmerit.simulation.models import load_vector, to_vector
 from fedmerit.simulation.setup import Federation, prepare, schedule
 from fedmerit.simulation.training import TrainingSettings, train
@@ -75,7 +77,8 @@ def plan(config: Config, *, calibrate: bool = True) -> Plan:
     share = sum(present) / (rounds * len(federation.names))
     epochs = config.training.local_epochs
     train_minutes = samples * epochs * rounds * share * per_step / 60
-    pool = len(federation.pool.slice(1).y)
+    pool = len(federation.pool.first.y)
+    slope = _slope(federation) if calibrate and config.settles else float("nan")
     evaluation = pool * per_image / 60
     length = to_vector(federation.network).size
     members = len(federation.names)
@@ -88,20 +91,27 @@ def plan(config: Config, *, calibrate: bool = True) -> Plan:
         rounds=rounds,
         local_trainings=sum(present),
         train_minutes=train_minutes,
-        costs=tuple(_costs(config, present, evaluation, train_minutes)),
+        costs=tuple(_costs(config, present, evaluation, train_minutes, slope * federation.pool.settled / 60)),
         memory_bytes=_memory(config, federation, length),
-        bytes_up=4 * length + _fixed_bytes(max(present)),
-        flower_models=4 + 2 * config.scoring.solo,
+        bytes_up=config.word_bytes * length + _fixed_bytes(max(present)),
+        flower_models=(4 + 2 * config.scoring.solo) * config.reports,
         pool=pool,
         gaps=(resolvable_gap(pool, spread[0]), resolvable_gap(pool, spread[1])),
         notes=federation.notes,
     )
 
 
-def _costs(config: Config, present: list[int], evaluation: float, train_minutes: float) -> list[Cost]:
+def _costs(
+    config: Config, present: list[int], evaluation: float, train_minutes: float, slope: float
+) -> list[Cost]:
     fresh = config.data.test_reveal == "per-round"  # otherwise M is the next round's M0, evaluated already
-    models = sum(2 * n + 1 for n in present) + (len(present) if fresh else 1)
-    found = [Cost("LOO, IOI, alpha, FP, EE", models, 0, models * evaluation)]
+    found = []
+    if config.reports:
+        models = sum(2 * n + 1 for n in present) + (len(present) if fresh else 1)
+        found.append(Cost("LOO, IOI, alpha, FP, EE", models, 0, models * evaluation))
+    if config.settles:  # the gradient at the points of every round's path
+        models = POINTS[0] * len(present)
+        found.append(Cost("PHI, settled", models, 0, models * slope))
     if config.scoring.solo:
         extra = sum(present) + (len(present) - 1 if fresh else 0)  # M0 of round 1 is the first model
         found.append(Cost("SOLO, MERIT", extra, sum(present), extra * evaluation + train_minutes))
@@ -129,7 +139,7 @@ def _fixed_bytes(members: int) -> int:
 
 def _calibration(federation: Federation) -> tuple[float, float]:
     """Return the seconds per evaluated image and per trained sample on this device."""
-    shown = federation.pool.slice(1)
+    shown = federation.pool.first
     per_image = _clocked(lambda: federation.evaluate(federation.first, shown), federation) / len(shown.y)
     client = max(federation.clients, key=lambda client: len(client.y))
     batch = federation.training.batch_size
@@ -141,6 +151,20 @@ def _calibration(federation: Federation) -> tuple[float, float]:
     )
     load_vector(federation.network, federation.first)
     return per_image, per_step / some
+
+
+def _slope(federation: Federation) -> float:
+    """Return the seconds per test sample for the gradient of the paid utility at one model, on this device."""
+    shown = federation.pool.first
+    some, first = min(len(shown.y), 100), federation.first
+
+    def work() -> None:
+        direction(
+            federation.network, first, first, shown.x[:some], shown.y[:some], federation.utilities[0],
+            blocks=1, points=(1, 1),
+        )  # fmt: skip
+
+    return _clocked(work, federation) / some
 
 
 def _clocked(work: Callable[[], object], federation: Federation) -> float:
