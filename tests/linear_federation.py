@@ -478,6 +478,9 @@ class MemoryRecorder:
     def state(self, kind: str, body: Mapping[str, Any]) -> None:
         self.said_.append((SERVER, kind, dict(body)))
 
+    def signed(self, kind: str) -> Sequence[tuple[str, Mapping[str, Any]]]:
+        return [(name, body) for name, of, body in self.said_ if of == kind]
+
     def recorded(self, kind: str) -> Sequence[Mapping[str, Any]]:
         return [body for _, of, body in self.said_ if of == kind]
 

@@ -859,6 +859,15 @@ def test_a_plan_says_what_a_run_will_cost(fedmerit, tmp_path):
     assert out.endswith(
         "note: 3 members: none may be lost, and any two of them can compute the third one's update\n"
     )
+    code, out, _ = fedmerit("plan", tmp_path / "c.toml", "--set", "scoring.method=settled")
+    assert code == 0
+    assert re.search(
+        r"^settlement after the last round, on 50 test samples: each member receives [\d.]+ MiB, computes 6 "
+        r"gradients or more \(about .+ here\), and until then keeps [\d.]+ MiB on disk$",
+        out,
+        flags=re.M,
+    )
+    assert "separates two members" not in out
     code, _, err = fedmerit("plan", tmp_path / "nothing.toml")
     assert (code, "nothing.toml: no such file" in err) == (2, True)
 

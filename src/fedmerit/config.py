@@ -287,7 +287,7 @@ class Config:
         return self.scoring.method != "reports"
 
     @property
-    def word_bytes(self) -> int:
+    def word_bytes(self) -> Literal[4, 6]:
         """Bytes per number of a masked update: 6 if a false statement must be traced to its author."""
         return 6 if self.settles and self.settlement.naming and self.secure_aggregation.enabled else 4
 

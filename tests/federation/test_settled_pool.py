@@ -1,5 +1,6 @@
-"""The part of the test pool that is left to the settlement: in a run, and in what its ledger says."""
+"""What a run leaves to its settlement: a part of the test pool, terms, and words that can be traced."""
 
+import dataclasses
 import shutil
 
 import numpy as np
@@ -10,10 +11,13 @@ from fedmerit.errors import ConfigError, LedgerError
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.forms import check_forms
 from fedmerit.ledger.records import config_of, first_body
+from fedmerit.protocol.terms import cautious, check_version, pinned, roster_in, scheduled_encoding
+from fedmerit.secagg.quantise import Encoding
 from fedmerit.simulation.run import run
 from fedmerit.simulation.setup import prepare
 from fedmerit.verify import verify_folder
 from forging import body_of, written
+from ledgers import terms_of
 from raising import raises
 
 BOTH = ("scoring.method=both", "settlement.naming=false")
@@ -110,6 +114,32 @@ def test_a_utility_of_ones_own_without_a_gradient_is_refused_before_anybody_trai
     assert f"{method!r} settles the first utility along its gradient: " in str(caught.value)
     prepare(tiny("scoring.method=reports", f"scoring.utilities=['{name}']"))
     prepare(tiny("scoring.method=both", f"scoring.utilities=['brier', '{name}']"))
+
+
+@pytest.mark.parametrize("method", ["settled", "both", "reports"])
+def test_only_members_who_can_settle_join_a_run_with_a_settlement(method):
+    config = tiny(f"scoring.method={method}")
+    terms = terms_of(config.to_toml(), roster_in(config, None))
+    assert terms["features"] == ([] if method == "reports" else ["settlement"])
+    check_version(terms, "client-0")
+
+
+def test_methods_are_not_pinned():
+    assert pinned(tiny("scoring.method=settled")) == pinned(tiny("scoring.method=reports"))
+    cautious(tiny("scoring.method=settled", "secure_aggregation.threshold=3"))
+
+
+@pytest.mark.parametrize("method", ["settled", "both", "reports"])
+@pytest.mark.parametrize("naming", ["true", "false"])
+def test_updates_have_the_words_that_the_settings_ask_for(method, naming):
+    config = tiny(f"scoring.method={method}", f"settlement.naming={naming}")
+    long = "word_bytes" in {one.name for one in dataclasses.fields(Encoding)}
+    if config.word_bytes == 6 and not long:
+        with pytest.raises(TypeError, match="word_bytes"):
+            scheduled_encoding(config, 10, config.clients)
+    else:
+        encoding, _ = scheduled_encoding(config, 10, config.clients)
+        assert getattr(encoding, "word_bytes", 4) == config.word_bytes
 
 
 def test_the_pool_of_a_settled_run_is_prepared_and_stays_shut():

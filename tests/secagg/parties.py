@@ -38,6 +38,7 @@ class Parties:
     keys: list = field(default_factory=list)
     released: dict = field(default_factory=dict)
     others: int = 0
+    word_bytes: int = 4
 
     def __post_init__(self):
         self.names = names_of(self.n)
@@ -50,7 +51,7 @@ class Parties:
         )
         kind = "secret" if self.weights else "public" if self.public else "uniform"
         cap = max(self.weights or self.public or (1,))
-        self.encoding = Encoding(self.length, self.n, 1.0, kind, cap)
+        self.encoding = Encoding(self.length, self.n, 1.0, kind, cap, word_bytes=self.word_bytes)
         self.task = Task(M0, self.encoding, self.public)
         rng = np.random.default_rng(self.n)
         self.vectors = {name: rng.uniform(-1, 1, self.length).astype(np.float32) for name in self.names}
@@ -137,6 +138,21 @@ def tampered_shares(parties, name, change):
     change(rows)
     forged = parties.forge(name, "share", [rows, stale])
     client._state.said = hashlib.sha256(head_of(forged)).digest()
+    return forged
+
+
+def altered(parties, name, message, amounts):
+    """The masked message of a member that adds amounts to some of its words after it has masked them."""
+    head, payload = open_message(message, parties.setting, len(message))
+    size = parties.encoding.word_bytes
+    words = [int.from_bytes(payload[i : i + size], "little") for i in range(0, len(payload), size)]
+    for at, amount in amounts.items():
+        words[at] += amount
+    payload = b"".join((word % 256**size).to_bytes(size, "little") for word in words)
+    task, m0_hash, _, *rest = head.body
+    digest = hashlib.sha256(payload).digest()
+    forged = parties.forge(name, "masked", [task, m0_hash, digest, *rest], payload, seen=head.seen)
+    parties.clients[name]._state.said = hashlib.sha256(head_of(forged)).digest()
     return forged
 
 

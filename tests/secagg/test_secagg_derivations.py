@@ -95,12 +95,17 @@ def test_key_agreement_is_x25519():
 
 
 def test_pairwise_key():
-    info = packed("fedmerit secagg 1", "pairwise mask", "a", "b", BINDING)
-    assert masks.pair_key(b"\x05" * 32, "a", "b", BINDING) == hkdf(b"\x05" * 32, info)
-    assert (
-        masks.pair_key(b"\x05" * 32, "a", "b", BINDING).hex()
-        == "4f7bbd6a2a123c728746b9e139dcad93c9c7b40931209fd953c1d589aff85014"
-    )
+    """The key that both ends commit to, and the key of the mask, which also depends on model and encoding."""
+    session = SETTING.session
+    pair = masks.pair_key(b"\x05" * 32, session, "a", "b")
+    assert pair == hkdf(b"\x05" * 32, packed("fedmerit secagg 1", "pair", session, "a", "b"))
+    assert pair.hex() == "871d12d49ad84f0cb852455cc3f898e04eab729ad704aafe1b67b89caf94dae3"
+    key = masks.stream_key(pair, BINDING)
+    assert key == hkdf(pair, packed("fedmerit secagg 1", "pairwise mask", BINDING))
+    assert key.hex() == "41a93f9e73f4fb2a28d362c75e90c89cc940125825f8b2ddb15c1a2884f93696"
+    said = masks.pair_commitment(pair, session, "a", "b")
+    assert said == sha(packed("fedmerit secagg commitment 1", "pair", session, "a", "b", pair))
+    assert said.hex() == "2d679121e3c4872d835b210129dc3caec023ac0b384db41d3973be409060f8e1"
 
 
 def test_self_key():
@@ -188,7 +193,8 @@ def test_who_adds_and_who_subtracts():
         for name, private in privates.items()
     }
     assert signs == {"a": [1, 1, 1], "b": [1, -1, 1], "c": [1, -1, -1]}  # own mask first, then by schedule
-    key = masks.pair_key(masks.agree(privates["a"], publics["b"], stage="", peer=""), "a", "b", BINDING)
+    shared = masks.agree(privates["a"], publics["b"], stage="", peer="")
+    key = masks.stream_key(masks.pair_key(shared, SETTING.session, "a", "b"), BINDING)
     for name, peer in (
         ("a", "b"),
         ("b", "a"),
@@ -198,11 +204,11 @@ def test_who_adds_and_who_subtracts():
 
 def test_signed_heads():
     message, head = seal(SETTING, "a", IDENTITIES["a"], "check", b"\x01" * 32, [])
-    content = packed(2, "check", "run", 3, 1, "a", SETTING.session, b"\x01" * 32, [])
+    content = packed(3, "check", "run", 3, 1, "a", SETTING.session, b"\x01" * 32, [])
     signature = IDENTITIES["a"].sign(b"fedmerit secagg head 1\0" + sha(content))
     assert head == packed(content, signature)
-    assert message == b"FMS2" + len(head).to_bytes(4, "big") + head
-    assert sha(message).hex() == "50d6eb6a5eac79c4703f7cde631435483374120bbde9a8127bbb897187c82c4c"
+    assert message == b"FMS3" + len(head).to_bytes(4, "big") + head
+    assert sha(message).hex() == "c56e41f84b34e19f2fa374f3189a5501543b45a89e89c86b3d2d9d1a593f0966"
     assert open_message(message, SETTING, 0)[0].sender == "a"
     assert len(head) < head_limit(SETTING.n)
 

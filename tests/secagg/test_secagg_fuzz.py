@@ -105,10 +105,10 @@ def test_heads_and_lists_of_any_structure(value):
     setting = PLAYED["share"].setting
     data = msgpack.packb(value)
     tolerates(open_head, data, setting)
-    tolerates(open_broadcast, b"FMB2" + data, setting, "share")
+    tolerates(open_broadcast, b"FMB3" + data, setting, "share")
     for version, stage in ((2, "share"), (2, value), (value, "share")):
-        tolerates(open_broadcast, b"FMB2" + msgpack.packb([version, stage, value]), setting, "share")
-    tolerates(open_message, b"FMS2" + len(data).to_bytes(4, "big") + data, setting, 100)
+        tolerates(open_broadcast, b"FMB3" + msgpack.packb([version, stage, value]), setting, "share")
+    tolerates(open_message, b"FMS3" + len(data).to_bytes(4, "big") + data, setting, 100)
 
 
 def signed(content, parties):
@@ -128,7 +128,7 @@ def test_whatever_a_dishonest_member_signs(stage, body, at, value):
     head = signed(msgpack.packb(fields), parties)
     tolerates(open_head, head, parties.setting)
     for payload in (b"", b"x" * 80):
-        message = b"FMS2" + len(head).to_bytes(4, "big") + head + payload
+        message = b"FMS3" + len(head).to_bytes(4, "big") + head + payload
         if head != head_of(MESSAGES[stage]):
             tolerates(parties.server.receive, message)
     if stage != "advertise":
@@ -143,7 +143,7 @@ def test_whatever_a_dishonest_member_signs(stage, body, at, value):
 @given(data=st.binary(max_size=500) | damaged([PLAYED["check"].clients[A].dump()]), value=values)
 def test_saved_states(data, value):
     tolerates(load_state, data)
-    for body in (data, msgpack.packb(value), msgpack.packb(["fedmerit secagg client 2", *[value] * 6])):
+    for body in (data, msgpack.packb(value), msgpack.packb(["fedmerit secagg client 3", *[value] * 6])):
         tolerates(load_state, hashlib.sha256(body).digest() + body)
     tolerates(Released.load, data)
 

@@ -141,7 +141,7 @@ def check_masks_have_more_than_32_bits():
     """150,000 secrets give 150,000 masks. With a seed of 32 bits about three pairs would be the same."""
     seen = set()
     for i in range(150_000):
-        key = masks.pair_key(i.to_bytes(32, "big"), "a", "b", b"binding")
+        key = masks.stream_key(masks.pair_key(i.to_bytes(32, "big"), b"a session", "a", "b"), b"binding")
         mask = stream([(key, 1)], 4).tobytes()
         assert mask not in seen
         seen.add(mask)
@@ -218,7 +218,7 @@ def no_pairwise_masks(patch):
 
 
 def one_key_for_all_pairs(patch):
-    patch.setattr(masks, "pair_key", lambda shared, low, high, binding: b"\7" * 32)
+    patch.setattr(masks, "pair_key", lambda shared, session, low, high: b"\7" * 32)
 
 
 def reused_seed(patch):

@@ -54,7 +54,7 @@ def test_the_key_that_is_shared_out_opens_no_channel():
 
 def test_shares_of_somebody_who_did_not_advertise_are_refused():
     parties = Parties(5).play(until="masked", lost=[("advertise", E)])
-    rows = [[place, os.urandom(SEALED_SHARES), bytes(32), bytes(32)] for place in range(5)]
+    rows = [[place, os.urandom(SEALED_SHARES), *[bytes(32)] * 3] for place in range(5)]
     seen = seen_in(parties.server.broadcasts["advertise"])
     stranger = head_of(parties.forge(E, "share", [rows, []], seen=seen))
     shown = to_broadcast("share", [*heads_in(parties.shown[A]), stranger])

@@ -105,13 +105,13 @@ class Clearing:
     def run(self, present: Sequence[str]) -> Settled | None:
         """Settle the run with the members who are present; return None if it cannot be settled."""
         recorder = self.coordinator.recorder
+        last = self._last(present)
         try:
             manifest = self._opening() or self._made()
         except SettlementError as error:
             self.coordinator.note(f"the run is not settled: {error}")
             recorder.state("unsettled", {"settlement": None, "why": error.code})
             return None
-        last = self._last(present)
         opened = self._open(manifest, present, last)
         for one, entry in zip(self.rounds(), manifest.rounds, strict=True):
             self._agree(one, entry, [name for name in opened if name in entry.participants])
@@ -297,6 +297,23 @@ class Clearing:
                 return
         raise MessageError("not a statement", stage="state", member=name)
 
+    def late(self, name: str, answer: bytes) -> Settled:
+        """Take a statement that came after the others, and record what the settlement comes to now."""
+        manifest = self._opening()
+        if manifest is None:
+            raise SettlementError("the pool has not been opened", code="unfinished", member=name)
+        self._read(manifest)
+        self.take(manifest, name, answer)
+        settled = self._named(self.settled(manifest))
+        self.coordinator.recorder.state("settled", settled.body())
+        return settled
+
+    def _read(self, manifest: Manifest) -> None:
+        """Read what was stated before, from the ledger."""
+        detail = self.coordinator.config.settlement.detail
+        for name, body in self.coordinator.recorder.signed("statement"):
+            self.statements[name] = Statement.from_body(name, body, manifest, detail=detail), b""
+
     def settled(self, manifest: Manifest) -> Settled:
         """Return what the statements come to so far."""
         found = {name: statement for name, (statement, _) in self.statements.items()}
@@ -309,7 +326,7 @@ class Clearing:
     def _named(self, settled: Settled) -> Settled:
         """Find out who lied, in every round whose equation fails though everybody stated."""
         failed = [one for one in settled.equations if not one.missing and not one.holds]
-        if not failed:
+        if not failed or self.coordinator.config.word_bytes == 4:
             return settled
         from fedmerit.protocol.naming import named
 

@@ -226,17 +226,33 @@ def print_plan(console: Console, plan: Plan) -> None:
     )  # fmt: skip
     each = tuple(f"{printable(name)} {samples:,}" for name, samples in plan.samples)
     console.print(words("terminal.plan-samples", samples=each))
+    if plan.costs:
+        console.print(_costs(plan))
+    memory, sent = plan.memory_bytes / 2**20, plan.bytes_up / 2**20
+    console.print(words("terminal.plan-memory", memory=memory, sent=sent))
+    if plan.gaps is not None:
+        low, high = plan.gaps
+        console.print(words("terminal.plan-evaluates", models=plan.flower_models))
+        console.print(words("terminal.plan-gaps", pool=plan.pool, low=low, high=high))
+    if (last := plan.settlement) is not None:
+        received, disk = last.bytes_down / 2**20, last.disk_bytes / 2**20
+        console.print(
+            words(
+                "terminal.plan-settlement",
+                samples=last.samples, received=received, disk=disk,
+                gradients=last.gradients, time=_minutes(last.minutes),
+            )
+        )  # fmt: skip
+
+
+def _costs(plan: Plan) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column(words("terminal.plan-score"), justify="left", no_wrap=True)
     for header in ("terminal.plan-models", "terminal.plan-trainings", "terminal.plan-time"):
         table.add_column(words(header), justify="right", no_wrap=True)
     for cost in plan.costs:
         table.add_row(cost.name, f"{cost.models:,}", f"{cost.trainings:,}", _minutes(cost.minutes))
-    console.print(table)
-    memory, sent = plan.memory_bytes / 2**20, plan.bytes_up / 2**20
-    console.print(words("terminal.plan-memory", memory=memory, sent=sent, models=plan.flower_models))
-    low, high = plan.gaps
-    console.print(words("terminal.plan-gaps", pool=plan.pool, low=low, high=high))
+    return table
 
 
 def _minutes(value: float) -> str:

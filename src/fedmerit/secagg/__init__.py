@@ -2,7 +2,8 @@
 
 This is the protocol of Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine
 Learning" (2017), with its additions against active servers, as two state machines without I/O. Read the
-modules in this order: `messages` (the stages), `setting`, `quantise`, `masks`, `state`, `client`, `server`.
+modules in this order: `messages` (the stages), `setting`, `quantise`, `masks`, `state`, `client`, `server`,
+`naming` (who misstated what it put into the sum).
 docs/threats.md says what is promised against whom.
 
 Importing the package loads only `quantise`, which needs nothing but numpy. Machines without the cryptographic
@@ -17,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 from fedmerit.secagg.quantise import Decoded, Encoded, Encoding
 
 if TYPE_CHECKING:
-    from fedmerit.secagg.client import Client, Opening, nonce_opens, replay
+    from fedmerit.secagg.audit import Opening, nonce_opens, replay
+    from fedmerit.secagg.client import Client
     from fedmerit.secagg.messages import STAGES
+    from fedmerit.secagg.naming import Evidence, MaskTable, Verdict
     from fedmerit.secagg.server import InMemory, Server, run_in_memory
     from fedmerit.secagg.setting import Result, Setting, Task, Update, default_threshold
     from fedmerit.secagg.state import Released, update_digest
@@ -29,7 +32,9 @@ __all__ = [
     "Decoded",
     "Encoded",
     "Encoding",
+    "Evidence",
     "InMemory",
+    "MaskTable",
     "Opening",
     "Released",
     "Result",
@@ -37,6 +42,7 @@ __all__ = [
     "Setting",
     "Task",
     "Update",
+    "Verdict",
     "default_threshold",
     "nonce_opens",
     "replay",
@@ -45,8 +51,10 @@ __all__ = [
 ]
 
 _LATER = {
-    "client": ("Client", "Opening", "nonce_opens", "replay"),
+    "audit": ("Opening", "nonce_opens", "replay"),
+    "client": ("Client",),
     "messages": ("STAGES",),
+    "naming": ("Evidence", "MaskTable", "Verdict"),
     "server": ("InMemory", "Server", "run_in_memory"),
     "setting": ("Result", "Setting", "Task", "Update", "default_threshold"),
     "state": ("Released", "update_digest"),

@@ -5,7 +5,8 @@ new process. A dump holds the round's secrets. Store it encrypted or with mode 6
 the message that the client has just made, and never restore an older one. The same goes for `Released`, which
 outlives the round.
 
-`replay` shows an auditor what a member put into the sum, given what `Client.opening` returns.
+`audit.replay` shows an auditor what a member put into the sum, given what `Client.opening` returns.
+`masked_again`, `project` and `open_pair` prove, long after the round, what `naming` asks for.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.errors import BindingError, MessageError, ProtocolError, RefusedError, RoundAborted, ShareError
+from fedmerit.errors import BindingError, MessageError, ProtocolError, RefusedError, RoundAborted
 from fedmerit.identity import verifies
 from fedmerit.secagg import masks
+from fedmerit.secagg.audit import Opening
 from fedmerit.secagg.messages import (
     DECLINE,
     Head,
@@ -32,6 +33,14 @@ from fedmerit.secagg.messages import (
     seal,
     seen_of,
 )
+from fedmerit.secagg.naming import (
+    Direction,
+    MaskTable,
+    direction_digest,
+    mask_products,
+    product,
+    refuse_direction,
+)
 from fedmerit.secagg.quantise import Words, seed_bytes
 from fedmerit.secagg.setting import Setting, Task, Update, pack
 from fedmerit.secagg.state import Released, State, dump_state, load_state, update_digest
@@ -39,7 +48,9 @@ from fedmerit.secagg.state import Released, State, dump_state, load_state, updat
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-__all__ = ["Client", "Opening", "nonce_opens", "replay"]
+__all__ = ["Client"]
+
+LEAST_SHUT = 2  # masks with members of the sum that are never opened
 
 # ---------------------------------------------------------------------------------------------- the member
 
@@ -153,7 +164,7 @@ class Client:
                 shared = masks.agree(self._channel_key(peer), s.keys[peer][1], stage="share", peer=peer)
                 sealed = masks.seal_shares(shared, setting.session, self.name, peer, b"".join(shares))
                 commitments = masks.share_commitments(setting.session, self.name, peer, shares)
-                rows.append([place, sealed, *commitments])
+                rows.append([place, sealed, *commitments, self._pair_commitment(peer)])
             return self._say("share", [rows, self._stale(heads)])
 
     def masked(self, broadcast: bytes, update: Update) -> bytes:
@@ -163,7 +174,7 @@ class Client:
         """
         with self._turn("masked") as s:
             task = update.task
-            binding = task.binding(self.setting)
+            task.binding(self.setting)
             heads = self._look(broadcast, "share")
             self._refuse_stale_state(heads)
             self._take_shares(heads)
@@ -174,18 +185,15 @@ class Client:
             self.released.refuse_again(self.setting, s.update, stage="masked", member=self.name)
             self.released.same_schedule(self.setting, stage="masked", member=self.name)
             s.clipped = encoded.clipped
-            peers = {dealer: s.keys[dealer][0] for dealer in heads}
-            masks.add_masks(
-                encoded.words, masks.of_member(self.setting, self.name, s.mask, s.seed, peers, binding)
-            )
-            payload = masks.to_wire(encoded.words)
+            s.pairs = list(masks.masked_with(self.setting, self.name, heads))
+            payload = self._payload(task, encoded.words)
             complaints = [
                 [place, self._channel_key(dealer)]
                 for place, dealer in enumerate(self.setting.members)
                 if dealer in self.complaints
             ]
-            words = digest_of(payload)
-            body = [task.digest, task.m0_hash, words, complaints, *self._count(words)]
+            s.sent = digest_of(payload)
+            body = [task.digest, task.m0_hash, s.sent, complaints, *self._count(s.sent)]
             return self._say("masked", body, payload)
 
     def check(self, broadcast: bytes) -> bytes:
@@ -257,6 +265,74 @@ class Client:
                 "has masked nothing, so there is nothing to open", stage=self.stage, member=self.name
             )
         return Opening(self.name, s.mask, s.seed, s.rounding, s.weight)
+
+    def masked_again(self, delta: npt.NDArray[np.floating[Any]]) -> memoryview:
+        """Return the masked words that this member sent, bit for bit, from its update.
+
+        Raises:
+            BindingError: this is not the update that it masked.
+        """
+        s, task = self._masked()
+        try:
+            words = task.encoding.encode(delta, weight=s.weight, seed=s.rounding or b"").words
+        except ProtocolError as error:
+            raise placed(error, "naming", self.name) from None
+        payload = self._payload(task, words)
+        self._refuse_other_words(payload)
+        return payload
+
+    def project(self, direction: Direction, payload: bytes | memoryview) -> MaskTable:
+        """Return the products of this member's masks and of its masked words with a public direction.
+
+        It answers one direction in an attempt: each tells one more number about its update. Store the client
+        before you send the table.
+
+        Args:
+            direction: whole numbers, one for each word, and 0 for a secret weight.
+            payload: what `masked_again` returned.
+
+        Raises:
+            BindingError: the direction has another form, or these are not the words that it sent.
+            RefusedError: words of 4 bytes, another direction than before, or one that tells a secret weight.
+        """
+        s, task = self._masked()
+        refuse_direction(task.encoding, direction, member=self.name)
+        self._refuse_other_words(payload)
+        digest = direction_digest(direction)
+        if s.direction not in (b"", digest):
+            raise RefusedError("has answered another direction", stage="naming", member=self.name)
+        binding = task.binding(self.setting)
+        streams = {peer: masks.stream_key(self._pair_key(peer), binding) for peer in s.pairs}
+        s.direction, s.products = digest, mask_products(streams, direction)
+        return MaskTable(self.name, dict(s.products), product(payload, direction))
+
+    def open_pair(self, peer: str, ours: MaskTable, theirs: MaskTable) -> bytes:
+        """Return the key of the mask with a peer who signed another product of it than this member did.
+
+        Check signature, session and direction of the peer's table before, and store the client before you
+        send the key. Self-masks are open by then, so two masks with members of the sum must stay shut:
+        otherwise a server whose friends dispute everything would unmask this member.
+
+        Raises:
+            RefusedError: the two do not differ, or too few masks would remain.
+        """
+        s, _ = self._masked()
+        if ours.member != self.name or dict(ours.pairs) != s.products or not s.direction:
+            raise RefusedError("its table is not the one it told", stage="naming", member=self.name)
+        if theirs.member != peer or peer not in s.pairs or peer not in s.survivors:
+            raise RefusedError(f"has no mask with {peer} in the sum", stage="naming", member=self.name)
+        if theirs.pairs.get(self.name, ours.pairs[peer]) == ours.pairs[peer]:
+            raise RefusedError(f"{peer} signed no other product", stage="naming", member=self.name)
+        opened = {*s.opened, peer}
+        left = [other for other in s.pairs if other in s.survivors and other not in opened]
+        if peer not in s.opened and len(left) < LEAST_SHUT:
+            raise RefusedError(
+                f"{len(left)} masks with members of the sum would remain, {LEAST_SHUT} are needed",
+                stage="naming",
+                member=self.name,
+            )
+        s.opened = sorted(opened)
+        return self._pair_key(peer)
 
     @property
     def nonce(self) -> bytes:
@@ -386,6 +462,40 @@ class Client:
     def _channel_key(self, peer: str) -> bytes:
         return masks.channel_key(self._state.channel, self.setting.session, self.name, peer)
 
+    def _pair_commitment(self, peer: str) -> bytes:
+        """Return the commitment to the key of the mask with a peer; zeros in the member's own row."""
+        setting = self.setting
+        if peer == self.name:
+            return bytes(32)
+        ends = masks.in_order(setting, self.name, peer)
+        return masks.pair_commitment(self._pair_key(peer, "share"), setting.session, *ends)
+
+    def _pair_key(self, peer: str, stage: str = "naming") -> bytes:
+        s = self._state
+        return masks.pair_with(self.setting, self.name, s.mask, peer, s.keys[peer][0], stage=stage)
+
+    def _payload(self, task: Task, words: Words) -> memoryview:
+        """Return words under the self-mask and the masks with all peers in `pairs`, as they travel."""
+        s, setting = self._state, self.setting
+        peers = {peer: s.keys[peer][0] for peer in s.pairs}
+        own = masks.of_member(setting, self.name, s.mask, s.seed, peers, task.binding(setting))
+        return masks.payload_of(words, task.encoding, own)
+
+    def _masked(self) -> tuple[State, Task]:
+        """Return state and task if this member masked an update in this attempt and remembers it."""
+        s = self._state
+        if s.task is None or not s.sent:
+            raise BindingError("remembers no masked update", stage="naming", member=self.name)
+        return s, s.task
+
+    def _refuse_other_words(self, payload: bytes | memoryview) -> None:
+        if digest_of(payload) != self._state.sent:
+            raise BindingError(
+                "these are not the words that it sent: its update or state has changed",
+                stage="naming",
+                member=self.name,
+            )
+
     def _count(self, what: bytes) -> list[Any]:
         """Return the counter of this member's state, and a signature that binds it to what it says now."""
         counter = self._state.counter
@@ -451,98 +561,3 @@ def _counted(setting: Setting, name: str, counter: int, what: bytes) -> bytes:
 def _proves(setting: Setting, name: str, counter: int, token: bytes) -> bool:
     signed = _counted(setting, name, counter, token[:32])
     return counter >= 1 and verifies(setting.roster.key(name), token[32:], signed)
-
-
-# ----------------------------------------------------------------------------------------------- the audit
-# An auditor rebuilds a member's masked words, bit for bit, from its opened secrets and the public transcript.
-#
-# The words are a function of the update, its weight and rounding seed, the self-mask seed, the mask key, and
-# what everybody saw. An opening reveals the secrets among these. The auditor checks keys and seed against
-# what the member signed before, and t members must have signed the list of masked inputs that the auditor is
-# shown, as they do before they release a share. So a member can show exactly one update: the one that is in
-# the sum. The price is that whoever has the opening sees this update, and so does the server. docs/threats.md
-# says how often an auditor may ask for an opening.
-
-
-@dataclass(frozen=True)
-class Opening:
-    """The secrets that a member reveals to an auditor, together with its update."""
-
-    member: str
-    mask: bytes = field(repr=False)
-    seed: bytes = field(repr=False)
-    rounding: bytes = field(repr=False)
-    weight: float | None = field(repr=False)
-
-
-def replay(
-    setting: Setting,
-    task: Task,
-    opening: Opening,
-    delta: npt.NDArray[np.floating[Any]],
-    *,
-    advertised: bytes,
-    shared: bytes,
-    masked: bytes,
-    checked: bytes,
-) -> Words:
-    """Return the words that this member must have sent; raise an error that names it if it signed others.
-
-    Args:
-        setting: the attempt.
-        task: model and encoding.
-        opening: the member's secrets.
-        delta: the update that the member claims.
-        advertised: the list of heads that all members saw after the stage advertise.
-        shared: the same after the stage share.
-        masked: the same after the stage masked.
-        checked: the same after the stage check: the signatures of t members in the sum on the list before.
-            It is ignored if the attempt had no check.
-    """
-    name = opening.member
-    keys = open_broadcast(advertised, setting, "advertise")
-    dealers = open_broadcast(shared, setting, "share")
-    inputs = open_broadcast(masked, setting, "masked")
-    signed = inputs.get(name)
-    chained = (
-        signed is not None
-        and name in keys
-        and signed.seen == seen_of("share", dealers.values())
-        and all(head.seen == seen_of("advertise", keys.values()) for head in dealers.values())
-    )
-    if signed is None or not chained:
-        raise BindingError(
-            "the lists hold no masked input of this member for these shares", stage="audit", member=name
-        )
-    checks = open_broadcast(checked, setting, "check") if setting.checked else {}
-    for peer, head in checks.items():
-        if peer not in inputs or head.seen != seen_of("masked", inputs.values()):
-            raise BindingError("signed a different list of masked inputs", stage="audit", member=peer)
-    if setting.checked and len(checks) < setting.t:
-        raise BindingError(
-            f"{len(checks)} members signed this list of masked inputs, {setting.t} are needed", stage="audit"
-        )
-    if not masks.is_secret_of(keys[name], "key", opening.mask, setting.session):
-        raise ShareError("opened a mask key that it did not advertise", stage="audit", member=name)
-    if not masks.is_secret_of(keys[name], "seed", opening.seed, setting.session):
-        raise ShareError("opened a self-mask seed that it did not commit to", stage="audit", member=name)
-    try:
-        # a member cannot choose a public weight
-        weight = task.weight_of(setting, name, opening.weight, stage="audit")
-        words = task.encoding.encode(delta, weight=weight, seed=opening.rounding).words
-    except ProtocolError as error:
-        raise placed(error, "audit", name) from None
-    peers = {peer: keys[peer].body[0] for peer in dealers}
-    masks.add_masks(
-        words,
-        masks.of_member(setting, name, opening.mask, opening.seed, peers, task.binding(setting)),
-    )
-    if signed.body[:3] != [task.digest, task.m0_hash, digest_of(masks.to_wire(words))]:
-        raise BindingError("did not mask what it opened", stage="audit", member=name)
-    return words
-
-
-def nonce_opens(setting: Setting, advertised: bytes, name: str, nonce: bytes) -> bool:
-    """Return whether a nonce is the one this member committed to when it advertised."""
-    head = open_broadcast(advertised, setting, "advertise").get(name)
-    return head is not None and head.body[2] == masks.commitment("nonce", nonce, setting.session, name)

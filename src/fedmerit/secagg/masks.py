@@ -3,8 +3,10 @@
 HKDF makes keys from secrets, AES-256 in counter mode makes words from keys.
 
 The member who comes first in the schedule adds a pairwise mask and the other subtracts it, so it cancels in
-the sum. A self-mask protects a member whom the server believed, or claimed, to be lost: the server can
-rebuild that member's pairwise masks, and the self-mask still hides the update.
+the sum. With their shares, both commit to the key of their mask. Where the two commitments differ, the pair
+has no mask: everybody reads this from the same list of heads (`masked_with`). A self-mask protects a member
+whom the server believed, or claimed, to be lost: the server can rebuild that member's pairwise masks, and the
+self-mask still hides the update.
 
 A mask's key depends on the shared secret AND on run, round, attempt, both names, roster, config, model and
 encoding. Each key makes one stream only, so the counter starts at zero. Every machine this runs on has AES in
@@ -16,10 +18,11 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from Crypto.Protocol.SecretSharing import Shamir
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -28,13 +31,16 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fedmerit.errors import BindingError, MessageError, RoundAborted, ShareError
+from fedmerit.errors import BindingError, BoundError, MessageError, RoundAborted, ShareError
 from fedmerit.secagg.messages import Blame, Head, digest_of, list_digest, open_head
-from fedmerit.secagg.quantise import BLOCK, Words
+from fedmerit.secagg.quantise import BLOCK, Encoding, Words
 from fedmerit.secagg.setting import Setting, pack
 
 __all__ = [
+    "RING",
+    "Streams",
     "add_masks",
+    "add_payload",
     "agree",
     "blame_for_complaint",
     "blame_for_secret",
@@ -44,21 +50,30 @@ __all__ = [
     "commitment",
     "derive",
     "from_wire",
+    "in_order",
     "is_secret_of",
     "is_true",
     "judge",
+    "masked_with",
+    "narrowed",
     "of_member",
     "open_row",
     "open_shares",
+    "pair_commitment",
     "pair_key",
+    "pair_with",
+    "payload_of",
     "public",
     "refuse_few_good_shares",
     "refuse_small_order",
     "seal_shares",
     "self_key",
     "share_commitments",
+    "sign_of",
     "split_secret",
+    "stream_key",
     "to_wire",
+    "wide_blocks",
     "with_peers",
 ]
 
@@ -100,9 +115,19 @@ def refuse_small_order(keys: Iterable[bytes], *, stage: str, peer: str) -> None:
         agree(b"\x01" * 32, key, stage=stage, peer=peer)
 
 
-def pair_key(shared: bytes, low: str, high: str, binding: bytes) -> bytes:
-    """Return the key of the mask between two members, given in the order of the schedule."""
-    return derive(shared, "pairwise mask", low, high, binding)
+def pair_key(shared: bytes, session: bytes, low: str, high: str) -> bytes:
+    """Return the key that two members, given in the order of the schedule, commit to before they mask."""
+    return derive(shared, "pair", session, low, high)
+
+
+def pair_commitment(pair: bytes, session: bytes, low: str, high: str) -> bytes:
+    """Return what both ends of a pair sign about its key in the stage share."""
+    return commitment("pair", pair, session, low, high)
+
+
+def stream_key(pair: bytes, binding: bytes) -> bytes:
+    """Return the key of the mask between two members, from the key that they committed to."""
+    return derive(pair, "pairwise mask", binding)
 
 
 def self_key(seed: bytes, name: str, binding: bytes) -> bytes:
@@ -110,19 +135,51 @@ def self_key(seed: bytes, name: str, binding: bytes) -> bytes:
     return derive(seed, "self mask", name, binding)
 
 
+def in_order(setting: Setting, name: str, peer: str) -> tuple[str, str]:
+    """Return the two ends of a pair in the order of the schedule."""
+    low, high = sorted((name, peer), key=setting.members.index)
+    return low, high
+
+
+def pair_with(
+    setting: Setting, name: str, private: bytes, peer: str, peer_public: bytes, *, stage: str = "masked"
+) -> bytes:
+    """Return the key of a member's pair with a peer, from its private and the peer's public mask key."""
+    shared = agree(private, peer_public, stage=stage, peer=peer)
+    return pair_key(shared, setting.session, *in_order(setting, name, peer))
+
+
 def with_peers(
     setting: Setting, name: str, private: bytes, peers: Mapping[str, bytes], binding: bytes
 ) -> list[tuple[bytes, int]]:
     """Return keys and signs of a member's pairwise masks, from its private and the public mask keys."""
-    place = setting.members.index(name)
     masks = []
     for peer, peer_public in peers.items():
-        first = place < setting.members.index(peer)
-        shared = agree(private, peer_public, stage="masked", peer=peer)
-        masks.append(
-            (pair_key(shared, *((name, peer) if first else (peer, name)), binding), 1 if first else -1)
-        )
+        pair = pair_with(setting, name, private, peer, peer_public)
+        masks.append((stream_key(pair, binding), sign_of(setting, name, peer)))
     return masks
+
+
+def sign_of(setting: Setting, name: str, peer: str) -> int:
+    """Return +1 if a member adds its mask with this peer, -1 if it subtracts it."""
+    return 1 if in_order(setting, name, peer)[0] == name else -1
+
+
+def masked_with(setting: Setting, name: str, dealt: Mapping[str, Head]) -> tuple[str, ...]:
+    """Return the peers with whom a member has a mask: both dealt, and committed to the same pair key.
+
+    Args:
+        setting: the attempt.
+        name: of the member, who dealt.
+        dealt: all heads of stage share that were shown, in schedule order.
+    """
+    own, place = {row[0]: row[4] for row in dealt[name].body[0]}, setting.members.index(name)
+    found = []
+    for peer, head in dealt.items():
+        theirs = next((row[4] for row in head.body[0] if row[0] == place), None)
+        if peer != name and theirs is not None and own.get(setting.members.index(peer)) == theirs:
+            found.append(peer)
+    return tuple(found)
 
 
 def of_member(
@@ -133,23 +190,114 @@ def of_member(
     return [(self_key(seed, name, binding), 1), *with_peers(setting, name, private, others, binding)]
 
 
-def add_masks(words: Words, masks: Sequence[tuple[bytes, int]]) -> None:
-    """Add (+1) the streams of these keys to words or subtract them (-1), in place, modulo 2^32.
+# --------------------------------------------------------------------------------------------------- words
+# A masked word has 4 bytes on the wire, or 6. Words of 4 bytes are added modulo 2^32. Words of 6 bytes are
+# added modulo 2^64 in memory, each with 8 bytes of every stream; only the low 48 bits count and travel, so
+# they are integers modulo 2^48. A coordinate is sign-extended into such a word; a secret weight has no sign.
+
+Wide = npt.NDArray[np.uint64]
+"""Integers of which the low 48 bits count. Shape ``(Encoding.words,)``."""
+
+RING = 2**48
+_WIDE = BLOCK // 2  # words of 8 bytes at a time: as many bytes as a block of 4
+
+
+def add_masks(words: Words | Wide, masks: Sequence[tuple[bytes, int]]) -> None:
+    """Add (+1) the streams of these keys to words or subtract them (-1), in place, modulo 2^32 or 2^64.
 
     Each block of words takes all masks while it is in the processor's cache. No mask is ever held whole.
     """
-    streams = [(Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor(), sign) for key, sign in masks]
-    buffer = np.empty(BLOCK, "<u4")
-    zeros, room = memoryview(_ZEROS), buffer.data.cast("B")
-    for start in range(0, words.size, BLOCK):
-        block = words[start : start + BLOCK]
-        size = block.size
-        for stream, sign in streams:
-            stream.update_into(zeros[: 4 * size], room[: 4 * size])
+    streams, size = Streams([key for key, _ in masks], words.itemsize), len(_ZEROS) // words.itemsize
+    signs = [sign for _, sign in masks]
+    for start in range(0, words.size, size):
+        streams.add_to(words[start : start + size], signs)
+
+
+class Streams:
+    """The streams of some masks, read in blocks that follow each other.
+
+    Args:
+        keys: of the masks.
+        width: bytes of a word: 4 or 8.
+    """
+
+    def __init__(self, keys: Sequence[bytes], width: int) -> None:
+        self._streams = [Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor() for key in keys]
+        self._width = width
+        self._buffer = np.empty(len(_ZEROS) // width, f"<u{width}")
+        self._room = self._buffer.data.cast("B")
+
+    def next(self, size: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield the next words of each stream in turn, at most a block; the next one overwrites them."""
+        zeros = memoryview(_ZEROS)[: self._width * size]
+        for stream in self._streams:
+            stream.update_into(zeros, self._room[: self._width * size])
+            yield self._buffer[:size]
+
+    def add_to(self, block: npt.NDArray[Any], signs: Sequence[int]) -> None:
+        """Add the next words of each stream to a block, or subtract them, in place."""
+        for words, sign in zip(self.next(block.size), signs, strict=True):
             if sign > 0:
-                np.add(block, buffer[:size], out=block)
+                np.add(block, words, out=block)
             else:
-                np.subtract(block, buffer[:size], out=block)
+                np.subtract(block, words, out=block)
+
+
+def payload_of(words: Words, encoding: Encoding, masks: Sequence[tuple[bytes, int]]) -> memoryview:
+    """Return a member's words under these masks as they travel; it may mask them in place."""
+    if encoding.word_bytes == 4:
+        add_masks(words, masks)
+        return to_wire(words)
+    streams, signs = Streams([key for key, _ in masks], 8), [sign for _, sign in masks]
+    payload = np.empty((words.size, 3), "<u2")
+    for start in range(0, words.size, _WIDE):
+        block = words[start : start + _WIDE].view(np.int32).astype("<i8").view("<u8")
+        if start + block.size > encoding.length:
+            block[-1] = words[-1]  # a secret weight
+        streams.add_to(block, signs)
+        parts, out = block.view("<u2").reshape(-1, 4), payload[start : start + _WIDE]
+        for part in range(3):
+            out[:, part] = parts[:, part]
+    return payload.reshape(-1).data.cast("B")
+
+
+def wide_blocks(payload: bytes | memoryview) -> Iterator[tuple[int, Wide]]:
+    """Yield words of 6 bytes in blocks, each with the place of its first; the next one overwrites them."""
+    parts = np.frombuffer(payload, "<u2").reshape(-1, 3)
+    buffer = np.zeros((min(_WIDE, len(parts)), 4), "<u2")
+    for start in range(0, len(parts), _WIDE):
+        block = parts[start : start + _WIDE]
+        for part in range(3):
+            buffer[: len(block), part] = block[:, part]
+        yield start, buffer[: len(block)].reshape(-1).view("<u8")
+
+
+def add_payload(total: Words | Wide, payload: memoryview) -> None:
+    """Add the words of a payload to a sum, in place."""
+    if total.itemsize == 4:
+        np.add(total, from_wire(payload), out=total)
+        return
+    for start, block in wide_blocks(payload):
+        part = total[start : start + block.size]
+        np.add(part, block, out=part)
+
+
+def narrowed(total: Words | Wide, encoding: Encoding) -> Words:
+    """Return a sum without masks as words of 32 bits; raise `BoundError` if a word does not fit."""
+    if encoding.word_bytes == 4:
+        return total.view(np.uint32)
+    words = np.empty(total.size, np.uint32)
+    for start in range(0, total.size, _WIDE):
+        block = (total[start : start + _WIDE] << np.uint64(16)).view(np.int64) >> 16
+        if start + block.size > encoding.length:
+            block[-1] %= RING  # a secret weight
+            if block[-1] >= 2**32:
+                raise BoundError("the total weight does not fit into 32 bits, so somebody cheated")
+            words[-1], block = block[-1], block[:-1]
+        if block.size and (block.max() >= 2**31 or block.min() < -(2**31)):
+            raise BoundError("a coordinate of the sum does not fit into 32 bits, so somebody cheated")
+        words[start : start + block.size] = block.astype(np.int32).view(np.uint32)
+    return words
 
 
 def to_wire(words: Words) -> memoryview:
@@ -157,10 +305,15 @@ def to_wire(words: Words) -> memoryview:
     return (words if sys.byteorder == "little" else words.byteswap()).data.cast("B")
 
 
-def from_wire(payload: memoryview) -> Words:
-    """Return the words of a payload; a view if the machine stores them in that order."""
-    words = np.frombuffer(payload, dtype="<u4")
-    return words if sys.byteorder == "little" else words.astype(np.uint32)
+def from_wire(payload: bytes | memoryview, word_bytes: int = 4) -> npt.NDArray[Any]:
+    """Return the words of a payload; of 4 bytes, as a view if the machine stores them in that order."""
+    if word_bytes == 4:
+        words = np.frombuffer(payload, dtype="<u4")
+        return words if sys.byteorder == "little" else words.astype(np.uint32)
+    wide = np.empty(len(payload) // 6, np.uint64)
+    for start, block in wide_blocks(payload):
+        wide[start : start + block.size] = block
+    return wide
 
 
 # ------------------------------------------------------------------------------------------------- sharing
@@ -283,7 +436,7 @@ def open_row(
     except (BindingError, ShareError):
         return None
     shares = [opened[:32], opened[32:]]
-    return shares if share_commitments(setting.session, dealer, holder, shares) == row[2:] else None
+    return shares if share_commitments(setting.session, dealer, holder, shares) == row[2:4] else None
 
 
 def is_true(

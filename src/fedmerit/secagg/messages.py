@@ -7,7 +7,8 @@ has to trust its word::
     stage      a member sends                                          and has checked before
     advertise  a mask key and a channel key for every peer;            nothing: it can be sent early
                commitments to self-mask seed and nonce
-    share      for every peer, encrypted shares of its secrets         everybody's keys, signed by roster keys
+    share      for every peer, encrypted shares of its secrets and     everybody's keys, signed by roster keys
+               a commitment to the key of the pair's mask
     masked     digests of model, task and masked words; complaints     the shares it was dealt, by commitments
                about bad shares; the words
     check      its signature on the list of masked inputs              all trained one model, saw the same,
@@ -56,9 +57,9 @@ __all__ = [
 
 DECLINE: Final = "decline"
 
-VERSION: Final = 2
-MESSAGE: Final = b"FMS2"
-BROADCAST: Final = b"FMB2"
+VERSION: Final = 3
+MESSAGE: Final = b"FMS3"
+BROADCAST: Final = b"FMB3"
 DOMAIN: Final = b"fedmerit secagg head 1\0"
 NOTHING_SEEN: Final = bytes(32)
 SEALED_SHARES: Final = 12 + 64 + 16  # nonce, two shares of 32 bytes, tag
@@ -70,8 +71,9 @@ FOR_EACH: Final = "32 bytes for each scheduled member, in their order"
 BODIES: Final[dict[str, Any]] = {
     # mask key, commitments to seed and nonce, channel keys, counter of the member's state, its signature
     "advertise": (32, 32, 32, FOR_EACH, int, 64),
-    # peer, its shares, commitments to key share and seed share; stale peer, its newer counter and token
-    "share": ([(int, SEALED_SHARES, 32, 32)], [(int, int, TOKEN)]),
+    # peer, its shares, commitments to key share, seed share and pair key (zeros in the dealer's own row);
+    # stale peer, its newer counter and token
+    "share": ([(int, SEALED_SHARES, 32, 32, 32)], [(int, int, TOKEN)]),
     # digest of the task, of M0, of the masked words; complaints: dealer, private channel key towards it;
     # counter of the member's state, its signature
     "masked": (32, 32, 32, [(int, 32)], int, 64),
@@ -116,7 +118,7 @@ class Blame:
 
 def head_limit(members: int) -> int:
     """Return the largest size of a head in bytes, for this number of scheduled members."""
-    return 1024 + 288 * members
+    return 1024 + 320 * members
 
 
 def list_limit(members: int) -> int:
@@ -166,7 +168,7 @@ def open_message(data: bytes, setting: Setting, most_payload: int) -> tuple[Head
 def open_head(raw: bytes, setting: Setting) -> Head:
     """Check form, binding and signature of a head."""
     content, signature = _fields(raw, (bytes, 64), head_limit(setting.n), 3)
-    most = 12 + 9 * setting.n  # shares for every peer and a token of every peer are the largest body
+    most = 12 + 10 * setting.n  # shares for every peer and a token of every peer are the largest body
     fields = _fields(content, (int, str, str, int, int, str, 32, 32, list), head_limit(setting.n), most)
     if pack(content, signature) != raw or pack(*fields) != content:
         raise MessageError("not encoded as members encode it")

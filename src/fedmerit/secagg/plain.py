@@ -13,10 +13,11 @@ from typing import Any
 
 import msgpack
 import numpy as np
+import numpy.typing as npt
 
 from fedmerit.errors import BindingError, MessageError, ProtocolError, RefusedError, RoundAborted
 from fedmerit.secagg.messages import Blame, placed
-from fedmerit.secagg.quantise import Words, seed_bytes
+from fedmerit.secagg.quantise import seed_bytes
 from fedmerit.secagg.setting import STAGES, Result, Setting, Task, Update, pack
 from fedmerit.secagg.state import Released, State, dump_state, load_state, update_digest
 
@@ -119,7 +120,7 @@ class PlainServer:
         self.blames: list[Blame] = []  # members who provably broke the protocol
         self.heads: dict[str, dict[str, Any]] = {stage: {} for stage in STAGES}  # who was heard, by stage
         self._task: Task | None = None
-        self._sum: Words = np.zeros(0, np.uint32)
+        self._sum: npt.NDArray[Any] = np.zeros(0, np.uint32)
         if task is not None:
             self.begin(task)
 

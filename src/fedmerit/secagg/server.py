@@ -49,8 +49,21 @@ class Server(PlainServer):
         self.lied: list[str] = []  # members who released a share that they were not dealt
         self.heads: dict[str, dict[str, Head]]  # signed and public; for the ledger
         self.broadcasts: dict[str, bytes] = {}  # what was shown after each stage; for the ledger
+        self.seeds: dict[str, bytes] = {}  # of the self-masks in the sum, once there is one; for `naming`
+        self.keys: dict[str, bytes] = {}  # mask keys of dealers who are not in the sum; for `naming`
         self._seen = NOTHING_SEEN  # what members sign as seen in this stage
         super().__init__(setting, task)
+
+    def begin(self, task: Task) -> None:
+        """Set what is summed. Call it before updates arrive."""
+        super().begin(task)
+        if task.encoding.word_bytes == 6:
+            self._sum = np.zeros(task.encoding.words, np.uint64)
+
+    @property
+    def _payload(self) -> int:
+        """The size in bytes of a member's masked words; 0 before there is a task."""
+        return self._task.encoding.word_bytes * self._task.encoding.words if self._task else 0
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -60,7 +73,7 @@ class Server(PlainServer):
     def receive(self, data: bytes, sender: str | None = None) -> str:
         """Take a member's message and return who signed it; ``sender`` is the member the transport names."""
         try:
-            head, payload = open_message(data, self.setting, 4 * self._sum.size)
+            head, payload = open_message(data, self.setting, self._payload)
             if sender not in (None, head.sender):
                 raise BindingError(f"signed by {head.sender}", stage=head.stage, member=sender)
             if self.stage not in STAGES:
@@ -178,11 +191,11 @@ class Server(PlainServer):
             raise BindingError(
                 "masked for a different encoding or different weights", stage="masked", member=sender
             )
-        if len(payload) != 4 * task.encoding.words or digest_of(payload) != words_digest:
+        if len(payload) != self._payload or digest_of(payload) != words_digest:
             raise BindingError("its words do not match the hash it signed", stage="masked", member=sender)
         for place, opened in complaints:
             self._check_complaint(head, place, opened)
-        np.add(self._sum, masks.from_wire(payload), out=self._sum)
+        masks.add_payload(self._sum, payload)
 
     def _check_complaint(self, head: Head, place: int, opened: bytes) -> None:
         """Raise if a complaint is about no dealer; blame its author and raise if it is false."""
@@ -223,17 +236,20 @@ class Server(PlainServer):
         assert task is not None
         binding = task.binding(setting)
         included = tuple(member for member in setting.members if member in self.heads["masked"])
-        keys = []
-        for dealer in (setting.members[place] for place in self._places("share")):
+        keys, dealt = [], self._shown_in("share")
+        for dealer in dealt:
             secret = self._rebuild(dealer, "seed" if dealer in included else "key")
             if dealer in included:
+                self.seeds[dealer] = secret
                 keys.append((masks.self_key(secret, dealer, binding), -1))
                 continue
-            peers = {peer: self.heads["advertise"][peer].body[0] for peer in included}
+            self.keys[dealer] = secret
+            masked = masks.masked_with(setting, dealer, dealt)
+            peers = {peer: self.heads["advertise"][peer].body[0] for peer in included if peer in masked}
             # the sum lacks exactly the masks that the lost member would have added
             keys += masks.with_peers(setting, dealer, secret, peers, binding)
         masks.add_masks(self._sum, keys)
-        return task.result(setting, self._sum, included)
+        return task.result(setting, masks.narrowed(self._sum, task.encoding), included)
 
     def _rebuild(self, dealer: str, kind: str) -> bytes:
         place = self.setting.members.index(dealer)
@@ -285,6 +301,7 @@ def run_in_memory(
     lost: Mapping[str, Sequence[int]] | None = None,
     bound: float | Literal["auto"] = "auto",
     seed: int | bytes | None = None,
+    word_bytes: Literal[4, 6] = 4,
 ) -> InMemory:
     """Sum vectors securely, with all parties in this process.
 
@@ -295,6 +312,7 @@ def run_in_memory(
         lost: by stage, the members whose message of that stage, and every later one, never arrives.
         bound: largest allowed |coordinate|; "auto" looks at all vectors, which no real party could do.
         seed: seed of the rounding only. Keys always come from the operating system.
+        word_bytes: size of a masked word on the wire: 4 or 6. The result is the same.
 
     Raises:
         RoundAborted: too few members were left.
@@ -330,6 +348,7 @@ def run_in_memory(
         bound=_largest(arrays) if isinstance(bound, str) and bound == "auto" else bound,
         weights="uniform" if counts is None else "secret",
         weight_cap=1 if counts is None else max(counts),
+        word_bytes=word_bytes,
     )
     task = Task(hashlib.sha256(b"no model").digest(), encoding)
     server = Server(setting, task)

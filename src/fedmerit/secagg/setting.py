@@ -229,6 +229,7 @@ class Task:
         """The SHA-256 of the whole task; signed with every masked input."""
         e = self.encoding
         fields = [e.length, e.members, float(e.bound), e.weights, float(e.weight_cap), e.clip]
+        fields += [e.word_bytes] if e.word_bytes != 4 else []
         weights = None if self.weights is None else [float(weight) for weight in self.weights]
         what = [self.m0_hash, fields, weights, *([self.extra] if self.extra else [])]
         return hashlib.sha256(pack("fedmerit secagg task 1", *what)).digest()

@@ -22,8 +22,8 @@ __all__ = ["Released", "State", "dump_state", "load_state", "update_digest"]
 
 # ------------------------------------------------------------------------------------ between two messages
 
-FORMAT = "fedmerit secagg client 2"
-EARLIER = "fedmerit secagg client 1"
+FORMAT = "fedmerit secagg client 3"
+EARLIER = ("fedmerit secagg client 1", "fedmerit secagg client 2")
 
 
 @dataclass(repr=False)  # it holds secrets
@@ -41,6 +41,7 @@ class State:
     keys: dict[str, list[bytes]] = field(default_factory=dict)  # by member: mask key, channel key towards us
     lists: dict[str, bytes] = field(default_factory=dict)  # those of advertise and share, until the check
     dealers: list[str] = field(default_factory=list)  # members who dealt shares
+    pairs: list[str] = field(default_factory=list)  # those of them with whom we have a mask
     shares: dict[str, list[bytes]] = field(
         default_factory=dict
     )  # good ones: key share, seed share, by dealer
@@ -54,6 +55,10 @@ class State:
     update: bytes = b""  # digest
     clipped: int = 0
     counter: int = 1  # of the member's stored state
+    sent: bytes = b""  # digest of our masked words
+    direction: bytes = b""  # digest of the one in which we told the products of our masks
+    products: dict[str, int] = field(default_factory=dict)  # by peer: what we told
+    opened: list[str] = field(default_factory=list)  # peers whose pair key with us we have opened
     tokens: dict[str, list[Any]] = field(default_factory=dict)  # by peer: greatest counter seen, its proof
 
     @classmethod
@@ -90,7 +95,7 @@ def load_state(data: bytes) -> tuple[Setting, str, State]:
         raise MessageError("not the saved state of a client, or damaged")
     try:
         form, who, (threshold, checked), roster, name, what, task, *rest = msgpack.unpackb(body)
-        if form == EARLIER:
+        if form in EARLIER:
             what["stopped"] = what["stopped"] or "began with an earlier version of the protocol"
         elif form != FORMAT:
             raise MessageError("the saved state of another version")

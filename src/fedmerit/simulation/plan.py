@@ -1,12 +1,13 @@
 """What a run will cost, before it starts: models, trainings, minutes, memory, bytes; and what it can resolve.
 
-Minutes are an estimate from about two seconds of calibration on this device with this network and these
-images. The smallest gap between two members that the test pool can resolve follows from the spread of
+Minutes are an estimate from a few seconds of calibration on this device with this network and these images.
+The smallest gap between two members that the test pool can resolve follows from the spread of
 per-sample differences; the plan uses the range of spreads seen on real networks.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ import numpy as np
 import torch
 
 from fedmerit.config import Config
-from fedmerit.scoring.uncertainty import resolvable_gap
 from fedmerit.protocol.direction import POINTS
+from fedmerit.scoring.uncertainty import resolvable_gap
 from fedmerit.simulation.analysis import BUDGET, MOST_EXACT
 from fedmerit.simulation.direction import direction
 from fedmerit.simulation.models import load_vector, to_vector
@@ -24,7 +25,16 @@ from fedmerit.simulation.setup import Federation, prepare, schedule
 from fedmerit.simulation.training import TrainingSettings, train
 
 CALIBRATION = 1.0
-"""Seconds for each of the two measurements."""
+"""Seconds for each measurement."""
+IN_A_ROUND, PER_UTILITY, PER_MEMBER = 1920, 285, 340
+"""Bytes that a member sends in a round beside its masked update: keys, sealed shares, signatures, its report.
+Fitted to a federation in memory with 3 to 36 members and 1 to 4 utilities, from its second round on."""
+AGAIN = 2 + 4 + 4
+"""Bytes per parameter and round that a settlement sends to a member: the direction, M0 and the sum."""
+KEPT = 4
+"""Bytes per parameter and round that a member keeps for the settlement: its update."""
+SALT_AND_LABEL = 32 + 8
+"""Bytes of a revealed test sample beside its image."""
 SPREAD = {
     "expected-accuracy": (0.041, 0.232),
     "brier": (0.038, 0.219),
@@ -47,6 +57,22 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class SettlementCost:
+    """What the settlement after the last round costs a member who was in the sum of every round.
+
+    A gradient is that of the utility over all settled samples at one model. The member computes one per
+    point of the way from M0 to M: three in a round, and seven more if these leave too large a rest, which
+    nobody knows before. The minutes are those of three, measured on this device.
+    """
+
+    samples: int  # of the pool
+    gradients: int
+    minutes: float
+    bytes_down: int  # the samples; the direction, M0 and the sum of every round
+    disk_bytes: int  # its own updates, kept until the settlement is over
+
+
+@dataclass(frozen=True)
 class Plan:
     """What `fedmerit plan` shows."""
 
@@ -61,8 +87,9 @@ class Plan:
     memory_bytes: int
     bytes_up: int  # per member and round
     flower_models: int  # most models per member and round when members evaluate
-    pool: int  # test samples per round
-    gaps: tuple[float, float]  # smallest difference in alpha that one round resolves, for the two spreads
+    pool: int  # test samples per round; 0 if rounds are not measured
+    gaps: tuple[float, float] | None  # smallest difference in alpha that one round resolves, for two spreads
+    settlement: SettlementCost | None
     notes: tuple[str, ...]  # what a run of this config would print before it starts
 
 
@@ -72,13 +99,12 @@ def plan(config: Config, *, calibrate: bool = True) -> Plan:
     config = federation.config
     rounds = config.training.rounds
     present = [len(schedule(config, federation.names, number)) for number in range(1, rounds + 1)]
-    per_image, per_step = _calibration(federation) if calibrate else (float("nan"), float("nan"))
+    per_image, per_step = _calibration(federation) if calibrate else (math.nan, math.nan)
     samples = sum(len(client.y) for client in federation.clients if client.behaviour == "honest")
     share = sum(present) / (rounds * len(federation.names))
     epochs = config.training.local_epochs
     train_minutes = samples * epochs * rounds * share * per_step / 60
-    pool = len(federation.pool.first.y)
-    slope = _slope(federation) if calibrate and config.settles else float("nan")
+    pool = len(federation.pool.first.y) if config.reports else 0
     evaluation = pool * per_image / 60
     length = to_vector(federation.network).size
     members = len(federation.names)
@@ -91,27 +117,23 @@ def plan(config: Config, *, calibrate: bool = True) -> Plan:
         rounds=rounds,
         local_trainings=sum(present),
         train_minutes=train_minutes,
-        costs=tuple(_costs(config, present, evaluation, train_minutes, slope * federation.pool.settled / 60)),
+        costs=tuple(_costs(config, present, evaluation, train_minutes)),
         memory_bytes=_memory(config, federation, length),
-        bytes_up=config.word_bytes * length + _fixed_bytes(max(present)),
-        flower_models=(4 + 2 * config.scoring.solo) * config.reports,
+        bytes_up=config.word_bytes * length + fixed_bytes(config, max(present)),
+        flower_models=4 + 2 * config.scoring.solo if config.reports else 0,
         pool=pool,
-        gaps=(resolvable_gap(pool, spread[0]), resolvable_gap(pool, spread[1])),
+        gaps=(resolvable_gap(pool, spread[0]), resolvable_gap(pool, spread[1])) if pool else None,
+        settlement=_settlement(federation, length, calibrate=calibrate) if config.settles else None,
         notes=federation.notes,
     )
 
 
-def _costs(
-    config: Config, present: list[int], evaluation: float, train_minutes: float, slope: float
-) -> list[Cost]:
+def _costs(config: Config, present: list[int], evaluation: float, train_minutes: float) -> list[Cost]:
     fresh = config.data.test_reveal == "per-round"  # otherwise M is the next round's M0, evaluated already
-    found = []
-    if config.reports:
-        models = sum(2 * n + 1 for n in present) + (len(present) if fresh else 1)
-        found.append(Cost("LOO, IOI, alpha, FP, EE", models, 0, models * evaluation))
-    if config.settles:  # the gradient at the points of every round's path
-        models = POINTS[0] * len(present)
-        found.append(Cost("PHI, settled", models, 0, models * slope))
+    models = sum(2 * n + 1 for n in present) + (len(present) if fresh else 1)
+    if not config.reports:
+        return []
+    found = [Cost("LOO, IOI, alpha, FP, EE", models, 0, models * evaluation)]
     if config.scoring.solo:
         extra = sum(present) + (len(present) - 1 if fresh else 0)  # M0 of round 1 is the first model
         found.append(Cost("SOLO, MERIT", extra, sum(present), extra * evaluation + train_minutes))
@@ -132,9 +154,27 @@ def _memory(config: Config, federation: Federation, length: int) -> int:
     return len(federation.names) * per_member + 12 * 4 * length
 
 
-def _fixed_bytes(members: int) -> int:
-    """Return about how many bytes the other messages of a round take: keys, sealed shares, signatures."""
-    return 900 + 330 * members
+def fixed_bytes(config: Config, members: int) -> int:
+    """Return about how many bytes a member sends in a round of so many members beside its masked update."""
+    utilities = len(config.scoring.utilities) if config.reports else 0
+    return IN_A_ROUND + PER_UTILITY * utilities + PER_MEMBER * members
+
+
+def _settlement(federation: Federation, length: int, *, calibrate: bool) -> SettlementCost:
+    shown, rounds = federation.pool.settlement(), federation.config.training.rounds
+    utility, blocks, first = federation.utilities[0], federation.config.settlement.blocks, federation.first
+
+    def once() -> object:
+        return direction(federation.network, first, first, shown.x, shown.y, utility, blocks=blocks)
+
+    seconds = _clocked(once, federation) if calibrate else math.nan
+    return SettlementCost(
+        samples=len(shown.y),
+        gradients=POINTS[0] * rounds,
+        minutes=rounds * seconds / 60,
+        bytes_down=shown.x.nbytes + SALT_AND_LABEL * len(shown.y) + AGAIN * length * rounds,
+        disk_bytes=KEPT * length * rounds,
+    )
 
 
 def _calibration(federation: Federation) -> tuple[float, float]:
@@ -151,20 +191,6 @@ def _calibration(federation: Federation) -> tuple[float, float]:
     )
     load_vector(federation.network, federation.first)
     return per_image, per_step / some
-
-
-def _slope(federation: Federation) -> float:
-    """Return the seconds per test sample for the gradient of the paid utility at one model, on this device."""
-    shown = federation.pool.first
-    some, first = min(len(shown.y), 100), federation.first
-
-    def work() -> None:
-        direction(
-            federation.network, first, first, shown.x[:some], shown.y[:some], federation.utilities[0],
-            blocks=1, points=(1, 1),
-        )  # fmt: skip
-
-    return _clocked(work, federation) / some
 
 
 def _clocked(work: Callable[[], object], federation: Federation) -> float:

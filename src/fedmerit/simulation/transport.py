@@ -265,7 +265,7 @@ class LocalTransport:
             self.train(self.expected(number))
 
     def end_round(self) -> None:
-        """Forget the updates of this round, or file them away, and remember the model that it started from."""
+        """File away or forget the updates of this round; remember the model that it started from."""
         if self.keeping is not None:
             self.keeping.save(self._number, self.states)
         for state in self.states.values():
@@ -405,8 +405,9 @@ class LocalTransport:
 
     def forget(self, numbers: Iterable[int]) -> None:
         """Delete what members kept of these rounds: they are to be run again, or the run is settled."""
-        for number in numbers if self.keeping is not None else ():
-            self.keeping.drop(number)
+        if self.keeping is not None:
+            for number in numbers:
+                self.keeping.drop(number)
 
     def restore_statement(self, name: str, body: Mapping[str, Any], signature: bytes) -> None:
         """Restore what a member stated, so that it says the same again."""

@@ -1,0 +1,456 @@
+"""The settlement on the in-memory transport: honest runs, and members and servers that lie."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from fedmerit.errors import MessageError, RefusedError, SettlementError
+from fedmerit.identity import canonical, content
+from fedmerit.ledger.chain import Ledger
+from fedmerit.ledger.records import rounds_of
+from fedmerit.ledger.settled import settlement_of
+from fedmerit.protocol import clearing
+from fedmerit.protocol.direction import Manifest, product
+from fedmerit.protocol.messages import pack, unpack
+from fedmerit.protocol.settlement import Statement
+from linear_federation import LIAR, Federation, fit, fit_slope
+
+
+def settled(home, *, method="settled", naming=False, settlement=None, scoring=None, sections=None, **given):
+    """A federation that settles; without naming unless asked for."""
+    settings = {
+        "scoring": {"method": method, **(scoring or {})},
+        "settlement": {"naming": naming, **(settlement or {})},
+        **(sections or {}),
+    }
+    given = {"members": 5, "rounds": 3, **given}
+    return Federation(home, settings=settings, **given)
+
+
+def book(federation):
+    """The settlement as the ledger has it, with everything recomputed."""
+    with Ledger(federation.folder / "ledger.sqlite", read_only=True) as ledger:
+        return settlement_of(ledger, rounds_of(ledger), federation.config)
+
+
+def records(federation, kind):
+    return [record for record in federation.records if record.kind == kind]
+
+
+def stating(federation, change, who=LIAR):
+    """Let a member sign another statement than its own."""
+
+    def lie(answer):
+        body = json.loads(unpack(answer, "")[0])
+        change(body)
+        return pack([canonical(body), federation.keys[who].sign(content(who, "statement", body))])
+
+    federation.answering("state", federation.config.training.rounds, lie, who)
+
+
+# --------------------------------------------------------------------------------------------- honest runs
+
+
+@pytest.mark.parametrize("method", ["settled", "both"])
+@pytest.mark.parametrize("given", [{"masks": False}, {}, {"files": True}, {"ledger": False}])
+def test_everything_that_is_stated_adds_up(tmp_path, method, given):
+    federation = settled(tmp_path, method=method, **given).run()
+    found = federation.coordinator.settled
+    assert [one.holds for one in found.equations] == [True, True, True]
+    assert found.missing == found.liars == ()
+    assert federation.notes == []
+    shown = federation.pool.settlement()
+    values = [fit(model, shown)["fit"].mean() for model in federation.models]
+    assert found.scores(federation.names).values.sum() == pytest.approx(values[-1] - values[0], rel=0.02)
+    assert (found.scores(federation.names).stderr > 0).all()
+
+
+def test_what_is_stated_is_the_product_with_the_path_gradient(tmp_path):
+    federation = settled(tmp_path, masks=False, ledger=False).run()
+    found, shown = federation.coordinator.settled, federation.pool.settlement()
+    every = np.arange(len(shown.y))
+    nodes, weights = np.polynomial.legendre.leggauss(20)
+    for entry, m0, m in zip(found.manifest.rounds, federation.models, federation.models[1:], strict=False):
+        ways = [fit_slope(m0 + (1 + t) / 2 * (m - m0), shown, every)[1] for t in nodes]
+        gradient = np.tensordot(weights / 2, ways, 1)
+        own = [federation.updates[entry.round, name] @ gradient / 5 for name in entry.participants]
+        assert found.round_scores(entry).values == pytest.approx(own, rel=0.02, abs=1e-5)
+
+
+@pytest.mark.parametrize("weights", ["secret", "roster"])
+def test_weighted_sums_settle(tmp_path, weights):
+    samples = {"client-1": 80, "client-2": 20}
+    if weights == "secret":
+        federation = settled(tmp_path, samples=samples, sections={"training": {"weights": "secret"}})
+    else:
+        federation = settled(tmp_path, weights={f"client-{i}": 1.0 + i for i in range(5)})
+    federation.run()
+    assert [one.holds for one in federation.coordinator.settled.equations] == [True] * 3
+    assert federation.verified()
+
+
+def test_nothing_is_measured_before_the_pool_opens(tmp_path):
+    federation = settled(tmp_path)
+    opened = []
+    federation.before.append(lambda name, ask: opened.append((ask.exchange, "x" in ask.arrays)) and None)
+    federation.evaluate = None  # nobody evaluates
+    federation.run()
+    assert {exchange for exchange, shown in opened if shown} == {"open"}
+    assert [exchange for exchange, _ in opened].index("open") > max(
+        i for i, (exchange, _) in enumerate(opened) if exchange == "report"
+    )
+    for one in federation.rounds:
+        assert set(one.reports) == set(one.included)  # acknowledgements
+        assert all(report.measured == {} for report in one.reports.values())
+        assert one.body["utilities"] == {}
+
+
+def test_the_ledger_has_every_step_and_verify_recomputes_it(tmp_path):
+    federation = settled(tmp_path).run()
+    found = book(federation)
+    assert found.holding == 3
+    assert len(found.countersigned) == 5
+    assert found.settled.scores(federation.names).values == pytest.approx(
+        federation.coordinator.settled.scores(federation.names).values
+    )
+    assert "settlement: 3 of 3 equations hold" in federation.verified()
+
+
+def test_lost_and_absent_members_settle_the_rounds_they_are_in(tmp_path):
+    lost = [("client-2", 2, "masked"), ("client-3", 3, "unmask")]
+    federation = settled(tmp_path, members=6, lost=lost, away=[("client-4", 1)]).run()
+    found = federation.coordinator.settled
+    assert [one.participants for one in found.equations] == [
+        ("client-0", "client-1", "client-2", "client-3", "client-5"),
+        ("client-0", "client-1", "client-3", "client-4", "client-5"),
+        ("client-0", "client-1", "client-2", "client-3", "client-4", "client-5"),
+    ]
+    assert [one.holds for one in found.equations] == [True] * 3
+    assert federation.verified()
+
+
+def test_an_aborted_round_is_not_settled(tmp_path):
+    lost = [(f"client-{i}", 2, "masked") for i in range(3)]
+    federation = settled(tmp_path, lost=lost).run()
+    assert [entry.round for entry in federation.coordinator.settled.manifest.rounds] == [1, 3]
+    assert federation.verified()
+
+
+def test_a_round_aborted_after_shares_were_released_is_listed(tmp_path):
+    lost = [(f"client-{i}", 2, "unmask") for i in range(3)]
+    federation = settled(tmp_path, lost=lost).run()
+    released = {record.author: record.body["released"] for record in records(federation, "agreed")}
+    assert released == {name: [2] for name in federation.names}
+    assert federation.verified()
+
+
+def test_one_number_for_the_run(tmp_path):
+    federation = settled(tmp_path, settlement={"detail": "run"}).run()
+    found = federation.coordinator.settled
+    assert [one.round for one in found.equations] == [None]
+    assert found.equations[0].holds
+    by_round = settled(tmp_path / "again", settlement={"detail": "rounds"}).run().coordinator.settled
+    names = federation.names
+    assert found.scores(names).values == pytest.approx(by_round.scores(names).values)
+    assert found.scores(names).stderr == pytest.approx(by_round.scores(names).stderr)
+    assert all(list(record.body["rounds"]) == ["all"] for record in records(federation, "statement"))
+    assert federation.verified()
+
+
+def test_a_run_that_ends_early_needs_signatures_under_its_last_round(tmp_path):
+    federation = settled(tmp_path)
+    with federation.begun():
+        federation.round(1)
+        federation.finish()
+    assert [one.holds for one in federation.coordinator.settled.equations] == [True]
+    assert len(records(federation, "last")) == 5
+    assert federation.verified()
+
+
+def test_a_server_that_opens_the_pool_early_gets_no_answer(tmp_path):
+    federation = settled(tmp_path)
+    for name in federation.names[:3]:
+        federation.telling("open", 1, lambda told: told.update(last={}), who=name)
+    with federation.begun():
+        federation.round(1)
+        federation.finish()
+    assert federation.coordinator.settled is None
+    assert {type(error) for name in federation.names[:3] for error in federation.errors(name)} == {
+        RefusedError
+    }
+
+
+# ------------------------------------------------------------------------------------------- lying members
+
+
+def test_a_unit_too_much_breaks_the_equation(tmp_path):
+    federation = settled(tmp_path)
+    stating(federation, lambda body: body["rounds"].update({"2": str(int(body["rounds"]["2"]) + 1)}))
+    federation.run()
+    assert [one.holds for one in federation.coordinator.settled.equations] == [True, False, True]
+    assert "settlement: 2 of 3 equations hold" in federation.verified()
+
+
+def test_a_statement_of_another_number_is_no_statement_of_its_author(tmp_path):
+    federation = settled(tmp_path)
+    said = {}
+    federation.after.append(
+        lambda name, ask, answer: said.setdefault((name, ask.exchange), answer) and answer
+    )
+    federation.answering("state", 3, lambda answer: said["client-0", "state"])
+    federation.run()
+    assert federation.coordinator.settled.missing == (LIAR,)
+    assert book(federation).settled.missing == (LIAR,)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda body: body.update(settlement="0" * 64),
+        lambda body: body.update(run="another"),
+        lambda body: body["rounds"].pop("1"),
+        lambda body: body["rounds"].update({"4": "1"}),
+        lambda body: body["rounds"].update({"1": "01"}),
+        lambda body: body["blocks"].update({"1": ["0x1p+0"]}),
+        lambda body: body["blocks"]["1"].__setitem__(0, "nan"),
+        lambda body: body.update(more=1),
+    ],
+    ids=["stale", "run", "fewer", "more", "form", "blocks", "nan", "field"],
+)
+def test_a_statement_about_anything_else_is_refused(tmp_path, change):
+    federation = settled(tmp_path)
+    stating(federation, change)
+    federation.run()
+    assert federation.coordinator.settled.missing == (LIAR,)
+    assert len(federation.notes) == 1
+    assert federation.verified()
+
+
+def test_who_says_nothing_is_missing_and_others_lose_nothing(tmp_path):
+    federation = settled(tmp_path)
+    federation.answering("state", 3, lambda answer: None)
+    federation.run()
+    honest = settled(tmp_path / "honest").run().coordinator.settled
+    found = federation.coordinator.settled
+    assert found.missing == (LIAR,)
+    assert found.closes is not None
+    assert not found.final
+    for one, other in zip(found.equations, honest.equations, strict=True):
+        assert one.sum is None
+        assert one.rest == other.stated[1]  # one member missing: what is left is its own
+        assert [value for i, value in enumerate(one.stated) if i != 1] == [
+            value for i, value in enumerate(other.stated) if i != 1
+        ]
+    assert federation.verified()
+
+
+def test_members_that_say_a_right_direction_is_wrong_keep_nobody_else_from_stating(tmp_path):
+    federation = settled(tmp_path)
+
+    def no(answer):
+        wrong, released, _ = unpack(answer, "")
+        digest = federation.coordinator.recorder.recorded("opening")[0]["settlement"]
+        body = {"run": federation.run_id, "settlement": digest, "wrong": [1], "released": released}
+        return pack([[1], released, federation.keys[LIAR].sign(content(LIAR, "agreed", body))])
+
+    federation.answering("agreed", 3, no)
+    federation.run()
+    assert federation.coordinator.settled.missing == (LIAR,)
+    assert [record.body["wrong"] for record in records(federation, "agreed")].count([1]) == 1
+    assert federation.verified()
+
+
+# ------------------------------------------------------------------------------------------- lying servers
+
+
+def test_a_direction_that_is_not_the_gradient_is_found_before_anybody_states(tmp_path, monkeypatch):
+    federation, made, real = settled(tmp_path, rounds=10), [], clearing.integers
+
+    def false(values, scale, encoding):
+        g = real(values, scale, encoding)
+        made.append(g)
+        if len(made) == 4:
+            g[3] += 2
+        return g
+
+    monkeypatch.setattr(clearing, "integers", false)
+    federation.run()
+    assert federation.coordinator.settled is None
+    assert [record.body["wrong"] for record in records(federation, "agreed")] == [[4]] * 5
+    assert not records(federation, "statement")
+    assert "state" not in {one.ask.exchange for one in federation.passed}
+    assert any(line.startswith("settlement: none") for line in federation.verified())
+
+
+def test_a_direction_for_one_member_only_is_not_answered(tmp_path):
+    federation = settled(tmp_path)
+
+    def other(told):
+        told["g"] = np.eye(1, told["g"].size, dtype=np.int16)[0]
+
+    federation.telling("agree", 2, other)
+    federation.run()
+    assert federation.coordinator.settled.missing == (LIAR,)
+    assert [type(error).__name__ for error in federation.errors(LIAR)] == ["RefusedError", "RefusedError"]
+
+
+def test_nobody_answers_a_second_manifest(tmp_path):
+    federation = settled(tmp_path)
+    federation.run()
+    ask = federation.asked(LIAR)["open", 3]
+    manifest = Manifest.from_body(json.loads(ask.body["manifest"]))
+    other = json.loads(canonical(manifest.body()))
+    other["rounds"][0]["g"] = "0" * 64
+    reopened(federation)
+    with pytest.raises(RefusedError):
+        federation.ask(LIAR, ask, manifest=canonical(other))
+
+
+def reopened(federation):
+    """Let members answer again, as if they had not signed the last head."""
+    for name in federation.names:
+        federation.member(name).state(federation.run_id)._values.pop("seen", None)
+
+
+def test_a_member_answers_the_same_again_and_nothing_else(tmp_path):
+    federation = settled(tmp_path).run()
+    reopened(federation)
+    asked = federation.asked(LIAR)
+    first = {(one.member, one.ask.exchange, one.ask.round): one.answer for one in federation.passed}
+    for key in (("open", 3), ("agree", 2), ("agreed", 3), ("state", 3), ("settle", 3)):
+        assert federation.ask(LIAR, asked[key]) == first[LIAR, *key]
+
+
+def test_nobody_states_before_t_members_agreed(tmp_path):
+    for few in (
+        lambda rows: rows[:3],  # t = 4 of 5
+        lambda rows: [rows[0]] * 5,
+        lambda rows: [[name, released, b"x" * 64] for name, released, _ in rows],
+        lambda rows: [[name, [1], signature] for name, _, signature in rows],
+    ):
+        federation = settled(tmp_path / str(id(few)))
+        federation.telling("state", 3, lambda told, few=few: told.update(agreed=few(told["agreed"])))
+        federation.run()
+        assert federation.coordinator.settled.missing == (LIAR,)
+
+
+def test_a_pool_other_than_the_committed_one_is_refused(tmp_path):
+    federation = settled(tmp_path)
+    federation.telling("open", 3, lambda told: told.update(y=told["y"] + 1))
+    federation.run()
+    assert federation.coordinator.settled.missing == (LIAR,)
+
+
+def test_samples_that_were_opened_before_are_refused(tmp_path):
+    first = settled(tmp_path, files=True).run()
+    assert first.coordinator.settled.missing == ()
+    again = settled(tmp_path, files=True)
+    again.run_id = "f" * 32
+    again.home.joinpath("run").rename(tmp_path / "first")
+    again.run()
+    assert again.coordinator.settled is None
+    other = settled(tmp_path, files=True)
+    other.run_id, other.pool = "e" * 32, settled(tmp_path / "other", seed=5).pool
+    again.home.joinpath("run").rename(tmp_path / "second")
+    other.run()
+    assert other.coordinator.settled.missing == ()
+
+
+def test_no_round_after_the_pool_was_opened(tmp_path):
+    federation = settled(tmp_path, rounds=2)
+    with federation.begun():
+        federation.round(1)
+        federation.round(2)
+        federation.finish()
+        reopened(federation)
+        ask = federation.asked(LIAR)["share", 2]
+        with pytest.raises(RefusedError):
+            federation.ask(LIAR, ask)
+
+
+def test_a_server_that_leaves_out_a_statement_gets_no_countersignature_of_its_author(tmp_path):
+    federation = settled(tmp_path)
+    for name in federation.names:
+        federation.telling("settle", 3, lambda told: told["statements"].pop(LIAR), who=name)
+    federation.run()
+    signed = {record.author for record in records(federation, "countersigned")}
+    assert LIAR not in signed
+
+
+def test_a_withheld_statement_is_taken_from_any_hand(tmp_path):
+    federation = settled(tmp_path)
+    kept = {}
+
+    def lose(name, ask, answer):
+        if (name, ask.exchange) == (LIAR, "state"):
+            kept["answer"] = answer
+            return None
+        return answer
+
+    federation.after.append(lose)
+    with federation.begun():
+        for number in (1, 2, 3):
+            federation.round(number)
+        federation.finish()
+        coordinator = federation.coordinator
+        late = clearing.Clearing(coordinator, coordinator.gradient, coordinator.archive)
+        found = late.late(LIAR, kept["answer"])
+    assert found.missing == ()
+    assert [one.holds for one in found.equations] == [True] * 3
+    assert book(federation).settled.missing == ()
+    assert federation.verified()
+
+
+# ----------------------------------------------------------------------------------------- what cannot be
+
+
+def test_a_utility_that_does_not_follow_from_the_model_cannot_be_settled(tmp_path):
+    federation = settled(tmp_path)
+    federation.slope = lambda model, shown, places: (0.5, np.zeros(12))
+    federation.run()
+    assert federation.coordinator.settled is None
+    assert book(federation).why == "no-gain"
+
+
+def test_a_gradient_that_is_not_finite_cannot_be_settled(tmp_path):
+    federation = settled(tmp_path)
+    federation.slope = lambda model, shown, places: (0.5, np.full(12, np.nan))
+    federation.run()
+    assert book(federation).why == "not-finite"
+
+
+def test_numbers_beyond_47_bits_are_an_error_that_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedmerit.protocol.settler.MOST", 2**20)
+    federation = settled(tmp_path, naming=True, masks=False)
+    federation.run()
+    error = federation.errors(LIAR)[0]
+    assert isinstance(error, SettlementError)
+    assert error.code == "overflow"
+    assert "naming = false" in str(error)
+
+
+def test_products_are_exact():
+    rng = np.random.default_rng(0)
+    words = rng.integers(0, 2**32, 200_003, dtype=np.uint32)
+    g = rng.integers(-32767, 32768, 200_003).astype(np.int16)
+    own = sum(int(a) * int(b) for a, b in zip(words.view(np.int32).tolist(), g.tolist(), strict=True))
+    assert product(words, g) == own
+
+
+def test_a_statement_is_small(tmp_path):
+    federation = settled(tmp_path, rounds=10).run()
+    for record in records(federation, "statement"):
+        assert len(canonical(record.body)) <= 2048
+
+
+def test_a_statement_is_read_as_it_was_written(tmp_path):
+    federation = settled(tmp_path).run()
+    manifest = federation.coordinator.settled.manifest
+    body = records(federation, "statement")[0].body
+    again = Statement.from_body("client-0", body, manifest, detail="rounds")
+    assert again.body(federation.run_id) == body
+    with pytest.raises(MessageError):
+        Statement.from_body("client-9", body, manifest, detail="rounds")
