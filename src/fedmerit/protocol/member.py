@@ -198,7 +198,7 @@ class Participant:
                     raise BindingError("was asked before it joined", stage=ask.exchange, member=self.name)
                 if (left := state.get("left")) is not None:
                     raise RefusedError(f"has left the run: {left}", stage=ask.exchange, member=self.name)
-                if ask.exchange != "close" and state.get("seen") is not None:
+                if ask.exchange not in (*SETTLING, "close") and state.get("seen") is not None:
                     raise RefusedError(AFTER_LAST, stage=ask.exchange, member=self.name)
                 agreed = Agreed(*kept)
                 if self.between(agreed.terms):

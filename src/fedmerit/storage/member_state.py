@@ -58,6 +58,8 @@ _RUN = re.compile(r"[0-9a-f]{32}")
 _VALUE = re.compile(r"(?:terms|left|seen|[0-9]+\.[a-z]+)(?:\.[0-9a-f]{8})?")
 IDLE = 86_400.0
 """Seconds without a message after which a run counts as over although it never ended."""
+UNSETTLED = 30 * 86_400.0
+"""Seconds for which what was summed in an idle run is kept, so that the run can be settled."""
 MOST_RUNS = 100
 """Most runs that a member stores: a single invitation by a server makes a folder."""
 SMALL = 4096
@@ -385,7 +387,7 @@ class MemberFiles:
             if idle:
                 del runs[run]
             return True
-        if not idle and not over:
+        if (not idle and not over) or self._waits(run, kept):
             return False
         secret = {name for name in names if (over and "." in name) or name.endswith((".client", ".update"))}
         if over and not (self.home / run).exists():  # its owner deleted it: remember that it is over
@@ -395,6 +397,15 @@ class MemberFiles:
             kept["values"].pop(name, None)
             kept["files"].pop(name, None)
         return True
+
+    def _waits(self, run: str, kept: Mapping[str, Any]) -> bool:
+        """Return whether a run may still be settled, so that what was summed must be kept."""
+        names = {*kept["values"], *kept["files"]}
+        if not any(name.endswith(".update") for name in names) or "summed" not in names or "left" in names:
+            return False
+        closes = self.file.get(run, "closes")
+        until = kept["time"] + UNSETTLED if closes is None else closes
+        return time.time() < until
 
     # ----------------------------------------------------------------------------------------- stored values
 
