@@ -18,6 +18,10 @@ from fedmerit.secagg.state import Released
 
 KEPT = ("update", "client", "signed", "stated")
 """What a member keeps of every round until a settlement is over."""
+POOL = "pool"
+"""The value with the opened test pool."""
+WINDOW = "window"
+"""The value with the seconds for which a settlement may need a run's secrets after the last message."""
 
 
 def file_name(number: int, what: str) -> str:

@@ -37,7 +37,7 @@ from fedmerit.protocol.direction import (
     product,
     slopes_of,
 )
-from fedmerit.protocol.memory import MemberState, as_array, file_name
+from fedmerit.protocol.memory import POOL, WINDOW, MemberState, as_array, file_name
 from fedmerit.protocol.messages import Ask, pack
 from fedmerit.protocol.outcome import included_hash, model_hash, moved, sum_hash
 from fedmerit.protocol.pool import Slice, samples_in
@@ -61,7 +61,6 @@ Gradients = Callable[[Any, str], Gradient]
 
 SETTLING = ("last", "open", "agree", "agreed", "state", "table", "pairs", "settle")
 """The exchanges of a settlement, in order."""
-POOL = "pool"
 NEAR = 1e-3
 """How much two machines may disagree about the length and the largest coordinate of a direction."""
 
@@ -348,6 +347,8 @@ class Settler:
             raise RefusedError("its statement is not in the settlement", stage="settle", member=self.name)
         self._check_sums(manifest, settled, statements)
         self.state.put("settled", text)
+        if settled["final"]:  # nobody will need what this member brought
+            self.state.put(WINDOW, 0)
         return self.member.sign("countersigned", countersignature(self.run, settled))
 
     def _statements_in(self, ask: Ask, manifest: Manifest) -> dict[str, Statement]:
