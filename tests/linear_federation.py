@@ -428,7 +428,7 @@ class MemoryRecorder:
     key: Ed25519PrivateKey | None
     rounds: list[Round] = field(default_factory=list)
     head: str = "0" * 64
-    said_: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)  # author, kind, body
+    said_: list[tuple[str, str, dict[str, Any], bytes]] = field(default_factory=list)  # with signatures
 
     @cached_property
     def agreed(self) -> Agreed:
@@ -472,17 +472,17 @@ class MemoryRecorder:
     def said(self, name: str, kind: str, body: Mapping[str, Any], signature: bytes) -> bool:
         if not self._signed(name, kind, body, signature):
             return False
-        self.said_.append((name, kind, dict(body)))
+        self.said_.append((name, kind, dict(body), signature))
         return True
 
     def state(self, kind: str, body: Mapping[str, Any]) -> None:
-        self.said_.append((SERVER, kind, dict(body)))
+        self.said_.append((SERVER, kind, dict(body), b""))
 
-    def signed(self, kind: str) -> Sequence[tuple[str, Mapping[str, Any]]]:
-        return [(name, body) for name, of, body in self.said_ if of == kind]
+    def signed(self, kind: str) -> Sequence[tuple[str, Mapping[str, Any], bytes]]:
+        return [(name, body, signature) for name, of, body, signature in self.said_ if of == kind]
 
     def recorded(self, kind: str) -> Sequence[Mapping[str, Any]]:
-        return [body for _, of, body in self.said_ if of == kind]
+        return [body for _, of, body, _ in self.said_ if of == kind]
 
     def end(self, model: np.ndarray) -> None:
         """Do nothing."""

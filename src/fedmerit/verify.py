@@ -44,11 +44,13 @@ from fedmerit.ledger.records import (
 )
 from fedmerit.ledger.settled import settlement_of
 from fedmerit.notes import Note, planted, words
+from fedmerit.protocol.direction import Gradient
 from fedmerit.protocol.outcome import Round
 from fedmerit.protocol.pool import least_shown
 from fedmerit.protocol.terms import EMBEDDED, REHEARSALS, stated_of
 from fedmerit.scoring.doubts import check_payable, doubts
 from fedmerit.scoring.files import LEDGER
+from fedmerit.storage.archive import FolderArchive, check_archive
 from fedmerit.storage.run_folder import (
     Folder,
     about_scores,
@@ -217,6 +219,8 @@ def verify_folder(
     member: str | None = None,
     roster: Roster | str | Path | None = None,
     after: Sequence[str | Path] = (),
+    archive: str | Path | None = None,
+    gradient: Gradient | None = None,
 ) -> Iterator[Note]:
     """Check a run folder, and yield what was found line by line.
 
@@ -235,6 +239,9 @@ def verify_folder(
             the keys that the ledger states.
         after: folders or copies of the runs before this one on which its decisions rest. They are checked
             too; without them, such a decision is not recomputed, and a line says so.
+        archive: the folder with what the server kept of the rounds (``DIR/archive``, or a copy): sums, models
+            and directions of a settlement are recomputed from it, and every verdict is judged anew.
+        gradient: with an archive, recomputes every direction.
 
     Raises:
         CopyDiffers: a score file is wrong, but the ledger is sound and has been described in full.
@@ -250,6 +257,7 @@ def verify_folder(
             files, book = read_scores(path), snapshot(ledger)  # in this order: files must not be newer
             checked = _Checked(book, member, roster, earlier)
             lines.extend(checked.lines(head, heads))
+            lines.extend(checked.archived(archive, gradient))
             check_config(path, checked.config)
             lines.extend(check_checkpoints(path, checked.rounds))
             late = check_scores(path, files, checked.rounds, checked.config)
@@ -314,6 +322,8 @@ def verify_copy(
     member: str | None = None,
     roster: Roster | str | Path | None = None,
     after: Sequence[str | Path] = (),
+    archive: str | Path | None = None,
+    gradient: Gradient | None = None,
 ) -> Iterator[Note]:
     """Check a copy of a ledger (JSON lines), as :func:`verify_folder` checks the ledger of a folder.
 
@@ -323,6 +333,7 @@ def verify_copy(
     copy = Copy(path)
     checked = _Checked(copy, member, roster, _earlier(after, member, roster))
     yield from checked.lines(head, heads)
+    yield from checked.archived(archive, gradient)
     if checked.reader is None:
         yield Note("scores")
     else:
@@ -456,6 +467,19 @@ class _Checked:
                 yield Note("differs", round=one.number, client=name, how=how)
         if self.run["analysis"]:
             yield Note("analysis")
+
+    def archived(self, archive: str | Path | None, gradient: Gradient | None) -> Iterator[Note]:
+        """Yield lines on what the archive of a settlement shows."""
+        if archive is None:
+            return
+        if self.settlement is None or self.reader is not None:
+            raise LedgerError("an archive is checked with the whole ledger of a run that was settled")
+        path = Path(archive)
+        if not path.is_dir():
+            raise LedgerError(f"{path}: expected the folder of an archive")
+        yield from check_archive(
+            FolderArchive(path), self.settlement, self.records, self.rounds, self.config, gradient
+        )
 
     def _about_rounds(self) -> Note:
         closed, planned = len(self.rounds), self.config.training.rounds

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from linear_federation import LIAR, Federation, fit, fit_slope
 
-from fedmerit.errors import MessageError, RefusedError, SettlementError
+from fedmerit.errors import (
+    FedmeritError,
+    LedgerError,
+    MessageError,
+    RefusedError,
+    SettlementError,
+    StoreError,
+)
 from fedmerit.identity import canonical, content
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.records import rounds_of
@@ -17,6 +24,9 @@ from fedmerit.protocol import clearing
 from fedmerit.protocol.direction import Manifest, product
 from fedmerit.protocol.messages import pack, unpack
 from fedmerit.protocol.settlement import Statement
+from fedmerit.storage.archive import FolderArchive, check_archive
+from fedmerit.verify import verify_folder
+from linear_federation import LIAR, Federation, fit, fit_slope
 
 
 def settled(home, *, method="settled", naming=False, settlement=None, scoring=None, sections=None, **given):
@@ -251,7 +261,7 @@ def test_members_that_say_a_right_direction_is_wrong_keep_nobody_else_from_stati
     federation = settled(tmp_path)
 
     def no(answer):
-        wrong, released, _ = unpack(answer, "")
+        _, released, _ = unpack(answer, "")
         digest = federation.coordinator.recorder.recorded("opening")[0]["settlement"]
         body = {"run": federation.run_id, "settlement": digest, "wrong": [1], "released": released}
         return pack([[1], released, federation.keys[LIAR].sign(content(LIAR, "agreed", body))])
@@ -454,3 +464,137 @@ def test_a_statement_is_read_as_it_was_written(tmp_path):
     assert again.body(federation.run_id) == body
     with pytest.raises(MessageError):
         Statement.from_body("client-9", body, manifest, detail="rounds")
+
+
+# ------------------------------------------------------------------------------------ the window, the archive
+
+
+def absent(federation, name=LIAR):
+    """Let a member's statement be lost on the way, and return where it is kept."""
+    kept = {}
+
+    def lose(who, ask, answer):
+        if (who, ask.exchange) != (name, "state"):
+            return answer
+        kept["answer"] = answer
+        return None
+
+    federation.after.append(lose)
+    return kept
+
+
+def test_the_window_closes_once_and_late_statements_come_before(tmp_path):
+    federation = settled(tmp_path, settlement={"window_days": 2})
+    kept = absent(federation)
+    with federation.begun():
+        for number in (1, 2, 3):
+            federation.round(number)
+        federation.finish()
+        coordinator = federation.coordinator
+        new = lambda: clearing.Clearing(coordinator, coordinator.gradient, coordinator.archive)  # noqa: E731
+        closes = coordinator.settled.closes
+        with pytest.raises(SettlementError) as error:
+            new().close(closes - 1)
+        assert error.value.code == "open"
+        found = new().close(closes)
+        assert found.missing == (LIAR,)
+        assert found.final
+        with pytest.raises(SettlementError) as error:
+            new().late(LIAR, kept["answer"])
+        assert error.value.code == "closed"
+    assert book(federation).settled.final
+    assert any(line.code == "settlement-missing" for line in federation.verified())
+
+
+def test_a_late_liar_is_named_too(tmp_path):
+    federation = settled(tmp_path, naming=True)
+    stating(federation, lambda body: body["rounds"].update({"2": str(int(body["rounds"]["2"]) + 5)}))
+    kept = absent(federation)
+    with federation.begun():
+        for number in (1, 2, 3):
+            federation.round(number)
+        federation.finish()
+        coordinator = federation.coordinator
+        reopened(federation)
+        late = clearing.Clearing(coordinator, coordinator.gradient, coordinator.archive)
+        found = late.late(LIAR, kept["answer"])
+    assert found.liars == (LIAR,)
+    honest = settled(tmp_path / "honest").run().coordinator.settled
+    assert found.scores(federation.names).values.tolist() == honest.scores(federation.names).values.tolist()
+    assert federation.verified()
+
+
+@pytest.mark.parametrize("detail", ["rounds", "run"])
+@pytest.mark.parametrize("given", [{}, {"lost": [("client-3", 2, "masked")]}, {"masks": False}])
+def test_the_archive_proves_the_settlement_again(tmp_path, detail, given):
+    naming = given.get("masks", True)
+    federation = settled(tmp_path, naming=naming, settlement={"detail": detail}, **given)
+    if naming:
+        key = "2" if detail == "rounds" else "all"
+        stating(federation, lambda body: body["rounds"].update({key: str(int(body["rounds"][key]) - 7)}))
+    federation.run()
+    lines = list(
+        verify_folder(federation.folder, archive=federation.folder / "archive", gradient=federation.gradient)
+    )
+    codes = [line.code for line in lines]
+    assert {"archive", "archive-gradient"} <= set(codes)
+    assert codes.count("archive-verdict") == (0 if not naming else 1 if detail == "rounds" else 3)
+    honest = settled(tmp_path / "honest", settlement={"detail": detail}, **given).run().coordinator.settled
+    found = book(federation).settled
+    assert found.scores(federation.names).values.tolist() == honest.scores(federation.names).values.tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"), [("round", "x"), ("direction", "g"), ("pool", "y"), ("round", "m0")]
+)
+def test_another_archive_is_refused(tmp_path, kind, what):
+    federation = settled(tmp_path).run()
+    archive = FolderArchive(federation.folder / "archive")
+    number = 0 if kind == "pool" else 1
+    arrays = dict(archive.load(kind, number))
+    arrays[what] = arrays[what].copy()
+    arrays[what][0] += 1
+    archive.save(kind, number, arrays)
+    with pytest.raises(FedmeritError):
+        list(verify_folder(federation.folder, archive=archive.path))
+
+
+def test_a_damaged_archive_is_named(tmp_path):
+    federation = settled(tmp_path).run()
+    file = federation.folder / "archive" / "round-0002.arrays"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(StoreError, match=r"round-0002\.arrays: damaged"):
+        list(verify_folder(federation.folder, archive=file.parent))
+
+
+def test_a_verdict_that_its_evidence_does_not_prove_is_refused(tmp_path):
+    federation = settled(tmp_path, naming=True)
+    stating(federation, lambda body: body["rounds"].update({"2": str(int(body["rounds"]["2"]) + 1)}))
+    federation.run()
+    found, archive = book(federation), FolderArchive(federation.folder / "archive")
+    (verdict,) = records(federation, "verdict")
+    for change in (
+        lambda body: body["named"].update({"client-0": "stated"}),
+        lambda body: body["named"].clear(),
+        lambda body: body["values"].update({"client-0": "1"}),
+        lambda body: body["evidence"]["products"].update({"client-0": "1"}),
+        lambda body: body["evidence"]["seeds"].update({"client-0": "00" * 32}),
+    ):
+        body = json.loads(canonical(verdict.body))
+        change(body)
+        false = [replace(one, body=body) if one.kind == "verdict" else one for one in federation.records]
+        with pytest.raises(LedgerError):
+            list(check_archive(archive, found, false, federation.rounds, federation.config))
+
+
+def test_members_forget_their_updates_once_the_settlement_is_final(tmp_path):
+    federation = settled(tmp_path, files=True).run()
+    state = federation.member(LIAR).state(federation.run_id)
+    for number in (1, 2, 3):
+        assert state.get(f"{number:04d}.update") is None
+        assert state.get(f"{number:04d}.client") is None
+    assert state.get("pool") is None
+    waiting = settled(tmp_path / "waiting", files=True)
+    absent(waiting)
+    waiting.run()
+    assert waiting.member("client-0").state(waiting.run_id).get("0001.update") is not None

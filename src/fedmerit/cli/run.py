@@ -330,6 +330,10 @@ def verify(
         list[Path] | None,
         typer.Option(help="An earlier run, folder or copy, on which a decision also rests; repeatable."),
     ] = None,
+    archive: Annotated[
+        Path | None,
+        typer.Option(help="The archive of a settled run (DIR/archive): recompute sums, products, verdicts."),
+    ] = None,
 ) -> None:
     """Check a run's ledger: chain, signatures, heads, and that scores and payouts follow from the reports.
 
@@ -342,7 +346,14 @@ def verify(
         inside = f": give its folder, {source.parent}" if source.name == LEDGER else ""
         fail(f"{source}: expected a run folder or an exported ledger (.jsonl){inside}")
     check = verify_copy if copy else verify_folder
-    for line in check(source, head=head, heads=heads, member=as_, roster=roster, after=after or ()):
+    given: dict[str, Any] = {
+        "head": head,
+        "heads": heads,
+        "member": as_,
+        "roster": roster,
+        "archive": archive,
+    }
+    for line in check(source, **given, after=after or ()):
         out.print(line)
 
 

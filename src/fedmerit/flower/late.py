@@ -10,22 +10,23 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedmerit.config import Config, of_folder
+from fedmerit.config import of_folder
 from fedmerit.errors import FileFormatError, KeyFileError, SettlementError, StoreError
-from fedmerit.identity import SERVER, content, load_key, public_key, verifies
-from fedmerit.ledger.records import Journal, first_body, rounds_of
-from fedmerit.ledger.settled import Book, settlement_of
-from fedmerit.protocol.clearing import HEAD, MESSAGES
+from fedmerit.identity import SERVER, canonical, load_key, public_key
+from fedmerit.ledger.recorder import LedgerRecorder
+from fedmerit.ledger.records import first_body, rounds_of
+from fedmerit.protocol.clearing import HEAD, MESSAGES, Clearing
+from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.member import Participant
-from fedmerit.protocol.messages import Parcel, unpack
-from fedmerit.protocol.settlement import Settled, Statement
+from fedmerit.protocol.messages import Exchange, Parcel, pack, unpack
+from fedmerit.protocol.settlement import Settled
+from fedmerit.protocol.terms import roster_in
 from fedmerit.storage.archive import ARCHIVE, FolderArchive
 from fedmerit.storage.member_state import MemberFiles
 from fedmerit.storage.run_folder import Folder, write
@@ -97,93 +98,73 @@ def add(path: Path, file: Path, key: Path | None = None) -> Settled:
         key: the server's private key; unless given, the one in the run folder.
 
     Raises:
-        SettlementError: the settlement is closed, or the member has stated something else before.
+        MessageError: the member did not sign it, or has stated something else before.
+        SettlementError: the run was not settled, or its settlement is closed.
     """
-    member, body, signature = _statement_in(file)
-    with _opened(path, key) as (folder, config, book, sign):
-        assert book.manifest is not None
-        assert book.settled is not None
-        keys = first_body(folder.ledger, "run")["keys"]
-        if member not in config.clients:
+    member, answer = _statement_in(file)
+    with _opened(path, key) as clearing:
+        if member not in clearing.coordinator.config.clients:
             raise FileFormatError(f"{file}: {member!r:.60} is not a member of the run in {path}")
-        if not verifies(bytes.fromhex(keys[member]), signature, content(member, "statement", body)):
-            raise FileFormatError(f"{file}: {member} did not sign this statement")
-        statement = Statement.from_body(member, body, book.manifest, detail=config.settlement.detail)
-        if (before := book.statements.get(member)) is not None:
-            if before.body(book.manifest.run) == body:
-                return book.settled
-            raise SettlementError("has stated something else before", code="stated", member=member)
-        settled = replace(book.settled, statements={**book.statements, member: statement}, told=None)
-        settled = _final(settled) if not settled.missing else settled
-        with folder.ledger.transaction():
-            Journal(folder.ledger, lambda who, text: signature if who == member else sign(text)).write(
-                member, "statement", body
-            )
-            Journal(folder.ledger, lambda who, text: sign(text)).write(SERVER, "settled", settled.body())
+        settled = clearing.late(member, answer)
     renew(path)
     return settled
 
 
 def close(path: Path, key: Path | None = None, *, now: float | None = None) -> Settled:
-    """Close the settlement of a run, if the window is over or nobody is missing; return what it came to.
+    """Close the settlement of a run once its window is over; return what it came to.
 
     Raises:
-        SettlementError: it is closed already, or the window is not over.
+        SettlementError: the window is not over.
     """
-    moment = time.time() if now is None else now
-    with _opened(path, key) as (folder, _, book, sign):
-        settled = book.settled
-        assert settled is not None
-        if settled.missing and (settled.closes is None or moment < settled.closes):
-            until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(settled.closes))
-            raise SettlementError(
-                f"{', '.join(settled.missing)} may state until {until}; close it then", code="window"
-            )
-        settled = replace(settled, final=True)
-        with folder.ledger.transaction():
-            Journal(folder.ledger, lambda who, text: sign(text)).write(SERVER, "settled", settled.body())
+    with _opened(path, key) as clearing:
+        settled = clearing.close(time.time() if now is None else now)
     renew(path)
     return settled
 
 
-def _final(settled: Settled) -> Settled:
-    """Return a settlement in which nobody is missing as closed, if nothing is left to find out."""
-    done = all(one.holds for one in settled.equations)
-    return replace(settled, closes=None, final=True) if done else settled
+class _Nobody:
+    """A transport that reaches nobody: the members' machines are elsewhere, and the run is over."""
+
+    def exchange(self, kind: Exchange, asks: Mapping[str, Parcel]) -> Iterable[tuple[str, bytes]]:
+        return ()
+
+    def expected(self, number: int) -> Sequence[str]:
+        return ()
 
 
 @contextmanager
-def _opened(path: Path, key: Path | None) -> Iterator[tuple[Folder, Config, Book, Callable[[bytes], bytes]]]:
-    """Open a run that verifies and whose settlement is not closed, to sign with the server's key."""
+def _opened(path: Path, key: Path | None) -> Iterator[Clearing]:
+    """Open the settlement of a run that verifies, to sign with the server's key."""
     for _ in verify_folder(path):  # only what verifies is added to
         pass
     config = of_folder(path)
     with Folder(path, config, resume=True) as folder:
-        book = settlement_of(folder.ledger, rounds_of(folder.ledger), config)
-        if book is None or book.settled is None:
-            raise SettlementError(f"{path}: was not settled, so nothing can be added", code="unsettled")
-        if book.settled.final:
-            raise SettlementError(f"{path}: the settlement is closed", code="closed")
-        keys = first_body(folder.ledger, "run")["keys"]
-        if keys is None:
-            raise SettlementError(
-                f"{path}: a rehearsal without keys has nobody to wait for", code="rehearsal"
-            )
+        run, commitment = (first_body(folder.ledger, kind) for kind in ("run", "pool"))
         file = key or path / "keys" / f"{SERVER}.pem"
+        if run["keys"] is None:
+            raise SettlementError(f"{path}: a rehearsal without keys waits for nobody", code="rehearsal")
         if not file.exists():
             raise KeyFileError(f"{file}: no such file; expected the server's private key (--key)")
-        identity = load_key(file)
-        if public_key(identity).hex() != keys[SERVER]:
+        identity, keys = load_key(file), {name: bytes.fromhex(one) for name, one in run["keys"].items()}
+        if public_key(identity) != keys[SERVER]:
             raise KeyFileError(f"{file}: not the server's key according to the ledger")
-        yield folder, config, book, identity.sign
+        recorder = LedgerRecorder(
+            *(folder, config, roster_in(config, keys), identity, run["run"], run["engine"]),
+            *(run["terms"], commitment),
+            rounds=rounds_of(folder.ledger),
+        )
+        nothing: Any = None  # neither the pool nor the gradient is needed any more
+        coordinator = Coordinator(recorder, nothing, _Nobody(), None)
+        yield Clearing(coordinator, nothing, FolderArchive(path / ARCHIVE))
 
 
-def _statement_in(file: Path) -> tuple[str, Mapping[str, Any], bytes]:
+def _statement_in(file: Path) -> tuple[str, bytes]:
     try:
         found = json.loads(file.read_text("utf-8"))
         if found["format"] != FORMAT or not isinstance(found["statement"], dict):
             raise ValueError(f"expected format {FORMAT!r}")
-        return str(found["member"]), found["statement"], bytes.fromhex(found["signature"])
+        answer = pack([canonical(found["statement"]), bytes.fromhex(found["signature"])])
+        return str(found["member"]), answer
     except OSError as error:
         raise FileFormatError(f"{file}: cannot be read: {error}") from error
     except (KeyError, TypeError, ValueError, RecursionError) as error:

@@ -96,7 +96,9 @@ _SHOWN_TO_ALL = {
 _SHOWN_TO_COORDINATOR = {kind: form for kind, form in FORMS.items() if kind not in ("scores", "decision")} | {
     "decision": _form(SERVER, f"{_DECISION} totals", "despite_doubts after")
 }
-AFTER_END = ("join", "seen", "statement", "settled", "countersigned", "decision", "payout")
+AFTER_END = (
+    "join", "seen", "statement", "table", "verdict", "settled", "countersigned", "decision", "payout",
+)  # fmt: skip
 WHOLE = ("round", "rounds", "decision", "replaces", "unpaid")
 """Fields that are whole numbers (not booleans) in every record; ``replaces`` may also be null."""
 NOT_WHOLE = ("statement", "settled")
@@ -172,6 +174,33 @@ def check_rounds(records: Sequence[Record], rounds: Sequence[Round], config: Con
                 _hex(record.body["salt"], "salt", 32)
             elif record.kind == "join":
                 _check_address(record.body)
+
+
+def setting_of(records: Sequence[Record], one: Round, config: Config) -> Setting:
+    """Return the setting of a round with masks, as its members knew it."""
+    return _setting(records[0].body, records[1].body, config, one.number, one.scheduled)
+
+
+def _setting(
+    run: Mapping[str, Any],
+    pool: Mapping[str, Any],
+    config: Config,
+    number_: int,
+    scheduled: Sequence[str],
+) -> Setting:
+    keys = {name: bytes.fromhex(key) for name, key in run["keys"].items()}
+    agreed, roster = Agreed(run["terms"], pool, keys[SERVER]), roster_in(config, keys)
+    # what members signed: it may cover more than keys, such as weights that do not count in this run
+    roster.__dict__["hash"] = bytes.fromhex(agreed.terms["roster"])
+    return agreed.setting(run["run"], number_, scheduled, roster)
+
+
+def masked_input(records: Sequence[Record], number_: int, name: str) -> str:
+    """Return the hash of the words that a member sent in a round, as recorded before any unmasking."""
+    for record in records:
+        if record.kind == "masked" and record.body["round"] == number_:
+            return str(record.body["inputs"].get(name, ""))
+    return ""
 
 
 @dataclass
@@ -271,12 +300,7 @@ class _Walk:
         self.blamed[found.member] = self.opened, found.why
 
     def _setting(self) -> Setting:
-        """Return the setting of the open round, as its members knew it."""
-        keys = {name: bytes.fromhex(key) for name, key in self.run["keys"].items()}
-        agreed, roster = Agreed(self.run["terms"], self.pool, keys[SERVER]), roster_in(self.config, keys)
-        # what members signed: it may cover more than keys, such as weights that do not count in this run
-        roster.__dict__["hash"] = bytes.fromhex(agreed.terms["roster"])
-        return agreed.setting(self.run["run"], self.opened, self.scheduled, roster)
+        return _setting(self.run, self.pool, self.config, self.opened, self.scheduled)
 
     def _place(self, name: str) -> int:
         return self.scheduled.index(name) if name in self.scheduled else len(self.scheduled)

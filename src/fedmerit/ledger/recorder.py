@@ -165,7 +165,7 @@ class LedgerRecorder:
         """Record what a member signed, once; return whether it did sign it."""
         if not self._verifies(name, signature, content(name, kind, body)):
             return False
-        if (name, dict(body)) not in self.signed(kind):
+        if (name, dict(body)) not in [(author, found) for author, found, _ in self.signed(kind)]:
             with self.folder.ledger.transaction():
                 self._write(name, kind, body, signature)
         return True
@@ -180,9 +180,10 @@ class LedgerRecorder:
         """Return the bodies of all records of a kind, in order."""
         return [record.body for record in self.folder.ledger.records(kind)]
 
-    def signed(self, kind: str) -> Sequence[tuple[str, Mapping[str, Any]]]:
-        """Return author and body of all records of a kind, in order."""
-        return [(record.author, dict(record.body)) for record in self.folder.ledger.records(kind)]
+    def signed(self, kind: str) -> Sequence[tuple[str, Mapping[str, Any], bytes]]:
+        """Return author, body and signature of all records of a kind, in order."""
+        found = self.folder.ledger.records(kind)
+        return [(record.author, dict(record.body), record.signature) for record in found]
 
     def end(self, model: Model) -> None:
         """Record the end of the run, and the model it ended with."""

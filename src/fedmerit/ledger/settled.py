@@ -75,7 +75,11 @@ class Book:
         yield Note("settlement", holding=self.holding, equations=len(self.told["rounds"]))
         for number, named in self.named.items():
             for name, why in named.items():
-                yield Note("settlement-named", round=number, client=name, how=words(f"lie.{why}"))
+                how = words(f"lie.{why}")
+                if number:
+                    yield Note("settlement-named", round=number, client=name, how=how)
+                else:
+                    yield Note("settlement-named-run", client=name, how=how)
         if self.settled.missing:
             yield Note("settlement-missing", clients=self.settled.missing)
         if len(self.countersigned) < self.threshold:
@@ -176,14 +180,16 @@ class _Walk:
 
     def verdict(self, record: Record) -> None:
         body, manifest = record.body, self._manifest(record)
-        entry = manifest.entry(body["round"])
-        if entry.round in self.book.named:
+        number = body["round"]
+        if number in self.book.named:
             raise LedgerError("is the second verdict on its round")
         values = {str(name): whole_number(value) for name, value in body["values"].items()}
-        if not set(values) <= set(entry.participants):
+        summed = manifest.entry(number).participants if number else ()
+        if not set(values) <= set(summed):
             raise LedgerError("has values of members who are not in the sum")
-        self.book.values[entry.round] = values
-        self.book.named[entry.round] = {str(name): str(why) for name, why in body["named"].items()}
+        if number:
+            self.book.values[number] = values
+        self.book.named[number] = {str(name): str(why) for name, why in body["named"].items()}
 
     def settled(self, record: Record) -> None:
         manifest, book = self._manifest(record), self.book

@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -36,6 +36,7 @@ from fedmerit.protocol.direction import (
 )
 from fedmerit.protocol.messages import Ask, Parcel, slice_arrays, unpack
 from fedmerit.protocol.outcome import Model, model_hash, moved, sum_hash
+from fedmerit.protocol.pool import Slice
 from fedmerit.protocol.settlement import (
     Settled,
     Statement,
@@ -242,13 +243,14 @@ class Clearing:
     def _opening_ask(self, manifest: Manifest, last: Mapping[str, bytes]) -> Parcel:
         """Return the message that opens the pool."""
         shown = self.coordinator.pool.settlement()
+        self._keep_pool(shown)
         body = {
             "manifest": canonical(manifest.body()),
             "slice": [shown.index, list(shown.path)],
             "last": dict(last),
         }
         number = len(self.coordinator.recorder.rounds)
-        return self._ask("open", number, body, slice_arrays(shown))
+        return self.ask("open", number, body, slice_arrays(shown))
 
     def _open(self, manifest: Manifest, present: Sequence[str], last: Mapping[str, bytes]) -> list[str]:
         """Open the pool; return the members who accept it and the manifest."""
@@ -264,7 +266,15 @@ class Clearing:
     def _direction_ask(self, one: Summed, entry: Entry) -> Parcel:
         """Return the message that shows the direction of a round."""
         arrays = {"g": self.direction(entry), "m0": one.m0, "sum": one.words}
-        return self._ask("agree", entry.round, {}, arrays)
+        return self.ask("agree", entry.round, {}, arrays)
+
+    def _keep_pool(self, shown: Slice) -> None:
+        """Archive the opened pool, for those who check the settlement later."""
+        if not self.archive.has("pool", 0):
+            path = np.frombuffer(b"".join(shown.path), np.uint8)
+            self.archive.save(
+                "pool", 0, {**slice_arrays(shown), "path": path, "index": np.array([shown.index])}
+            )
 
     def _agree(self, one: Summed, entry: Entry, members: Sequence[str]) -> None:
         """Show the members of a round its direction, to recompute it."""
@@ -342,6 +352,9 @@ class Clearing:
             case [bytes(text), bytes(signature)]:
                 body = json.loads(text)
                 statement = Statement.from_body(name, body, manifest, detail=config.settlement.detail)
+                before = self.statements.get(name)
+                if before is not None and before[0].body(recorder.run) != body:
+                    raise MessageError("has stated something else before", stage="state", member=name)
                 if not recorder.said(name, "statement", body, signature):
                     raise MessageError("did not sign its statement", stage="state", member=name)
                 self.statements[name] = statement, signature
@@ -350,20 +363,44 @@ class Clearing:
 
     def late(self, name: str, answer: bytes) -> Settled:
         """Take a statement that came after the others, and record what the settlement comes to now."""
-        manifest = self._opening()
-        if manifest is None:
-            raise SettlementError("the pool has not been opened", code="unfinished", member=name)
-        self._read(manifest)
+        manifest, last = self._before()
+        if last["final"]:
+            raise SettlementError("the settlement is closed", code="closed", member=name)
         self.take(manifest, name, answer)
-        settled = self._named(self.settled(manifest))
+        settled = replace(self.settled(manifest), closes=last["closes"])
+        settled = self._named(settled)
+        open_ = [one for one in settled.equations if not one.holds and not settled.named.get(one.round or 0)]
+        settled = replace(settled, final=not settled.missing and not open_)
         self.coordinator.recorder.state("settled", settled.body())
         return settled
+
+    def close(self, now: float) -> Settled:
+        """Close the settlement once its window is over; who is missing then stays so."""
+        manifest, last = self._before()
+        settled = replace(self.settled(manifest), closes=last["closes"], final=True)
+        if last["final"]:
+            return settled
+        if last["closes"] is not None and now < last["closes"]:
+            until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(last["closes"]))
+            raise SettlementError(
+                f"statements of {', '.join(settled.missing)} are taken until {until}", code="open"
+            )
+        self.coordinator.recorder.state("settled", settled.body())
+        return settled
+
+    def _before(self) -> tuple[Manifest, Mapping[str, Any]]:
+        """Return the manifest and the last word on the settlement; read what was stated, from the ledger."""
+        manifest, said = self._opening(), self.coordinator.recorder.recorded("settled")
+        if manifest is None or not said:
+            raise SettlementError("the run has not been settled", code="unfinished")
+        self._read(manifest)
+        return manifest, said[-1]
 
     def _read(self, manifest: Manifest) -> None:
         """Read what was stated before, from the ledger."""
         detail = self.coordinator.config.settlement.detail
-        for name, body in self.coordinator.recorder.signed("statement"):
-            self.statements[name] = Statement.from_body(name, body, manifest, detail=detail), b""
+        for name, body, signature in self.coordinator.recorder.signed("statement"):
+            self.statements[name] = Statement.from_body(name, body, manifest, detail=detail), signature
 
     def settled(self, manifest: Manifest) -> Settled:
         """Return what the statements come to so far."""
@@ -383,14 +420,17 @@ class Clearing:
 
         return named(self, settled, failed)
 
+    def shown_statements(self) -> dict[str, list[bytes]]:
+        """Return all statements as members signed them."""
+        run, stated = self.coordinator.recorder.run, self.statements.items()
+        return {name: [canonical(one.body(run)), signature] for name, (one, signature) in stated}
+
     def _closed(self, manifest: Manifest, settled: Settled, members: Sequence[str]) -> Settled:
         """Record what the settlement came to, and collect countersignatures."""
         recorder, config = self.coordinator.recorder, self.coordinator.config
         body = settled.body()
         recorder.state("settled", body)
-        shown: dict[str, list[bytes]] = {}
-        for name, (statement, signature) in self.statements.items():
-            shown[name] = [canonical(statement.body(recorder.run)), signature]
+        shown = self.shown_statements()
         everybody = config.scoring.visibility == "all"
         number = len(recorder.rounds)
         signed = countersignature(recorder.run, body)
@@ -419,6 +459,7 @@ class Clearing:
         head = np.frombuffer(parcel.head, np.uint8)
         self.archive.save(f"{MESSAGES}/{kind}", number, {**parcel.arrays, HEAD: head})
 
-    def _ask(self, kind: Exchange, number: int, body: Mapping[str, Any], arrays: Mapping[str, Any]) -> Parcel:
+    def ask(self, kind: Exchange, number: int, body: Mapping[str, Any], arrays: Mapping[str, Any]) -> Parcel:
+        """Return a signed message with arrays beside it."""
         recorder = self.coordinator.recorder
         return Ask(kind, recorder.run, number, body, arrays).pack(recorder.sign)

@@ -132,8 +132,8 @@ class Recorder(Protocol):
     def recorded(self, kind: str) -> Sequence[Mapping[str, Any]]:
         """Return the bodies of all records of a kind, in order."""
 
-    def signed(self, kind: str) -> Sequence[tuple[str, Mapping[str, Any]]]:
-        """Return author and body of all records of a kind that members signed, in order."""
+    def signed(self, kind: str) -> Sequence[tuple[str, Mapping[str, Any], bytes]]:
+        """Return author, body and signature of all records of a kind that members signed, in order."""
 
     def end(self, model: Model) -> None:
         """Record the end of the run."""

@@ -36,7 +36,7 @@ from fedmerit.errors import (
 from fedmerit.identity import Roster, canonical, commitment, content, seed_from
 from fedmerit.notes import Note
 from fedmerit.protocol.direction import Gradient
-from fedmerit.protocol.memory import KEPT, WINDOW, MemberState, as_array, file_name
+from fedmerit.protocol.memory import KEPT, MemberState, as_array, file_name
 from fedmerit.protocol.messages import LEAST_SAMPLES, Ask, Parcel, checked_head, join_body, pack, same
 from fedmerit.protocol.outcome import Evaluate, Evaluations, Model, Scorer, Told, Work
 from fedmerit.protocol.pool import samples_in
@@ -198,7 +198,7 @@ class Participant:
                     raise BindingError("was asked before it joined", stage=ask.exchange, member=self.name)
                 if (left := state.get("left")) is not None:
                     raise RefusedError(f"has left the run: {left}", stage=ask.exchange, member=self.name)
-                if ask.exchange != "close" and state.get("seen") is not None:
+                if ask.exchange not in (*SETTLING, "close") and state.get("seen") is not None:
                     raise RefusedError(AFTER_LAST, stage=ask.exchange, member=self.name)
                 agreed = Agreed(*kept)
                 if self.between(agreed.terms):
@@ -277,8 +277,6 @@ class Participant:
                 if between:
                     state.put_roster(self.roster.hash)
                 state.put("terms", [terms, pool, server])
-                if config.settles:
-                    state.put(WINDOW, (1 + config.settlement.window_days) * 86_400)
             if config.training.weights == "secret" and not self.rehearsal:
                 log.warning("%s", Note("secret-weights"))
         elif not same(body, join_body(ask.run, address, *kept, run_config=self.run_config)):

@@ -16,12 +16,10 @@ import numpy.typing as npt
 from fedmerit.protocol.terms import Lineage
 from fedmerit.secagg.state import Released
 
-KEPT = ("update", "client", "signed", "stated")
+KEPT = ("update", "client", "signed", "stated", "table")
 """What a member keeps of every round until a settlement is over."""
 POOL = "pool"
 """The value with the opened test pool."""
-WINDOW = "window"
-"""The value with the seconds for which a settlement may need a run's secrets after the last message."""
 
 
 def file_name(number: int, what: str) -> str:

@@ -247,6 +247,14 @@ class Settled:
             return proved
         return self.statements[name].rounds[str(entry.round)] if name in self.statements else None
 
+    def proved(self, name: str) -> int | None:
+        """Return a member's integer over all its rounds, if masks proved each of them; else None."""
+        found = [self.values.get(one.round, {}).get(name) for one in self._of(name)]
+        return None if any(value is None for value in found) else sum(value or 0 for value in found)
+
+    def _of(self, name: str) -> list[Entry]:
+        return [one for one in self.manifest.rounds if name in one.participants]
+
     def round_scores(self, entry: Entry) -> Scores:
         """Return everybody's score in a round; a member who is missing has 0. Needs detail "rounds"."""
         key = str(entry.round)
@@ -258,10 +266,12 @@ class Settled:
         own, columns = [], []
         for name in clients:
             if self.detail == "run":
-                own.append(self.statements[name].rounds.get(ALL, 0) if name in self.statements else 0)
+                stated = self.statements[name].rounds.get(ALL, 0) if name in self.statements else 0
+                proved = self.proved(name) if self._of(name) else None
+                own.append(stated if proved is None else proved)
                 columns.append(self._blocks(name, ALL))
                 continue
-            entries = [one for one in self.manifest.rounds if name in one.participants]
+            entries = self._of(name)
             own.append(sum(self.value(one, name) or 0 for one in entries))
             blocks = np.array([self._blocks(name, str(one.round)) for one in entries])
             columns.append(blocks.sum(axis=0).tolist() if len(entries) else [0.0] * len(self.manifest.blocks))

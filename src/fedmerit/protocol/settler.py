@@ -37,7 +37,7 @@ from fedmerit.protocol.direction import (
     product,
     slopes_of,
 )
-from fedmerit.protocol.memory import POOL, WINDOW, MemberState, as_array, file_name
+from fedmerit.protocol.memory import POOL, MemberState, as_array, file_name
 from fedmerit.protocol.messages import Ask, pack
 from fedmerit.protocol.outcome import included_hash, model_hash, moved, sum_hash
 from fedmerit.protocol.pool import Slice, samples_in
@@ -136,7 +136,7 @@ class Settler:
         signed = ask.get("last", dict)
         body = last_round(self.run, ask.round)
         self._enough(
-            (name for name, signature in signed.items() if self._is_signed(name, "last", body, signature)),
+            (name for name, signature in signed.items() if self.is_signed(name, "last", body, signature)),
             f"that round {ask.round} is the last one",
             "open",
         )
@@ -312,7 +312,7 @@ class Settler:
             match row:
                 case [str(name), list(released), bytes(signature)]:
                     body = agreement(self.run, manifest.digest, [], released)
-                    if self._is_signed(name, "agreed", body, signature):
+                    if self.is_signed(name, "agreed", body, signature):
                         good.append(name)
         self._enough(good, "the directions", "state")
 
@@ -341,24 +341,30 @@ class Settler:
             raise MessageError("not what this settlement came to", stage="settle")
         if (signed := self.state.get("settled")) is not None and bytes(signed) == text:
             return self.member.sign("countersigned", countersignature(self.run, settled))
-        statements = self._statements_in(ask, manifest)
+        statements = self.statements_in(ask, manifest)
         said = self.state.get("statement")
         if said is not None and (self.name in settled["missing"] or not self._is_in(ask, bytes(said))):
             raise RefusedError("its statement is not in the settlement", stage="settle", member=self.name)
         self._check_sums(manifest, settled, statements)
         self.state.put("settled", text)
-        if settled["final"]:  # nobody will need what this member brought
-            self.state.put(WINDOW, 0)
+        self.state.put("closes", settled["closes"])
+        if settled["final"]:
+            self._forget()
         return self.member.sign("countersigned", countersignature(self.run, settled))
 
-    def _statements_in(self, ask: Ask, manifest: Manifest) -> dict[str, Statement]:
+    def _forget(self) -> None:
+        """Delete updates, secrets of rounds and the pool: nobody will ask for them any more."""
+        self.state.drop_rounds(before=self.config.training.rounds + 1, keep=("signed", "stated"))
+        self.state.put(POOL, None)
+
+    def statements_in(self, ask: Ask, manifest: Manifest) -> dict[str, Statement]:
         """Return the statements that this member is shown; each signed by its author."""
         found = {}
         for name, shown in ask.get("statements", dict).items():
             match shown:
                 case [bytes(text), bytes(signature)]:
                     body = _parsed(text)
-                    if not self._is_signed(str(name), "statement", body, signature):
+                    if not self.is_signed(str(name), "statement", body, signature):
                         raise BindingError(
                             "shown a statement that it did not sign", stage="settle", member=name
                         )
@@ -400,7 +406,8 @@ class Settler:
         x, y, index = self.state.get(POOL)
         return Slice(index=index, x=_shaped(x), y=_shaped(y), salts=b"", path=())
 
-    def _is_signed(self, name: str, kind: str, body: Mapping[str, Any], signature: Any) -> bool:
+    def is_signed(self, name: str, kind: str, body: Mapping[str, Any], signature: Any) -> bool:
+        """Return whether a member signed a record; True in a rehearsal where nothing is signed."""
         if name not in self.member.roster.names:
             return False
         if self.member.identity is None:

@@ -70,6 +70,15 @@ class Server(PlainServer):
         """The hashes of the masked inputs so far, by member; for the ledger."""
         return {name: bytes(head.body[2]).hex() for name, head in self.heads["masked"].items()}
 
+    @property
+    def proof(self) -> dict[str, bytes]:
+        """What naming a liar needs of this attempt: signed lists, rebuilt secrets, and instructions."""
+        assert self._task is not None
+        lists = {f"list/{stage}": self.broadcasts[stage] for stage in ("advertise", "share", "masked")}
+        secrets_ = {f"seed/{name}": one for name, one in self.seeds.items()}
+        secrets_ |= {f"key/{name}": one for name, one in self.keys.items()}
+        return lists | secrets_ | ({"extra": self._task.extra} if self._task.extra else {})
+
     def receive(self, data: bytes, sender: str | None = None) -> str:
         """Take a member's message and return who signed it; ``sender`` is the member the transport names."""
         try:

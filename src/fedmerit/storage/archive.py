@@ -15,14 +15,34 @@ Whoever has the folder, the ledger and the test pool can recompute every number 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.errors import StoreError
+from fedmerit.config import Config
+from fedmerit.errors import LedgerError, StoreError
+from fedmerit.ledger.chain import Record
+from fedmerit.ledger.forms import masked_input, setting_of
+from fedmerit.ledger.records import reading
+from fedmerit.ledger.settled import Book
+from fedmerit.notes import Note
+from fedmerit.protocol.direction import (
+    Gradient,
+    as_units,
+    blocks_of,
+    differs,
+    direction_hash,
+    product,
+    slopes_of,
+)
+from fedmerit.protocol.naming import attempt_of, name_hash, table_of
+from fedmerit.protocol.outcome import Model, Round, model_hash, moved, sum_hash
+from fedmerit.protocol.pool import Slice
+from fedmerit.protocol.terms import scheduled_encoding
+from fedmerit.secagg.quantise import Encoding
 from fedmerit.storage.run_folder import safetensors, write
 
 ARCHIVE = "archive"
@@ -66,3 +86,133 @@ class FolderArchive:
 
     def _file(self, kind: str, number: int) -> Path:
         return self.path / f"{kind}-{number:04d}.arrays"
+
+
+# ------------------------------------------------------------------------------------------- checked again
+
+
+def check_archive(
+    archive: FolderArchive,
+    book: Book,
+    records: Sequence[Record],
+    rounds: Sequence[Round],
+    config: Config,
+    gradient: Gradient | None = None,
+) -> Iterator[Note]:
+    """Recompute a settlement from the archive, and yield what was found.
+
+    Sums, models, directions as integers, their products and the pool are compared with the manifest, and
+    every verdict is judged anew. With a gradient, the directions are recomputed too.
+
+    Args:
+        archive: the server's, or a copy.
+        book: the settlement in the ledger.
+        records: of the ledger.
+        rounds: of the ledger.
+        config: of the run.
+        gradient: of the paid utility.
+
+    Raises:
+        LedgerError: something in the archive contradicts the ledger.
+        StoreError: a file is gone or damaged.
+    """
+    manifest = book.manifest
+    if manifest is None:
+        return
+    shown = _pool(archive)
+    shown.verify_settlement(records[1].body)
+    if shown.id != manifest.pool:
+        raise LedgerError(f"{archive.path}: its pool is not the one that was opened")
+    blocks, _ = blocks_of(shown, config.settlement.blocks)
+    m: Model | None = None
+    for entry in manifest.rounds:
+        kept, one = archive.load("round", entry.round), rounds[entry.round - 1]
+        m0 = kept.get("m0", m)
+        if m0 is None:
+            raise LedgerError(f"{archive.path}: has no model of round {entry.round}")
+        encoding, public = _encoding(kept, m0.size, one, config)
+        total = None if public is None else sum(public[name] for name in entry.participants)
+        decoded = encoding.decode(kept["x"], included=len(entry.participants), public_total=total)
+        m = moved(m0, decoded.weighted_sum, decoded.total_weight)
+        g = archive.load("direction", entry.round)["g"]
+        found = (sum_hash(kept["x"]), model_hash(m0), model_hash(m), direction_hash(g))
+        if found != (entry.x, entry.m0, entry.m, entry.g):
+            raise LedgerError(f"{archive.path}: round {entry.round} is not the one in the manifest")
+        if product(kept["x"], g) != entry.product:
+            raise LedgerError(f"round {entry.round}: the product of sum and direction is not the one stated")
+        if gradient is not None:
+            slopes, _, _ = slopes_of(gradient, m0, m, shown, blocks, entry.points)
+            values = as_units(slopes, manifest.blocks, entry.step, entry.weight)
+            if problem := differs(g, values, manifest.scale, encoding):
+                raise LedgerError(f"round {entry.round}: {problem}")
+    yield Note("archive", rounds=len(manifest.rounds))
+    yield Note("archive-gradient" if gradient else "archive-no-gradient")
+    for record in records:
+        if record.kind == "verdict" and record.body["round"]:
+            with reading(record):
+                _judge_again(archive, book, record, records, rounds, config)
+            yield Note("archive-verdict", round=record.body["round"])
+
+
+def _judge_again(
+    archive: FolderArchive,
+    book: Book,
+    record: Record,
+    records: Sequence[Record],
+    rounds: Sequence[Round],
+    config: Config,
+) -> None:
+    """Raise LedgerError unless tables, words and evidence prove just what a verdict states."""
+    from fedmerit.secagg.naming import Evidence, judge
+    from fedmerit.secagg.naming import product as masked_product
+
+    body, manifest = record.body, book.manifest
+    assert manifest is not None
+    entry, one = manifest.entry(body["round"]), rounds[body["round"] - 1]
+    given = dict(body["evidence"])
+    extra, products = bytes.fromhex(given.pop("extra")), given.pop("products")
+    public = _encoding(archive.load("round", entry.round), manifest.coordinates, one, config)[1]
+    setting, task = attempt_of(setting_of(records, one, config), config, manifest, entry, public, extra)
+    evidence, g = Evidence.from_dict(given), archive.load("direction", entry.round)["g"]
+    words = {}
+    for name in products:
+        payload = archive.load(f"words-{name_hash(name)}", entry.round)[name].tobytes()
+        if hashlib.sha256(payload).hexdigest() != masked_input(records, entry.round, name):
+            raise LedgerError(f"the words of {name} are not those that it sent in the round")
+        words[name] = masked_product(payload, g)
+    if {name: str(value) for name, value in words.items()} != dict(products):
+        raise LedgerError("the products of masked words are not those of the words")
+    tables = {
+        table.author: table_of(table.author, table.body, manifest.run, manifest.digest, entry.round)
+        for table in records
+        if table.kind == "table" and table.body["round"] == entry.round
+    }
+    stated = {}
+    if config.settlement.detail == "rounds":
+        stated = {
+            name: book.statements[name].rounds[str(entry.round)]
+            for name in entry.participants
+            if name in book.statements
+        }
+    found = judge(setting, task, g, evidence, tables, words, stated, entry.product)
+    proved = {name: str(value) for name, value in found.values.items() if value is not None}
+    told = {name: value for name, value in body["values"].items() if name in proved}
+    if dict(found.named) != dict(body["named"]) or told != proved:
+        raise LedgerError("states another verdict than its evidence proves")
+
+
+def _pool(archive: FolderArchive) -> Slice:
+    kept = archive.load("pool", 0)
+    path = kept["path"].tobytes()
+    nodes = tuple(path[start : start + 32] for start in range(0, len(path), 32))
+    return Slice(
+        index=int(kept["index"][0]), x=kept["x"], y=kept["y"], salts=kept["salts"].tobytes(), path=nodes
+    )
+
+
+def _encoding(
+    kept: Mapping[str, npt.NDArray[Any]], length: int, one: Round, config: Config
+) -> tuple[Encoding, Mapping[str, float] | None]:
+    weights = kept.get("weights")
+    public = None if weights is None else dict(zip(one.scheduled, weights.tolist(), strict=True))
+    return scheduled_encoding(config, length, one.scheduled, public)

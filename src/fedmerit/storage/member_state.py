@@ -14,9 +14,9 @@ last head, once signed) and ``floor`` (rounds before this one are over). Values 
 ``0003.client`` (the state machine, with its secrets), ``0003.began`` (hash of the model it began to train),
 ``0003.update`` (M0, the update, its weight), ``0003.asked`` (hash of the only request for a report that it
 answers) and ``0003.report`` (the answer, and the sums behind cumulative standard errors). A run that is
-settled also has ``window`` (seconds for which all this is kept after the last message), ``settlement`` (the
-manifest), ``pool`` (the opened test set), ``agreed``, ``statement`` and ``settled`` (what it signed), and for
-each round ``0003.signed`` (the outcome it signed for) and ``0003.stated`` (its part in the gain).
+settled also has ``summed`` (rounds it released shares for), ``settlement`` (the manifest), ``closes`` (when
+its window closes), ``pool`` (the opened test set), ``agreed``, ``statement``, ``settled`` (what it signed),
+and for each round ``0003.signed`` (the outcome it signed for) and ``0003.stated`` (its part in the gain).
 
 A message is answered in this order: larger values are written, then ``heads``, then ``state``, each in one
 step; then files are deleted that ``state`` no longer names; then the answer leaves. So a kill at any moment
@@ -47,7 +47,7 @@ from fedmerit.errors import ConfigError, StoreError
 from fedmerit.identity import Roster, load_key
 from fedmerit.ledger.records import first_body
 from fedmerit.notes import Note
-from fedmerit.protocol.memory import POOL, WINDOW
+from fedmerit.protocol.memory import POOL
 from fedmerit.protocol.messages import pack, unpack
 from fedmerit.protocol.terms import Lineage, lineage_of
 from fedmerit.scoring.files import LEDGER
@@ -65,6 +65,8 @@ _VALUE = re.compile(
 )
 IDLE = 86_400.0
 """Seconds without a message after which a run counts as over although it never ended."""
+UNSETTLED = 30 * 86_400.0
+"""Seconds for which what was summed in an idle run is kept, so that the run can be settled."""
 MOST_RUNS = 100
 """Most runs that a member stores: a single invitation by a server makes a folder."""
 SMALL = 4096
@@ -387,16 +389,13 @@ class MemberFiles:
         runs = self.file.content["runs"]
         kept = runs[run]
         names = {*kept["values"], *kept["files"]}
-        waited, over = time.time() - kept["time"], bool(names & {"seen", "left"})
-        idle = waited >= IDLE
-        if names <= {"terms", WINDOW} and not kept["heads"][0]:  # an invitation only
+        idle, over = time.time() - kept["time"] >= IDLE, bool(names & {"seen", "left"})
+        if names <= {"terms"} and not kept["heads"][0]:  # an invitation only
             if idle:
                 del runs[run]
             return True
-        if not idle and not over:
+        if (not idle and not over) or self._waits(run, kept):
             return False
-        if "summed" in names and "left" not in names and waited < (self.file.get(run, WINDOW) or 0):
-            return True  # its settlement may still need what this member brought
         secret = {name for name in names if (over and "." in name) or name.endswith((".client", ".update"))}
         secret |= names & {POOL}
         if over and not (self.home / run).exists():  # its owner deleted it: remember that it is over
@@ -406,6 +405,15 @@ class MemberFiles:
             kept["values"].pop(name, None)
             kept["files"].pop(name, None)
         return True
+
+    def _waits(self, run: str, kept: Mapping[str, Any]) -> bool:
+        """Return whether a run may still be settled, so that what was summed must be kept."""
+        names = {*kept["values"], *kept["files"]}
+        if not any(name.endswith(".update") for name in names) or "summed" not in names or "left" in names:
+            return False
+        closes = self.file.get(run, "closes")
+        until = kept["time"] + UNSETTLED if closes is None else closes
+        return time.time() < until
 
     # ----------------------------------------------------------------------------------------- stored values
 

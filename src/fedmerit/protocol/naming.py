@@ -1,0 +1,319 @@
+"""Who lied in a settlement: both sides of the exchanges that find out, around `fedmerit.secagg.naming`.
+
+Only where everybody in a round's sum has stated and the equation fails. Each member signs the products of its
+masks with the round's direction and sends its masked words again; where the two ends of a pair differ, both
+are asked to open its key. A member takes part only if it is shown signed statements that do not add up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedmerit.errors import BindingError, FedmeritError, MessageError, RefusedError
+from fedmerit.identity import SERVER, canonical
+from fedmerit.protocol.direction import Direction, Entry, Manifest, direction_hash, whole_number
+from fedmerit.protocol.memory import as_array, file_name
+from fedmerit.protocol.messages import Ask, pack, unpack
+from fedmerit.protocol.settlement import ALL, Equation, Settled, Statement
+from fedmerit.protocol.terms import scheduled_encoding
+from fedmerit.secagg.setting import Setting, Task
+
+if TYPE_CHECKING:
+    from fedmerit.protocol.clearing import Clearing
+    from fedmerit.protocol.settler import Settler
+    from fedmerit.secagg.naming import Evidence, MaskTable, Verdict
+
+WHOLE_RUN = 0
+"""In place of a round's number: a verdict on what was stated for the whole run."""
+
+
+def table_body(run: str, settlement: str, number: int, table: MaskTable) -> dict[str, Any]:
+    """Return what a member signs of its masks in a round."""
+    pairs = {peer: str(value) for peer, value in table.pairs.items()}
+    return {
+        "run": run,
+        "settlement": settlement,
+        "round": number,
+        "pairs": pairs,
+        "masked": str(table.masked),
+    }
+
+
+def table_of(member: str, body: Mapping[str, Any], run: str, settlement: str, number: int) -> MaskTable:
+    """Read a table; raise MessageError unless it is one of this round and settlement."""
+    from fedmerit.secagg.naming import MaskTable
+
+    try:
+        pairs = {str(peer): whole_number(value) for peer, value in body["pairs"].items()}
+        found = MaskTable(member, pairs, whole_number(body["masked"]))
+        same = table_body(run, settlement, number, found) == dict(body)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise MessageError(f"not a table of masks: {error!r:.100}", stage="table", member=member) from None
+    if not same:
+        raise MessageError("a table of another round or settlement", stage="table", member=member)
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- a member
+
+
+def table_answer(settler: Settler, manifest: Manifest, ask: Ask) -> bytes:
+    """Return a member's signed table and its masked words, if it is shown that the equation fails."""
+    entry = manifest.entry(ask.round)
+    _refuse_if_it_holds(settler, manifest, entry, settler.statements_in(ask, manifest))
+    client, update = settler.member.summed(settler.state, entry.round)
+    project = getattr(client, "project", None)
+    if project is None:
+        raise RefusedError("has no masks that could prove anything", stage="table", member=settler.name)
+    encoding, _ = scheduled_encoding(settler.config, manifest.coordinates, client.setting.members, update[3])
+    g = ask.array("g", "<i2", encoding.words)
+    if direction_hash(g) != entry.g:
+        raise BindingError("a direction that is not the manifest's", stage="table", member=settler.name)
+    payload = client.masked_again(as_array(update[0], "<f4"))  # type: ignore[union-attr]
+    body = table_body(settler.run, manifest.digest, entry.round, project(g, payload))
+    settler.state.put(file_name(entry.round, "client"), client)
+    settler.state.put(file_name(entry.round, "table"), canonical(body))
+    return pack([canonical(body), settler.member.sign("table", body), bytes(payload)])
+
+
+def _refuse_if_it_holds(
+    settler: Settler, manifest: Manifest, entry: Entry, statements: Mapping[str, Statement]
+) -> None:
+    if settler.config.settlement.detail == "run":
+        names = {name for one in manifest.rounds for name in one.participants}
+        total, key = sum(one.product for one in manifest.rounds), ALL
+    else:
+        names, total, key = set(entry.participants), entry.product, str(entry.round)
+    if not names <= set(statements):
+        raise RefusedError(
+            "was not shown everybody's statement, so nobody can be named", stage="table", member=settler.name
+        )
+    if sum(statements[name].rounds[key] for name in names) == total:
+        raise RefusedError("the equation holds, so nobody lied", stage="table", member=settler.name)
+
+
+def pairs_answer(settler: Settler, manifest: Manifest, ask: Ask) -> bytes:
+    """Return the keys of pairs whose other end signed another number; write down first what is opened."""
+    entry = manifest.entry(ask.round)
+    own = settler.state.get(file_name(entry.round, "table"))
+    if own is None:
+        raise BindingError("has told nothing of its masks", stage="pairs", member=settler.name)
+    where = (settler.run, manifest.digest, entry.round)
+    ours = table_of(settler.name, json.loads(bytes(own)), *where)
+    client, _ = settler.member.summed(settler.state, entry.round)
+    opened = []
+    for peer, shown in sorted(ask.get("tables", dict).items()):
+        match shown:
+            case [bytes(text), bytes(signature)]:
+                body = json.loads(text)
+                if not settler.is_signed(peer, "table", body, signature):
+                    raise BindingError("did not sign this table", stage="pairs", member=peer)
+                theirs = table_of(peer, body, *where)
+                opened.append([peer, client.open_pair(peer, ours, theirs)])  # type: ignore[union-attr]
+            case _:
+                raise MessageError("not a signed table", stage="pairs", member=settler.name)
+    settler.state.put(file_name(entry.round, "client"), client)
+    return pack(opened)
+
+
+# ---------------------------------------------------------------------------------------------- the server
+
+
+def named(clearing: Clearing, settled: Settled, failed: Sequence[Equation]) -> Settled:
+    """Return the settlement with what masks prove about the equations that fail."""
+    values = {key: dict(each) for key, each in settled.values.items()}
+    liars = {key: dict(each) for key, each in settled.named.items()}
+    manifest = settled.manifest
+    whole_run = failed[0].round is None
+    numbers = [entry.round for entry in manifest.rounds] if whole_run else [one.round for one in failed]
+    for number in numbers:
+        assert number is not None
+        if number in liars:
+            continue
+        entry = manifest.entry(number)
+        stated = {}
+        if not whole_run:
+            stated = {name: settled.statements[name].rounds[str(number)] for name in entry.participants}
+        proof = _Naming(clearing, manifest, entry, stated).verdict()
+        if proof is None:  # nobody answered: it can be asked again within the window
+            continue
+        verdict, evidence = proof
+        values[number] = {name: value for name, value in verdict.values.items() if value is not None}
+        liars[number] = {name: str(why) for name, why in verdict.named.items()}
+        if len(values[number]) == len(entry.participants) - 1 and SERVER not in liars[number]:
+            (left,) = set(entry.participants) - set(values[number])  # the others are proved, so it is too
+            values[number][left] = entry.product - sum(values[number].values())
+        _record(clearing, manifest, number, liars[number], values[number], evidence)
+    found = replace(settled, values=values, named=liars)
+    if whole_run:
+        wrong = {
+            name: "stated"
+            for name, statement in settled.statements.items()
+            if (proved := found.proved(name)) is not None and proved != statement.rounds[ALL]
+        }
+        liars[WHOLE_RUN] = wrong
+        _record(clearing, manifest, WHOLE_RUN, wrong, {}, {})
+        found = replace(settled, values=values, named=liars)
+    for number, each in liars.items():
+        where = f"in round {number}" if number else "in the run"
+        for name, why in each.items():
+            clearing.coordinator.note(f"{name} lied {where} ({why}), as the masks of the round prove")
+    return found
+
+
+def _record(
+    clearing: Clearing,
+    manifest: Manifest,
+    number: int,
+    liars: Mapping[str, str],
+    values: Mapping[str, int],
+    evidence: Mapping[str, Any],
+) -> None:
+    body = {
+        "settlement": manifest.digest,
+        "round": number,
+        "named": dict(liars),
+        "values": {name: str(value) for name, value in values.items()},
+        "evidence": dict(evidence),
+    }
+    clearing.coordinator.recorder.state("verdict", body)
+
+
+class _Naming:
+    """One failed round: the server collects tables, words and opened keys."""
+
+    def __init__(
+        self, clearing: Clearing, manifest: Manifest, entry: Entry, stated: Mapping[str, int]
+    ) -> None:
+        self.clearing, self.manifest, self.entry, self.stated = clearing, manifest, entry, stated
+        self.coordinator = clearing.coordinator
+        kept = {key: value.tobytes() for key, value in clearing.archive.load("masks", entry.round).items()}
+        self.g: Direction = clearing.direction(entry)
+        self.setting, self.task = self._attempt(kept.get("extra", b""))
+        self.evidence = evidence_in(kept)
+        self.tables: dict[str, tuple[MaskTable, bytes, bytes]] = {}
+        self.products: dict[str, int] = {}
+
+    def _attempt(self, extra: bytes) -> tuple[Setting, Task]:
+        recorder, number = self.coordinator.recorder, self.entry.round
+        one = next(one for one in recorder.rounds if one.number == number)
+        weights = self.clearing.archive.load("round", number).get("weights")
+        public = None if weights is None else dict(zip(one.scheduled, weights.tolist(), strict=True))
+        return attempt_of(
+            recorder.agreed.setting(recorder.run, number, one.scheduled, recorder.roster),
+            self.coordinator.config, self.manifest, self.entry, public, extra,
+        )  # fmt: skip
+
+    def verdict(self) -> tuple[Verdict, dict[str, Any]] | None:
+        """Return the verdict, and the evidence for the ledger; None if nobody answered."""
+        self._ask_tables()
+        if not self.tables:
+            return None
+        verdict = self._judge()
+        if verdict.disputed:
+            self._ask_keys(verdict.disputed)
+            verdict = self._judge()
+        products = {name: str(value) for name, value in sorted(self.products.items())}
+        return verdict, {**self.evidence.to_dict(), "extra": self.task.extra.hex(), "products": products}
+
+    def _judge(self) -> Verdict:
+        from fedmerit.secagg.naming import judge
+
+        tables = {name: table for name, (table, _, _) in self.tables.items()}
+        return judge(
+            self.setting, self.task, self.g, self.evidence, tables, self.products, self.stated,
+            self.entry.product,
+        )  # fmt: skip
+
+    def _ask_tables(self) -> None:
+        """Ask everybody in the sum for its table and its masked words; record what they sign."""
+        from fedmerit.secagg.naming import product
+
+        number = self.entry.round
+        body = {"statements": self.clearing.shown_statements()}
+        ask = self.clearing.ask("table", number, body, {"g": self.g})
+        asks = dict.fromkeys(self.entry.participants, ask)
+        for name, answer in self.coordinator.transport.exchange("table", asks):
+            try:
+                match unpack(answer, "a table of masks", values=4):
+                    case [bytes(text), bytes(signature), bytes(payload)]:
+                        table = self._take(name, json.loads(text), signature)
+                        self.tables[name] = table, text, signature
+                        if _digest(payload) == self.evidence_digest(name):
+                            self.products[name] = product(payload, self.g)
+                            kept = {name: np.frombuffer(payload, np.uint8)}
+                            self.clearing.archive.save(f"words-{name_hash(name)}", number, kept)
+                        else:
+                            self.coordinator.note(f"{name} sent other words than in round {number}")
+            except (FedmeritError, ValueError) as error:
+                self.coordinator.note(f"round {number}: refused: {error!s:.200}")
+
+    def _take(self, name: str, body: Mapping[str, Any], signature: bytes) -> MaskTable:
+        recorder = self.coordinator.recorder
+        table = table_of(name, body, recorder.run, self.manifest.digest, self.entry.round)
+        if not recorder.said(name, "table", body, signature):
+            raise MessageError("did not sign its table", stage="table", member=name)
+        return table
+
+    def evidence_digest(self, name: str) -> str:
+        """Return the hash of the masked words that a member signed in the round."""
+        from fedmerit.secagg.messages import open_broadcast
+
+        head = open_broadcast(self.evidence.masked, self.setting, "masked").get(name)
+        return "" if head is None else bytes(head.body[2]).hex()
+
+    def _ask_keys(self, disputed: Sequence[tuple[str, str]]) -> None:
+        """Ask both ends of every disputed pair for its key."""
+        number = self.entry.round
+        for name in self.entry.participants:
+            peers = [two[two[0] == name] for two in disputed if name in two]
+            if not peers:
+                continue
+            shown = {peer: list(self.tables[peer][1:]) for peer in peers}
+            for who, answer in self.coordinator.exchange("pairs", number, [name], {"tables": shown}):
+                try:
+                    for peer, key in unpack(answer, "opened keys", values=1 + 3 * len(peers)):
+                        trial = self.evidence.with_opened(self.setting, who, peer, key)
+                        trial.check(self.setting, self.task)
+                        self.evidence = trial
+                except (FedmeritError, ValueError, TypeError) as error:
+                    self.coordinator.note(f"round {number}: {who} opened no key: {error!s:.200}")
+
+
+def attempt_of(
+    setting: Setting,
+    config: Any,
+    manifest: Manifest,
+    entry: Entry,
+    public: Mapping[str, float] | None,
+    extra: bytes,
+) -> tuple[Setting, Task]:
+    """Return setting and task of a settled round, as its members had them."""
+    encoding, weights = scheduled_encoding(config, manifest.coordinates, setting.members, public)
+    given = None if weights is None else tuple(weights[name] for name in setting.members)
+    return setting, Task(bytes.fromhex(entry.m0), encoding, given, extra)
+
+
+def evidence_in(kept: Mapping[str, bytes]) -> Evidence:
+    """Return the evidence that was archived with a round."""
+    from fedmerit.secagg.naming import Evidence
+
+    def part(kind: str) -> dict[str, bytes]:
+        return {key.partition("/")[2]: value for key, value in kept.items() if key.startswith(f"{kind}/")}
+
+    return Evidence.of(part("list"), part("seed"), part("key"))
+
+
+def name_hash(name: str) -> str:
+    """Return a part of a file's name that stands for a member."""
+    return _digest(name.encode())[:16]
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
