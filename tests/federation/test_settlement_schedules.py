@@ -247,7 +247,9 @@ class Told:
                 "+1": own + 1, "big": own + 2**40, "ring": own + RING,
                 "another": others[0] if others else own - 1,
             }[lie])  # fmt: skip
-        if name in self.lies.allies and rounds:  # credit of one ally goes to the other, as their pair will say
+        if (
+            name in self.lies.allies and rounds
+        ):  # credit of one ally goes to the other, as their pair will say
             sign = 1 if name == self.lies.allies[0] else -1
             for key in self._common(rounds):
                 rounds[key] = str(int(rounds[key]) + sign * 1000)
@@ -392,7 +394,9 @@ def schedules(tmp_path, first: int, count: int) -> Counter:
 
 def test_whatever_is_drawn_nobody_honest_is_harmed(tmp_path):
     seen = schedules(tmp_path, 0, FEW)
-    assert {"holds", "named", "server", "silent", "missing", "run"} <= {k for each in seen for k in each.split("+")}
+    assert {"holds", "named", "server", "silent", "missing", "run"} <= {
+        k for each in seen for k in each.split("+")
+    }
 
 
 @pytest.mark.long

@@ -148,8 +148,8 @@ class _Walk:
 
     def agreed(self, record: Record) -> None:
         self._manifest(record)
-        if record.author in self.book.agreed or self.book.statements:
-            raise LedgerError("its author agreed before, or somebody stated before it")
+        if record.author in self.book.agreed or record.author in self.book.statements:
+            raise LedgerError("its author agreed or stated before")
         numbers = record.body["wrong"]
         if not all(type(number) is int for number in (*numbers, *record.body["released"])):
             raise LedgerError("expected rounds")

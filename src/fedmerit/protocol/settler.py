@@ -37,7 +37,7 @@ from fedmerit.protocol.direction import (
     product,
     slopes_of,
 )
-from fedmerit.protocol.memory import MemberState, as_array, file_name
+from fedmerit.protocol.memory import POOL, MemberState, as_array, file_name
 from fedmerit.protocol.messages import Ask, pack
 from fedmerit.protocol.outcome import included_hash, model_hash, moved, sum_hash
 from fedmerit.protocol.pool import Slice, samples_in
@@ -61,7 +61,6 @@ Gradients = Callable[[Any, str], Gradient]
 
 SETTLING = ("last", "open", "agree", "agreed", "state", "table", "pairs", "settle")
 """The exchanges of a settlement, in order."""
-POOL = "pool"
 NEAR = 1e-3
 """How much two machines may disagree about the length and the largest coordinate of a direction."""
 

@@ -50,7 +50,7 @@ from fedmerit.simulation.utilities import (
     resolve,
 )
 
-__all__ = ["BLOCKS", "Direction", "PathGradients", "direction", "missing_gradient"]
+__all__ = ["BLOCKS", "Direction", "PathGradients", "direction", "missing_gradient", "slope"]
 
 BLOCKS = 8
 """Blocks of the test set, by default."""
@@ -171,6 +171,22 @@ def direction(
             if abs(rest) <= tolerance * abs(grand - empty):
                 break
     return Direction(of.name, found, path.sizes, path.stratified, empty, grand, rest, number)
+
+
+def slope(
+    model: nn.Module, x: Images, y: Vectors, utility: str | Utility, batch_size: int | None = None
+) -> tuple[float, dict[str, Tensor]]:
+    """Return the mean utility of a model as it is, and the gradient of every parameter and floating buffer.
+
+    The arguments and errors are those of `direction`.
+    """
+    vector = flatten(model)
+    path = _Path(model, vector, vector, x, y, resolve(utility), 1, 0, batch_size)
+    with _setting(model):
+        value, found = path.value(0.0), path.mean_gradient(1)[0]
+    parts = torch.split(found, [shape.numel() for shape in path.shapes.values()])
+    named = zip(path.shapes.items(), parts, strict=True)
+    return value, {name: part.view(shape) for (name, shape), part in named}
 
 
 def missing_gradient(model: nn.Module, x: Images, y: Vectors, utility: str | Utility) -> NoGradient | None:

@@ -6,6 +6,7 @@ One file of arrays per kind and round in ``DIR/archive``::
     masks-0003       the signed lists of the round, and the secrets that were rebuilt to unmask its sum
     direction-0003   g, the public direction as integers
     words-0003       masked words that members sent again, where an equation failed
+    messages/        if somebody was away: the signed messages to which it can still answer with its statement
 
 Whoever has the folder, the ledger and the test pool can recompute every number of the settlement
 (``fedmerit verify DIR --archive``).
@@ -59,7 +60,7 @@ class FolderArchive:
 
     def save(self, kind: str, number: int, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Keep arrays in one step, readable by their owner only."""
-        self.path.mkdir(mode=0o700, exist_ok=True)
+        self._file(kind, number).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         data: bytes = safetensors().save({key: np.ascontiguousarray(value) for key, value in arrays.items()})
         write(self._file(kind, number), hashlib.sha256(data).digest() + data, mode=0o600)
 
