@@ -217,8 +217,8 @@ class Settler:
         most = largest_stated(len(entry.participants))
         if self.config.word_bytes == 6 and abs(own) > most:
             raise SettlementError(
-                f"its product in round {entry.round} is {own}, and masks can prove at most {most}: settle with "
-                "[settlement] naming = false, or take a larger secure_aggregation.bound",
+                f"its product in round {entry.round} is {own}, and masks can prove at most {most}: settle "
+                "with [settlement] naming = false, or take a larger secure_aggregation.bound",
                 code="overflow",
                 member=self.name,
             )
