@@ -191,6 +191,7 @@ class InProcessGrid:
         strategy = fedmerit.flower.Contributions(
             task.strategy(),
             roster=home / "roster.toml",
+            method="reports",
             test=task.federation.pool,
             value=task.value,
             folder=task.ran.folder,

@@ -1,6 +1,5 @@
 """The example app, on nodes in this process: what it shows must work, and cost no import of torch in vain."""
 
-import json
 import subprocess
 import sys
 import tomllib
@@ -9,6 +8,9 @@ import pytest
 from flwr.app import Context, RecordDict
 from inprocess import InProcess
 
+from fedmerit.ledger.chain import Ledger
+from fedmerit.ledger.records import config_of, rounds_of
+from fedmerit.ledger.settled import settlement_of
 from fedmerit.verify import verify_folder
 
 EXAMPLE = "examples/flower-hospitals"
@@ -33,11 +35,13 @@ def test_the_noisy_hospital_is_last(hospitals, tmp_path):
     nodes = {100 + part: {"partition-id": part} for part in range(len(HOSPITALS))}
     grid = InProcess(dict.fromkeys(nodes, client_app.app), nodes, config)
     server_app.app(grid, Context(7, 1, {}, RecordDict(), config))
-    scores = json.loads((tmp_path / "run" / "scores.json").read_text())
-    assert scores["clients"] == list(HOSPITALS)
-    total = dict(zip(HOSPITALS, scores["cumulative"]["ALPHA"], strict=True))
+    with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
+        book = settlement_of(ledger, rounds_of(ledger), config_of(ledger))
+    total = dict(zip(HOSPITALS, book.settled.scores(HOSPITALS).values, strict=True))
     assert {min(total, key=total.__getitem__)} == NOISY.keys()
-    assert any("rounds: 2 of 2, 0 aborted" in line for line in verify_folder(tmp_path / "run"))
+    lines = list(verify_folder(tmp_path / "run"))
+    assert any("rounds: 2 of 2, 0 aborted" in line for line in lines)
+    assert "settlement: 2 of 2 equations hold" in lines
 
 
 def test_the_demonstration_verifies_with_the_members_roster(hospitals, finished, capfd):

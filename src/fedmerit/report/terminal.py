@@ -287,7 +287,7 @@ class Step(Protocol):
 
 
 Watch = Callable[[Any], None]
-STAGES = ("train", "sum", "evaluate", "coalitions", "retrain")
+STAGES = ("train", "sum", "evaluate", "coalitions", "retrain", "settle")
 
 
 @contextmanager

@@ -6,6 +6,7 @@ One file of arrays per kind and round in ``DIR/archive``::
     masks-0003       the signed lists of the round, and the secrets that were rebuilt to unmask its sum
     direction-0003   g, the public direction as integers
     words-0003       masked words that members sent again, where an equation failed
+    messages/        if somebody was away: the signed messages to which it can still answer with its statement
 
 Whoever has the folder, the ledger and the test pool can recompute every number of the settlement
 (``fedmerit verify DIR --archive``).
@@ -24,7 +25,7 @@ import numpy.typing as npt
 from fedmerit.config import Config
 from fedmerit.errors import LedgerError, StoreError
 from fedmerit.ledger.chain import Record
-from fedmerit.ledger.forms import masked_input, setting_of
+from fedmerit.ledger.forms import masked_inputs, setting_of
 from fedmerit.ledger.records import reading
 from fedmerit.ledger.settled import Book
 from fedmerit.notes import Note
@@ -37,7 +38,7 @@ from fedmerit.protocol.direction import (
     product,
     slopes_of,
 )
-from fedmerit.protocol.naming import attempt_of, name_hash, table_of
+from fedmerit.protocol.naming import attempt_of, name_hash, silent_in, table_of
 from fedmerit.protocol.outcome import Model, Round, model_hash, moved, sum_hash
 from fedmerit.protocol.pool import Slice
 from fedmerit.protocol.terms import scheduled_encoding
@@ -59,7 +60,7 @@ class FolderArchive:
 
     def save(self, kind: str, number: int, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Keep arrays in one step, readable by their owner only."""
-        self.path.mkdir(mode=0o700, exist_ok=True)
+        self._file(kind, number).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         data: bytes = safetensors().save({key: np.ascontiguousarray(value) for key, value in arrays.items()})
         write(self._file(kind, number), hashlib.sha256(data).digest() + data, mode=0o600)
 
@@ -173,17 +174,19 @@ def _judge_again(
     public = _encoding(archive.load("round", entry.round), manifest.coordinates, one, config)[1]
     setting, task = attempt_of(setting_of(records, one, config), config, manifest, entry, public, extra)
     evidence, g = Evidence.from_dict(given), archive.load("direction", entry.round)["g"]
+    if evidence.check(setting, task).digests != masked_inputs(records, entry):
+        raise LedgerError("its evidence is about other masked inputs than those recorded in the round")
     words = {}
     for name in products:
         payload = archive.load(f"words-{name_hash(name)}", entry.round)[name].tobytes()
-        if hashlib.sha256(payload).hexdigest() != masked_input(records, entry.round, name):
+        if hashlib.sha256(payload).hexdigest() != masked_inputs(records, entry).get(name):
             raise LedgerError(f"the words of {name} are not those that it sent in the round")
         words[name] = masked_product(payload, g)
     if {name: str(value) for name, value in words.items()} != dict(products):
         raise LedgerError("the products of masked words are not those of the words")
     tables = {
         table.author: table_of(table.author, table.body, manifest.run, manifest.digest, entry.round)
-        for table in records
+        for table in records[: records.index(record)]
         if table.kind == "table" and table.body["round"] == entry.round
     }
     stated = {}
@@ -195,8 +198,8 @@ def _judge_again(
         }
     found = judge(setting, task, g, evidence, tables, words, stated, entry.product)
     proved = {name: str(value) for name, value in found.values.items() if value is not None}
-    told = {name: value for name, value in body["values"].items() if name in proved}
-    if dict(found.named) != dict(body["named"]) or told != proved:
+    told = (dict(body["named"]), dict(body["values"]), tuple(body["silent"]))
+    if told != (dict(found.named), proved, silent_in(found)):
         raise LedgerError("states another verdict than its evidence proves")
 
 
