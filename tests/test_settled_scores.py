@@ -239,7 +239,7 @@ def test_nothing_is_paid_while_somebody_can_still_state(partly, monkeypatch):
 
 
 def forged(run, change):
-    """The records of a run, some of them changed or (None) left out; chain and signatures do not matter here."""
+    """The records of a run, some of them changed or (None) left out, without their chain."""
     records = [other for record in run.records if (other := change(record)) is not None]
     return Snapshot(run.folder / "ledger.sqlite", tuple(records))
 

@@ -38,9 +38,9 @@ BY_KEY = {
     "score-of-yours": {"ALPHA", "PHI", *SCORES},
     "unsettled": {
         "unfinished", "not-settled", "run", "not-agreed", "no-gain", "no-rounds", "not-finite", "damaged",
-        "overflow",
+        "overflow", "no-gradient",
     },
-    "lie": {"stated", "pair", "masked", "sum"},
+    "lie": {"stated", "pair", "masked", "range", "sum"},
     "rule": {*get_args(Rule)},
     "status": {"none", *get_args(Status)},
     "status-short": {"none", *get_args(Status)},

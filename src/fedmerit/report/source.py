@@ -313,7 +313,9 @@ def _of_run(folder: Path) -> Source:
     return Source(
         rounds=tuple(found.content.rounds),
         clients=found.config.clients,
-        companions={name: tuple(scored_in(rounds, name)) for name in scoring.utilities[1:]},
+        companions={
+            name: tuple(scored) for name in scoring.utilities[1:] if (scored := scored_in(rounds, name))
+        },
         aborted={one.number: one.aborted for one in rounds if one.aborted},
         unreported=() if found.accounts else unreported(rounds),
         truth=_truth(raw) if complete else {},
