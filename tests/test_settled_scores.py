@@ -17,6 +17,7 @@ from fedmerit.report.exports import replay
 from fedmerit.report.facts import Facts
 from fedmerit.report.page.html import facts_of, render
 from fedmerit.report.source import read_source
+from fedmerit.scoring.uncertainty import intervals
 from fedmerit.storage.run_folder import Snapshot, recorded
 from fedmerit.verify import record_decision, renew, verify_copy
 from linear_federation import LIAR, Federation
@@ -156,6 +157,16 @@ def test_score_ranks_by_what_was_settled(settled):
     ] == block  # fmt: skip
     csv = CliRunner().invoke(app, ["score", str(settled.folder), "--format", "csv"]).stdout
     assert csv == (settled.folder / "scores.csv").read_text()
+
+
+def test_intervals_allow_for_the_few_blocks(settled):
+    total = recorded(settled.folder).accounts[0].scores()
+    low, high = intervals(total)[0]
+    assert len(total.blocks) == 8
+    assert (high - low) / 2 == pytest.approx(2.364624 * total.stderr[0], rel=1e-5)  # Student's, 7 degrees
+    assert (intervals(replace(total, blocks=None, sizes=None))[0, 1] - total.raw[0]) == pytest.approx(
+        1.959964 * total.stderr[0], rel=1e-5
+    )
 
 
 def test_scores_that_nobody_reported_are_refused(settled):

@@ -72,7 +72,24 @@ def student_quantile(tail: float, freedom: int) -> float:
     return math.sqrt(freedom) * math.tan((low + high) / 2)
 
 
-def holm(rejected: Callable[[float], int], total: int, level: float) -> float:
+Quantile = Callable[[float], float]
+"""(tail) -> the number of standard errors that chance exceeds with this probability."""
+
+
+def quantile_of(scores: Scores) -> Quantile:
+    """Return the quantiles for these scores: Student's if their standard errors come from blocks.
+
+    With B blocks there are B - 1 degrees of freedom; other standard errors come from many samples.
+    """
+    if scores.blocks is None or len(scores.blocks) < 2:
+        return upper_quantile
+    freedom = len(scores.blocks) - 1
+    return lambda tail: student_quantile(tail, freedom)
+
+
+def holm(
+    rejected: Callable[[float], int], total: int, level: float, quantile: Quantile = upper_quantile
+) -> float:
     """Return the critical value of Holm's method (1979) for M = ``total`` one-sided hypotheses.
 
     It is valid whatever their correlation. Holm compares the (k+1)-th smallest p-value with a/(M - k). Start
@@ -81,7 +98,7 @@ def holm(rejected: Callable[[float], int], total: int, level: float) -> float:
     """
     k = 0
     while True:
-        critical = max(0.0, upper_quantile((1 - level) / max(total - k, 1)))
+        critical = max(0.0, quantile((1 - level) / max(total - k, 1)))
         found = rejected(critical)
         if found <= k:
             return critical
@@ -198,6 +215,7 @@ def intervals(scores: Scores, *, level: float = 0.95) -> Matrix:
 
     .. math:: \mathrm{raw}_i \pm z_{(1 + \mathrm{level})/2} \, s_i
 
+    If standard errors come from B blocks (PHI), z is Student's quantile with B - 1 degrees of freedom.
     Each interval on its own covers with probability ``level``, but not all of them at once. This holds as far
     as the normal distribution fits a mean over the test samples. The fit is poor if the utility is 0 or 1 per
     sample and few samples change. Standard errors measured by fedmerit allow for that, see
@@ -212,8 +230,8 @@ def intervals(scores: Scores, *, level: float = 0.95) -> Matrix:
     array([[0.8 , 1.2 ],
            [2.61, 3.39]])
     """
-    z = upper_quantile((1 - level_of(level)) / 2)
     stderr = _stderr(scores)
+    z = quantile_of(scores)((1 - level_of(level)) / 2)
     return np.stack([scores.raw - z * stderr, scores.raw + z * stderr], axis=1)
 
 
@@ -295,11 +313,12 @@ def compare_pairs(
         return np.asarray(difference > critical * stderr + tie)
 
     if not simultaneous:
-        critical = upper_quantile((1 - level) / 2)
+        critical = quantile_of(scores)((1 - level) / 2)
     elif covariance is not None:
         critical = max_t(checked_covariance(covariance, scores.clients), stderr, level, draws, seed)
     else:
-        critical = holm(lambda c: int(np.count_nonzero(better(c))), scores.n * (scores.n - 1), level)
+        pairs, quantile = scores.n * (scores.n - 1), quantile_of(scores)
+        critical = holm(lambda c: int(np.count_nonzero(better(c))), pairs, level, quantile)
     return Pairs(scores.clients, difference, stderr, better(critical), critical)
 
 
@@ -422,7 +441,7 @@ def _counts_by_sorting(scores: Scores, level: float) -> tuple[npt.NDArray[np.int
         return above, below
 
     pairs = scores.n * (scores.n - 1)
-    return counts(holm(lambda c: int(counts(c)[0].sum()), pairs, level_of(level)))
+    return counts(holm(lambda c: int(counts(c)[0].sum()), pairs, level_of(level), quantile_of(scores)))
 
 
 def _positive(value: float, name: str) -> float:
@@ -475,5 +494,5 @@ def sure_signs(scores: Scores, *, level: float = 0.95) -> list[int]:
     def sure(critical: float) -> npt.NDArray[np.bool_]:
         return np.asarray(size > critical * stderr + noise)
 
-    critical = holm(lambda c: int(np.count_nonzero(sure(c))), 2 * scores.n, level)
+    critical = holm(lambda c: int(np.count_nonzero(sure(c))), 2 * scores.n, level, quantile_of(scores))
     return [int(sign) for sign in np.sign(scores.raw) * sure(critical)]
