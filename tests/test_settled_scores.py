@@ -11,6 +11,7 @@ from fedmerit.cli import app
 from fedmerit.errors import CopyDiffers, LedgerError, StoreError, UnsettledShares
 from fedmerit.identity import canonical, content
 from fedmerit.ledger import account as accounts_module
+from fedmerit.ledger.account import total_of
 from fedmerit.ledger.decisions import Terms, decisions_of
 from fedmerit.protocol.messages import pack, unpack
 from fedmerit.report.exports import replay
@@ -19,7 +20,7 @@ from fedmerit.report.page.html import facts_of, render
 from fedmerit.report.source import read_source
 from fedmerit.scoring.uncertainty import intervals
 from fedmerit.storage.run_folder import Snapshot, recorded
-from fedmerit.verify import record_decision, renew, verify_copy
+from fedmerit.verify import record_decision, renew, verify_copy, verify_folder
 from linear_federation import LIAR, Federation
 
 
@@ -419,3 +420,29 @@ def test_trackers_follow_a_settled_run(settled):
     assert sent[2][1]["contribution summed/client-1"] == pytest.approx(total["client-1"])
     assert sent[3]["total contribution/client-1"] == pytest.approx(total["client-1"])
     assert sum(value for key, value in sent[3].items() if key.startswith("share/")) == pytest.approx(1)
+
+
+def test_settled_runs_that_follow_each_other_are_paid_as_one(tmp_path):
+    first = federation(tmp_path / "first")
+    sections = {"scoring": {"method": "settled"}, "settlement": {"naming": False}}
+    second = Federation(tmp_path / "second", members=5, rounds=2, settings=sections)
+    second.model, second.run_id = first.model, "1" * 32
+    second.home.mkdir(exist_ok=True)
+    second.run()
+    both = recorded(second.folder, after=[first.folder])
+    parts = [recorded(run.folder).accounts[0].scores().as_dict() for run in (first, second)]
+    total = total_of(both.accounts)
+    for name, value in total.as_dict().items():
+        assert value == pytest.approx(parts[0][name] + parts[1][name])
+    assert "PHI summed over 5 rounds" in said("score", first.folder, second.folder)
+    told = json.loads(
+        CliRunner().invoke(app, ["score", str(first.folder), str(second.folder), "--format", "json"]).stdout
+    )
+    assert [line["round"] for line in told["settlement"]["rounds"]] == [1, 2, 3, 4, 5]
+    assert "recorded as decision 1" in said("rewards", first.folder, second.folder, "--budget", "500.00")
+    lines = list(verify_folder(second.folder, after=[first.folder]))
+    assert any("follows from the scores, to the cent" in line for line in lines)
+    assert any("not all of its runs were given" in line for line in verify_folder(second.folder))
+    statement = (second.folder / "statements" / "client-1.md").read_text()
+    assert "round 5: you stated" in statement
+    assert "It rests on two rounds of this run" in render(facts_of(second.folder))
