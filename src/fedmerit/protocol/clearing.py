@@ -365,7 +365,7 @@ class Clearing:
             self.statements[name] = Statement.from_body(name, body, manifest, detail=detail), signature
 
     def settled(self, manifest: Manifest, closes: int | None = None) -> Settled:
-        """Return what statements and verdicts come to so far; ``closes``, if known, is when the window does."""
+        """Return what statements and verdicts come to so far; ``closes`` is when the window does."""
         found = {name: statement for name, (statement, _) in self.statements.items()}
         made = Settled(manifest, found, self.coordinator.config.settlement.detail, closes=closes)
         for body in self.coordinator.recorder.recorded("verdict"):
