@@ -399,7 +399,7 @@ class Clearing:
             self.statements[name] = Statement.from_body(name, body, manifest, detail=detail), signature
 
     def settled(self, manifest: Manifest, closes: int | None = None) -> Settled:
-        """Return what statements and verdicts come to so far; ``closes`` is when the window does, if known."""
+        """Return what statements and verdicts come to so far; ``closes``: when the window does, if known."""
         found = {name: statement for name, (statement, _) in self.statements.items()}
         made = Settled(manifest, found, self.coordinator.config.settlement.detail, closes=closes)
         for body in self.coordinator.recorder.recorded("verdict"):
