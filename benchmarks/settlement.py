@@ -188,13 +188,15 @@ def main() -> None:
         result["round"] = kept = rounds(folder, options)
         print(
             f"a round with archive and members' files: {kept['with']:.2f} s, without: "
-            f"{kept['without']:.2f} s, {kept['ratio']:.2f} times as long ({kept['training_images']} training images)",
+            f"{kept['without']:.2f} s, {kept['ratio']:.2f} times as long "
+            f"({kept['training_images']} training images)",
             flush=True,
         )
         result["direction"] = way = direction(folder, options)
         print(
             f"direction of a round, {way['test']:,} images, 3 points, {BLOCKS} blocks: "
-            f"{way['seconds']:.1f} s, {way['in_evaluations']:.1f} evaluations of {way['evaluation_seconds']:.2f} s",
+            f"{way['seconds']:.1f} s, {way['in_evaluations']:.1f} evaluations of "
+            f"{way['evaluation_seconds']:.2f} s",
             flush=True,
         )
         result["settlement"] = []
