@@ -106,7 +106,7 @@ def test_a_round_in_one_process_walks_where_the_page_says(tmp_path):
         rehearsal = Rehearsal(tiny(), folder)
         rehearsal.join()
         rehearsal.round(1)
-        found = walked(lambda: rehearsal.round(2))
+        found = walked(lambda: rehearsal.round(2)) - {"protocol/direction"}  # for an analysis of its own
     told = stops("local")
     assert len(told) <= 15
     assert len(told) == len(set(told))

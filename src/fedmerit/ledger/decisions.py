@@ -21,10 +21,12 @@ from typing import Any, get_args
 import numpy as np
 
 from fedmerit.config import Config, Scoring
-from fedmerit.errors import DoesNotFollow, LedgerError
+from fedmerit.errors import DoesNotFollow, LedgerError, UnsettledShares
 from fedmerit.identity import SERVER, canonical, exact, new_salt, number
+from fedmerit.ledger.account import Account, account_of, moment, total_of
 from fedmerit.ledger.chain import Record, Records
 from fedmerit.ledger.records import config_of, first_body, own_total, reading, rounds_of
+from fedmerit.notes import Note
 from fedmerit.protocol.outcome import Round
 from fedmerit.protocol.terms import REHEARSALS
 from fedmerit.scoring.accumulate import Missing, accumulate
@@ -42,7 +44,7 @@ from fedmerit.scoring.rewards import (
     shares,
     spelled,
 )
-from fedmerit.scoring.types import Scores
+from fedmerit.scoring.types import Reports, Scores
 from fedmerit.scoring.validate import two_spellings
 
 # ------------------------------------------------------------------------------ runs that follow each other
@@ -59,6 +61,7 @@ class RunPart:
     head: str
     closed: Mapping[str, int]  # head -> rounds closed by then
     decisions: int = 0  # of its own, which a decision in a later run does not replace
+    account: Account | None = None  # of its settlement, if there is one
 
     @property
     def id(self) -> str:
@@ -79,14 +82,16 @@ def part_of(ledger: Records) -> RunPart:
     kinds = [record.kind for record in ledger.records()]
     closed = accumulated(kind == "round" for kind in kinds)
     heads = (record.digest.hex() for record in ledger.records())
+    config, rounds = config_of(ledger), rounds_of(ledger)
     return RunPart(
         name=str(ledger.path.parent if ledger.path.name == LEDGER else ledger.path),
         first=first_body(ledger, "run"),
-        config=config_of(ledger),
-        rounds=tuple(rounds_of(ledger)),
+        config=config,
+        rounds=tuple(rounds),
         head=ledger.head,
         closed=dict(zip(heads, closed, strict=True)),
         decisions=kinds.count("decision"),
+        account=account_of(ledger, rounds, config),
     )
 
 
@@ -127,7 +132,7 @@ def _check_follows(earlier: RunPart, later: RunPart) -> None:
         told = f"expected engine {one['engine']}, as in {earlier.name}, got {two['engine']}"
         raise _apart(earlier, later, "engine", told)
     _check_members(earlier, later)
-    for key in ("utilities", "game", "missing", "visibility"):
+    for key in ("utilities", "game", "missing", "visibility", "method"):
         expected, came = (getattr(run.config.scoring, key) for run in (earlier, later))
         if expected != came:
             told = f"expected scoring.{key} = {expected!r}, as in {earlier.name}, got {came!r}"
@@ -268,13 +273,20 @@ def decide(
     *,
     game: str | None = None,
     after: Sequence[RunPart] = (),
+    account: Account | None = None,
 ) -> Decision:
     """Return what these rounds pay under these terms, as the decision that follows those in ``before``.
 
-    ``after`` are the runs before this one that the first of the rounds are from (see `joined`).
+    ``after`` are the runs before this one that the first of the rounds are from (see `joined`). ``account``
+    is the one of this run, if it is settled.
     """
-    scored = [reports for one in rounds if (reports := one.to_reports(terms.utility)) is not None]
-    total = accumulate(scored, score=terms.score, missing=terms.missing)
+    scored: list[Reports] = []
+    if terms.score == "PHI":
+        accounts = _settled([*(run.account for run in after), account], terms)
+        total = total_of(accounts, terms.missing)
+    else:
+        scored = [reports for one in rounds if (reports := one.to_reports(terms.utility)) is not None]
+        total = accumulate(scored, score=terms.score, missing=terms.missing)
     divided = shares(total, terms.rule, floor=terms.floor, cap=terms.cap, on_undefined=terms.on_undefined)
     return Decision(
         number=len(before) + 1,
@@ -284,10 +296,25 @@ def decide(
         total=total,
         shares=divided,
         paid=payouts(divided, terms.budget),
-        doubts=doubts(scored, game=game),
+        doubts=doubts(scored, game=game) if scored else (),
         after=tuple((run.id, run.head) for run in after),
         counts=tuple(len(run.rounds) for run in after),
     )
+
+
+def _settled(accounts: Sequence[Account | None], terms: Terms) -> list[Account]:
+    """Return the accounts of all runs of a decision; raise UnsettledShares unless they can be paid by."""
+    for one in accounts:
+        if one is None:
+            raise UnsettledShares(Note("settlement-lacking"), code="unsettled")
+        if one.utility != terms.utility:
+            raise LedgerError(f"utility: expected {one.utility!r}, as settled, got {terms.utility!r:.40}")
+        if not one.final:
+            raise UnsettledShares(
+                Note("settlement-open", clients=one.missing, until=moment(one.closes)), code="open"
+            )
+        one.check_payable(terms.rule, despite=terms.despite_doubts)
+    return [one for one in accounts if one is not None]
 
 
 def _totals(total: Scores, divided: Shares, budget: str) -> dict[str, Any]:
@@ -339,7 +366,10 @@ def decisions_of(
     for one in found_in(ledger):
         with reading(one.record):
             told = _stated(one, scoring)
-            again = _again(one, rounds, found, scoring, before_it(ledger, one, earlier), told["shares"])
+            after = before_it(ledger, one, earlier)
+            again = _again(
+                one, rounds, found, scoring, after, told["shares"], _account_at(ledger, one, rounds)
+            )
             _same(told["shares"], dict(again.shares), exactly=False)
             anew = division(Shares(told["shares"], again.shares.rule), again.terms.budget)
             paid = {name: anew.cents_of(name, share) for name, share in told["shares"].items()}
@@ -350,6 +380,19 @@ def decisions_of(
                 _same_totals(one.record.body["totals"], again, told["shares"])
             found.append(again)
     return found
+
+
+def _account_at(ledger: Records, one: StatedDecision, rounds: Sequence[Round]) -> Account | None:
+    """Return the account on which a decision by settled scores rests; None for other decisions.
+
+    Raises:
+        LedgerError: the settlement was not final before the decision.
+    """
+    if one.record.body["score"] != "PHI":
+        return None
+    if not any(record.body["final"] and record.seq < one.record.seq for record in ledger.records("settled")):
+        raise LedgerError("pays by settled scores, but the settlement was not final before it")
+    return account_of(ledger, rounds, config_of(ledger))
 
 
 def after_in(body: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -394,6 +437,7 @@ def _again(
     scoring: Scoring,
     after: Sequence[RunPart] | None,
     stated: Mapping[str, float],
+    account: Account | None,
 ) -> Decision:
     """Return the decision recomputed from the rounds that were closed before it."""
     body = one.record.body
@@ -417,7 +461,7 @@ def _again(
         )
     else:
         whole = numbered_on(after, rounds[: one.rounds])
-        made = decide(whole, terms, before, game=scoring.game, after=after)
+        made = decide(whole, terms, before, game=scoring.game, after=after, account=account)
     if (body["decision"], body["replaces"]) != (made.number, made.replaces):
         raise LedgerError(f"expected decision {made.number}, which replaces {made.replaces}")
     if body["status"] != made.shares.status:
@@ -537,7 +581,10 @@ def own_parts(
             mine = [record.body for record in one.payouts if record.body.get("member") == member]
             before, after = before_it(ledger, one, earlier), after_in(body)
             upto = numbered_on(before or (), rounds[: one.rounds])
-            own = own_total(member, upto, terms.utility, score=terms.score, missing=terms.missing)
+            if terms.score == "PHI":
+                own = _own_settled(member, [*(before or ()), _account_at(ledger, one, rounds)], terms.missing)
+            else:
+                own = own_total(member, upto, terms.utility, score=terms.score, missing=terms.missing)
             if not after and terms.score == "ALPHA" and terms.missing == scoring.missing:
                 known = summed[one.rounds][terms.utility]["summed"]
                 for key, other in (("n", "n"), ("gain", "gain"), ("positive", "alpha_plus")):
@@ -560,6 +607,13 @@ def own_parts(
                     raise LedgerError(f"cents of {member}: states {paid!r:.40}, its share gives {right}")
             found.append(OwnPart(body["decision"], paid, share, recomputed, after, before is not None))
     return found
+
+
+def _own_settled(member: str, parts: Sequence[RunPart | Account | None], missing: Missing) -> float | None:
+    """Return a member's settled score over these runs, from its own statements; None if it has none."""
+    found = [one.account if isinstance(one, RunPart) else one for one in parts]
+    known = [one for one in found if one is not None and member in one.values]
+    return total_of(known, missing).as_dict()[member] if known else None
 
 
 def _check_words(body: Mapping[str, Any], terms: Terms) -> None:

@@ -80,7 +80,7 @@ FORMS = {
     "agreed": _form(MEMBER, "run settlement wrong released"),
     "statement": _form(MEMBER, "run salt settlement rounds blocks"),
     "table": _form(MEMBER, "run settlement round pairs masked"),
-    "verdict": _form(SERVER, "settlement round named values evidence"),
+    "verdict": _form(SERVER, "settlement round named values silent evidence"),
     "settled": _form(SERVER, "settlement rounds named missing closes final"),
     "unsettled": _form(SERVER, "settlement why"),
     "countersigned": _form(MEMBER, "run settlement sums"),

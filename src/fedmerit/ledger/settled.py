@@ -56,7 +56,9 @@ class Book:
     withheld: tuple[str, ...] = ()  # in a copy: who stated what its reader may not see
     values: dict[int, dict[str, int]] = field(default_factory=dict)
     named: dict[int, dict[str, str]] = field(default_factory=dict)
+    silent: dict[int, tuple[str, ...]] = field(default_factory=dict)
     settled: Settled | None = None
+    history: list[Settled] = field(default_factory=list)  # every one that was recorded, in order
     why: str = ""
     countersigned: tuple[str, ...] = ()
     threshold: int = 0
@@ -181,14 +183,16 @@ class _Walk:
     def verdict(self, record: Record) -> None:
         body, manifest = record.body, self._manifest(record)
         number = body["round"]
-        if number in self.book.named:
-            raise LedgerError("is the second verdict on its round")
+        if number and number in self.book.named and not self.book.silent[number]:
+            raise LedgerError("is the second verdict on its round, though nobody was silent before")
         values = {str(name): whole_number(value) for name, value in body["values"].items()}
         summed = manifest.entry(number).participants if number else ()
-        if not set(values) <= set(summed):
-            raise LedgerError("has values of members who are not in the sum")
+        silent = tuple(map(str, body["silent"]))
+        if not {*values, *silent} <= set(summed):
+            raise LedgerError("speaks of members who are not in the sum")
         if number:
             self.book.values[number] = values
+        self.book.silent[number] = silent
         self.book.named[number] = {str(name): str(why) for name, why in body["named"].items()}
 
     def settled(self, record: Record) -> None:
@@ -196,7 +200,8 @@ class _Walk:
         body = record.body
         found = Settled(
             manifest, dict(book.statements), self.config.settlement.detail,
-            dict(book.values), dict(book.named), body["closes"], body["final"], book.withheld,
+            dict(book.values), dict(book.named), body["closes"], body["final"], dict(book.silent),
+            book.withheld,
             [*body["rounds"]] if book.withheld else None,
         )  # fmt: skip
         if found.body() != dict(body):
@@ -206,6 +211,7 @@ class _Walk:
         if book.told.get("final"):
             raise LedgerError("comes after the settlement was closed")
         book.settled, book.told, book.countersigned = found, dict(body), ()
+        book.history.append(found)
 
     def unsettled(self, record: Record) -> None:
         if self.book.told or self.book.why:

@@ -367,17 +367,16 @@ class Clearing:
         if last["final"]:
             raise SettlementError("the settlement is closed", code="closed", member=name)
         self.take(manifest, name, answer)
-        settled = replace(self.settled(manifest), closes=last["closes"])
-        settled = self._named(settled)
-        open_ = [one for one in settled.equations if not one.holds and not settled.named.get(one.round or 0)]
-        settled = replace(settled, final=not settled.missing and not open_)
+        settled = self._named(self.settled(manifest, last["closes"]))
+        if any(not one.holds and not settled.named.get(one.round or 0) for one in settled.equations):
+            settled = replace(settled, final=False)  # somebody lied, and members who could prove it are away
         self.coordinator.recorder.state("settled", settled.body())
         return settled
 
     def close(self, now: float) -> Settled:
         """Close the settlement once its window is over; who is missing then stays so."""
         manifest, last = self._before()
-        settled = replace(self.settled(manifest), closes=last["closes"], final=True)
+        settled = replace(self.settled(manifest, last["closes"]), final=True)
         if last["final"]:
             return settled
         if last["closes"] is not None and now < last["closes"]:
@@ -402,14 +401,21 @@ class Clearing:
         for name, body, signature in self.coordinator.recorder.signed("statement"):
             self.statements[name] = Statement.from_body(name, body, manifest, detail=detail), signature
 
-    def settled(self, manifest: Manifest) -> Settled:
-        """Return what the statements come to so far."""
+    def settled(self, manifest: Manifest, closes: int | None = None) -> Settled:
+        """Return what statements and verdicts come to so far; ``closes`` is when the window does, if known."""
         found = {name: statement for name, (statement, _) in self.statements.items()}
-        detail, window = self.coordinator.config.settlement.detail, self.coordinator.config.settlement
-        made = Settled(manifest, found, detail, final=True)
-        if not made.missing:
-            return made
-        return Settled(manifest, found, detail, closes=int(time.time() + window.window_days * DAY))
+        made = Settled(manifest, found, self.coordinator.config.settlement.detail, closes=closes)
+        for body in self.coordinator.recorder.recorded("verdict"):
+            made = made.judged(body)
+        return self._dated(made)
+
+    def _dated(self, settled: Settled) -> Settled:
+        """Return a settlement that is final if nobody is missing, else with the day on which it closes."""
+        if not settled.missing:
+            return replace(settled, final=True)
+        window = self.coordinator.config.settlement.window_days * DAY
+        closes = int(time.time() + window) if settled.closes is None else settled.closes
+        return replace(settled, closes=closes, final=False)
 
     def _named(self, settled: Settled) -> Settled:
         """Find out who lied, in every round whose equation fails though everybody stated."""
@@ -418,7 +424,7 @@ class Clearing:
             return settled
         from fedmerit.protocol.naming import named
 
-        return named(self, settled, failed)
+        return self._dated(named(self, settled, failed))
 
     def shown_statements(self) -> dict[str, list[bytes]]:
         """Return all statements as members signed them."""

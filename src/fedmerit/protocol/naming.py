@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -126,45 +127,61 @@ def pairs_answer(settler: Settler, manifest: Manifest, ask: Ask) -> bytes:
 
 
 def named(clearing: Clearing, settled: Settled, failed: Sequence[Equation]) -> Settled:
-    """Return the settlement with what masks prove about the equations that fail."""
+    """Return the settlement with what masks prove about the equations that fail.
+
+    Who does not show its masks is silent there: what it stated counts for nothing until it does. It is asked
+    again whenever this is called again.
+    """
     values = {key: dict(each) for key, each in settled.values.items()}
     liars = {key: dict(each) for key, each in settled.named.items()}
+    silent = dict(settled.silent)
     manifest = settled.manifest
     whole_run = failed[0].round is None
     numbers = [entry.round for entry in manifest.rounds] if whole_run else [one.round for one in failed]
     for number in numbers:
         assert number is not None
-        if number in liars:
+        if number in liars and not silent.get(number):
             continue
         entry = manifest.entry(number)
         stated = {}
         if not whole_run:
             stated = {name: settled.statements[name].rounds[str(number)] for name in entry.participants}
-        proof = _Naming(clearing, manifest, entry, stated).verdict()
-        if proof is None:  # nobody answered: it can be asked again within the window
-            continue
-        verdict, evidence = proof
+        verdict, evidence = _Naming(clearing, manifest, entry, stated).verdict()
         values[number] = {name: value for name, value in verdict.values.items() if value is not None}
         liars[number] = {name: str(why) for name, why in verdict.named.items()}
-        if len(values[number]) == len(entry.participants) - 1 and SERVER not in liars[number]:
-            (left,) = set(entry.participants) - set(values[number])  # the others are proved, so it is too
-            values[number][left] = entry.product - sum(values[number].values())
-        _record(clearing, manifest, number, liars[number], values[number], evidence)
-    found = replace(settled, values=values, named=liars)
+        silent[number] = silent_in(verdict)
+        _record(clearing, manifest, number, liars[number], values[number], silent[number], evidence)
+    found = replace(settled, values=values, named=liars, silent=silent)
     if whole_run:
         wrong = {
             name: "stated"
             for name, statement in settled.statements.items()
-            if (proved := found.proved(name)) is not None and proved != statement.rounds[ALL]
+            if (proved := found.proved(name)) is not None and proved != statement.rounds.get(ALL, 0)
         }
         liars[WHOLE_RUN] = wrong
-        _record(clearing, manifest, WHOLE_RUN, wrong, {}, {})
-        found = replace(settled, values=values, named=liars)
+        _record(clearing, manifest, WHOLE_RUN, wrong, {}, (), {})
+        found = replace(found, named=liars)
     for number, each in liars.items():
         where = f"in round {number}" if number else "in the run"
         for name, why in each.items():
             clearing.coordinator.note(f"{name} lied {where} ({why}), as the masks of the round prove")
     return found
+
+
+def silent_in(verdict: Verdict) -> tuple[str, ...]:
+    """Return who has not shown what would prove its product: its table, its words, the key of a dispute.
+
+    In a small sum nobody may open a key. Who disputes with one member only, who disputes with several, is
+    not to suffer from that.
+    """
+    disputes = Counter(name for pair in verdict.disputed for name in pair)
+    shut = {
+        name
+        for pair in verdict.disputed
+        for name, peer in (pair, pair[::-1])
+        if disputes[name] > 1 or disputes[peer] == 1
+    }
+    return tuple(name for name in verdict.values if name in verdict.unproved or name in shut)
 
 
 def _record(
@@ -173,6 +190,7 @@ def _record(
     number: int,
     liars: Mapping[str, str],
     values: Mapping[str, int],
+    silent: Sequence[str],
     evidence: Mapping[str, Any],
 ) -> None:
     body = {
@@ -180,6 +198,7 @@ def _record(
         "round": number,
         "named": dict(liars),
         "values": {name: str(value) for name, value in values.items()},
+        "silent": list(silent),
         "evidence": dict(evidence),
     }
     clearing.coordinator.recorder.state("verdict", body)
@@ -210,17 +229,34 @@ class _Naming:
             self.coordinator.config, self.manifest, self.entry, public, extra,
         )  # fmt: skip
 
-    def verdict(self) -> tuple[Verdict, dict[str, Any]] | None:
-        """Return the verdict, and the evidence for the ledger; None if nobody answered."""
+    def verdict(self) -> tuple[Verdict, dict[str, Any]]:
+        """Return the verdict, and the evidence for the ledger."""
+        self._recall()
         self._ask_tables()
-        if not self.tables:
-            return None
         verdict = self._judge()
         if verdict.disputed:
             self._ask_keys(verdict.disputed)
             verdict = self._judge()
         products = {name: str(value) for name, value in sorted(self.products.items())}
         return verdict, {**self.evidence.to_dict(), "extra": self.task.extra.hex(), "products": products}
+
+    def _recall(self) -> None:
+        """Take what members showed when they were asked before."""
+        from fedmerit.secagg.naming import Evidence, product
+
+        recorder, number = self.coordinator.recorder, self.entry.round
+        for name, body, signature in recorder.signed("table"):
+            if body["round"] == number:
+                where = (recorder.run, self.manifest.digest, number)
+                self.tables[name] = table_of(name, body, *where), canonical(body), signature
+            kind = f"words-{name_hash(name)}"
+            if name in self.tables and self.clearing.archive.has(kind, number):
+                payload = self.clearing.archive.load(kind, number)[name].tobytes()
+                self.products[name] = product(payload, self.g)
+        for body in recorder.recorded("verdict"):
+            if body["round"] == number:
+                given = {key: body["evidence"][key] for key in self.evidence.to_dict()}
+                self.evidence = replace(self.evidence, opened=Evidence.from_dict(given).opened)
 
     def _judge(self) -> Verdict:
         from fedmerit.secagg.naming import judge

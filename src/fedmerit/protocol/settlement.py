@@ -198,6 +198,7 @@ class Settled:
         detail: whether members stated per round ("rounds") or once ("run").
         values: by round and member, what masks proved in place of a statement.
         named: by round, who lied and how; the server may be one of them.
+        silent: by round whose equation fails, who has not shown its masks: what it stated counts for nothing.
         closes: when the window for statements closes, in seconds since 1970; None once nobody is missing.
         final: whether it is closed: nothing changes any more.
         withheld: in a copy, who stated what its reader may not see.
@@ -211,6 +212,7 @@ class Settled:
     named: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     closes: int | None = None
     final: bool = False
+    silent: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     withheld: tuple[str, ...] = ()  # in a copy: who stated what its reader may not see
     told: Sequence[Mapping[str, Any]] | None = None  # in such a copy: the equations as they are recorded
 
@@ -221,9 +223,10 @@ class Settled:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Everybody who was summed and has not stated."""
+        """Everybody who was summed and has not stated, or was silent when an equation failed."""
         found = dict.fromkeys(name for one in self.equations for name in one.missing)
-        return tuple(name for name in found if name not in self.withheld)
+        unstated = [name for name in found if name not in self.withheld]
+        return tuple(dict.fromkeys((*unstated, *(name for each in self.silent.values() for name in each))))
 
     @property
     def liars(self) -> tuple[str, ...]:
@@ -241,16 +244,39 @@ class Settled:
             "final": self.final,
         }
 
+    def judged(self, verdict: Mapping[str, Any]) -> Settled:
+        """Return the settlement with one more record ``verdict``, which replaces an earlier one."""
+        number = verdict["round"]
+        values = {str(name): whole_number(value) for name, value in verdict["values"].items()}
+        return replace(
+            self,
+            values={**self.values, number: values} if number else self.values,
+            named={**self.named, number: {str(k): str(why) for k, why in verdict["named"].items()}},
+            silent={**self.silent, number: tuple(map(str, verdict["silent"]))},
+        )
+
     def value(self, entry: Entry, name: str) -> int | None:
-        """Return a member's integer in a round: as proved, else as stated; None if it did not state."""
+        """Return a member's integer in a round: as proved, else as stated; None if neither counts.
+
+        Who is named, or silent where an equation fails, has no statement that counts.
+        """
         if (proved := self.values.get(entry.round, {}).get(name)) is not None:
             return proved
+        if name in self.silent.get(entry.round, ()) or name in self.named.get(entry.round, {}):
+            return None
         return self.statements[name].rounds[str(entry.round)] if name in self.statements else None
 
     def proved(self, name: str) -> int | None:
         """Return a member's integer over all its rounds, if masks proved each of them; else None."""
         found = [self.values.get(one.round, {}).get(name) for one in self._of(name)]
         return None if any(value is None for value in found) else sum(value or 0 for value in found)
+
+    def _over_run(self, name: str) -> int | None:
+        """Return a member's integer over the run, where it states one number: as proved, else as stated."""
+        if (proved := self.proved(name)) is not None:
+            return proved
+        doubted = name in self.liars or any(name in each for each in self.silent.values())
+        return None if doubted or name not in self.statements else self.statements[name].rounds.get(ALL, 0)
 
     def _of(self, name: str) -> list[Entry]:
         return [one for one in self.manifest.rounds if name in one.participants]
@@ -266,9 +292,7 @@ class Settled:
         own, columns = [], []
         for name in clients:
             if self.detail == "run":
-                stated = self.statements[name].rounds.get(ALL, 0) if name in self.statements else 0
-                proved = self.proved(name) if self._of(name) else None
-                own.append(stated if proved is None else proved)
+                own.append(self._over_run(name) or 0)
                 columns.append(self._blocks(name, ALL))
                 continue
             entries = self._of(name)

@@ -16,9 +16,10 @@ import numpy as np
 import torch
 
 from fedmerit.config import Config
+from fedmerit.protocol.direction import POINTS
 from fedmerit.scoring.uncertainty import resolvable_gap
 from fedmerit.simulation.analysis import BUDGET, MOST_EXACT
-from fedmerit.simulation.direction import POINTS, direction
+from fedmerit.simulation.direction import direction
 from fedmerit.simulation.models import load_vector, to_vector
 from fedmerit.simulation.setup import Federation, prepare, schedule
 from fedmerit.simulation.training import TrainingSettings, train

@@ -38,7 +38,7 @@ from fedmerit.protocol.direction import (
     product,
     slopes_of,
 )
-from fedmerit.protocol.naming import attempt_of, name_hash, table_of
+from fedmerit.protocol.naming import attempt_of, name_hash, silent_in, table_of
 from fedmerit.protocol.outcome import Model, Round, model_hash, moved, sum_hash
 from fedmerit.protocol.pool import Slice
 from fedmerit.protocol.terms import scheduled_encoding
@@ -184,7 +184,7 @@ def _judge_again(
         raise LedgerError("the products of masked words are not those of the words")
     tables = {
         table.author: table_of(table.author, table.body, manifest.run, manifest.digest, entry.round)
-        for table in records
+        for table in records[: records.index(record)]
         if table.kind == "table" and table.body["round"] == entry.round
     }
     stated = {}
@@ -196,8 +196,8 @@ def _judge_again(
         }
     found = judge(setting, task, g, evidence, tables, words, stated, entry.product)
     proved = {name: str(value) for name, value in found.values.items() if value is not None}
-    told = {name: value for name, value in body["values"].items() if name in proved}
-    if dict(found.named) != dict(body["named"]) or told != proved:
+    told = (dict(body["named"]), dict(body["values"]), tuple(body["silent"]))
+    if told != (dict(found.named), proved, silent_in(found)):
         raise LedgerError("states another verdict than its evidence proves")
 
 

@@ -26,7 +26,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,6 +45,7 @@ from fedmerit.errors import (
     MissingExtra,
     StoreError,
 )
+from fedmerit.ledger.account import Account, account_of, block_of, why_unsettled
 from fedmerit.ledger.chain import START, Ledger, Record
 from fedmerit.ledger.decisions import RunPart, joined, part_of
 from fedmerit.ledger.records import (
@@ -57,7 +58,7 @@ from fedmerit.ledger.records import (
     scores_document,
     unreported,
 )
-from fedmerit.notes import Note, numbered
+from fedmerit.notes import Note, numbered, words
 from fedmerit.protocol.outcome import Round
 from fedmerit.scoring.files import LEDGER, Content
 from fedmerit.scoring.types import Reports
@@ -363,31 +364,40 @@ def read_scores(path: Path) -> ScoreFiles:
     return found
 
 
-def check_scores(path: Path, found: ScoreFiles, rounds: Sequence[Round], config: Config) -> dict[str, int]:
+def check_scores(
+    path: Path,
+    found: ScoreFiles,
+    rounds: Sequence[Round],
+    config: Config,
+    accounts: Sequence[Account] = (),
+) -> dict[str, int]:
     """Check that ``scores.json`` and ``scores.csv`` follow from all of the ledger's rounds, or the first few.
 
     If a process is killed after the ledger's transaction and before it writes these files, they stay one
-    round behind. They are then correct, but the ledger has more rounds.
+    round behind, or lack the settlement. They are then correct, but the ledger has more.
 
     Args:
         path: path of the folder.
         found: the files as `read_scores` read them.
         rounds: rounds of the ledger.
         config: config of the run.
+        accounts: of the settlement, each time that it was recorded.
 
     Returns:
-        The files that are older than the ledger, and by how many rounds; empty if none is.
+        The files that are older than the ledger, and by how many rounds (0: by the settlement alone); empty
+        if none is.
 
     Raises:
         CopyDiffers: a file says something else, or cannot be read.
     """
-    made: dict[int, dict[str, bytes]] = {}
+    made: dict[tuple[int, int], dict[str, bytes]] = {}
+    known: tuple[Account | None, ...] = (None, *accounts)
 
-    def expected(count: int) -> dict[str, bytes]:
-        """Return the files after so many rounds, computed once."""
-        if count not in made:
-            made[count] = _expected(rounds[:count], config)
-        return made[count]
+    def expected(count: int, settled: int = 0) -> dict[str, bytes]:
+        """Return the files after so many rounds and records of the settlement, computed once."""
+        if (count, settled) not in made:
+            made[count, settled] = _expected(rounds[:count], config, account=known[settled])
+        return made[count, settled]
 
     late = {}
     text = found["scores.json"]
@@ -397,9 +407,11 @@ def check_scores(path: Path, found: ScoreFiles, rounds: Sequence[Round], config:
             there = _json(path / "scores.json", text)
         listed = there.get("rounds")
         held = min(len(listed), len(rounds)) if isinstance(listed, list) else len(rounds)
-        right = json.loads(expected(held)["scores.json"])
+        states = range(len(known) if held == len(rounds) else 1)
+        right = (json.loads(expected(held, settled)["scores.json"]) for settled in reversed(states))
         with _copy(path, "scores.json", config):
-            compare(there, right, "scores.json")
+            if _first_alike(there, right, "scores.json"):
+                late["scores.json"] = 0
     if held < len(rounds):
         late["scores.json"] = len(rounds) - held
     text = found["scores.csv"]
@@ -407,15 +419,32 @@ def check_scores(path: Path, found: ScoreFiles, rounds: Sequence[Round], config:
     if text is not None:
         with _copy(path, "scores.csv", config):
             table = _table(path / "scores.csv", text)
-        held = _last_round(table, len(rounds))
-        right = _rows(expected(held)["scores.csv"].decode())
-        if table.get("1") != right["1"]:  # columns of more rounds than it has: it was cut
-            right = _rows(expected(len(rounds))["scores.csv"].decode())
+        held = len(rounds) if accounts else _last_round(table, len(rounds))
+        states = range(len(known) if held == len(rounds) else 1)
+        options = [_rows(expected(held, settled)["scores.csv"].decode()) for settled in reversed(states)]
+        if table.get("1") != options[0]["1"]:  # columns of more rounds than it has: it was cut
+            options = [_rows(expected(len(rounds))["scores.csv"].decode())]
         with _copy(path, "scores.csv", config):
-            compare(table, right, "scores.csv line")
-    if any(one.reports for one in rounds[held:]) or (text is None and rounds):  # others have no line
+            if _first_alike(table, options, "scores.csv line") and options[-1] != options[0]:
+                late["scores.csv"] = 0
+    lines = any(one.reports if config.reports else one.included for one in rounds[held:])
+    if lines or (text is None and rounds):  # others have no line
         late["scores.csv"] = len(rounds) - held
     return late
+
+
+def _first_alike(there: Any, options: Iterable[Any], where: str) -> int:
+    """Return the place of the first option that equals what is there; raise as the first one differs."""
+    wrong: LedgerError | None = None
+    for place, option in enumerate(options):
+        try:
+            compare(there, option, where)
+        except LedgerError as error:
+            wrong = wrong or error
+        else:
+            return place
+    assert wrong is not None
+    raise wrong
 
 
 @contextmanager
@@ -438,13 +467,18 @@ def about_scores(
     """Yield what `check_scores` found; ``running`` says that a process keeps writing in the folder."""
     there = [name for name, data in found.items() if data is not None]
     if there:
-        yield Note("scores")
+        by = {"reports": "scores", "settled": "scores-settled", "both": "scores-both"}
+        yield Note(by[config.scoring.method])
     else:
         yield Note("scores-unwritten" if late else "scores-none")
     if not late:
         return
     files = [
-        Note("file-older", file=name, rounds=count) if name in there else Note("file-gone", file=name)
+        Note("file-gone", file=name)
+        if name not in there
+        else Note("file-older", file=name, rounds=count)
+        if count
+        else Note("file-unsettled", file=name)
         for name, count in late.items()
     ]
     how = Note("files-by-command", path=str(path))
@@ -455,18 +489,22 @@ def about_scores(
     yield Note("files", files=files, how=how)
 
 
-def write_scores(path: Path, rounds: Sequence[Round], config: Config) -> None:
+def write_scores(path: Path, rounds: Sequence[Round], config: Config, account: Account | None = None) -> None:
     """Write the score files from the ledger alone; not for runs whose scores hold ground truth."""
-    for name, data in _expected(rounds, config, analysis=config.analysis).items():
+    for name, data in _expected(rounds, config, analysis=config.analysis, account=account).items():
         write(path / name, data)
 
 
-def _expected(rounds: Sequence[Round], config: Config, *, analysis: bool = False) -> dict[str, bytes]:
+def _expected(
+    rounds: Sequence[Round], config: Config, *, analysis: bool = False, account: Account | None = None
+) -> dict[str, bytes]:
     scoring = config.scoring
     try:
         content = scores_document(
-            rounds, config.clients, scoring.utilities, missing=scoring.missing, analysis=analysis
-        )
+            rounds, config.clients, scoring.utilities, missing=scoring.missing, analysis=analysis,
+            settlement=None if account is None else block_of([account], config.clients, scoring.missing),
+            settled=not config.reports,
+        )  # fmt: skip
     except (FedmeritError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise LedgerError(f"the reports in the ledger give no scores: {error!s:.200}") from error
     return dict(score_files(content))
@@ -508,12 +546,16 @@ def _rows(text: str) -> dict[str, dict[str, Any]]:
     lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
     head = dict(enumerate(lines[0])) if lines else {}
     return {
-        str(number): {head.get(k, f"column {k + 1}"): _cell(cell) for k, cell in enumerate(line)}
+        str(number): {
+            (name := head.get(k, f"column {k + 1}")): _cell(name, cell) for k, cell in enumerate(line)
+        }
         for number, line in enumerate(lines, start=1)
     }
 
 
-def _cell(text: str) -> Any:
+def _cell(name: str, text: str) -> Any:
+    if name == "stated":  # integers that a float does not hold
+        return text
     try:
         return written_number(text)
     except ValueError:
@@ -532,6 +574,8 @@ class Recorded:
     rounds: tuple[Round, ...]  # of the runs before it too, if there are any, numbered on
     content: Content
     runs: tuple[RunPart, ...] = ()  # if there are several, in order; the last one is this run
+    accounts: tuple[Account, ...] = ()  # of the settlements of all of them; empty unless all are settled
+    unsettled: str = ""  # why there are none although members settle, in words
 
     @property
     def planned(self) -> int:
@@ -568,16 +612,39 @@ def recorded(folder: str | Path, *, utility: str | None = None, after: Sequence[
     if utility is not None and utility not in utilities:
         raise FileFormatError(f"{path}: has no utility {utility!r}; it has {', '.join(utilities)}")
     scored = scored_in(rounds, utility or utilities[0])
-    if not scored:
+    accounts, unsettled = _accounts(ledger, rounds, config, runs)
+    if not config.reports and utility not in (None, utilities[0]):
+        raise FileFormatError(f"{path}: only {utilities[0]!r} is settled, and {utility!r} was not reported")
+    if utility not in (None, utilities[0]):
+        accounts = ()
+    if not scored and not accounts:
         holds = _holds(ledger, rounds, config)
+        if unsettled:
+            holds = f"{holds}; {unsettled}"
         if runs or len(rounds) < config.training.rounds:
             raise StoreError(f"{folder}: no round is scored yet: {holds}")
+        if not config.reports:
+            raise StoreError(f"{folder}: no round was scored, because the run is not settled: {holds}")
         raise StoreError(
             f"{folder}: no round was scored, and the run is over: {holds}; "
             f"start another in a new folder, with {_needed(rounds, config)}"
         )
     clients = tuple(dict.fromkeys((*config.clients, *(name for run in runs for name in run.config.clients))))
-    return Recorded(ledger, config, tuple(rounds), Content(scored, clients), runs)
+    return Recorded(ledger, config, tuple(rounds), Content(scored, clients), runs, accounts, unsettled)
+
+
+def _accounts(
+    ledger: Snapshot, rounds: Sequence[Round], config: Config, runs: Sequence[RunPart]
+) -> tuple[tuple[Account, ...], str]:
+    """Return the accounts of these runs; none, and why, if one of them is not settled."""
+    if not config.settles:
+        return (), ""
+    if not runs:
+        one = account_of(ledger, rounds, config)
+        return ((one,), "") if one else ((), why_unsettled(ledger, rounds, config))
+    found = tuple(run.account for run in runs if run.account is not None)
+    lacking = [run.name for run in runs if run.account is None]
+    return ((), words("unsettled.run", path=lacking[0])) if lacking else (found, "")
 
 
 def scored_in(rounds: Sequence[Round], utility: str) -> list[Reports]:
