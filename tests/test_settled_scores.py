@@ -4,7 +4,6 @@ import json
 import re
 
 import pytest
-from linear_federation import LIAR, Federation
 from typer.testing import CliRunner
 
 from fedmerit.cli import app
@@ -12,13 +11,14 @@ from fedmerit.errors import CopyDiffers, StoreError, UnsettledShares
 from fedmerit.identity import canonical, content
 from fedmerit.ledger import account as accounts_module
 from fedmerit.ledger.decisions import Terms
-from fedmerit.report.exports import replay
 from fedmerit.protocol.messages import pack, unpack
+from fedmerit.report.exports import replay
 from fedmerit.report.facts import Facts
 from fedmerit.report.page.html import facts_of, render
 from fedmerit.report.source import read_source
 from fedmerit.storage.run_folder import recorded
 from fedmerit.verify import record_decision, renew, verify_copy
+from linear_federation import LIAR, Federation
 
 
 def federation(home, method="settled", *, scoring=None, settlement=None, silent=(), **more):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedmerit.errors import BindingError, FedmeritError, MessageError, RefusedError
-from fedmerit.identity import SERVER, canonical
+from fedmerit.identity import canonical
 from fedmerit.protocol.direction import Direction, Entry, Manifest, direction_hash, whole_number
 from fedmerit.protocol.memory import as_array, file_name
 from fedmerit.protocol.messages import Ask, pack, unpack
