@@ -28,12 +28,12 @@ The exchanges of a run. A round usually has five; the first needs ``join`` and `
                slice, the next round's schedule                   the next round
     close      the ledger's last head                            its signature on it
 
-A settled run has these before ``close``. Its ``report`` is an acknowledgement of the sum, without a test slice::
+A settled run has these before ``close``. Its ``report`` acknowledges the sum, without a test slice::
 
     last       only if the run ends early                        its signature on the last round
     open       the test pool, the manifest of all directions     that it accepts both
     agree      one round's direction, M0 and sum                 whether it is the gradient
-    agreed     nothing                                           its signature on the manifest, or what is wrong
+    agreed     nothing                                           its signature on the manifest, or its faults
     state      t such signatures                                 its signed integers
     table      statements that do not add up, the direction      the products of its masks, its masked words
     pairs      tables of peers that contradict its own           the keys of these pairs

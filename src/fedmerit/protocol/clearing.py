@@ -384,9 +384,8 @@ class Clearing:
             return settled
         if last["closes"] is not None and now < last["closes"]:
             until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(last["closes"]))
-            raise SettlementError(
-                f"statements of {', '.join(settled.missing)} are taken until {until}", code="open"
-            )
+            waiting = ", ".join(settled.missing) or "members about their masks"
+            raise SettlementError(f"statements of {waiting} are taken until {until}", code="open")
         self.coordinator.recorder.state("settled", settled.body())
         return settled
 
@@ -405,7 +404,7 @@ class Clearing:
             self.statements[name] = Statement.from_body(name, body, manifest, detail=detail), signature
 
     def settled(self, manifest: Manifest, closes: int | None = None) -> Settled:
-        """Return what statements and verdicts come to so far; ``closes`` is when the window does, if known."""
+        """Return what statements and verdicts come to so far; ``closes``: when the window does, if known."""
         found = {name: statement for name, (statement, _) in self.statements.items()}
         made = Settled(manifest, found, self.coordinator.config.settlement.detail, closes=closes)
         for body in self.coordinator.recorder.recorded("verdict"):
@@ -413,8 +412,13 @@ class Clearing:
         return self._dated(made)
 
     def _dated(self, settled: Settled) -> Settled:
-        """Return a settlement that is final if nobody is missing, else with the day on which it closes."""
-        if not settled.missing:
+        """Return a settlement that is final if nothing is open, else with the day on which it closes.
+
+        Open is who is missing, and an equation that fails and of which masks have not said why.
+        """
+        asked = self.coordinator.config.word_bytes == 6
+        failing = any(not one.holds and not settled.named.get(one.round or 0) for one in settled.equations)
+        if not settled.missing and not (asked and failing):
             return replace(settled, final=True)
         window = self.coordinator.config.settlement.window_days * DAY
         closes = int(time.time() + window) if settled.closes is None else settled.closes

@@ -24,7 +24,6 @@ from fedmerit.errors import (
 from fedmerit.identity import canonical, content
 from fedmerit.protocol.direction import (
     BLOCKS_SLACK,
-    MOST,
     REST,
     Entry,
     Gradient,
@@ -50,7 +49,7 @@ from fedmerit.protocol.settlement import (
     last_round,
 )
 from fedmerit.protocol.terms import Agreed, lineage_of, scheduled_encoding
-from fedmerit.secagg.quantise import Encoding, Words
+from fedmerit.secagg.quantise import Encoding, Words, largest_stated
 
 if TYPE_CHECKING:
     from fedmerit.protocol.member import Participant
@@ -215,10 +214,11 @@ class Settler:
         ):
             problem = "the parts of the blocks are others"
         own = product(words, g)
-        if self.config.settlement.naming and abs(own) >= MOST:
+        most = largest_stated(len(entry.participants))
+        if self.config.word_bytes == 6 and abs(own) > most:
             raise SettlementError(
-                f"its product in round {entry.round} is {own}, beyond what 47 bits hold, so masks could not "
-                "prove it: settle with [settlement] naming = false, or take a larger bound",
+                f"its product in round {entry.round} is {own}, and masks can prove at most {most}: settle "
+                "with [settlement] naming = false, or take a larger secure_aggregation.bound",
                 code="overflow",
                 member=self.name,
             )

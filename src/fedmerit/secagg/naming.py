@@ -50,7 +50,7 @@ from fedmerit.identity import SERVER
 from fedmerit.secagg import masks
 from fedmerit.secagg.masks import RING
 from fedmerit.secagg.messages import Head, digest_of, open_broadcast, seen_of
-from fedmerit.secagg.quantise import BLOCK, Encoding, Words
+from fedmerit.secagg.quantise import BLOCK, Encoding, Words, largest_stated
 from fedmerit.secagg.setting import Setting, Task, pack
 
 __all__ = [
@@ -92,15 +92,6 @@ def signed(value: int) -> int:
     (5, -5, -140737488355328)
     """
     return (value + RING // 2) % RING - RING // 2
-
-
-def largest_stated(members: int) -> int:
-    """Return the largest size of a product that a member may state, with so many members in the sum.
-
-    >>> largest_stated(9)
-    15637498706147
-    """
-    return (RING // 2 - 1) // members
 
 
 def product(words: bytes | memoryview | npt.NDArray[Any], direction: Direction) -> int:

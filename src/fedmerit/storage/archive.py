@@ -25,7 +25,7 @@ import numpy.typing as npt
 from fedmerit.config import Config
 from fedmerit.errors import LedgerError, StoreError
 from fedmerit.ledger.chain import Record
-from fedmerit.ledger.forms import masked_input, setting_of
+from fedmerit.ledger.forms import masked_inputs, setting_of
 from fedmerit.ledger.records import reading
 from fedmerit.ledger.settled import Book
 from fedmerit.notes import Note
@@ -174,10 +174,12 @@ def _judge_again(
     public = _encoding(archive.load("round", entry.round), manifest.coordinates, one, config)[1]
     setting, task = attempt_of(setting_of(records, one, config), config, manifest, entry, public, extra)
     evidence, g = Evidence.from_dict(given), archive.load("direction", entry.round)["g"]
+    if evidence.check(setting, task).digests != masked_inputs(records, entry):
+        raise LedgerError("its evidence is about other masked inputs than those recorded in the round")
     words = {}
     for name in products:
         payload = archive.load(f"words-{name_hash(name)}", entry.round)[name].tobytes()
-        if hashlib.sha256(payload).hexdigest() != masked_input(records, entry.round, name):
+        if hashlib.sha256(payload).hexdigest() != masked_inputs(records, entry).get(name):
             raise LedgerError(f"the words of {name} are not those that it sent in the round")
         words[name] = masked_product(payload, g)
     if {name: str(value) for name, value in words.items()} != dict(products):
