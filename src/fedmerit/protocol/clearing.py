@@ -98,11 +98,14 @@ class Clearing:
         coordinator: of the run, whose rounds are over.
         gradient: the server's own function.
         archive: what it kept of the rounds.
+        reaches: whether members can be asked; else nobody is named where an equation fails, and nobody counts
+            as silent.
     """
 
     coordinator: Coordinator
     gradient: Gradient
     archive: Archive
+    reaches: bool = True
     agreed: dict[str, tuple[list[int], bytes]] = field(default_factory=dict)  # released rounds, signature
     statements: dict[str, tuple[Statement, bytes]] = field(default_factory=dict)
 
@@ -384,6 +387,8 @@ class Clearing:
             raise SettlementError("the settlement is closed", code="closed", member=name)
         self.take(manifest, name, answer)
         settled = self._named(self.settled(manifest, last["closes"]))
+        if any(not one.holds and not settled.named.get(one.round or 0) for one in settled.equations):
+            settled = replace(settled, final=False)  # somebody lied, and members who could prove it are away
         self.coordinator.recorder.state("settled", settled.body())
         return settled
 
@@ -438,7 +443,7 @@ class Clearing:
     def _named(self, settled: Settled) -> Settled:
         """Find out who lied, in every round whose equation fails though everybody stated."""
         failed = [one for one in settled.equations if not one.missing and not one.holds]
-        if not failed or self.coordinator.config.word_bytes == 4:
+        if not failed or self.coordinator.config.word_bytes == 4 or not self.reaches:
             return settled
         from fedmerit.protocol.naming import named
 
