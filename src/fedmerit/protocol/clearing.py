@@ -7,7 +7,6 @@ the next one begins, and a settlement that was cut short goes on where it stoppe
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,10 +33,11 @@ from fedmerit.protocol.direction import (
     scale_of,
     slopes_of,
 )
-from fedmerit.protocol.messages import Ask, Parcel, slice_arrays, unpack
+from fedmerit.protocol.messages import Ask, Parcel, parsed, slice_arrays, unpack
 from fedmerit.protocol.outcome import Model, model_hash, moved, sum_hash
 from fedmerit.protocol.pool import Slice
 from fedmerit.protocol.settlement import (
+    ALL,
     Settled,
     Statement,
     agreement,
@@ -46,7 +46,7 @@ from fedmerit.protocol.settlement import (
 )
 from fedmerit.protocol.settler import ask_names
 from fedmerit.protocol.terms import scheduled_encoding
-from fedmerit.secagg.quantise import Encoding, Words
+from fedmerit.secagg.quantise import Encoding, Words, largest_stated
 
 if TYPE_CHECKING:
     from fedmerit.protocol.coordinator import Coordinator
@@ -98,11 +98,14 @@ class Clearing:
         coordinator: of the run, whose rounds are over.
         gradient: the server's own function.
         archive: what it kept of the rounds.
+        reaches: whether members can be asked; else nobody is named where an equation fails, and nobody counts
+            as silent.
     """
 
     coordinator: Coordinator
     gradient: Gradient
     archive: Archive
+    reaches: bool = True
     agreed: dict[str, tuple[list[int], bytes]] = field(default_factory=dict)  # released rounds, signature
     statements: dict[str, tuple[Statement, bytes]] = field(default_factory=dict)
 
@@ -350,8 +353,10 @@ class Clearing:
             )
         match unpack(answer, "a statement", values=3):
             case [bytes(text), bytes(signature)]:
-                body = json.loads(text)
+                body = parsed(text, "state")
                 statement = Statement.from_body(name, body, manifest, detail=config.settlement.detail)
+                if config.word_bytes == 6:
+                    self._refuse_beyond(manifest, statement)
                 before = self.statements.get(name)
                 if before is not None and before[0].body(recorder.run) != body:
                     raise MessageError("has stated something else before", stage="state", member=name)
@@ -360,6 +365,19 @@ class Clearing:
                 self.statements[name] = statement, signature
                 return
         raise MessageError("not a statement", stage="state", member=name)
+
+    def _refuse_beyond(self, manifest: Manifest, statement: Statement) -> None:
+        """Raise for a number that masks cannot prove: no honest member states one."""
+        entries = [one for one in manifest.rounds if statement.member in one.participants]
+        most = {str(one.round): largest_stated(len(one.participants)) for one in entries}
+        most[ALL] = sum(most.values())
+        for key, value in statement.rounds.items():
+            if abs(value) > most[key]:
+                raise MessageError(
+                    f"states {value} for {key}, and masks can prove at most {most[key]}",
+                    stage="state",
+                    member=statement.member,
+                )
 
     def late(self, name: str, answer: bytes) -> Settled:
         """Take a statement that came after the others, and record what the settlement comes to now."""
@@ -399,7 +417,7 @@ class Clearing:
             self.statements[name] = Statement.from_body(name, body, manifest, detail=detail), signature
 
     def settled(self, manifest: Manifest, closes: int | None = None) -> Settled:
-        """Return what statements and verdicts come to so far; ``closes``: when the window does, if known."""
+        """Return what statements and verdicts come to so far; ``closes`` is when the window does."""
         found = {name: statement for name, (statement, _) in self.statements.items()}
         made = Settled(manifest, found, self.coordinator.config.settlement.detail, closes=closes)
         for body in self.coordinator.recorder.recorded("verdict"):
@@ -422,7 +440,7 @@ class Clearing:
     def _named(self, settled: Settled) -> Settled:
         """Find out who lied, in every round whose equation fails though everybody stated."""
         failed = [one for one in settled.equations if not one.missing and not one.holds]
-        if not failed or self.coordinator.config.word_bytes == 4:
+        if not failed or self.coordinator.config.word_bytes == 4 or not self.reaches:
             return settled
         from fedmerit.protocol.naming import named
 
