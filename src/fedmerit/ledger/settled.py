@@ -95,14 +95,14 @@ def settlement_of(ledger: Records, rounds: Sequence[Round], config: Config) -> B
     book, walk = Book(threshold=config.threshold), None
     for record in ledger.records():
         if record.kind in KINDS:
-            walk = walk or _Walk(book, rounds, config, ledger)
+            walk = walk or _SettlementWalk(book, rounds, config, ledger)
             with reading(record):
                 getattr(walk, record.kind)(record)
     return None if walk is None else book
 
 
 @dataclass
-class _Walk:
+class _SettlementWalk:
     """Reads the records of a settlement one by one."""
 
     book: Book
