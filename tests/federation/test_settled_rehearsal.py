@@ -194,6 +194,11 @@ def test_one_number_for_the_run_settles_too(tmp_path, whole):
     }
 
 
+def test_a_run_of_one_round_settles(tmp_path):
+    run(settled(PLAIN, "training.rounds=1"), tmp_path / "run")
+    assert [one.holds for one in book(tmp_path / "run").settled.equations] == [True]
+
+
 def test_ground_truth_is_on_the_samples_of_the_settlement(tmp_path):
     config = settled(PLAIN, "scoring.truth=['mr-shapley']", "training.local_epochs=3", method="both")
     document = run(config, tmp_path / "run")
