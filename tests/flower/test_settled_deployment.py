@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from federation_in import HERE, NAMES, make_keys
 
 from fedmerit.errors import FedmeritError
 from fedmerit.ledger.chain import Ledger
-from loopback import Loopback
+from fedmerit.verify import verify_folder
+from loopback import Loopback, Simulation
 from loopback.processes import HANG, wait_for
 
 VICTIM, LIAR, VERIFIER = "Dale", "Bridge", "Abbey"
@@ -90,3 +92,16 @@ def verified(out, copy, roster):
     done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(2 * HANG)
+def test_a_simulation_is_settled(tmp_path):
+    roster, out = make_keys(tmp_path), tmp_path / "run"
+    with Simulation(tmp_path / "simulation", {"OMP_NUM_THREADS": "1"}) as simulation:
+        config = {"roster": str(roster), "out": str(out), "fedmerit-rehearsal": str(tmp_path)}
+        config |= {"method": "settled", "patience": HANG, "join": HANG}
+        simulation.simulate(HERE / "contract_app", len(NAMES), config).wait()
+    lines = list(verify_folder(out, archive=out / "archive"))
+    assert "settlement: 2 of 2 equations hold" in lines
+    assert any(line.startswith("rehearsal: one simulation held all keys") for line in lines)

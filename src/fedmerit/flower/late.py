@@ -148,14 +148,16 @@ def _opened(path: Path, key: Path | None) -> Iterator[Clearing]:
         identity, keys = load_key(file), {name: bytes.fromhex(one) for name, one in run["keys"].items()}
         if public_key(identity) != keys[SERVER]:
             raise KeyFileError(f"{file}: not the server's key according to the ledger")
+        roster = roster_in(config, keys)
+        roster.__dict__["hash"] = bytes.fromhex(run["terms"]["roster"])  # what members signed
         recorder = LedgerRecorder(
-            *(folder, config, roster_in(config, keys), identity, run["run"], run["engine"]),
+            *(folder, config, roster, identity, run["run"], run["engine"]),
             *(run["terms"], commitment),
             rounds=rounds_of(folder.ledger),
         )
         nothing: Any = None  # neither the pool nor the gradient is needed any more
         coordinator = Coordinator(recorder, nothing, _Nobody(), None)
-        yield Clearing(coordinator, nothing, FolderArchive(path / ARCHIVE))
+        yield Clearing(coordinator, nothing, FolderArchive(path / ARCHIVE), reaches=False)
 
 
 def _statement_in(file: Path) -> tuple[str, bytes]:

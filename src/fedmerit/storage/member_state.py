@@ -413,7 +413,7 @@ class MemberFiles:
             return False
         closes = self.file.get(run, "closes")
         until = kept["time"] + UNSETTLED if closes is None else closes
-        return time.time() < until
+        return bool(time.time() < until)
 
     # ----------------------------------------------------------------------------------------- stored values
 
