@@ -32,7 +32,7 @@ from states import names_in, opened
 PAGE = (Path(__file__).parents[1] / "docs" / "data-protection.md").read_text(encoding="utf-8")
 NAMES = ("Abbey", "Bridge", "Castle", "Dale")
 WHO = "Bridge"
-FOLDERS = ("run", "0.1.0/flower", "0.1.0/grouped", "0.1.0/unmasked")
+FOLDERS = ("run", "settled/run", "0.1.0/flower", "0.1.0/grouped", "0.1.0/unmasked")
 SAME = "says the same"
 
 
@@ -70,6 +70,8 @@ def made(tmp_path_factory):
         done = CliRunner().invoke(app, [command[0], str(federation.folder), *command[1:]])
         assert done.exit_code == 0, done.output
     copied("0.1.0", home)
+    settings = {"scoring": {"method": "settled"}, "settlement": {"naming": False}}
+    Federation(home / "settled", NAMES, rounds=3, settings=settings).run()
     return federation
 
 
@@ -159,7 +161,10 @@ def test_score_files_are_written_again_from_the_ledger(made, tmp_path, fedmerit)
 
 def test_files_are_as_private_as_the_page_says(made):
     """Rows that state mode 600 hold only such files; the others are not claimed to be closed."""
-    closed = [made.folder / name for name, row in SERVER.items() if "(mode 600)" in row[2]]
+    folders = (made.folder, made.home / "settled" / "run")
+    named = [name for name, row in SERVER.items() if "(mode 600)" in row[2]]
+    closed = [folder / name for folder in folders for name in named if (folder / name).exists()]
+    assert {path.name for path in closed} == {Path(name).name for name in named}
     files = [file for folder in closed for file in folder.iterdir()]
     files += [
         file for name in NAMES for file in (made.home / f"{name}.pem.state").rglob("*") if file.is_file()
@@ -175,6 +180,7 @@ def test_no_file_holds_a_sample(made):
     pairs = np.concatenate([data(who, 50)[0].reshape(-1, 2)[:100] for who in (*NAMES, "test")])
     assert pairs[-1, 0] in made.pool.x
     files = [file for file in made.home.rglob("*") if file.is_file() and "0.1.0" not in file.parts]
+    files = [file for file in files if file.name != "pool-0000.arrays"]  # the pool that was opened to all
     contents = {str(file): file.read_bytes() for file in files}
     for name in NAMES:  # what is sealed is looked at too
         state, run = opened(made.home / f"{name}.pem"), made.run_id

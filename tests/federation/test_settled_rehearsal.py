@@ -194,6 +194,17 @@ def test_one_number_for_the_run_settles_too(tmp_path, whole):
     }
 
 
+def test_a_run_of_one_round_settles(tmp_path):
+    run(settled(PLAIN, "training.rounds=1"), tmp_path / "run")
+    assert [one.holds for one in book(tmp_path / "run").settled.equations] == [True]
+
+
+def test_weights_from_scores_settle_to_the_last_bit(tmp_path):
+    more = ("training.weights=scores", "training.rounds=4", "participation.lost={client-2='2:unmask'}")
+    run(settled(PLAIN, *more, "corruption.free_rider={client-3='stale'}", method="both"), tmp_path / "run")
+    assert [one.holds for one in book(tmp_path / "run").settled.equations] == [True] * 4
+
+
 def test_ground_truth_is_on_the_samples_of_the_settlement(tmp_path):
     config = settled(PLAIN, "scoring.truth=['mr-shapley']", "training.local_epochs=3", method="both")
     document = run(config, tmp_path / "run")

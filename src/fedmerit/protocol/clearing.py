@@ -8,6 +8,7 @@ the next one begins, and a settlement that was cut short goes on where it stoppe
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -161,7 +162,7 @@ class Clearing:
             if "weights" in kept:
                 public = dict(zip(one.scheduled, kept["weights"].tolist(), strict=True))
             encoding, public = scheduled_encoding(config, m0.size, one.scheduled, public)
-            total = None if public is None else sum(public[name] for name in one.included)
+            total = None if public is None else math.fsum(public[name] for name in one.included)
             decoded = encoding.decode(kept["x"], included=len(one.included), public_total=total)
             m = moved(m0, decoded.weighted_sum, decoded.total_weight)
             yield Summed(one.number, one.included, m0, m, kept["x"], decoded.total_weight, encoding)

@@ -8,6 +8,7 @@ signed that every direction in that manifest is the gradient. It repeats its ans
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -195,7 +196,7 @@ class Settler:
             return ["0", [], problem]
         if manifest.coordinates != encoding.length:
             return ["0", [], f"the model has {encoding.length} coordinates, not {manifest.coordinates}"]
-        total = None if public is None else sum(public[name] for name in entry.participants)
+        total = None if public is None else math.fsum(public[name] for name in entry.participants)
         decoded = encoding.decode(x, included=len(entry.participants), public_total=total)
         m = moved(m0, decoded.weighted_sum, decoded.total_weight)
         if (decoded.total_weight, encoding.step, model_hash(m)) != (entry.weight, entry.step, entry.m):

@@ -161,6 +161,7 @@ class Keeping:
             arrays[f"kept/{name}"] = np.frombuffer(pack([client.dump(), rest, signed]), np.uint8)
         if arrays:
             self.archive.save(MEMBERS, number, arrays)
+        self._number, self._round = 0, {}  # it may have been looked for before it was there
 
     def get(self, number: int, name: str, what: str) -> Any:
         """Return a value that a member kept of a round, or None."""

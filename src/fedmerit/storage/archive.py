@@ -15,6 +15,7 @@ Whoever has the folder, the ledger and the test pool can recompute every number 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,7 @@ def check_archive(
         if m0 is None:
             raise LedgerError(f"{archive.path}: has no model of round {entry.round}")
         encoding, public = _encoding(kept, m0.size, one, config)
-        total = None if public is None else sum(public[name] for name in entry.participants)
+        total = None if public is None else math.fsum(public[name] for name in entry.participants)
         decoded = encoding.decode(kept["x"], included=len(entry.participants), public_total=total)
         m = moved(m0, decoded.weighted_sum, decoded.total_weight)
         g = archive.load("direction", entry.round)["g"]

@@ -241,7 +241,9 @@ def quality(facts: Facts) -> alt.TopLevelMixin:
     measured: dict[str, Sequence[Any]] = {facts.utility or "utility": facts.measured}
     if facts.utility in UNIT_UTILITIES:
         measured |= {
-            name: rounds for name, rounds in facts.source.companions.items() if name in UNIT_UTILITIES
+            name: rounds
+            for name, rounds in facts.source.companions.items()
+            if rounds and name in UNIT_UTILITIES
         }
     rows: list[dict[str, Any]] = []
     shown = list(facts.shown)
