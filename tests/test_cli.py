@@ -844,6 +844,8 @@ def test_the_demo_replaces_its_own_run_and_nobody_elses(fedmerit, run_folder, tm
             "settlement: 0 of 1 equations hold",
             "settlement: in round 1 Elm stated a false number (proved by the masks of that round)",
         ]
+    from fedmerit.cli.run import is_demo
+
     assert is_demo(tmp_path / "demo-liar")
 
 

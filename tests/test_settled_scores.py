@@ -2,21 +2,22 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
 from fedmerit.cli import app
-from fedmerit.errors import CopyDiffers, StoreError, UnsettledShares
+from fedmerit.errors import CopyDiffers, LedgerError, StoreError, UnsettledShares
 from fedmerit.identity import canonical, content
 from fedmerit.ledger import account as accounts_module
-from fedmerit.ledger.decisions import Terms
+from fedmerit.ledger.decisions import Terms, decisions_of
 from fedmerit.protocol.messages import pack, unpack
 from fedmerit.report.exports import replay
 from fedmerit.report.facts import Facts
 from fedmerit.report.page.html import facts_of, render
 from fedmerit.report.source import read_source
-from fedmerit.storage.run_folder import recorded
+from fedmerit.storage.run_folder import Snapshot, recorded
 from fedmerit.verify import record_decision, renew, verify_copy
 from linear_federation import LIAR, Federation
 
@@ -237,6 +238,26 @@ def test_nothing_is_paid_while_somebody_can_still_state(partly, monkeypatch):
     partly.verified()
 
 
+def forged(run, change):
+    """The records of a run, some of them changed or (None) left out, without their chain."""
+    records = [other for record in run.records if (other := change(record)) is not None]
+    return Snapshot(run.folder / "ledger.sqlite", tuple(records))
+
+
+def test_verify_refuses_a_decision_before_the_settlement_is_final(partly, monkeypatch):
+    closes = recorded(partly.folder).accounts[0].closes
+    monkeypatch.setattr(accounts_module.time, "time", lambda: closes + 1)
+    record_decision(partly.folder, Terms("100.00", "fit", "fenced", "PHI"))
+    scoring, rounds = partly.config.scoring, partly.rounds
+    assert len(decisions_of(forged(partly, lambda one: one), rounds, scoring)) == 1
+
+    def unclosed(one):
+        return None if one.kind == "settled" and one.body["final"] else one
+
+    with pytest.raises(LedgerError, match="not final before it"):
+        decisions_of(forged(partly, unclosed), rounds, scoring)
+
+
 def test_what_the_missing_member_is_worth_is_unclaimed(partly, settled):
     account, whole = recorded(partly.folder).accounts[0], recorded(settled.folder).accounts[0]
     assert account.unclaimed == pytest.approx(whole.scores().as_dict()["client-3"], rel=1e-6)
@@ -359,6 +380,13 @@ def test_nothing_is_paid_if_somebody_lied_and_nobody_is_named(tmp_path):
     record_decision(run.folder, Terms("10.00", "fit", "equal", "PHI"))
     record_decision(run.folder, Terms("10.00", "fit", "fenced", "PHI", despite_doubts=True))
     run.verified()
+
+    def unsaid(one):
+        despite = one.kind == "decision" and one.body["despite_doubts"]
+        return replace(one, body={**one.body, "despite_doubts": False}) if despite else one
+
+    with pytest.raises(LedgerError, match="somebody stated a false number"):
+        decisions_of(forged(run, unsaid), run.rounds, run.config.scoring)
 
 
 def test_trackers_follow_a_settled_run(settled):

@@ -18,17 +18,15 @@ from fedmerit.ledger.chain import Copy, Ledger, Record, Records, verify_chain
 from fedmerit.ledger.decisions import (
     Decision,
     OwnPart,
-    RunPart,
     Terms,
     decide,
     decisions_of,
-    joined,
     money,
     own_parts,
-    part_of,
 )
 from fedmerit.ledger.forms import check_forms, check_rounds
 from fedmerit.ledger.head_log import check_head, check_kept, places_of, signed_heads, told
+from fedmerit.ledger.joined_runs import RunPart, joined, part_of
 from fedmerit.ledger.records import (
     Journal,
     Sign,
@@ -54,18 +52,15 @@ from fedmerit.scoring.files import LEDGER
 from fedmerit.storage.archive import FolderArchive, check_archive
 from fedmerit.storage.run_folder import (
     Folder,
-    about_scores,
     check_checkpoints,
     check_config,
-    check_scores,
     head_of,
     held,
     leftovers,
-    read_scores,
     scored_in,
     snapshot,
-    write_scores,
 )
+from fedmerit.storage.score_files import about_scores, check_scores, read_scores, write_scores
 
 # ---------------------------------------------------------------------------------------------------- keys
 

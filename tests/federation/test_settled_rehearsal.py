@@ -31,6 +31,7 @@ from raising import raises
 
 PLAIN = "secure_aggregation.enabled=false"
 MASKED = "settlement.naming=false"
+LIE = ("settlement.naming=true", "corruption.misstate={client-2=1.01}")
 SMALL = ("scoring.utilities=['expected-accuracy', 'accuracy']", "settlement.blocks=4")
 
 
@@ -222,6 +223,8 @@ MOMENTS = {
     "agreed": (LedgerRecorder, "said", lambda *given: given[2] == "agreed", 3),
     "first statement": (LedgerRecorder, "said", lambda *given: given[2] == "statement", 1),
     "third statement": (LedgerRecorder, "said", lambda *given: given[2] == "statement", 3),
+    "second table": (LedgerRecorder, "said", lambda *given: given[2] == "table", 2),
+    "verdict": (LedgerRecorder, "state", lambda *given: given[1] == "verdict", 2),
     "settled": (LedgerRecorder, "state", lambda *given: given[1] == "settled", 1),
     "countersigned": (LedgerRecorder, "said", lambda *given: given[2] == "countersigned", 2),
     "end": (LedgerRecorder, "end", lambda *given: True, 1),
@@ -243,7 +246,7 @@ def crash_at(monkeypatch, moment):
     monkeypatch.setattr(where, name, wrapped)
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", [one for one in MOMENTS if one not in ("second table", "verdict")])
 def test_a_run_that_is_cut_short_states_the_same_integers(tmp_path, whole, monkeypatch, moment):
     folder = tmp_path / "run"
     crash_at(monkeypatch, moment)
@@ -349,6 +352,39 @@ def test_a_false_statement_breaks_every_equation_that_it_is_in(tmp_path, whole):
     assert [holds for *_, holds in sums] == [False, False]
     for name, rounds in stated.items():
         assert (rounds == whole[0][name]) == (name != "client-2")
+    assert "settlement: 0 of 2 equations hold" in list(verify_folder(folder))
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("named") / "run"
+    run(settled(*LIE), folder)
+    return folder
+
+
+def verdict(folder):
+    """Who was named in which round, and what masks prove; the same after a kill."""
+    found = book(folder).settled
+    return found.named, found.values
+
+
+def test_masks_name_who_lied_and_prove_its_true_integers(named, whole):
+    liars, values = verdict(named)
+    assert {number: list(each) for number, each in liars.items()} == {1: ["client-2"], 2: ["client-2"]}
+    assert values == {
+        number: {name: rounds[str(number)] for name, rounds in whole[0].items()} for number in (1, 2)
+    }
+
+
+@pytest.mark.parametrize("moment", ["second table", "verdict"])
+def test_who_lied_is_named_after_a_kill_too(tmp_path, named, monkeypatch, moment):
+    folder = tmp_path / "run"
+    crash_at(monkeypatch, moment)
+    with pytest.raises(Crash):
+        run(settled(*LIE), folder)
+    monkeypatch.undo()
+    run(settled(*LIE), folder, resume=True)
+    assert verdict(folder) == verdict(named)
     assert "settlement: 0 of 2 equations hold" in list(verify_folder(folder))
 
 

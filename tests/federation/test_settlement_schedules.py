@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedmerit.errors import MessageError
 from fedmerit.identity import SERVER, canonical, content
 from fedmerit.protocol import clearing
 from fedmerit.protocol.clearing import Clearing
@@ -193,23 +194,30 @@ class Settling:
     def _late(self, found):
         """Let everybody answer who did not; return what the settlement comes to then."""
         federation, coordinator = self.federation, self.federation.coordinator
+        asked = [*{id(one.ask): one.ask for one in federation.passed}.values()]
         for name in found.missing:
-            asks = [(one.ask, one.member) for one in federation.passed]
+            stated = coordinator.recorder.signed("statement")
+            recorded = {who: [canonical(body), signature] for who, body, signature in stated}
+            answer = pack(recorded[name]) if name in recorded else b""
+            for kind in ("open", "agree", "agreed", "state") if not answer else ():
+                for ask in (ask for ask in asked if ask.exchange == kind):
+                    if kind != "agree" or name in self.included(ask.round):
+                        answer = federation.ask(name, ask)
+            if name not in recorded:
+                answer = federation.after[0](name, ask, answer)
             try:
-                for kind in ("open", "agree", "agreed", "state"):
-                    for ask in {id(ask): ask for ask, _ in asks if ask.exchange == kind}.values():
-                        if kind != "agree" or name in self.included(ask.round):
-                            answer = federation.ask(name, ask)
-            except ValueError:
-                raise
-            answer = Told(self, federation.after[0].lies)(name, ask, answer)
-            found = Clearing(coordinator, coordinator.gradient, coordinator.archive).late(name, answer)
+                found = Clearing(coordinator, coordinator.gradient, coordinator.archive).late(name, answer)
+            except MessageError:  # a number that nobody can prove is no statement
+                assert self.lies_of(name) == "ring"
             if found.final:
                 break
         return found
 
+    def lies_of(self, name: str) -> str | None:
+        return self.federation.after[0].lies.stated.get(name)
+
     def too_many(self, guilty: set[str], entry) -> bool:
-        """Whether so many are dishonest in a round that two ends of a dispute may both keep their key shut."""
+        """Whether so many are dishonest in a round that both ends of a dispute may keep their key shut."""
         opened = min(self.tolerated, len(entry.participants) - 3)
         return len((guilty | self.drawn.uncommitted) & {*entry.participants}) > opened
 
@@ -247,9 +255,7 @@ class Told:
                 "+1": own + 1, "big": own + 2**40, "ring": own + RING,
                 "another": others[0] if others else own - 1,
             }[lie])  # fmt: skip
-        if (
-            name in self.lies.allies and rounds
-        ):  # credit of one ally goes to the other, as their pair will say
+        if name in self.lies.allies and rounds:  # credit goes from one ally to the other
             sign = 1 if name == self.lies.allies[0] else -1
             for key in self._common(rounds):
                 rounds[key] = str(int(rounds[key]) + sign * 1000)
@@ -333,7 +339,10 @@ def check(settling: Settling, lies: Lies, found) -> str:
         (equation,) = [one for one in found.equations if one.round == entry.round]
         coalition = {*entry.participants} & guilty
         if not found.missing and None not in values.values():
-            assert sum(values[n] for n in coalition) == sum(true[n] for n in coalition), "a coalition gained"
+            total = sum(true[n] for n in coalition)
+            if equation.holds:  # a server may take from X what a spoiler added
+                total = entry.product - sum(true[n] for n in honest)
+            assert sum(values[n] for n in coalition) == total, "a coalition gained"
         if equation.missing:
             what["missing"] += 1
         elif equation.holds:
@@ -394,9 +403,8 @@ def schedules(tmp_path, first: int, count: int) -> Counter:
 
 def test_whatever_is_drawn_nobody_honest_is_harmed(tmp_path):
     seen = schedules(tmp_path, 0, FEW)
-    assert {"holds", "named", "server", "silent", "missing", "run"} <= {
-        k for each in seen for k in each.split("+")
-    }
+    happened = {what for each in seen for what in each.split("+")}
+    assert {"holds", "named", "server", "silent", "missing", "run"} <= happened
 
 
 @pytest.mark.long

@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 
 from fedmerit.errors import MessageError, RefusedError, StoreError
 from fedmerit.identity import load_key, public_key
-from fedmerit.protocol.messages import EXCHANGES, FORMAT, Ask, Parcel, ask_limit, pack, words_limit
+from fedmerit.protocol.messages import (
+    EXCHANGES,
+    FORMAT,
+    SETTLEMENT_BYTES,
+    Ask,
+    Parcel,
+    ask_limit,
+    pack,
+    words_limit,
+)
 from fedmerit.secagg.messages import list_limit, refuse_many
 from fedmerit.storage import member_state as keeping
 from fedmerit.storage.member_state import MemberFiles
@@ -141,7 +150,7 @@ def test_text_is_no_way_round_it(federation):
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_a_message_is_no_larger_than_its_kind_can_be(federation, exchange):
     limit = ask_limit(exchange, len(ALL))
-    assert limit in (words_limit(4), words_limit(4) + list_limit(4))
+    assert limit in (words_limit(4), words_limit(4) + list_limit(4), SETTLEMENT_BYTES)
     data = Ask(exchange, federation.run_id, 1, {"list": bytes(limit)}).pack(
         federation.coordinator.recorder.key.sign
     )

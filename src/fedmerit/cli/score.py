@@ -43,7 +43,7 @@ class Missing(StrEnum):
     own_mean = "own-mean"
 
 
-class Summed(StrEnum):
+class SummedScore(StrEnum):
     """Scores that can be summed over rounds."""
 
     alpha = "ALPHA"
@@ -97,7 +97,7 @@ Missing_ = Annotated[
     ),
 ]
 Score_ = Annotated[
-    Summed | None,
+    SummedScore | None,
     typer.Option(
         help="The score that is summed over rounds [default: PHI if the run is settled, otherwise ALPHA].",
         case_sensitive=False,
@@ -144,13 +144,13 @@ def score(
         _warn([*([source.unsettled] if source.unsettled else []), *facts.doubts])
 
 
-def _check_score(score: Summed | None, source: Source) -> None:
+def _check_score(score: SummedScore | None, source: Source) -> None:
     """Fail if a score was asked for that this source does not have."""
     from fedmerit.notes import words
 
-    if score is Summed.phi and not source.accounts:
+    if score is SummedScore.phi and not source.accounts:
         fail(f"--score: {source.unsettled or words('unsettled.not-settled')}")
-    if score not in (None, Summed.phi) and not source.rounds:
+    if score not in (None, SummedScore.phi) and not source.rounds:
         fail(f"--score: expected PHI, because the members of this run report nothing, got {score.value}")
 
 

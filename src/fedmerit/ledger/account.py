@@ -329,7 +329,8 @@ def account_of(ledger: Records, rounds: Sequence[Round], config: Config) -> Acco
     Raises:
         LedgerError: the records of the settlement contradict each other.
     """
-    return (accounts_of(ledger, rounds, config) or [None])[-1]
+    found = accounts_of(ledger, rounds, config)
+    return found[-1] if found else None
 
 
 def accounts_of(ledger: Records, rounds: Sequence[Round], config: Config) -> list[Account]:

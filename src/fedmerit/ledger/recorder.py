@@ -284,7 +284,9 @@ class LedgerRecorder:
     def write_scores(self) -> dict[str, Any]:
         """Write ``scores.json`` and ``scores.csv`` from the rounds so far; return what they hold."""
         scoring = self.config.scoring
-        account = account_of(self.folder.ledger, self.rounds, self.config)
+        account = None
+        if self.recorded("settled"):
+            account = account_of(self.folder.ledger, self.rounds, self.config)
         document = scores_document(
             self.rounds,
             self.config.clients,

@@ -7,7 +7,6 @@ the next one begins, and a settlement that was cut short goes on where it stoppe
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ import numpy.typing as npt
 from fedmerit.errors import FedmeritError, MessageError, SettlementError
 from fedmerit.identity import canonical
 from fedmerit.protocol.direction import (
+    MOST,
     Direction,
     Entry,
     Gradient,
@@ -34,7 +34,7 @@ from fedmerit.protocol.direction import (
     scale_of,
     slopes_of,
 )
-from fedmerit.protocol.messages import Ask, Parcel, slice_arrays, unpack
+from fedmerit.protocol.messages import Ask, Parcel, parsed, slice_arrays, unpack
 from fedmerit.protocol.outcome import Model, model_hash, moved, sum_hash
 from fedmerit.protocol.pool import Slice
 from fedmerit.protocol.settlement import (
@@ -366,8 +366,10 @@ class Clearing:
             )
         match unpack(answer, "a statement", values=3):
             case [bytes(text), bytes(signature)]:
-                body = json.loads(text)
+                body = parsed(text, "state")
                 statement = Statement.from_body(name, body, manifest, detail=config.settlement.detail)
+                if config.settlement.naming:
+                    self._refuse_beyond(statement)
                 before = self.statements.get(name)
                 if before is not None and before[0].body(recorder.run) != body:
                     raise MessageError("has stated something else before", stage="state", member=name)
@@ -376,6 +378,20 @@ class Clearing:
                 self.statements[name] = statement, signature
                 return
         raise MessageError("not a statement", stage="state", member=name)
+
+    def _refuse_beyond(self, statement: Statement) -> None:
+        """Raise for a number that masks cannot prove: no honest member states one."""
+        most = MOST * (1 if self.coordinator.config.settlement.detail == "rounds" else self._summed())
+        for key, value in statement.rounds.items():
+            if abs(value) >= most:
+                raise MessageError(
+                    f"states {value} for {key}, beyond what 47 bits hold",
+                    stage="state",
+                    member=statement.member,
+                )
+
+    def _summed(self) -> int:
+        return sum(not one.aborted for one in self.coordinator.recorder.rounds)
 
     def late(self, name: str, answer: bytes) -> Settled:
         """Take a statement that came after the others, and record what the settlement comes to now."""
@@ -417,7 +433,7 @@ class Clearing:
             self.statements[name] = Statement.from_body(name, body, manifest, detail=detail), signature
 
     def settled(self, manifest: Manifest, closes: int | None = None) -> Settled:
-        """Return what statements and verdicts come to so far; ``closes``: when the window does, if known."""
+        """Return what statements and verdicts come to so far; ``closes`` is when the window does."""
         found = {name: statement for name, (statement, _) in self.statements.items()}
         made = Settled(manifest, found, self.coordinator.config.settlement.detail, closes=closes)
         for body in self.coordinator.recorder.recorded("verdict"):

@@ -357,6 +357,8 @@ class Manifest:
         if not self.blocks or min(self.blocks) < 1 or type(self.stratified) is not bool:
             return "expected blocks of at least one sample"
         for one in self.rounds:
+            if not one.participants or len(set(one.participants)) != len(one.participants):
+                return f"round {one.round} names a member twice, or nobody"
             if len(one.blocks) != len(self.blocks) or one.points not in POINTS:
                 return f"round {one.round} has other blocks or points"
             if not (one.step > 0 and one.weight > 0 and math.isfinite(one.norm + one.sum_norm)):
@@ -377,6 +379,12 @@ class Manifest:
             if one.round == round:
                 return one
         raise MessageError(f"the manifest has no round {round}", stage="agree")
+
+
+def manifest_limit(rounds: int, blocks: int, members: Iterable[str]) -> int:
+    """Return the most bytes of a manifest, which a member compares before it parses one."""
+    names = sum(12 * len(name) + 4 for name in members)  # as JSON, a character has up to 12 bytes
+    return 2048 + 32 * blocks + rounds * (2048 + 32 * blocks + names)
 
 
 def block_products(

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fedmerit.protocol.terms import Lineage
 from fedmerit.secagg.state import Released
 
-KEPT = ("update", "client", "signed", "stated", "table")
+KEPT = ("began", "update", "client", "signed", "stated", "table")
 """What a member keeps of every round until a settlement is over."""
 POOL = "pool"
 """The value with the opened test pool."""

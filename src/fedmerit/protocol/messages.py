@@ -6,6 +6,7 @@ A member can prove what it was told, and compares sizes before it hashes or pars
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,7 +43,10 @@ KINDS: Final = "fiub"  # kinds of dtype in a message: numbers, never objects
 SLICE_BYTES: Final = 2**31
 """Most bytes of the samples of a test slice."""
 VALUES: Final = 256
-"""Most values in a message of the server; two per member are added, for its one list of names."""
+"""Most values in a message of the server; six per member are added, for what each of them signed."""
+SETTLEMENT_BYTES: Final = 2**26
+"""Most bytes of a message of the settlement, which carries all rounds; not counting its arrays."""
+_LONG: Final = ("open", "state", "table", "pairs", "settle")
 
 
 def exchange_of(stage: str) -> Exchange:
@@ -103,7 +107,7 @@ class Ask:
         Raises:
             VersionError: it is a message of another protocol.
         """
-        what, values = "a message of the server", VALUES + 2 * members
+        what, values = "a message of the server", VALUES + 6 * members
         _refuse_version(parcel.head, reader)
         match unpack(parcel.head, what, values=5):
             case [form, str(), bytes(inner), bytes(signature)] if form == FORMAT:
@@ -249,6 +253,17 @@ def unpack(data: bytes, what: str, *, values: int | None = None, text: int = -1)
         raise MessageError(f"not {what}: {type(error).__name__}") from None
 
 
+def parsed(text: bytes, stage: str) -> dict[str, Any]:
+    """Return the mapping in JSON that somebody signed; raise MessageError for anything else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise MessageError("not JSON", stage=stage) from None
+    if not isinstance(found, dict):
+        raise MessageError("not a mapping", stage=stage)
+    return found
+
+
 def words_limit(members: int) -> int:
     """Return the most bytes that names and settings may have, few because a member stores them."""
     return 65_536 + 1024 * members
@@ -260,6 +275,8 @@ def ask_limit(exchange: Exchange, members: int) -> int:
     Only a request for a report has arrays: a sum as long as the member's own model, and a test slice of at
     most ``SLICE_BYTES``. Both limits are checked before anything is hashed.
     """
+    if exchange in _LONG:
+        return SETTLEMENT_BYTES
     lists = exchange not in ("join", "advertise", "report", "close")
     return words_limit(members) + (list_limit(members) if lists else 0)
 

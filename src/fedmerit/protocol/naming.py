@@ -8,7 +8,6 @@ are asked to open its key. A member takes part only if it is shown signed statem
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +19,7 @@ from fedmerit.errors import BindingError, FedmeritError, MessageError, RefusedEr
 from fedmerit.identity import canonical
 from fedmerit.protocol.direction import Direction, Entry, Manifest, direction_hash, whole_number
 from fedmerit.protocol.memory import as_array, file_name
-from fedmerit.protocol.messages import Ask, pack, unpack
+from fedmerit.protocol.messages import Ask, Parcel, pack, parsed, unpack
 from fedmerit.protocol.settlement import ALL, Equation, Settled, Statement
 from fedmerit.protocol.terms import scheduled_encoding
 from fedmerit.secagg.setting import Setting, Task
@@ -67,7 +66,7 @@ def table_of(member: str, body: Mapping[str, Any], run: str, settlement: str, nu
 def table_answer(settler: Settler, manifest: Manifest, ask: Ask) -> bytes:
     """Return a member's signed table and its masked words, if it is shown that the equation fails."""
     entry = manifest.entry(ask.round)
-    _refuse_if_it_holds(settler, manifest, entry, settler.statements_in(ask, manifest))
+    _refuse_if_it_holds(settler, manifest, entry, settler.statements_in(ask, manifest), ask)
     client, update = settler.member.summed(settler.state, entry.round)
     project = getattr(client, "project", None)
     if project is None:
@@ -84,18 +83,26 @@ def table_answer(settler: Settler, manifest: Manifest, ask: Ask) -> bytes:
 
 
 def _refuse_if_it_holds(
-    settler: Settler, manifest: Manifest, entry: Entry, statements: Mapping[str, Statement]
+    settler: Settler, manifest: Manifest, entry: Entry, statements: Mapping[str, Statement], ask: Ask
 ) -> None:
+    """Raise unless the equation fails: as the statements show or, if they are withheld, as the server signs.
+
+    A member shows its masks only after it stated: they tell what it stated, and no more.
+    """
     if settler.config.settlement.detail == "run":
         names = {name for one in manifest.rounds for name in one.participants}
         total, key = sum(one.product for one in manifest.rounds), ALL
     else:
         names, total, key = set(entry.participants), entry.product, str(entry.round)
+    if settler.config.scoring.visibility != "all":
+        names, said = {settler.name}, whole_number(ask.get("sum", str))
     if not names <= set(statements):
         raise RefusedError(
             "was not shown everybody's statement, so nobody can be named", stage="table", member=settler.name
         )
-    if sum(statements[name].rounds[key] for name in names) == total:
+    if settler.config.scoring.visibility == "all":
+        said = sum(statements[name].rounds[key] for name in names)
+    if said == total:
         raise RefusedError("the equation holds, so nobody lied", stage="table", member=settler.name)
 
 
@@ -106,13 +113,13 @@ def pairs_answer(settler: Settler, manifest: Manifest, ask: Ask) -> bytes:
     if own is None:
         raise BindingError("has told nothing of its masks", stage="pairs", member=settler.name)
     where = (settler.run, manifest.digest, entry.round)
-    ours = table_of(settler.name, json.loads(bytes(own)), *where)
+    ours = table_of(settler.name, parsed(bytes(own), "pairs"), *where)
     client, _ = settler.member.summed(settler.state, entry.round)
     opened = []
     for peer, shown in sorted(ask.get("tables", dict).items()):
         match shown:
             case [bytes(text), bytes(signature)]:
-                body = json.loads(text)
+                body = parsed(text, "pairs")
                 if not settler.is_signed(peer, "table", body, signature):
                     raise BindingError("did not sign this table", stage="pairs", member=peer)
                 theirs = table_of(peer, body, *where)
@@ -272,14 +279,16 @@ class _Naming:
         from fedmerit.secagg.naming import product
 
         number = self.entry.round
-        body = {"statements": self.clearing.shown_statements()}
-        ask = self.clearing.ask("table", number, body, {"g": self.g})
-        asks = dict.fromkeys(self.entry.participants, ask)
+        asks = {name: self._ask_for(name) for name in self.entry.participants}
         for name, answer in self.coordinator.transport.exchange("table", asks):
             try:
+                if len(answer) > (most := self._most()):
+                    raise MessageError(
+                        f"a table has at most {most} bytes, got {len(answer)}", stage="table", member=name
+                    )
                 match unpack(answer, "a table of masks", values=4):
                     case [bytes(text), bytes(signature), bytes(payload)]:
-                        table = self._take(name, json.loads(text), signature)
+                        table = self._take(name, parsed(text, "table"), signature)
                         self.tables[name] = table, text, signature
                         if _digest(payload) == self.evidence_digest(name):
                             self.products[name] = product(payload, self.g)
@@ -290,12 +299,31 @@ class _Naming:
             except (FedmeritError, ValueError) as error:
                 self.coordinator.note(f"round {number}: refused: {error!s:.200}")
 
+    def _ask_for(self, name: str) -> Parcel:
+        """Return the request for a table: with all statements, or with their sum where they are withheld."""
+        shown, config = self.clearing.shown_statements(), self.coordinator.config
+        body: dict[str, Any] = {"statements": shown}
+        if config.scoring.visibility != "all":
+            whole = config.settlement.detail == "run"
+            stated = (one.rounds for one, _ in self.clearing.statements.values())
+            key = ALL if whole else str(self.entry.round)
+            body = {"statements": {name: shown[name]}, "sum": str(sum(one.get(key, 0) for one in stated))}
+        return self.clearing.ask("table", self.entry.round, body, {"g": self.g})
+
     def _take(self, name: str, body: Mapping[str, Any], signature: bytes) -> MaskTable:
         recorder = self.coordinator.recorder
         table = table_of(name, body, recorder.run, self.manifest.digest, self.entry.round)
+        if name in self.tables and self.tables[name][0] != table:
+            raise MessageError("has signed another table before", stage="table", member=name)
+        if not set(table.pairs) <= set(self.setting.members):
+            raise MessageError("has masks with nobody else", stage="table", member=name)
         if not recorder.said(name, "table", body, signature):
             raise MessageError("did not sign its table", stage="table", member=name)
         return table
+
+    def _most(self) -> int:
+        """Return the most bytes of a table, with the words beside it."""
+        return 1024 + 6 * self.task.encoding.words + sum(12 * len(one) + 64 for one in self.setting.members)
 
     def evidence_digest(self, name: str) -> str:
         """Return the hash of the masked words that a member signed in the round."""

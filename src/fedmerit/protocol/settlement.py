@@ -29,6 +29,9 @@ from fedmerit.scoring.types import Scores
 ALL = "all"
 """In place of a round's number, where members state one number for the run."""
 
+MOST_PART = 1e9
+"""Beyond any part in the gain of a block that a utility has; larger numbers would overflow in the scores."""
+
 # --------------------------------------------------------------------------------------------- statements
 
 
@@ -85,9 +88,11 @@ class Statement:
                 member=member,
             )
         for values in found.blocks.values():
-            if len(values) != len(manifest.blocks) or not all(map(math.isfinite, values)):
+            if len(values) != len(manifest.blocks) or not all(abs(value) <= MOST_PART for value in values):
                 raise MessageError(
-                    f"expected {len(manifest.blocks)} finite numbers per round", stage="state", member=member
+                    f"expected {len(manifest.blocks)} numbers per round, at most {MOST_PART:g}",
+                    stage="state",
+                    member=member,
                 )
         return found
 

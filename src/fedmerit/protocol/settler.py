@@ -7,8 +7,8 @@ signed that every direction in that manifest is the gradient. It repeats its ans
 
 from __future__ import annotations
 
-import json
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,16 +28,19 @@ from fedmerit.protocol.direction import (
     Entry,
     Gradient,
     Manifest,
+    Slopes,
     as_units,
     block_products,
     blocks_of,
     differs,
     direction_hash,
+    length,
+    manifest_limit,
     product,
     slopes_of,
 )
 from fedmerit.protocol.memory import POOL, MemberState, as_array, file_name
-from fedmerit.protocol.messages import Ask, pack
+from fedmerit.protocol.messages import Ask, pack, parsed
 from fedmerit.protocol.outcome import included_hash, model_hash, moved, sum_hash
 from fedmerit.protocol.pool import Slice, samples_in
 from fedmerit.protocol.settlement import (
@@ -102,8 +105,11 @@ class Settler:
 
     def _open(self, ask: Ask) -> bytes:
         """Check the opened pool and the manifest, and keep both."""
-        text = ask.get("manifest", bytes)
-        manifest = Manifest.from_body(_parsed(text))
+        text, config = ask.get("manifest", bytes), self.config
+        most = manifest_limit(config.training.rounds, config.settlement.blocks, self.member.roster.names)
+        if len(text) > most:
+            raise MessageError(f"a manifest has at most {most} bytes, got {len(text)}", stage="open")
+        manifest = Manifest.from_body(parsed(text, "settlement"))
         if canonical(manifest.body()) != text:
             raise MessageError("a manifest that is not written as servers write it", stage="open")
         if (kept := self.state.get("settlement")) is not None:
@@ -187,6 +193,8 @@ class Settler:
                 raise BindingError(f"a {what} that is not the manifest's", stage="agree", member=self.name)
         if problem := self._contradiction(entry):
             return ["0", [], problem]
+        if manifest.coordinates != encoding.length:
+            return ["0", [], f"the model has {encoding.length} coordinates, not {manifest.coordinates}"]
         total = None if public is None else sum(public[name] for name in entry.participants)
         decoded = encoding.decode(x, included=len(entry.participants), public_total=total)
         m = moved(m0, decoded.weighted_sum, decoded.total_weight)
@@ -201,8 +209,10 @@ class Settler:
         gain = slopes.grand - slopes.empty
         whole = block_products(x, slopes, encoding, entry.step, entry.weight)
         problem = differs(g, values, manifest.scale, encoding)
-        if not problem and not _near(entry, values):
-            problem = "the length or largest coordinate of the direction is another"
+        if not problem and not _near(entry, values, length(x, encoding)):
+            problem = "the length of the sum or the direction, or its largest coordinate, is another"
+        if not problem and not _near_values(entry, slopes, rest):
+            problem = "the utility of a model, or the rest of the gain, is another"
         if not problem and product(x, g) != entry.product:
             problem = "the product of the sum and the direction is another"
         if not problem and entry.points < 7 and abs(rest) > 1.05 * REST * abs(gain) + 1e-9:
@@ -228,12 +238,18 @@ class Settler:
         return [str(own), list(own_blocks), problem]
 
     def _contradiction(self, entry: Entry) -> str:
-        """Return how the manifest contradicts what this member signed in the round; empty if it does not."""
+        """Return how the manifest contradicts what this member signed in the round; empty if it does not.
+
+        A member who never acknowledged a sum still knows the model that it trained and whom it signed for.
+        """
         signed = self.state.get(file_name(entry.round, "signed"))
-        if signed is None:
-            return ""
         told = {"m0": entry.m0, "m": entry.m, "x": entry.x, "included": included_hash(entry.participants)}
-        odd = [key for key, value in told.items() if signed[key] != value]
+        if signed is None:
+            client, _ = self.member.summed(self.state, entry.round)
+            signed = {"m0": self.state.get(file_name(entry.round, "began"))}
+            if client.survivors:
+                signed["included"] = included_hash(client.survivors)
+        odd = [key for key, value in signed.items() if told.get(key, value) != value]
         return f"its {', '.join(odd)} is not what was signed in the round" if odd else ""
 
     def contribution(self, number: int) -> tuple[Encoding, Mapping[str, float] | None, Words, Any]:
@@ -336,7 +352,7 @@ class Settler:
         """Countersign what the settlement came to, if this member's statement is in it and it adds up."""
         manifest = self._manifest("settle")
         text = ask.get("settled", bytes)
-        settled = _parsed(text)
+        settled = parsed(text, "settlement")
         if canonical(settled) != text or settled.get("settlement") != manifest.digest:
             raise MessageError("not what this settlement came to", stage="settle")
         if (signed := self.state.get("settled")) is not None and bytes(signed) == text:
@@ -346,6 +362,7 @@ class Settler:
         if said is not None and (self.name in settled["missing"] or not self._is_in(ask, bytes(said))):
             raise RefusedError("its statement is not in the settlement", stage="settle", member=self.name)
         self._check_sums(manifest, settled, statements)
+        self._check_end(settled)
         self.state.put("settled", text)
         self.state.put("closes", settled["closes"])
         if settled["final"]:
@@ -363,7 +380,7 @@ class Settler:
         for name, shown in ask.get("statements", dict).items():
             match shown:
                 case [bytes(text), bytes(signature)]:
-                    body = _parsed(text)
+                    body = parsed(text, "settlement")
                     if not self.is_signed(str(name), "statement", body, signature):
                         raise BindingError(
                             "shown a statement that it did not sign", stage="settle", member=name
@@ -384,6 +401,10 @@ class Settler:
         own = [one.body() for one in equations(manifest, statements, self.config.settlement.detail)]
         told = settled["rounds"]
         everything = set(ask_names(manifest)) <= {*statements, *settled["missing"]}
+        if not everything and self.config.scoring.visibility == "all":
+            raise BindingError(
+                "was not shown every statement that it counts", stage="settle", member=self.name
+            )
         if everything and own != told:
             raise BindingError("its sums are not those of the statements", stage="settle", member=self.name)
         facts = [(one["round"], one["participants"], one["product"]) for one in own]
@@ -395,12 +416,20 @@ class Settler:
             if one["holds"] != (one["sum"] == one["product"]):
                 raise BindingError("an equation does not hold as it says", stage="settle", member=self.name)
 
+    def _check_end(self, settled: Mapping[str, Any]) -> None:
+        """Raise if this member is named, or if the settlement is closed before its window is over."""
+        if self.name in settled["named"] and self.member.misstates is None:
+            raise RefusedError("is named, and has not lied", stage="settle", member=self.name)
+        closes = self.state.get("closes")
+        if settled["final"] and settled["missing"] and (closes is None or time.time() < closes):
+            raise RefusedError("was not told of a window that is over now", stage="settle", member=self.name)
+
     # ---------------------------------------------------------------------------------------------- internals
 
     def _manifest(self, stage: str) -> Manifest:
         if (kept := self.state.get("settlement")) is None:
             raise BindingError("was not shown the pool", stage=stage, member=self.name)
-        return Manifest.from_body(_parsed(bytes(kept[1])))
+        return Manifest.from_body(parsed(bytes(kept[1]), "settlement"))
 
     def _pool(self) -> Slice:
         x, y, index = self.state.get(POOL)
@@ -431,19 +460,18 @@ def ask_names(manifest: Manifest) -> list[str]:
     return list(dict.fromkeys(name for one in manifest.rounds for name in one.participants))
 
 
-def _near(entry: Entry, values: npt.NDArray[np.float64]) -> bool:
+def _near(entry: Entry, values: npt.NDArray[np.float64], sum_norm: float) -> bool:
+    """Return whether what the scale follows from is right."""
     norm, largest = float(np.sqrt(np.dot(values, values))), float(np.abs(values).max(initial=0.0))
-    return abs(norm - entry.norm) <= NEAR * norm and abs(largest - entry.largest) <= NEAR * largest
+    told = ((norm, entry.norm), (largest, entry.largest), (sum_norm, entry.sum_norm))
+    return all(abs(own - said) <= NEAR * own for own, said in told)
 
 
-def _parsed(text: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        raise MessageError("not JSON", stage="settlement") from None
-    if not isinstance(found, dict):
-        raise MessageError("not a mapping", stage="settlement")
-    return found
+def _near_values(entry: Entry, slopes: Slopes, rest: float) -> bool:
+    """Return whether the utilities of a round are those that this member finds."""
+    told = ((slopes.empty, entry.empty), (slopes.grand, entry.grand), (rest, entry.rest))
+    most = NEAR * max(abs(slopes.empty), abs(slopes.grand)) + 1e-9
+    return all(abs(own - said) <= most for own, said in told)
 
 
 def _flat(values: npt.NDArray[Any]) -> list[Any]:

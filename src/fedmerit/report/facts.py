@@ -10,7 +10,7 @@ import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +19,19 @@ from fedmerit.errors import InputError, UndefinedScore, UndefinedShares
 from fedmerit.ledger.account import SettledRound, total_of
 from fedmerit.ledger.decisions import Decision, Terms, cents
 from fedmerit.notes import Note
+from fedmerit.report.findings import (
+    Absence,
+    AbsenceCost,
+    Companion,
+    Happened,
+    Influence,
+    RoundFacts,
+    RuleFacts,
+    Standing,
+)
 from fedmerit.report.source import Source
 from fedmerit.report.text import digits_for
-from fedmerit.scoring.accumulate import Missing, accumulate, number_of
+from fedmerit.scoring.accumulate import Missing, ScoredRound, accumulate, number_of
 from fedmerit.scoring.agreement import agreement
 from fedmerit.scoring.doubts import Doubt, doubts
 from fedmerit.scoring.files import scores_of, totals_of
@@ -42,111 +52,6 @@ MOST_POINTS = 60
 """The most rounds shown of one member's course; of more, evenly spaced ones."""
 MOST_INFLUENCE = 20
 """The most members in the table of who influences whom."""
-
-Happened = Literal["counted", "silent", "unstated", "declined", "blamed", "lost", "away", "unknown"]
-"""What happened to a member in a scored round: its report or statement counted, or why there is none.
-
-========  ====================================================
-silent    the update is in the sum, no valid report arrived
-unstated  the update is in the sum, but the member has not stated what it is worth
-declined  the member declined
-blamed    the member broke the protocol in this round or before it, as the ledger proves, and was left out
-lost      the member was scheduled, the update did not arrive
-away      the member was not scheduled
-unknown   there is no ledger that says why
-========  ====================================================
-"""
-
-# ------------------------------------------------------------------------------------------------ the parts
-
-
-@dataclass(frozen=True)
-class Standing:
-    """How one member stands; a value that is unknown is None."""
-
-    client: str
-    rank: int
-    rank_interval: tuple[int, int] | None
-    total: float
-    interval: tuple[float, float] | None
-    coverage: float
-    last: dict[str, float | None]  # LOO, FP, EE of the last round
-    share: float | None
-    samples: float | None
-    digits: int = 4  # decimals to show for numbers of this size
-    surely: int = 0  # 1: total surely above zero, -1: surely below; at 95 % for all members together
-    reported: float | None = None  # beside a settled score: the contribution that the member reported
-
-
-@dataclass(frozen=True)
-class Absence:
-    """A member who missed rounds: which, why, the model's gain in them, and their value at its own mean."""
-
-    client: str
-    rounds: Mapping[int, Happened]
-    gain: float
-    at_own_mean: float | None  # None if the member never reported
-
-
-@dataclass(frozen=True)
-class AbsenceCost:
-    """What a member's rounds without a report cost: an estimate, with these rounds counted the other way."""
-
-    score: float  # as decided
-    other: float  # counted the other way: at the member's own mean in place of zero, or the reverse
-    cents: int
-    other_cents: int | None  # None if there are no shares then
-
-
-@dataclass(frozen=True)
-class RoundFacts:
-    """One round: number of reports, gain, sum of contributions, status of FP and EE, and what was odd."""
-
-    number: int
-    reported: int = 0
-    gain: float | None = None  # None if the round has no score
-    explained: float | None = None
-    status: Mapping[str, str] | None = None
-    silent: tuple[str, ...] = ()
-    declined: tuple[str, ...] = ()
-    blamed: tuple[str, ...] = ()
-    aborted: str = ""  # why, if it was
-
-
-@dataclass(frozen=True)
-class Companion:
-    """The comparison of members by another utility."""
-
-    utility: str
-    facts: Facts
-    spearman: float | None
-    sure: int  # pairs that differ significantly by the paid utility
-    confirms: int  # how many of them this utility orders the same way
-    contradicts: tuple[tuple[str, str], ...]  # (better, worse) by the paid one, surely the reverse by this
-    turned: Mapping[str, bool]  # surely above zero by this and below by the paid (True), or the reverse
-    reported: bool = False  # whether it is the paid utility, by reports in place of statements
-
-
-@dataclass(frozen=True)
-class RuleFacts:
-    """Shares under one rule as exact integers over a common denominator, or why there are none."""
-
-    name: Rule
-    problem: str
-    parts: Mapping[str, int]
-    one: int
-    shares: Mapping[str, float]
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Influence:
-    """The weight of each member's report in everybody else's EE score, in one round."""
-
-    round: int | None
-    clients: tuple[str, ...]
-    rows: tuple[tuple[float, ...], ...]
-
 
 # ------------------------------------------------------------------------------------------------ the model
 
@@ -177,7 +82,7 @@ class Facts:
         return self.ranked_by == "PHI"
 
     @property
-    def measured(self) -> tuple[Reports, ...] | tuple[SettledRound, ...]:
+    def measured(self) -> tuple[ScoredRound, ...]:
         """The scored rounds: as reported, or as settled."""
         return self.source.settled_rounds if self.settled else self.source.rounds
 

@@ -95,7 +95,7 @@ def _parameters(path: Path) -> int:
 
 
 @dataclass(frozen=True)
-class Book:
+class LedgerFacts:
     """What the ledger of a run records."""
 
     run: Mapping[str, Any]
@@ -136,7 +136,7 @@ class Source:
     phi: Mapping[str, Sequence[float | None]] = field(default_factory=dict)  # the sum of PHI by utility
     settings: Mapping[str, Mapping[str, Any]] | None = None
     corruption: Corruption = field(default_factory=Corruption)  # with the real names
-    book: Book | None = None
+    book: LedgerFacts | None = None
     checks: tuple[Note, ...] = ()  # what verifying the folder found
     broken: str = ""  # why the folder does not verify
     broken_record: int | None = None  # the record that is wrong, if known
@@ -219,7 +219,7 @@ def source_of(
         unreported=() if run and run.accounts else unreported(rounds),
         settings=settings.as_dict() if settings else None,
         corruption=settings.corruption if settings else Corruption(),
-        book=Book({}, {}, rounds, (), run.ledger.head, len(run.ledger)) if run else None,
+        book=LedgerFacts({}, {}, rounds, (), run.ledger.head, len(run.ledger)) if run else None,
         names={name: name for name in content.clients},
         spans=spans_of([(part.name, len(part.rounds)) for part in run.runs]) if run else (),
         accounts=run.accounts if run else (),
@@ -254,7 +254,7 @@ def source_as_decided(
         unreported=() if accounts else unreported(counted),
         settings=config.as_dict(),
         corruption=config.corruption,
-        book=Book({}, {}, counted, (decision,), head, decision.record),
+        book=LedgerFacts({}, {}, counted, (decision,), head, decision.record),
         names={name: name for name in clients},
         spans=spans_of([*earlier, ("", decision.rounds)]),
         accounts=tuple(accounts),
@@ -296,7 +296,7 @@ def _of_run(folder: Path) -> Source:
         ledger, rounds, scoring = found.ledger, found.rounds, found.config.scoring
         run, pool = first_body(ledger, "run"), first_body(ledger, "pool")
         decisions = tuple(decisions_of(ledger, rounds, scoring))
-        book = Book(run, pool, rounds, decisions, ledger.head, len(ledger))
+        book = LedgerFacts(run, pool, rounds, decisions, ledger.head, len(ledger))
     except StoreError:  # nothing is scored yet
         raise
     except FedmeritError as error:  # the page must say so: its readers see no exit code
@@ -313,7 +313,9 @@ def _of_run(folder: Path) -> Source:
     return Source(
         rounds=tuple(found.content.rounds),
         clients=found.config.clients,
-        companions={name: tuple(scored_in(rounds, name)) for name in scoring.utilities[1:]},
+        companions={
+            name: tuple(scored) for name in scoring.utilities[1:] if (scored := scored_in(rounds, name))
+        },
         aborted={one.number: one.aborted for one in rounds if one.aborted},
         unreported=() if found.accounts else unreported(rounds),
         truth=_truth(raw) if complete else {},
@@ -328,7 +330,7 @@ def _of_run(folder: Path) -> Source:
     )
 
 
-def _paid_elsewhere(book: Book | None, config: Config | None = None) -> Iterator[str]:
+def _paid_elsewhere(book: LedgerFacts | None, config: Config | None = None) -> Iterator[str]:
     """Yield members of earlier runs alone whom a decision of this run pays."""
     for decision in book.decisions if book else ():
         yield from (name for name in decision.shares if config is None or name not in config.clients)

@@ -17,7 +17,8 @@ from fedmerit.ledger.account import Account
 from fedmerit.ledger.decisions import Decision, cents, money
 from fedmerit.notes import planted, words
 from fedmerit.protocol.outcome import Round
-from fedmerit.report.facts import Facts, Happened
+from fedmerit.report.facts import Facts
+from fedmerit.report.findings import Happened
 from fedmerit.report.source import Span, source_as_decided
 from fedmerit.report.text import (
     about,
@@ -136,16 +137,18 @@ def _adds_up(facts: Facts, client: str) -> Iterator[str]:
         if line["stated"] is None:
             yield words("statement.settled-missing", where=where, product=int(line["product"]))
             continue
-        worth = signed(line["utility"], facts.digits)
-        code = "statement.settled-holds" if line["holds"] else "statement.settled-fails"
-        told = 0 if line["sum"] is None else int(line["sum"])
+        worth, stated = signed(line["utility"], facts.digits), int(line["stated"])
+        product, counted = int(line["product"]), int(line["counted"])
         if line["sum"] is None:
-            code = "statement.settled-open"
-        yield words(
-            code, where=where, stated=int(line["stated"]), worth=worth, sum=told, product=int(line["product"])
-        )
-        if line["counted"] != line["stated"]:
-            yield words("statement.settled-counted", where=where, counted=int(line["counted"]), worth=worth)
+            yield words("statement.settled-open", where=where, stated=stated, worth=worth, product=product)
+        elif line["holds"]:
+            told = int(line["sum"])
+            yield words("statement.settled-holds", where=where, stated=stated, worth=worth, sum=told)
+        else:
+            told = int(line["sum"])
+            yield words("statement.settled-fails", where=where, stated=stated, sum=told, product=product)
+        if counted != stated:
+            yield words("statement.settled-counted", where=where, counted=counted, worth=worth)
 
 
 def _decided(facts: Facts) -> tuple[Decision, Any]:
@@ -231,22 +234,23 @@ def _earns(facts: Facts, client: str) -> Iterator[str]:
 def _costs(facts: Facts, client: str) -> Iterator[str]:
     decision, _ = _decided(facts)
     standing, cost = facts.standing.get(client), facts.absence_cost(client)
-    settled = "-settled" if facts.settled else ""
     if standing is None:
-        yield words(f"statement.cost-never{settled}")
+        yield words("statement.cost-never-settled" if facts.settled else "statement.cost-never")
         return
     if cost is None:
-        yield words(f"statement.cost-none{settled}")
+        yield words("statement.cost-none-settled" if facts.settled else "statement.cost-none")
         return
     missed = facts.rounds_of(client, *STATUSES[1:])
     zero = decision.terms.missing == "zero"
-    counts = "missed-zero" if zero else "missed-own-mean"
-    yield words(f"statement.{counts}{settled}", rounds=missed)
+    if facts.settled:
+        told = "statement.missed-zero-settled" if zero else "statement.missed-own-mean-settled"
+    else:
+        told = "statement.missed-zero" if zero else "statement.missed-own-mean"
+    yield words(told, rounds=missed)
     other, own = (signed(value, standing.digits) for value in (cost.other, cost.score))
-    then = words(
-        f"statement.other-own-mean{settled}" if zero else "statement.other-zero",
-        score=noun(decision.terms.score), other=other, own=own,
-    )  # fmt: skip
+    mean = "statement.other-own-mean-settled" if facts.settled else "statement.other-own-mean"
+    counts = mean if zero else "statement.other-zero"
+    then = words(counts, score=noun(decision.terms.score), other=other, own=own)
     if cost.other_cents is None:
         yield words("statement.other-none", then=then)
     elif cost.other_cents == cost.cents:

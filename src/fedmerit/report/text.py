@@ -11,7 +11,8 @@ from fedmerit.ledger.decisions import Terms
 from fedmerit.notes import Note, called, listed, words
 
 if TYPE_CHECKING:
-    from fedmerit.report.facts import Facts, Standing
+    from fedmerit.report.facts import Facts
+    from fedmerit.report.findings import Standing
 
 # ------------------------------------------------------------------------------------------------- numbers
 
@@ -110,9 +111,12 @@ def lies(account: Account) -> list[str]:
     said = []
     for number, each in account.named.items():
         for name, how in each.items():
-            code = "settled.named-server" if name == SERVER else "settled.named"
             where = words("settled.in-round", round=number) if number else words("settled.in-one")
-            said.append(words(code, where=where, client=name, how=words(f"lie.{how}")))
+            did = words(f"lie.{how}")
+            if name == SERVER:
+                said.append(words("settled.named-server", where=where, how=did))
+            else:
+                said.append(words("settled.named", where=where, client=name, how=did))
     return said
 
 

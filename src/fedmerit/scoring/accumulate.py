@@ -226,7 +226,7 @@ def _counted(rounds: Sequence[Reports], warmup: int) -> Sequence[Reports]:
     return rounds[warmup:]
 
 
-class Measured(Protocol):
+class ScoredRound(Protocol):
     """A scored round: as reported, or as settled."""
 
     @property
@@ -237,14 +237,22 @@ class Measured(Protocol):
     def empty(self) -> float: ...
     @property
     def grand(self) -> float: ...
+    @property
+    def gain(self) -> float: ...
+    @property
+    def utility(self) -> str | None: ...
+    @property
+    def clients(self) -> tuple[str, ...]: ...
+    @property
+    def silent(self) -> tuple[str, ...]: ...
 
 
-def number_of(reports: Measured, place: int) -> int:
+def number_of(reports: ScoredRound, place: int) -> int:
     """Return the number of a round, or ``place``, its position from 1, if it has none."""
     return place if reports.round is None else reports.round
 
 
-def join_up(earlier: Measured, later: Measured, place: int) -> bool:
+def join_up(earlier: ScoredRound, later: ScoredRound, place: int) -> bool:
     """Return whether nothing changed between two rounds; ``place`` is the position of the earlier one.
 
     On the same test samples, the later round must begin with the utility that the earlier one ended with.
@@ -360,5 +368,5 @@ def _follows(earlier: Reports, later: Reports) -> bool:
     return later.round == earlier.round + 1 or unchanged
 
 
-def _on_one_slice(earlier: Measured, later: Measured) -> bool:
+def _on_one_slice(earlier: ScoredRound, later: ScoredRound) -> bool:
     return earlier.slice is not None and earlier.slice == later.slice

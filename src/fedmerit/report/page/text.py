@@ -14,7 +14,8 @@ from fedmerit.ledger.account import Line
 from fedmerit.ledger.records import in_words
 from fedmerit.notes import called, capital, code_of, quoted, sentence, words
 from fedmerit.protocol.terms import REHEARSALS
-from fedmerit.report.facts import Facts, RoundFacts, Standing
+from fedmerit.report.facts import Facts
+from fedmerit.report.findings import RoundFacts, Standing
 from fedmerit.report.text import (
     about,
     lies,
@@ -94,14 +95,18 @@ def _without_errors(facts: Facts) -> str:
 
 def _some(number: int, facts: Facts) -> str:
     """Return a count of the members who could be measured; members without a report are not judged."""
-    n, who = facts.total.n, ""
-    if facts.unscored:
-        who = "-stated" if facts.settled else "-reported"
+    n = facts.total.n
+    if not facts.unscored:
+        if number < n:
+            return words("headline.some", number=number, n=n)
+        return words("headline.both") if n == 2 else words("headline.all", n=n)
     if number < n:
-        return words(f"headline.some{who}", number=number, n=n)
+        return words(
+            "headline.some-stated" if facts.settled else "headline.some-reported", number=number, n=n
+        )
     if n == 2:
-        return words(f"headline.both{who}")
-    return words(f"headline.all{who}", n=n)
+        return words("headline.both-stated" if facts.settled else "headline.both-reported")
+    return words("headline.all-stated" if facts.settled else "headline.all-reported", n=n)
 
 
 def lede(facts: Facts) -> list[str]:
@@ -246,14 +251,17 @@ def away(facts: Facts) -> list[str]:
     """Return who missed rounds, and what that cost."""
     said = []
     for one in facts.absences:
-        client, rounds, kind = one.client, tuple(one.rounds), "-settled" if facts.settled else ""
+        client, rounds = one.client, tuple(one.rounds)
         if one.at_own_mean is None:
-            no_score = words("said.no-score")
-            said.append(words(f"course.missed-all{kind}", client=client, rounds=rounds, no_score=no_score))
+            code = "course.missed-all-settled" if facts.settled else "course.missed-all"
+            said.append(words(code, client=client, rounds=rounds, no_score=words("said.no-score")))
             continue
-        code = "course.missed-zero" if facts.source.missing == "zero" else "course.missed-own-mean"
         own = signed(one.at_own_mean, facts.digits)
-        said.append(words(f"{code}{kind}", client=client, rounds=rounds, own=own))
+        if facts.source.missing == "zero":
+            counts = "course.missed-zero-settled" if facts.settled else "course.missed-zero"
+        else:
+            counts = "course.missed-own-mean-settled" if facts.settled else "course.missed-own-mean"
+        said.append(words(counts, client=client, rounds=rounds, own=own))
     return said or [words("course.nobody-missed")]
 
 
@@ -579,8 +587,9 @@ def provenance(facts: Facts) -> list[tuple[str, str, bool]]:
     if slices == 1:
         samples = words("origin.one-slice", size=size, classes=classes)
     if settled := int(pool.get("settled", 0)):
-        code = "origin.all-settled" if settled == size else "origin.settled"
-        samples = words(code, size=size, classes=classes, settled=settled)
+        samples = words("origin.settled", size=size, classes=classes, settled=settled)
+        if settled == size:
+            samples = words("origin.all-settled", size=size, classes=classes)
     version = words("origin.version", version=book.run["version"], engine=book.run["engine"])
     return [
         ("fedmerit", version, False),
