@@ -696,9 +696,10 @@ def test_the_settlement_of_a_long_run_fits_its_messages(tmp_path):
         arrays = opened.arrays if kind == "open" else {}
         parcel = Ask(kind, federation.run_id, 2, body, arrays).pack(lambda message: b"s" * 64)
         assert Ask.unpack(parcel, len(names))[0].body.keys() == body.keys()
+    large = {**settle.body, "settled": bytes(messages.SETTLEMENT_BYTES)}
+    parcel = Ask("settle", federation.run_id, 2, large).pack(lambda message: b"s" * 64)
     with pytest.raises(MessageError):
-        large = {**settle.body, "settled": bytes(messages.SETTLEMENT_BYTES)}
-        Ask.unpack(Ask("settle", federation.run_id, 2, large).pack(lambda message: b"s" * 64), 300)
+        Ask.unpack(parcel, 300)
 
 
 def test_a_replayed_statement_of_another_run_is_refused(tmp_path):

@@ -19,7 +19,6 @@ import numpy.typing as npt
 from fedmerit.errors import FedmeritError, MessageError, SettlementError
 from fedmerit.identity import canonical
 from fedmerit.protocol.direction import (
-    MOST,
     Direction,
     Entry,
     Gradient,
@@ -38,6 +37,7 @@ from fedmerit.protocol.messages import Ask, Parcel, parsed, slice_arrays, unpack
 from fedmerit.protocol.outcome import Model, model_hash, moved, sum_hash
 from fedmerit.protocol.pool import Slice
 from fedmerit.protocol.settlement import (
+    ALL,
     Settled,
     Statement,
     agreement,
@@ -46,7 +46,7 @@ from fedmerit.protocol.settlement import (
 )
 from fedmerit.protocol.settler import ask_names
 from fedmerit.protocol.terms import scheduled_encoding
-from fedmerit.secagg.quantise import Encoding, Words
+from fedmerit.secagg.quantise import Encoding, Words, largest_stated
 
 if TYPE_CHECKING:
     from fedmerit.protocol.coordinator import Coordinator
@@ -368,8 +368,8 @@ class Clearing:
             case [bytes(text), bytes(signature)]:
                 body = parsed(text, "state")
                 statement = Statement.from_body(name, body, manifest, detail=config.settlement.detail)
-                if config.settlement.naming:
-                    self._refuse_beyond(statement)
+                if config.word_bytes == 6:
+                    self._refuse_beyond(manifest, statement)
                 before = self.statements.get(name)
                 if before is not None and before[0].body(recorder.run) != body:
                     raise MessageError("has stated something else before", stage="state", member=name)
@@ -379,19 +379,18 @@ class Clearing:
                 return
         raise MessageError("not a statement", stage="state", member=name)
 
-    def _refuse_beyond(self, statement: Statement) -> None:
+    def _refuse_beyond(self, manifest: Manifest, statement: Statement) -> None:
         """Raise for a number that masks cannot prove: no honest member states one."""
-        most = MOST * (1 if self.coordinator.config.settlement.detail == "rounds" else self._summed())
+        entries = [one for one in manifest.rounds if statement.member in one.participants]
+        most = {str(one.round): largest_stated(len(one.participants)) for one in entries}
+        most[ALL] = sum(most.values())
         for key, value in statement.rounds.items():
-            if abs(value) >= most:
+            if abs(value) > most[key]:
                 raise MessageError(
-                    f"states {value} for {key}, beyond what 47 bits hold",
+                    f"states {value} for {key}, and masks can prove at most {most[key]}",
                     stage="state",
                     member=statement.member,
                 )
-
-    def _summed(self) -> int:
-        return sum(not one.aborted for one in self.coordinator.recorder.rounds)
 
     def late(self, name: str, answer: bytes) -> Settled:
         """Take a statement that came after the others, and record what the settlement comes to now."""
@@ -400,8 +399,6 @@ class Clearing:
             raise SettlementError("the settlement is closed", code="closed", member=name)
         self.take(manifest, name, answer)
         settled = self._named(self.settled(manifest, last["closes"]))
-        if any(not one.holds and not settled.named.get(one.round or 0) for one in settled.equations):
-            settled = replace(settled, final=False)  # somebody lied, and members who could prove it are away
         self.coordinator.recorder.state("settled", settled.body())
         return settled
 
