@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import fedmerit.flower
 from fedmerit.cli import app as commands
-from fedmerit.errors import ConfigError, NoGradient, ReportError
+from fedmerit.errors import ConfigError, NoGradient, ReportError, RunAborted
 from fedmerit.flower.client import Secured, place_of
 from fedmerit.flower.codec import Samples, Shape, slope_of, take
 from fedmerit.flower.late import close
@@ -83,6 +83,39 @@ def test_a_member_who_is_back_while_the_server_waits_is_asked(home):
     assert settled.body["missing"] == []
     assert settled.body["final"]
     assert "settlement: 2 of 2 equations hold" in list(verify_folder(home / "run"))
+
+
+def test_a_run_that_is_given_up_with_too_few_members_keeps_its_pool_shut(home):
+    grid = grid_of(home)
+
+    def before(node, message):
+        ask = Ask.unpack(take(message.content))[0]
+        if ask.round == 2 and node in (NODES["client-1"], NODES["client-2"]):
+            grid.dead.add(node)
+
+    grid.before = before
+    with pytest.raises(RunAborted):
+        run(home, grid, method="settled", rounds=6, join=0.3)
+    lines = list(verify_folder(home / "run"))
+    assert "settlement: none; it ended early, and too few members signed which round was the last" in lines
+    assert records(home / "run", "opening") == []
+
+
+def test_a_run_that_is_given_up_is_settled_with_who_signs_that_it_is_over(home):
+    grid = grid_of(home)
+
+    def before(node, message):
+        ask = Ask.unpack(take(message.content))[0]
+        if ask.exchange == "share" and ask.round > 1:
+            grid.dead.add(NODES["client-2"])
+        if ask.exchange == "last":
+            grid.dead.clear()
+
+    grid.before = before
+    with pytest.raises(RunAborted):
+        run(home, grid, method="settled", rounds=6, join=0.3, threshold=4)
+    assert {record.author for record in records(home / "run", "last")} == set(NODES)
+    assert "settlement: 1 of 1 equations hold" in list(verify_folder(home / "run"))
 
 
 class Liar(Secured):

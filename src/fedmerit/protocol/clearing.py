@@ -113,14 +113,14 @@ class Clearing:
     def run(self, present: Sequence[str]) -> Settled | None:
         """Settle the run with the members who are present; return None if it cannot be settled."""
         recorder = self.coordinator.recorder
-        last = self._last(present)
         try:
+            last = self._last(present)
             manifest = self._opening() or self._made()
         except SettlementError as error:
             self.coordinator.note(f"the run is not settled: {error}")
             recorder.state("unsettled", {"settlement": None, "why": error.code})
             return None
-        opened = self._directions(manifest, present, last)
+        opened = self._directions(manifest, list(dict.fromkeys((*present, *last))), last)
         while back := self._back(name for name in ask_names(manifest) if name not in self.agreed):
             opened += self._directions(manifest, back, last)
         if not self._enough(manifest):
@@ -233,15 +233,28 @@ class Clearing:
     # --------------------------------------------------------------------------------------------- exchanges
 
     def _last(self, present: Sequence[str]) -> dict[str, bytes]:
-        """Return t signatures on the last round, if the run ends before all rounds that were agreed on."""
-        recorder = self.coordinator.recorder
+        """Return t signatures on the last round, if the run ends before all rounds that were agreed on.
+
+        Raises:
+            SettlementError: fewer members signed. The pool stays shut then.
+        """
+        recorder, config = self.coordinator.recorder, self.coordinator.config
         number = len(recorder.rounds)
-        if number >= self.coordinator.config.training.rounds:
+        if number >= config.training.rounds:
             return {}
-        body, signed = last_round(recorder.run, number), {}
-        for name, signature in self.coordinator.exchange("last", number, present, {}):
-            if recorder.said(name, "last", body, signature):
-                signed[name] = signature
+        body, signed, asked = last_round(recorder.run, number), dict[str, bytes](), list(present)
+        while asked:
+            for name, signature in self.coordinator.exchange("last", number, asked, {}):
+                if recorder.said(name, "last", body, signature):
+                    signed[name] = signature
+            few = len(signed) < config.threshold
+            asked = [*self._back(name for name in config.clients if name not in signed)] if few else []
+        if len(signed) < config.threshold:
+            raise SettlementError(
+                f"{len(signed)} members signed that round {number} is the last one, {config.threshold} are "
+                "needed",
+                code="not-last",
+            )
         return signed
 
     def _opening_ask(self, manifest: Manifest, last: Mapping[str, bytes]) -> Parcel:
