@@ -108,6 +108,7 @@ def federation(folder: Path, images: int) -> tuple[Clock, dict[str, list[float]]
         roster=folder / "roster.toml",
         test=test,
         value=value,
+        method="reports",
         folder=folder / "run",
     )
     strategy.start(grid=grid, initial_arrays=first, num_rounds=ROUNDS)

@@ -20,6 +20,7 @@ SCRIPTS = (
     ["round.py"],
     ["flower.py"],
     ["growth.py"],
+    ["settlement.py"],
     ["coalitions.py", "--synthetic", "--quick"],
 )
 

@@ -838,6 +838,15 @@ def test_the_demo_replaces_its_own_run_and_nobody_elses(fedmerit, run_folder, tm
         assert "Harbour" in out
         assert "rehearsal: " in out
         assert f"next: fedmerit rewards {tmp_path / 'demo'} --budget 10000.00" in out
+        told = [line for line in out.splitlines() if line.startswith("settlement: ")]
+        assert told == [
+            "settlement: 1 of 1 equations hold",
+            "settlement: 0 of 1 equations hold",
+            "settlement: in round 1 Elm stated a false number (proved by the masks of that round)",
+        ]
+    from fedmerit.cli.run import is_demo
+
+    assert is_demo(tmp_path / "demo-liar")
 
 
 def test_a_plan_says_what_a_run_will_cost(fedmerit, tmp_path):

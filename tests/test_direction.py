@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 import fedmerit as fm
 from fedmerit.errors import InputError, NoGradient, ReportError
-from fedmerit.simulation.direction import deal, direction, missing_gradient
+from fedmerit.protocol.direction import deal
+from fedmerit.simulation.direction import direction, missing_gradient
 from fedmerit.simulation.models import build, load_vector, state, to_vector
 from fedmerit.simulation.utilities import UTILITIES, evaluate, resolve
 from networks import module_of, network
@@ -212,23 +213,26 @@ def test_a_block_has_the_gradient_of_its_own_samples():
     x, y = pool(20)
     m0, m = moved(model)
     found = direction(model, m0, m, x, y, "expected-accuracy", blocks=3, seed=4, tolerance=np.inf)
-    order, sizes, _ = deal(y, 3, 4)
-    own = order[sizes[0] : sizes[0] + sizes[1]]
+    dealt, _ = deal(y, 3, 4)
+    own = dealt[1]
     alone = direction(model, m0, m, x[own], y[own], "expected-accuracy", blocks=1, tolerance=np.inf)
     np.testing.assert_allclose(found.blocks[1].cpu(), alone.blocks[0].cpu(), rtol=1e-3, atol=1e-7)
+    given = direction(model, m0, m, x, y, "expected-accuracy", blocks=dealt, tolerance=np.inf)
+    assert torch.equal(given.blocks, found.blocks)
+    with pytest.raises(InputError, match="the positions of all 20 samples, each once"):
+        direction(model, m0, m, x, y, "expected-accuracy", blocks=[*dealt[:2], dealt[0]])
 
 
 def test_samples_are_dealt_by_class_or_at_random():
     y = np.repeat([0, 1, 2], [17, 5, 10])
-    order, sizes, stratified = deal(y, 4, seed=1)
-    assert stratified
-    assert sorted(order) == list(range(32))
-    assert sizes == (8, 8, 8, 8)
-    dealt = [np.bincount(y[part], minlength=3) for part in np.split(order, np.cumsum(sizes)[:-1])]
+    blocks, by_class = deal(y, 4, seed=1)
+    assert by_class
+    assert sorted(np.concatenate(blocks)) == list(range(32))
+    assert [len(block) for block in blocks] == [8, 8, 8, 8]
+    dealt = [np.bincount(y[block], minlength=3) for block in blocks]
     assert np.ptp(dealt, axis=0).max() <= 1
-    assert not np.array_equal(order, deal(y, 4, seed=2)[0])
-    assert np.array_equal(order, deal(torch.as_tensor(y), 4, seed=1)[0])
-    assert deal(y.astype(float), 4)[2] is False
+    assert not np.array_equal(blocks, deal(y, 4, seed=2)[0])
+    assert deal(y.astype(float), 4)[1] is False
     for wrong in (0, 33, 1.5, True):
         with pytest.raises(InputError, match="blocks must be a whole number from 1 to the 32 test samples"):
             deal(y, wrong)

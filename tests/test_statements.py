@@ -8,7 +8,7 @@ import pytest
 from fedmerit.config import from_dict
 from fedmerit.ledger.decisions import Terms, decide
 from fedmerit.report.facts import Facts
-from fedmerit.report.source import Book, Source
+from fedmerit.report.source import LedgerFacts, Source
 from fedmerit.report.statement import as_markdown
 from fedmerit.scoring.types import Reports
 from fedmerit.scoring.uncertainty import compare_pairs
@@ -53,7 +53,7 @@ def decided(rounds, terms):
     """The facts of a decision that rests on these rounds."""
     decision = decide([SimpleNamespace(to_reports=lambda _, one=one: one) for one in rounds], terms)
     settings = {**from_dict({}).as_dict(), "training": {"rounds": len(rounds)}}
-    book = Book({}, {}, (), (decision,), "0" * 64, 1)
+    book = LedgerFacts({}, {}, (), (decision,), "0" * 64, 1)
     source = Source(tuple(rounds), rounds[0].clients, terms.missing, settings=settings, book=book)
     return Facts(source, score=terms.score)
 

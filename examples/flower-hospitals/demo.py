@@ -1,8 +1,9 @@
 """Five hospitals on one machine as five machines would be: `make demo-flower`.
 
 A SuperLink and five SuperNodes start on 127.0.0.1 with TLS and node authentication. Harbour's labels are
-mostly noise; Dale's machine dies in round 3 (kill -9), its masked update sent. Out come scores with
-intervals, a statement in cents, and a check of the ledger by another member.
+mostly noise; Dale's machine dies in round 3 (kill -9), its masked update sent. After the last round everybody
+who is there states its part in the gain; Dale, whose machine is repaired later, hands its statement in by
+hand. Out come scores with intervals, a statement in cents, and a check of the ledger by another member.
 """
 
 import argparse
@@ -25,6 +26,8 @@ from loopback import Loopback, Submission  # noqa: E402
 
 VICTIM, VERIFIER = "Dale", "Bridge"
 DIES_IN_ROUND = 3
+WAIT = 60.0
+"""Seconds for which the server waits at the settlement for who is away."""
 BUDGET = "10000.00"
 THREADS = {"OMP_NUM_THREADS": "1"}
 
@@ -49,9 +52,10 @@ def main() -> None:
     with Loopback(folder, members, THREADS) as federation:
         say(f"connected after {time.monotonic() - began:.0f} s; `flwr run`")
         config = {"roster": str(roster), "server-key": str(server_key(folder)), "out": str(folder / "run")}
-        run = federation.submit(HERE, config)
+        run = federation.submit(HERE, {**config, "join": WAIT})
         follow(federation, run)
     say(f"done after {time.monotonic() - began:.0f} s")
+    state_later(folder, roster)
     fedmerit("score", folder / "run")
     fedmerit("rewards", folder / "run", "--budget", BUDGET)
     verify_copy(folder, roster)
@@ -98,6 +102,15 @@ def follow(federation: Loopback, run: Submission) -> None:
         raise FedmeritError(f"{VICTIM} was to die in round {DIES_IN_ROUND}, but the run was over before")
 
 
+def state_later(folder: Path, roster: Path) -> None:
+    """What a hospital does that was away at the settlement: it states by hand, and the server adds that."""
+    messages, statement = folder / "run" / "archive" / "messages", folder / "members" / VICTIM / "stated.json"
+    say(f"{VICTIM}'s machine is repaired: its disk still holds what it sent, so it can state its part")
+    options = ("--messages", messages, "--gradient", "hospitals.task:gradient", "--roster", roster)
+    fedmerit("member", "state", key_of(folder, VICTIM), *options, "--out", statement)
+    fedmerit("settle", "add", folder / "run", statement)
+
+
 def verify_copy(folder: Path, roster: Path) -> None:
     """What another member does: without its roster it would take the ledger's word for everybody's keys."""
     copy = folder / "members" / VERIFIER / "run"
@@ -110,7 +123,7 @@ def fedmerit(*arguments: object) -> None:
     """Run a command of fedmerit, shown as it is typed."""
     print(f"\n$ fedmerit {' '.join(map(str, arguments))}", flush=True)
     program = Path(sys.executable).parent / "fedmerit"
-    subprocess.run([program, *map(str, arguments)], check=True)
+    subprocess.run([program, *map(str, arguments)], check=True, cwd=HERE)
 
 
 def say(line: str) -> None:

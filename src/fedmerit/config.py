@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib
 import json
 import math
+import os
 import re
+import sys
 import tomllib
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -359,6 +362,22 @@ def recorded_hash(text: str) -> str:
     now = recorded(text).as_dict()
     values = {section: {key: now[section][key] for key in part} for section, part in _defaults(1).items()}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def load_object(name: str, setting: str) -> Callable[..., Any]:
+    """Return the callable ``module:attribute``, from the current folder or ``sys.path``."""
+    module, _, attribute = name.partition(":")
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError.at(setting, f"cannot load {name!r}: {error}") from error
+    finally:
+        sys.path.remove(here)
+    if not callable(found):
+        raise ConfigError.at(setting, f"{name!r} is not callable")
+    return found  # type: ignore[no-any-return]
 
 
 def as_toml(settings: Mapping[str, Mapping[str, Any]]) -> str:

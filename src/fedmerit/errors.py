@@ -13,7 +13,8 @@
     ├── NeedsTable              the value needs every coalition, which secure aggregation never yields
     ├── UndefinedScore          the score does not exist for these reports, and fedmerit does not guess
     ├── UndefinedShares         these scores must not be turned into money
-    │   └── DoubtfulShares      the reports behind them contradict themselves
+    │   ├── DoubtfulShares      the reports behind them contradict themselves
+    │   └── UnsettledShares     the run is not settled, or statements can still come
     ├── ProtocolError           secure aggregation or a round: names stage and member
     │   ├── MessageError        bytes that are not a message of this protocol
     │   │   └── VersionError    a message of another version of the protocol
@@ -115,6 +116,14 @@ class DoubtfulShares(UndefinedShares):
     def __init__(self, message: str, codes: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.codes = codes
+
+
+class UnsettledShares(UndefinedShares):
+    """Members are paid by settled scores, and there are none, or they may change; ``code`` says which."""
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class ProtocolError(FedmeritError):

@@ -13,21 +13,20 @@ from typing import Any, TypeVar
 from fedmerit.config import Config, of_folder
 from fedmerit.errors import CopyDiffers, KeyFileError, LedgerError, StoreError
 from fedmerit.identity import SERVER, Member, Roster, read_roster
+from fedmerit.ledger.account import Account, account_of, accounts_of
 from fedmerit.ledger.chain import Copy, Ledger, Record, Records, verify_chain
 from fedmerit.ledger.decisions import (
     Decision,
     OwnPart,
-    RunPart,
     Terms,
     decide,
     decisions_of,
-    joined,
     money,
     own_parts,
-    part_of,
 )
 from fedmerit.ledger.forms import check_forms, check_rounds
 from fedmerit.ledger.head_log import check_head, check_kept, places_of, signed_heads, told
+from fedmerit.ledger.joined_runs import RunPart, joined, part_of
 from fedmerit.ledger.records import (
     Journal,
     Sign,
@@ -42,7 +41,7 @@ from fedmerit.ledger.records import (
     run_and_config,
     unreported,
 )
-from fedmerit.ledger.settled import settlement_of
+from fedmerit.ledger.settled import final, settlement_of
 from fedmerit.notes import Note, planted, words
 from fedmerit.protocol.direction import Gradient
 from fedmerit.protocol.outcome import Round
@@ -53,18 +52,15 @@ from fedmerit.scoring.files import LEDGER
 from fedmerit.storage.archive import FolderArchive, check_archive
 from fedmerit.storage.run_folder import (
     Folder,
-    about_scores,
     check_checkpoints,
     check_config,
-    check_scores,
     head_of,
     held,
     leftovers,
-    read_scores,
     scored_in,
     snapshot,
-    write_scores,
 )
+from fedmerit.storage.score_files import about_scores, check_scores, read_scores, write_scores
 
 # ---------------------------------------------------------------------------------------------------- keys
 
@@ -177,14 +173,15 @@ def renew(path: Path) -> str:
 def _renewed(path: Path) -> str:
     config = of_folder(path)
     files, ledger = read_scores(path), snapshot(path / LEDGER)
-    if not check_scores(path, files, rounds_of(ledger), config):
+    rounds = rounds_of(ledger)
+    if not check_scores(path, files, rounds, config, accounts_of(ledger, rounds, config)):
         return ""
     with Folder(path, config, resume=True) as folder:
         for _ in verify_folder(path):
             pass
         rounds = rounds_of(folder.ledger)
-        files = read_scores(path)
-        late = check_scores(path, files, rounds, config)
+        files, accounts = read_scores(path), accounts_of(folder.ledger, rounds, config)
+        late = check_scores(path, files, rounds, config, accounts)
         if not late:
             return ""
         if config.scoring.truth:
@@ -192,12 +189,14 @@ def _renewed(path: Path) -> str:
                 f"{path / 'scores.json'}: older than the ledger, and holds ground truth, which the ledger "
                 "does not: `fedmerit run --resume` writes it again"
             )
-        write_scores(path, rounds, config)
+        write_scores(path, rounds, config, accounts[-1] if accounts else None)
     names, were = " and ".join(late), "was" if len(late) == 1 else "were"
     older = [count for name, count in late.items() if files[name] is not None]
     if not older:
         return f"wrote {names} again, which {were} missing"
     behind = f"{max(older)} round{'' if max(older) == 1 else 's'} older than the ledger"
+    if not max(older):
+        behind = "older than the settlement in the ledger"
     return f"wrote {names} again, which {were} {'' if len(older) == len(late) else 'missing or '}{behind}"
 
 
@@ -260,7 +259,8 @@ def verify_folder(
             lines.extend(checked.archived(archive, gradient))
             check_config(path, checked.config)
             lines.extend(check_checkpoints(path, checked.rounds))
-            late = check_scores(path, files, checked.rounds, checked.config)
+            accounts = accounts_of(book, checked.rounds, checked.config)
+            late = check_scores(path, files, checked.rounds, checked.config, accounts)
         except LedgerError as error:
             if head_of(ledger) == read:
                 yield from lines
@@ -611,16 +611,18 @@ def record_decision(path: Path, terms: Terms, after: Sequence[Path] = ()) -> tup
     with Folder(path, config, resume=True) as folder:
         whole = joined([*earlier, part_of(folder.ledger)])
         before = decisions_of(folder.ledger, rounds_of(folder.ledger), config.scoring, earlier)
-        found = doubts(scored_in(whole, terms.utility), game=config.scoring.game)
-        check_payable(found, terms.rule, despite=terms.despite_doubts)
-        made = decide(whole, terms, before, game=config.scoring.game, after=earlier)
+        if terms.score != "PHI":
+            found = doubts(scored_in(whole, terms.utility), game=config.scoring.game)
+            check_payable(found, terms.rule, despite=terms.despite_doubts)
+        journal = Journal(folder.ledger, _signer(path, folder.ledger))
+        account = _closed(folder.ledger, journal, config) if terms.score == "PHI" else None
+        made = decide(whole, terms, before, game=config.scoring.game, after=earlier, account=account)
         if before and (before[-1].terms, before[-1].rounds, before[-1].after) == (
             terms,
             made.rounds,
             made.after,
         ):
             return before[-1], False
-        journal = Journal(folder.ledger, _signer(path, folder.ledger))
         place = 0
         with folder.ledger.transaction():
             for kind, body in made.records(config.scoring):
@@ -629,12 +631,37 @@ def record_decision(path: Path, terms: Terms, after: Sequence[Path] = ()) -> tup
         return Decision(**{**vars(made), "record": place}), True
 
 
+def _closed(ledger: Ledger, journal: Journal, config: Config) -> Account | None:
+    """Return the account of a run, closed for good if the window for statements is over.
+
+    Raises:
+        UnsettledShares: statements can still come.
+    """
+    account = account_of(ledger, rounds_of(ledger), config)
+    if account is None or account.final:
+        return account
+    account.check_final()
+    book = settlement_of(ledger, rounds_of(ledger), config)
+    assert book is not None
+    assert book.settled is not None
+    with ledger.transaction():
+        journal.write(SERVER, "settled", final(book.settled).body())
+    return account_of(ledger, rounds_of(ledger), config)
+
+
 def read_run(path: Path, after: Sequence[Path] = ()) -> tuple[list[Round], list[Decision], str]:
     """Return the rounds, decisions and head of a run that has been verified; ``after`` as above."""
     config, earlier = of_folder(path), [part_of(snapshot(one / LEDGER)) for one in after]
     with Ledger(path / LEDGER, read_only=True) as ledger:
         decisions = decisions_of(ledger, rounds_of(ledger), config.scoring, earlier)
         return list(joined([*earlier, part_of(ledger)])), decisions, ledger.head
+
+
+def read_accounts(path: Path, after: Sequence[Path] = ()) -> list[Account]:
+    """Return the accounts of a settled run and those before it; empty unless all of them are settled."""
+    found = [part_of(snapshot(one / LEDGER)).account for one in (*after, path)]
+    settled = [one for one in found if one is not None]
+    return settled if len(settled) == len(found) else []
 
 
 def _signer(path: Path, ledger: Ledger) -> Sign:

@@ -28,6 +28,7 @@ class Scenario:
         threshold: members needed to finish; 0 for floor(2/3 of all members) + 1.
         reveal: one test slice for all rounds (fixed) or a fresh one each (per-round).
         visibility: of the records: all, or coordinator.
+        method: reports, settled, or both.
     """
 
     members: int = 4
@@ -40,6 +41,12 @@ class Scenario:
     threshold: int = 0
     reveal: str = "fixed"
     visibility: str = "all"
+    method: str = "reports"
+
+    @property
+    def shown(self) -> str:
+        """When the test pool is shown."""
+        return "end" if self.method == "settled" else self.reveal
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -156,6 +163,9 @@ SCENARIOS = {
     "one-beyond-and-all-needed": Scenario(rounds=1, threshold=4, beyond=(1,)),
     "bad-shares": Scenario(members=7, rounds=3, bad=((1, 1, 2), (4, 2, 0)), lost=((5, 1, "check"),)),
     "bad-shares-to-many": Scenario(bad=((1, 1, 0), (1, 1, 2))),
+    "settled": Scenario(method="settled", lost=((1, 1, "report"), (3, 2, "check"))),
+    "settled-secretly": Scenario(method="settled", weights="secret", visibility="coordinator"),
+    "settled-and-reported": Scenario(method="both", lost=((2, 2, "masked"),), reveal="per-round"),
     "one-away": Scenario(away=((3, 1), (0, 2))),
     "too-few-scheduled": Scenario(away=((0, 1), (1, 1))),
 }

@@ -24,7 +24,9 @@ PINNED, for every scenario and every way:
 8.  One task has the same reports, bit for bit, over `local` and `grid`, and pays the same cents. In one
     process ``scores.json`` is the same with masks and without.
 9.  Where the coordinator alone sees all, every member's copy verifies, and shows nobody else's report.
-10. Money: a decision divides the budget to the cent, verifies, and is written once; a run without any
+10. In a settled run the pool is shown after the last round. Everybody who was summed states, and every
+    equation holds; over `local` and `grid` scores are the same but for the rounding of directions.
+11. Money: a decision divides the budget to the cent, verifies, and is written once; a run without any
     score pays nobody.
 
 NOT PINNED, since ways differ. ``round`` records of `local` hold ``members_checkpoint`` and ``totals_on``,
@@ -53,6 +55,7 @@ from fedmerit.identity import number
 from fedmerit.ledger.chain import Ledger, exported
 from fedmerit.ledger.decisions import Terms
 from fedmerit.ledger.records import sees
+from fedmerit.ledger.settled import settlement_of
 from fedmerit.protocol.outcome import model_hash
 from fedmerit.verify import read_run, record_decision, verify_copy, verify_folder
 from linear_federation import dealing_badly
@@ -120,7 +123,7 @@ def hold(scenario: Scenario, found: Ran) -> None:
     """Everything that holds of any run."""
     it_verifies(scenario, found)
     everybody_is_where_expected(scenario, found)
-    an_aborted_round_leaves_the_model(found)
+    an_aborted_round_leaves_the_model(scenario, found)
     the_ledger_gives_no_reason(found)
     reports_are_bound_to_one_outcome(found)
     heads_are_on_the_chain(scenario, found)
@@ -128,6 +131,7 @@ def hold(scenario: Scenario, found: Ran) -> None:
     slices_are_revealed_as_agreed(scenario, found)
     weights_are_those_of_who_is_summed(scenario, found)
     the_model_is_the_weighted_mean(scenario, found)
+    statements_add_up(scenario, found)
 
 
 def it_verifies(scenario, found):
@@ -152,11 +156,12 @@ def everybody_is_where_expected(scenario, found):
     assert found.given_up is False or all(one.aborted for one in rounds)
 
 
-def an_aborted_round_leaves_the_model(found):
+def an_aborted_round_leaves_the_model(scenario, found):
     rounds, before = found.rounds, found.records[0].body["m0"]
+    settled = scenario.method == "settled"
     for one in rounds:
         assert (one.body["m"] == before) is bool(one.aborted)
-        assert (one.body["slice"] is None) is bool(one.aborted)
+        assert (one.body["slice"] is None) is (bool(one.aborted) or settled)
         before = one.body["m"]
     (end,) = [record.body for record in found.records if record.kind == "end"]
     assert end == {"rounds": len(rounds), "model": before}
@@ -166,7 +171,8 @@ def the_ledger_gives_no_reason(found):
     """The record at the end of a round says who declined, and has no more to say than that of any round."""
     bodies = [record.body for record in found.records if record.kind == "round"]
     assert len({frozenset(body) - {"phi"} for body in bodies}) == 1  # a round without a sum has no PHI
-    said = json.dumps([dict(record.body) for record in found.records if record.kind not in ("run", "join")])
+    plain = [record for record in found.records if record.kind not in ("run", "join", "opening")]
+    said = json.dumps([dict(record.body) for record in plain])
     assert not re.search("beyond|withdrew|coordinates|largest|finite", said)
     assert all(not one.aborted or "declined" not in one.aborted for one in found.rounds)
 
@@ -236,6 +242,23 @@ def the_model_is_the_weighted_mean(scenario, found):
         assert (np.abs(m.astype(float) - m0 - mean) <= most).all()
 
 
+def statements_add_up(scenario, found):
+    """Everybody who was summed states, also who was lost in the last round; every equation holds."""
+    kinds = [record.kind for record in found.records]
+    if scenario.method == "reports":
+        assert not {"opening", "statement", "settled"} & {*kinds}
+        return
+    summed = {name for one in found.rounds for name in one.included}
+    assert {record.author for record in found.records if record.kind == "statement"} == summed
+    (settled,) = [record.body for record in found.records if record.kind == "settled"]
+    closed = [one.number for one in found.rounds if not one.aborted]
+    assert [(one["round"], one["holds"]) for one in settled["rounds"]] == [(n, True) for n in closed]
+    assert (settled["missing"], settled["named"], settled["final"]) == ([], [], True)
+    assert kinds.index("opening") > max(place for place, kind in enumerate(kinds) if kind == "round")
+    (opening,) = [record.body["manifest"] for record in found.records if record.kind == "opening"]
+    assert opening["pool"] not in {one.body["slice"] for one in found.rounds}
+
+
 # ------------------------------------------------------------------------------------------- anything happens
 
 LOSSES = st.dictionaries(st.tuples(st.integers(0, 4), st.integers(1, 2)), st.sampled_from(STAGES), max_size=5)
@@ -277,6 +300,19 @@ def test_over_a_grid_the_reports_are_those_of_the_engine_in_one_process(ran, sce
     assert [one.body["m"] for one in here.rounds] == [one.body["m"] for one in there.rounds]
     assert used(here) == used(there)
     assert any(said(here))
+
+
+@pytest.mark.parametrize("scenario", [name for name in SAME if SCENARIOS[name].method != "reports"])
+def test_over_a_grid_settled_scores_are_those_of_the_engine_in_one_process(ran, scenario):
+    here, there = (phi(ran(way, SCENARIOS[scenario]), SCENARIOS[scenario]) for way in ("local", "grid"))
+    assert np.abs(here - there).max() <= 1e-3 * np.abs(here).max()
+
+
+def phi(found: Ran, scenario: Scenario) -> np.ndarray:
+    """What everybody's statements come to over the run."""
+    with Ledger(found.folder / "ledger.sqlite", read_only=True) as ledger:
+        book = settlement_of(ledger, found.rounds, of_folder(found.folder))
+    return book.settled.scores(scenario.names).values
 
 
 def used(found: Ran):

@@ -109,9 +109,9 @@ class Linear:
             samples=scenario.samples,
             weights=scenario.roster if scenario.weights == "roster" else None,
             settings={
-                "data": {"test_reveal": scenario.reveal},
+                "data": {"test_reveal": scenario.shown},
                 "training": {"weights": scenario.weights},
-                "scoring": {"visibility": scenario.visibility},
+                "scoring": {"visibility": scenario.visibility, "method": scenario.method},
                 "secure_aggregation": {"threshold": scenario.threshold},
             },
         ).run()
@@ -135,7 +135,7 @@ def settings_of(scenario: Scenario, *, masks: bool = True) -> Config:
     sizes = list(scenario.samples.values())
     return from_dict(
         {
-            "data": {"test_size": 50 * scenario.rounds, "test_reveal": scenario.reveal},
+            "data": {"test_size": 50 * scenario.rounds, "test_reveal": scenario.shown},
             "partition": {"clients": scenario.members, "scheme": "sizes", "sizes": sizes},
             "model": {"name": "network:tiny"},
             "training": training,
@@ -143,7 +143,7 @@ def settings_of(scenario: Scenario, *, masks: bool = True) -> Config:
                 "away": away,
                 "lost": {name_of(i): f"{number}:{stage}" for i, number, stage in scenario.lost},
             },
-            "scoring": {"visibility": scenario.visibility},
+            "scoring": {"visibility": scenario.visibility, "method": scenario.method},
             "secure_aggregation": {
                 "enabled": masks,
                 "threshold": scenario.threshold,
@@ -191,14 +191,16 @@ class InProcessGrid:
         strategy = fedmerit.flower.Contributions(
             task.strategy(),
             roster=home / "roster.toml",
+            method=scenario.method,
             test=task.federation.pool,
             value=task.value,
+            gradient=task.gradient,
             folder=task.ran.folder,
             utilities=config.scoring.utilities,
             weights=scenario.weights,
             bound=config.secure_aggregation.bound,
             threshold=scenario.threshold or None,
-            reveal=scenario.reveal,
+            reveal=scenario.shown,
             visibility=scenario.visibility,
             join=0.5,
             page=False,
@@ -263,6 +265,12 @@ class FlowerTask:
         network.load_state_dict(arrays.to_torch_state_dict())
         return evaluate(network, test.x, test.y, self.federation.config.scoring.utilities)
 
+    def gradient(self, arrays, test):
+        from fedmerit.flower import torch_scoring
+
+        utilities = self.federation.config.scoring.utilities
+        return torch_scoring(lambda: self.federation.network, utilities).gradient(arrays, test)
+
     def client(self, name):
         from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
         from flwr.clientapp import ClientApp
@@ -271,7 +279,7 @@ class FlowerTask:
         from fedmerit.simulation.setup import seed_for
         from fedmerit.simulation.training import train
 
-        app = fedmerit.flower.secure(ClientApp(), value=self.value, seed=0)
+        app = fedmerit.flower.secure(ClientApp(), value=self.value, gradient=self.gradient, seed=0)
         network, config = self.federation.network, self.federation.config
         data = next(client for client in self.federation.clients if client.name == name)
 

@@ -14,7 +14,8 @@ from fedmerit.errors import DoesNotFollow, FedmeritError, LedgerError, Undefined
 from fedmerit.identity import SERVER, Roster, content, load_key
 from fedmerit.keys import Change
 from fedmerit.ledger.chain import Ledger, exported
-from fedmerit.ledger.decisions import Terms, joined, part_of
+from fedmerit.ledger.decisions import Terms
+from fedmerit.ledger.joined_runs import joined, part_of
 from fedmerit.ledger.records import rounds_of, sees
 from fedmerit.notes import code_of
 from fedmerit.report.page.html import page

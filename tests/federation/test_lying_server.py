@@ -51,7 +51,7 @@ def over(federation):
         ("report", lambda b: b.update(sum=b["sum"][:-1]), "expected a sum of"),
         ("report", lambda b: b.update(sum=b["sum"].astype(float)), "expected a sum of"),
         ("report", lambda b: b.update(salts=b["salts"][:-1]), "of salt each"),
-        ("share", lambda b: b.update(list=b"FMB2"), "bytes that no member of this protocol writes"),
+        ("share", lambda b: b.update(list=b"FMB3"), "bytes that no member of this protocol writes"),
         (
             "advertise",
             lambda b: b.update(members=["client-0", LIAR]),

@@ -20,7 +20,8 @@ from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.records import rounds_of, score_files, scores_document
 from fedmerit.report.page.html import page
 from fedmerit.simulation.run import run
-from fedmerit.storage.run_folder import Folder, read_scores
+from fedmerit.storage.run_folder import Folder
+from fedmerit.storage.score_files import read_scores
 from fedmerit.verify import renew, verify_folder
 from raising import raises
 

@@ -55,7 +55,8 @@ def members(home, train=None, run_config=None, **options):
 
 def contributions(home, strategy=None, **options):
     """A wrapped FedAvg."""
-    settings = {"folder": home / "run", "weights": "uniform", "page": False, "join": 0.5} | options
+    settings = {"folder": home / "run", "weights": "uniform", "page": False, "join": 0.5}
+    settings |= {"method": "reports"} | options
     return fedmerit.flower.Contributions(
         strategy or FedAvg(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=2),
         roster=home / "roster.toml",

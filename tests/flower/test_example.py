@@ -1,6 +1,5 @@
 """The example app, on nodes in this process: what it shows must work, and cost no import of torch in vain."""
 
-import json
 import subprocess
 import sys
 import tomllib
@@ -9,6 +8,11 @@ import pytest
 from flwr.app import Context, RecordDict
 from inprocess import InProcess
 
+from fedmerit.flower.codec import take
+from fedmerit.ledger.chain import Ledger
+from fedmerit.ledger.records import config_of, rounds_of
+from fedmerit.ledger.settled import settlement_of
+from fedmerit.protocol.messages import Ask
 from fedmerit.verify import verify_folder
 
 EXAMPLE = "examples/flower-hospitals"
@@ -33,11 +37,50 @@ def test_the_noisy_hospital_is_last(hospitals, tmp_path):
     nodes = {100 + part: {"partition-id": part} for part in range(len(HOSPITALS))}
     grid = InProcess(dict.fromkeys(nodes, client_app.app), nodes, config)
     server_app.app(grid, Context(7, 1, {}, RecordDict(), config))
-    scores = json.loads((tmp_path / "run" / "scores.json").read_text())
-    assert scores["clients"] == list(HOSPITALS)
-    total = dict(zip(HOSPITALS, scores["cumulative"]["ALPHA"], strict=True))
+    with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
+        book = settlement_of(ledger, rounds_of(ledger), config_of(ledger))
+    total = dict(zip(HOSPITALS, book.settled.scores(HOSPITALS).values, strict=True))
     assert {min(total, key=total.__getitem__)} == NOISY.keys()
-    assert any("rounds: 2 of 2, 0 aborted" in line for line in verify_folder(tmp_path / "run"))
+    lines = list(verify_folder(tmp_path / "run"))
+    assert any("rounds: 2 of 2, 0 aborted" in line for line in lines)
+    assert "settlement: 2 of 2 equations hold" in lines
+
+
+@pytest.mark.alone
+def test_the_demonstration_scores_and_pays_with_who_states_by_hand(hospitals, tmp_path, capfd):
+    """All of it but the processes: a hospital dies in the last round, its masked update sent."""
+    _, settings = hospitals
+    import demo
+    from hospitals import client_app, server_app
+    from hospitals.task import HOSPITALS
+
+    roster = demo.make_roster(tmp_path)
+    nodes = {
+        100 + place: {"fedmerit-key": str(demo.key_of(tmp_path, name)), "fedmerit-roster": str(roster)}
+        for place, name in enumerate(HOSPITALS)
+    }
+    server = {
+        "out": str(tmp_path / "run"),
+        "roster": str(roster),
+        "server-key": str(demo.server_key(tmp_path)),
+    }
+    config = {**settings, **server, "rounds": 1, "local-epochs": 1, "join": 0.5}
+    grid = InProcess(dict.fromkeys(nodes, client_app.app), nodes, config)
+    victim = 100 + HOSPITALS.index(demo.VICTIM)
+
+    def before(node, message):
+        if node == victim and Ask.unpack(take(message.content))[0].exchange == "check":
+            grid.dead.add(node)
+
+    grid.before = before
+    server_app.app(grid, Context(7, 1, {}, RecordDict(), config))
+    demo.state_later(tmp_path, roster)
+    demo.fedmerit("score", tmp_path / "run")
+    demo.fedmerit("rewards", tmp_path / "run", "--budget", demo.BUDGET)
+    demo.verify_copy(tmp_path, roster)
+    shown = capfd.readouterr().out
+    assert shown.count("settlement: 1 of 1 equations hold") >= 2
+    assert "5 statements in" in shown
 
 
 def test_the_demonstration_verifies_with_the_members_roster(hospitals, finished, capfd):

@@ -149,6 +149,7 @@ def test_a_new_run_starts_from_the_last_model_of_one_that_died(home):
         assert [record.body["m"] for record in ledger.records("outcome")][-1] == m
     strategy = fedmerit.flower.Contributions(
         FedAvg(fraction_evaluate=0.0), roster=home / "roster.toml", test=task.federation().pool, value=None,
+        method="reports",
         utilities=list(task.UTILITIES), folder=home / "second", weights="uniform", page=False,
     )  # fmt: skip
     strategy.start(grid=grid_of(home), initial_arrays=model, num_rounds=1)

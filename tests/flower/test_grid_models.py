@@ -57,7 +57,9 @@ def model(**more):
 
 def wrapped(home, strategy=None, **options):
     given = {"roster": home / "roster.toml", "test": TEST, "value": value, "folder": home / "run"}
-    return fedmerit.flower.Contributions(strategy or FedAvg(), **{"page": False, **given, **options})
+    return fedmerit.flower.Contributions(
+        strategy or FedAvg(), **{"page": False, "method": "reports", **given, **options}
+    )
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,7 @@ def test_they_join_a_new_run_and_are_scored(old):
     strategy = fedmerit.flower.Contributions(
         FedAvg(fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3),
         roster=roster, test=test, value=value, folder=old / "new", page=False,
+        method="reports",
     )  # fmt: skip
     grid = InProcess(dict.fromkeys(SITES.values(), app), configs)
     strategy.start(grid=grid, initial_arrays=ArrayRecord(FIRST), num_rounds=2)

@@ -56,6 +56,7 @@ def test_a_short_outage_of_some_costs_nobody_a_later_round(tmp_path):
     strategy = fedmerit.flower.Contributions(
         FedAvg(fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3),
         roster=tmp_path / "roster.toml", test=(np.zeros((20, 1)), np.zeros(20)), value=value,
+        method="reports",
         folder=tmp_path / "run", weights="uniform", page=False, join=0.5,
     )  # fmt: skip
     first = ArrayRecord({"w": Array(np.zeros(5, np.float32))})

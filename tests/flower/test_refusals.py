@@ -50,6 +50,7 @@ def run_briefly(home, grid):
         roster=home / "roster.toml",
         test=task.federation().pool,
         value=None,
+        method="reports",
         folder=home / "x",
         join=0.1,
     )

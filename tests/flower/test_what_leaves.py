@@ -68,6 +68,7 @@ def test_members_own_metrics_only_where_listed(home):
     strategy = fedmerit.flower.Contributions(
         Looks(fraction_evaluate=0.0, weighted_by_key="weight"),
         roster=home / "roster.toml", test=task.federation().pool, value=task.value,
+        method="reports",
         utilities=task.UTILITIES, folder=home / "run", weights="uniform",
     )  # fmt: skip
     strategy.start(grid=grid, initial_arrays=ArrayRecord(task.first_model()), num_rounds=1)
@@ -98,6 +99,7 @@ def test_what_cannot_run_here_is_refused_with_the_reason(home):
         "test": ([[1.0]] * 4, [0] * 4),
         "value": None,
         "folder": home / "r",
+        "method": "reports",
     }
     for strategy, reason in (
         (stock.Krum(), "Krum cannot run under secure aggregation: it compares members' updates"),
@@ -123,6 +125,7 @@ def test_a_server_optimiser_is_scored_before_it_acts(home):
     strategy = fedmerit.flower.Contributions(
         FedAdam(fraction_evaluate=0.0), roster=home / "roster.toml", test=task.federation().pool,
         value=task.value, utilities=task.UTILITIES, folder=home / "run", weights="uniform",
+        method="reports",
     )  # fmt: skip
     strategy.start(grid=grid_of(home), initial_arrays=ArrayRecord(task.first_model()), num_rounds=2)
     one, two = rounds_in(home / "run")

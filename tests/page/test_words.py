@@ -18,7 +18,7 @@ from fedmerit.ledger.decisions import Terms
 from fedmerit.notes import MARKS, catalogue, words
 from fedmerit.protocol.terms import REHEARSALS
 from fedmerit.report import terminal
-from fedmerit.report.facts import Happened
+from fedmerit.report.findings import Happened
 from fedmerit.report.page.html import facts_of, page, render
 from fedmerit.report.statement import as_markdown, facts_as_decided
 from fedmerit.report.text import OPTION
@@ -33,9 +33,14 @@ WAYS = {"rose", "fell", "same"}
 BY_KEY = {
     "measure": {"none", "neg-loss", *UNIT_UTILITIES},
     "measure-means": {"neg-loss", *UNIT_UTILITIES},
-    "score": {"ALPHA"},
-    "score-means": SCORES,
-    "score-of-yours": {"ALPHA", *SCORES},
+    "score": {"ALPHA", "PHI"},
+    "score-means": {"ALPHA", "PHI", *SCORES},
+    "score-of-yours": {"ALPHA", "PHI", *SCORES},
+    "unsettled": {
+        "unfinished", "not-settled", "run", "not-agreed", "no-gain", "no-rounds", "not-finite", "damaged",
+        "overflow", "no-gradient",
+    },
+    "lie": {"stated", "pair", "masked", "range", "sum"},
     "rule": {*get_args(Rule)},
     "status": {"none", *get_args(Status)},
     "status-short": {"none", *get_args(Status)},

@@ -152,8 +152,24 @@ def altered(parties, name, message, amounts):
     task, m0_hash, _, *rest = head.body
     digest = hashlib.sha256(payload).digest()
     forged = parties.forge(name, "masked", [task, m0_hash, digest, *rest], payload, seen=head.seen)
-    parties.clients[name]._state.said = hashlib.sha256(head_of(forged)).digest()
+    state = parties.clients[name]._state
+    state.said, state.sent = hashlib.sha256(head_of(forged)).digest(), digest
     return forged
+
+
+def commits_falsely(parties, lies, to=b"\7" * 32):
+    """Play up to the masked stage; liars commit to something else for their pairs with some peers."""
+    parties.play(until="share")
+    for name in parties.shown:
+        places = [parties.names.index(peer) for peer in lies.get(name, ())]
+
+        def change(rows, places=places):
+            for row in rows:
+                row[4] = to if row[0] in places else row[4]
+
+        parties.server.receive(tampered_shares(parties, name, change), name)
+    parties.shown = parties.server.advance()
+    return parties
 
 
 def caught(error, kind, stage=None, member=None):

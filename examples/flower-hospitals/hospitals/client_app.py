@@ -6,9 +6,9 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 import fedmerit.flower
-from hospitals.task import local_data, network, probability_of_truth, train
+from hospitals.task import gradient, local_data, network, train, value
 
-app = fedmerit.flower.secure(ClientApp(), value=probability_of_truth)
+app = fedmerit.flower.secure(ClientApp(), value=value, gradient=gradient)
 
 
 @app.train()

@@ -8,7 +8,7 @@ from flwr.serverapp.strategy import FedAvg
 
 import fedmerit.flower
 from fedmerit.identity import Member, Roster, new_key, write_roster
-from hospitals.task import HOSPITALS, network, probability_of_truth, test_data
+from hospitals.task import HOSPITALS, gradient, network, test_data, value
 
 app = ServerApp()
 
@@ -24,11 +24,12 @@ def main(grid: Grid, context: Context) -> None:
         roster=config["roster"] or rehearsal(Path(config["fedmerit-rehearsal"])),
         server_key=config["server-key"] or None,  # unless given: server.pem beside the roster
         test=test_data(),
-        value=probability_of_truth,
+        value=value,
+        gradient=gradient,  # so members are scored by a settlement, and see the test set after the last round
         utilities=["expected-accuracy"],
         folder=config["out"],
-        reveal="per-round",  # every round is measured on samples that nobody has seen before it
         patience=config["patience"],
+        join=config["join"],
     )
     arrays = ArrayRecord(network().state_dict())
     if config["after"]:

@@ -128,19 +128,38 @@ def demo(
     out_: Annotated[Path, typer.Option("--out", help="The run folder.")] = Path("runs/demo"),
     set_: Set_ = None,
 ) -> None:
-    """Let six hospitals train together on fashion-mini; one has noisy labels. Takes about a minute."""
+    """Let six hospitals train together on fashion-mini; one has noisy labels. Then one lies about its score.
+
+    Takes about a minute.
+    """
     from fedmerit.config import from_dict
     from fedmerit.storage.run_folder import remove
     from fedmerit.verify import verify_folder
 
-    settings = from_dict(DEMO, set_ or ())
-    if is_demo(out_):  # the demo starts afresh each time, and removes only runs of its hospitals
-        remove(out_)
+    settings, liar = from_dict(DEMO, set_ or ()), Path(f"{out_}-liar")
+    for folder in (out_, liar):
+        if is_demo(folder):  # the demo starts afresh each time, and removes only runs of its hospitals
+            remove(folder)
     out.print("Six hospitals, secure aggregation on. 80 % of Harbour's labels are random.")
     _run(settings, out_, resume=False)
     for line in verify_folder(out_):
         out.print(line)
+    if settings.settles:
+        _demo_liar(from_dict(DEMO | LIAR, set_ or ()), liar)
     out.print(f"next: fedmerit rewards {out_} --budget 10000.00")
+
+
+def _demo_liar(config: Config, folder: Path) -> None:
+    """Run the hospitals once more, with one that lies about its score; say what the settlement shows."""
+    from fedmerit.verify import verify_folder
+
+    with _engine():
+        from fedmerit.simulation.run import run as run_embedded
+    run_embedded(config, folder)
+    out.print(f"The same hospitals once more ({folder}): Elm states 1 % more than its score.")
+    for line in verify_folder(folder):
+        if line.code.startswith("settlement"):
+            out.print(line)
 
 
 @app.command()
@@ -259,8 +278,14 @@ DEMO: dict[str, Any] = {
     "corruption": {"label_noise": {"Harbour": 0.8}},
     "model": {"name": "mlp"},
     "training": {"rounds": 6, "local_epochs": 3},
+    "scoring": {"method": "settled"},
 }
 """Six hospitals, one of which has mostly noise for labels."""
+LIAR: dict[str, Any] = {
+    "corruption": {"misstate": {"Elm": 1.01}},
+    "training": {"rounds": 1, "local_epochs": 1},
+}
+"""What is different when one of them lies: a short run is enough."""
 
 
 def is_demo(folder: Path) -> bool:

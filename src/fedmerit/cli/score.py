@@ -43,7 +43,7 @@ class Missing(StrEnum):
     own_mean = "own-mean"
 
 
-class Summed(StrEnum):
+class SummedScore(StrEnum):
     """Scores that can be summed over rounds."""
 
     alpha = "ALPHA"
@@ -51,6 +51,7 @@ class Summed(StrEnum):
     ioi = "IOI"
     cos = "COS"
     merit = "MERIT"
+    phi = "PHI"
 
 
 class Rule(StrEnum):
@@ -95,7 +96,14 @@ Missing_ = Annotated[
         help="What a missed round counts as [default: as in the run, otherwise zero].", show_default=False
     ),
 ]
-Score_ = Annotated[Summed, typer.Option(help="The score that is summed over rounds.", case_sensitive=False)]
+Score_ = Annotated[
+    SummedScore | None,
+    typer.Option(
+        help="The score that is summed over rounds [default: PHI if the run is settled, otherwise ALPHA].",
+        case_sensitive=False,
+        show_default=False,
+    ),
+]
 
 
 @app.command()
@@ -103,10 +111,7 @@ def score(
     files: Reports_,
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.table,
     utility: Utility_ = None,
-    score: Annotated[
-        Summed | None,
-        typer.Option(help="The score that is summed over rounds [default: ALPHA].", case_sensitive=False),
-    ] = None,
+    score: Score_ = None,
     missing: Missing_ = None,
 ) -> None:
     """Print scores, ranks and intervals from reports: who contributed what, and how sure that is.
@@ -114,11 +119,9 @@ def score(
     SOURCE is a file of reports (.json or .csv), or a run folder. Several run folders are counted as one if
     each run follows the one before.
     """
-    from fedmerit.ledger.records import put_phi
     from fedmerit.report.facts import Facts
     from fedmerit.report.source import source_of
     from fedmerit.report.terminal import print_facts
-    from fedmerit.scoring.files import as_csv, as_json, document
 
     if format is Format.csv and (score or missing):
         fail(
@@ -128,7 +131,8 @@ def score(
     *earlier, file = files
     (content, run), counts = read_reports(file, utility, after=earlier), _missing(file, missing)
     source = source_of(content, run, _settings(file), missing=counts)
-    facts = Facts(source, score=(score or Summed.alpha).value)
+    _check_score(score, source)
+    facts = Facts(source, score=score and score.value)
     screen = out if format is Format.table else err
     _tell_planted(source, screen)
     if warning := _unfinished(run, "covers"):
@@ -136,20 +140,55 @@ def score(
     if format is Format.table:
         print_facts(out, facts)
     else:
-        written = document(content.rounds, clients=content.clients, missing=counts)
-        if run:
-            put_phi(written, run.rounds, str(content.rounds[0].utility), counts)
-        write(as_json(written) if format is Format.json else as_csv(written))
-        _warn(facts.doubts)
+        write(_scores_as(format, content, run, counts))
+        _warn([*([source.unsettled] if source.unsettled else []), *facts.doubts])
+
+
+def _check_score(score: SummedScore | None, source: Source) -> None:
+    """Fail if a score was asked for that this source does not have."""
+    from fedmerit.notes import words
+
+    if score is SummedScore.phi and not source.accounts:
+        fail(f"--score: {source.unsettled or words('unsettled.not-settled')}")
+    if score not in (None, SummedScore.phi) and not source.rounds:
+        fail(f"--score: expected PHI, because the members of this run report nothing, got {score.value}")
+
+
+def _scores_as(format: Format, content: Content, run: Recorded | None, missing: Any) -> str:
+    """Return scores as text for programs, as in a run's score files."""
+    from fedmerit.ledger.account import block_of
+    from fedmerit.ledger.records import put_phi, score_files, scores_document
+    from fedmerit.scoring.files import as_csv, as_json, document
+
+    block = None
+    if run and run.accounts:
+        past = [sum(len(part.rounds) for part in run.runs[:k]) for k in range(len(run.accounts))]
+        block = block_of(run.accounts, content.clients, missing, past)
+    if run and not content.rounds:
+        utilities = run.config.scoring.utilities
+        made = scores_document(run.rounds, content.clients, utilities, settlement=block, settled=True)
+        return dict(score_files(made))[f"scores.{format.value}"].decode()
+    written = document(content.rounds, clients=content.clients, missing=missing)
+    if run:
+        put_phi(written, run.rounds, str(content.rounds[0].utility), missing)
+    if block is not None:
+        written["settlement"] = block
+    return as_json(written) if format is Format.json else as_csv(written)
 
 
 @app.command()
 def rewards(
     files: Reports_,
     budget: Annotated[str, typer.Option(help="The amount to divide, such as 10000.00.")],
-    rule: Annotated[Rule, typer.Option(help="How scores become shares.")] = Rule.fair,
+    rule: Annotated[
+        Rule | None,
+        typer.Option(
+            help="How scores become shares [default: fenced for settled scores, otherwise fair].",
+            show_default=False,
+        ),
+    ] = None,
     utility: Utility_ = None,
-    score: Score_ = Summed.alpha,
+    score: Score_ = None,
     missing: Missing_ = None,
     floor: Annotated[
         float, typer.Option(help="Smallest share of each member who has a score.", parser=_number)
@@ -173,6 +212,8 @@ def rewards(
     run follows the one before; the last one gets the record and the statements. Members who never reported
     are paid nothing.
     """
+    from fedmerit.errors import UnsettledShares
+    from fedmerit.notes import Note
     from fedmerit.report.facts import Facts
     from fedmerit.report.source import source_of
     from fedmerit.report.terminal import print_payouts
@@ -183,11 +224,17 @@ def rewards(
     *earlier, file = files
     (content, run), counts = read_reports(file, utility, after=earlier), _missing(file, missing)
     source = source_of(content, run, _settings(file), missing=counts)
-    facts = Facts(source, score=score.value)
+    _check_score(score, source)
+    if source.unsettled and score is None:
+        raise UnsettledShares(Note("settlement-reported", why=source.unsettled), code="unsettled")
+    facts = Facts(source, score=score and score.value)
+    by = facts.usual_rule if rule is None else rule.value
     total, doubted, without = facts.total, facts.doubts, facts.unscored
     with _option_names(doubted):
-        check_payable(doubted, rule.value, despite=despite_doubts)
-        divided = shares(total, rule.value, floor=floor, cap=cap, on_undefined=on_undefined.value)
+        check_payable(doubted, by, despite=despite_doubts)
+        for account in source.accounts if facts.settled else ():
+            account.check_payable(by, despite=despite_doubts)
+        divided = shares(total, by, floor=floor, cap=cap, on_undefined=on_undefined.value)
     told = (*divided.notes, *facts.absence_notes, *(run.notes if run else ()))
     notes = dict.fromkeys(on_terminal(note, "--on-undefined") for note in told)
     divided = replace(divided, notes=tuple(notes))
@@ -195,14 +242,16 @@ def rewards(
     warning, said = _unfinished(run, "pays for"), ""
     if warning:
         warning += "; a later decision can replace it"
+    if facts.settled and dry_run and (still := source.accounts[-1].provisional()):
+        warning = "; ".join([*([warning] if warning else []), still])
     warning = "; ".join([*([warning] if warning else []), *_paid_before(run)])
     if run and not dry_run:  # record it before printing, so that what is printed is in the ledger
         terms = {
             "floor": floor, "cap": cap, "on_undefined": on_undefined.value, "missing": counts,
             "despite_doubts": despite_doubts,
         }  # fmt: skip
-        named = {"rule": rule.value, "score": score.value, **terms}
-        said = _record(file, str(paid.budget), content.rounds[0].utility, after=earlier, **named)
+        named = {"rule": by, "score": facts.ranked_by, **terms}
+        said = _record(file, str(paid.budget), facts.utility, after=earlier, **named)
     screen = out if format is Format.table else err
     _tell_planted(source, screen)
     if format is Format.table:
@@ -266,14 +315,14 @@ def _record(
     from fedmerit.ledger.decisions import Terms
     from fedmerit.report.page.html import refreshed
     from fedmerit.report.statement import write_statements
-    from fedmerit.verify import read_run, record_decision, renew
+    from fedmerit.verify import read_accounts, read_run, record_decision, renew
 
     config = of_folder(folder)
     wanted = Terms(budget, utility or config.scoring.utilities[0], **terms)
     renewed = renew(folder)
     decision, new = record_decision(folder, wanted, after)
     rounds, _, head = read_run(folder, after)
-    count = write_statements(folder, rounds, config, decision, head)
+    count = write_statements(folder, rounds, config, decision, head, read_accounts(folder, after))
     recorded = f"recorded as decision {decision.number}, record {decision.record} of the ledger"
     if new and decision.replaces:
         recorded += f", in place of decision {decision.replaces}"
@@ -287,13 +336,15 @@ def _record(
 @contextmanager
 def _option_names(doubted: Sequence[Doubt]) -> Iterator[None]:
     """Reword the library's errors for the command line; add the doubts to those about undefined shares."""
-    from fedmerit.errors import DoubtfulShares, UndefinedShares
+    from fedmerit.errors import DoubtfulShares, UndefinedShares, UnsettledShares
     from fedmerit.report.text import on_terminal
 
     try:
         yield
     except DoubtfulShares as error:
         raise DoubtfulShares(on_terminal(error.note), error.codes) from error
+    except UnsettledShares as error:
+        raise UnsettledShares(on_terminal(error.note), code=error.code) from error
     except UndefinedShares as error:
         told = on_terminal(error.note, "--on-undefined")
         if doubted:
@@ -301,7 +352,7 @@ def _option_names(doubted: Sequence[Doubt]) -> Iterator[None]:
         raise UndefinedShares(told) from error
 
 
-def _warn(doubted: Sequence[Doubt]) -> None:
+def _warn(doubted: Sequence[Doubt | str]) -> None:
     """Print doubts as warnings on standard error, beside output for programs."""
     from fedmerit.report.text import printable
 

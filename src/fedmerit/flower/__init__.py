@@ -14,12 +14,23 @@ from fedmerit.protocol.terms import everybody
 
 if TYPE_CHECKING:
     from fedmerit.flower.client import Place, member_of, place_of, secure
+    from fedmerit.flower.network import torch_scoring
     from fedmerit.flower.server import Contributions, last_model
 
-__all__ = ["Contributions", "Place", "everybody", "last_model", "member_of", "place_of", "secure"]
+__all__ = [
+    "Contributions",
+    "Place",
+    "everybody",
+    "last_model",
+    "member_of",
+    "place_of",
+    "secure",
+    "torch_scoring",
+]
 
 _LATER = {
     "client": ("Place", "member_of", "place_of", "secure"),
+    "network": ("torch_scoring",),
     "server": ("Contributions", "last_model"),
 }
 

@@ -42,6 +42,7 @@ from fedmerit.errors import (
 )
 from fedmerit.flower.codec import (
     BYTES,
+    Gradient,
     Shape,
     Value,
     config_digest,
@@ -50,9 +51,12 @@ from fedmerit.flower.codec import (
     log_inside_flower,
     only_arrays,
     put,
+    slope_of,
     take,
 )
 from fedmerit.identity import Roster, load_key, public_key, read_roster
+from fedmerit.protocol.direction import Gradient as PathGradient
+from fedmerit.protocol.direction import along_path
 from fedmerit.protocol.member import REFUSED, Participant
 from fedmerit.protocol.messages import Ask, Parcel
 from fedmerit.protocol.outcome import Evaluate, Trained, Work
@@ -101,16 +105,21 @@ def place_of(context: Context) -> Place:
 
 def member_of(context: Context, place: Callable[[Context], Place] = place_of) -> str:
     """Return the name of this node's member, from its key and roster: it trains as the member it signs as."""
-    return _named(place(context))[0]
+    return named(place(context))[0]
 
 
-def _named(place: Place) -> tuple[str, Roster]:
+def named(place: Place) -> tuple[str, Roster]:
     """Return the name of the member whose key this is, and the roster that lists it."""
     own, roster = public_key(load_key(place.key)), read_roster(place.roster)
     for member in roster.members:
         if member.key == own:
             return member.name, roster
     raise KeyFileError(f"{place.key}: not the key of a member on the roster {place.roster}")
+
+
+def path_gradient(gradient: Gradient, shape: Any, utility: str) -> PathGradient:
+    """Return a user's gradient along a path, for models of the shape that a member stored."""
+    return along_path(slope_of(gradient, Shape.load(shape)))
 
 
 class Secured(ClientApp):
@@ -125,9 +134,10 @@ class Secured(ClientApp):
         weighted_by: str,
         accept: Callable[[Config], None],
         seed: int | None,
+        gradient: Gradient | None = None,
     ) -> None:
         super().__init__()
-        self.inner, self.value, self.shared = app, value, tuple(metrics)
+        self.inner, self.value, self.shared, self.gradient = app, value, tuple(metrics), gradient
         self.place, self.weighted_by, self.accept, self.seed = place, weighted_by, accept, seed
 
     # functions registered with this app are registered with the one inside
@@ -209,7 +219,7 @@ class Secured(ClientApp):
             context.run_config = given
 
     def _member(self, place: Place, context: Context) -> Participant:
-        name, roster = _named(place)
+        name, roster = named(place)
         identity = load_key(place.key)
         return Participant(
             *(name, identity, roster, partial(MemberFiles, place.key, identity), self._evaluator),
@@ -217,6 +227,7 @@ class Secured(ClientApp):
             seed=self.seed,
             run_config=config_digest(context.run_config),
             engines=(FLOWER, SIMULATED) if place.rehearsal else (FLOWER,),
+            gradients=None if self.gradient is None else partial(path_gradient, self.gradient),
         )
 
     def _evaluator(self, shape: Any, utilities: Sequence[str]) -> Evaluate:
@@ -330,6 +341,7 @@ def secure(
     app: ClientApp,
     *,
     value: Value,
+    gradient: Gradient | None = None,
     metrics: Sequence[str] = (),
     place: Callable[[Context], Place] = place_of,
     weighted_by: str = "num-examples",
@@ -342,6 +354,9 @@ def secure(
         app: the user's app; functions may be registered before or after.
         value: ``value(arrays, test)`` says how good a model is on test samples ``test.x``, ``test.y``: one
             number in [0, 1] per sample, or a mapping from names to several such arrays.
+        gradient: ``gradient(arrays, test)`` returns the mean of the paid utility over test samples, and its
+            gradient: an array for each floating-point array of the model, by name or in their order. A
+            settled run needs it; `torch_scoring` makes it for a PyTorch model.
         metrics: names of training and evaluation metrics that may leave this machine; by default none.
         place: returns where this member's key and roster are, if not where `place_of` looks; in a simulation,
             the place must say ``rehearsal=True``.
@@ -352,4 +367,4 @@ def secure(
     """
     if isinstance(app, Secured):
         raise ConfigError("this ClientApp is secured already")
-    return Secured(app, value, metrics, place, weighted_by, accept, seed)
+    return Secured(app, value, metrics, place, weighted_by, accept, seed, gradient)

@@ -18,11 +18,12 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from fedmerit.errors import MessageError, ReportError
+from fedmerit.errors import FedmeritError, MessageError, NoGradient, ReportError
 from fedmerit.identity import canonical
+from fedmerit.protocol.direction import Slope
 from fedmerit.protocol.messages import Parcel
 from fedmerit.protocol.outcome import Evaluate, Model, PerSample
-from fedmerit.protocol.pool import Slice
+from fedmerit.protocol.pool import Indices, Slice
 from fedmerit.secagg.setting import pack
 
 # -------------------------------------------------------------------------------------------------- shapes
@@ -86,6 +87,27 @@ class Shape:
         """Return the floating-point arrays end to end, as float32."""
         parts = [arrays[name].ravel() for name, array in self.arrays.items() if _summed(array)]
         return np.concatenate(parts).astype(np.float32)
+
+    def gradient(self, given: Any) -> npt.NDArray[np.float32]:
+        """Return the gradients of the summed arrays, by name or in their order, end to end."""
+        summed = {name: array.shape for name, array in self.arrays.items() if _summed(array)}
+        if not isinstance(given, Mapping):
+            if len(parts := list(given)) != len(summed):
+                raise ReportError(
+                    f"gradient: expected {len(summed)} arrays, one per floating-point array of the model, "
+                    f"got {len(parts)}"
+                )
+            given = dict(zip(summed, parts, strict=True))
+        found = []
+        for name, shape in summed.items():
+            if given.get(name) is None:
+                raise NoGradient(f"gradient: none for the array {name!r}", coordinate=name)
+            part = given[name]
+            values = np.asarray(part.numpy() if isinstance(part, Array) else part, np.float32)
+            if values.shape != shape:
+                raise ReportError(f"gradient of {name!r}: expected shape {shape}, got {values.shape}")
+            found.append(values.ravel())
+        return np.concatenate(found)
 
     def largest(self, vector: Model) -> dict[str, float]:
         """Return the largest absolute number of every summed array; NaN if the array contains one."""
@@ -247,10 +269,41 @@ def evaluator(value: Value, shape: Shape, utilities: Sequence[str]) -> Evaluate:
     return evaluate
 
 
-def definition(value: Value | None, utilities: Sequence[str]) -> str:
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Some samples of the test set: ``x`` and ``y``."""
+
+    x: npt.NDArray[Any]
+    y: npt.NDArray[Any]
+
+
+Gradient = Callable[[ArrayRecord, Samples], tuple[float, Mapping[str, Any] | Sequence[Any]]]
+"""(model, test samples with ``x`` and ``y``) -> the mean of the paid utility over these samples, and its
+gradient: an array for each floating-point array of the model, by name or in their order."""
+
+
+def slope_of(gradient: Gradient, shape: Shape) -> Slope:
+    """Return value and gradient at one model, as vectors, from a user's ``gradient`` function."""
+
+    def slope(model: Model, shown: Slice, places: Indices) -> tuple[float, npt.NDArray[Any]]:
+        given = gradient(shape.record(model), Samples(shown.x[places], shown.y[places]))
+        if not isinstance(given, tuple) or len(given) != 2:
+            raise ReportError(f"gradient: expected (value, gradients), got {type(given).__name__}")
+        value, parts = given
+        try:
+            return float(value), shape.gradient(parts)
+        except FedmeritError:
+            raise
+        except (TypeError, ValueError, RuntimeError) as error:  # torch raises it if a gradient is attached
+            raise ReportError(f"gradient: expected a number, and arrays of numbers: {error}") from None
+
+    return slope
+
+
+def definition(value: Value | Gradient | None, utilities: Sequence[str]) -> str:
     """Return the SHA-256 of the utilities' names and, if Python can find it, of the function's source."""
     try:
-        source = "" if value is None else inspect.getsource(value)
+        source = getattr(value, "definition", None) or ("" if value is None else inspect.getsource(value))
     except (OSError, TypeError):
         source = ""
     return hashlib.sha256(canonical([list(utilities), source])).hexdigest()

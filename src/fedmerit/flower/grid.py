@@ -22,6 +22,7 @@ from fedmerit.flower.codec import QUERY, Shape, answer_in, digest, only_arrays, 
 from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.messages import PROTOCOL, Exchange, Parcel
 from fedmerit.protocol.outcome import Model
+from fedmerit.protocol.settler import SETTLING
 from fedmerit.protocol.terms import least_scheduled
 
 log = logging.getLogger("fedmerit")
@@ -35,6 +36,8 @@ TOLD = 60.0
 """Seconds between two log lines that say whom the server waits for."""
 IN_A_ROW = 3
 """Aborted rounds in a row after which a run is given up; a short outage costs one or two."""
+LONG = ("train", "report", "open", "agree", "table")
+"""Exchanges in which a member computes: `timeout` of `start` applies, not the patience for an answer."""
 UNAVAILABLE = 5
 """Flower's error code for a node that is gone."""
 
@@ -70,6 +73,8 @@ class SecureGrid(Grid):
         self._looked = -math.inf
         self._noted = 0  # number of notes before this round
         self._withheld: set[str] = set()  # training metrics already reported as missing
+        self._declined: set[str] = set()  # who refused in the settlement
+        self._await_until: float | None = None  # when the wait for members who are away ends
 
     # ----------------------------------------------------------------------------------------- for a strategy
 
@@ -243,6 +248,25 @@ class SecureGrid(Grid):
         self._welcome()
         return list(self.nodes)
 
+    def awaited(self, names: Sequence[str]) -> Sequence[str]:
+        """Wait for members who are away at the settlement, ``join`` seconds in all; return who is back.
+
+        Members who refused are not waited for.
+        """
+        if self._await_until is None:
+            self._await_until = time.monotonic() + self.join
+        away = [name for name in names if name not in self.nodes and name not in self._declined]
+        told = time.monotonic()
+        while away:
+            self._welcome()
+            if back := [name for name in away if name in self.nodes]:
+                return back
+            if time.monotonic() > self._await_until:
+                break
+            told = self._tell(told, "settlement", away)
+            time.sleep(POLL)
+        return []
+
     def exchange(self, kind: Exchange, asks: Mapping[str, Parcel]) -> Iterator[tuple[str, bytes]]:
         """Send, and yield answers that come in time; a member who gives none is away until it rejoins."""
         began = time.monotonic()
@@ -254,8 +278,7 @@ class SecureGrid(Grid):
         }
         ids = self.grid.push_messages(messages.values())
         waiting = dict(zip(ids, messages, strict=True))
-        long = kind in ("train", "report")  # a report is four evaluations
-        limit = self._timeout if long else self.patience
+        limit = self._timeout if kind in LONG else self.patience
         deadline = math.inf if limit is None else began + limit
         told = began
         while waiting:
@@ -307,7 +330,9 @@ class SecureGrid(Grid):
         """
         assert self.coordinator is not None
         self.coordinator.note(f"{name}: {reason}")
-        if kind not in ("report", "close"):
+        if kind in SETTLING:
+            self._declined.add(name)
+        elif kind not in ("report", "close"):
             self._put_off(self.nodes.pop(name), 0.0)
 
     def _gone(self, name: str, reason: str) -> None:

@@ -3,7 +3,8 @@
 ::
 
     strategy = fedmerit.flower.Contributions(
-        FedAvg(), roster="roster.toml", test=(images, labels), value=evaluate, folder="runs/ours"
+        FedAvg(), roster="roster.toml", test=(images, labels), value=evaluate, gradient=slope,
+        folder="runs/ours",
     )
     strategy.start(grid=grid, initial_arrays=arrays, num_rounds=10)
 
@@ -27,18 +28,29 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 from fedmerit.config import Config, as_toml, check_schedule, from_dict
 from fedmerit.errors import ConfigError, DataError, ProtocolError, StoreError
-from fedmerit.flower.codec import Notes, Shape, Value, definition, evaluator, log_inside_flower
+from fedmerit.flower.codec import (
+    Gradient,
+    Notes,
+    Shape,
+    Value,
+    definition,
+    evaluator,
+    log_inside_flower,
+    slope_of,
+)
 from fedmerit.flower.grid import SecureGrid
 from fedmerit.identity import PREFIX, Roster, load_key, new_key, public_key, read_roster
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.recorder import LedgerRecorder
 from fedmerit.protocol.coordinator import Coordinator
+from fedmerit.protocol.direction import Slope, along_path
 from fedmerit.protocol.messages import LEAST_SAMPLES
-from fedmerit.protocol.outcome import Evaluations
-from fedmerit.protocol.pool import Pool, parts_of
+from fedmerit.protocol.outcome import Evaluate, Evaluations, Model, mean
+from fedmerit.protocol.pool import Pool, Slice, parts_of
 from fedmerit.protocol.terms import FLOWER, SIMULATED, least_scheduled, proposed
 from fedmerit.report.page.html import page_of_run
 from fedmerit.scoring.files import LEDGER
+from fedmerit.storage.archive import ARCHIVE, FolderArchive
 from fedmerit.storage.run_folder import Folder, checkpoint_in, held, read_checkpoint, write
 
 # ------------------------------------------------------------------------------------------------- folders
@@ -149,6 +161,12 @@ class Contributions:
         test: samples and labels on which all members are measured; the server commits to them before round 1.
         value: measures how good a model is, the same function that the members use. None if the server cannot
             evaluate: v(M0) and v(M) are then the medians of what the members measured.
+        gradient: returns the mean of the paid utility over some test samples and its gradient, the same
+            function that the members use. A settled run needs it (see `secure`).
+        method: ``settled`` (members state their part in the gain after the last round, and the statements
+            must add up exactly), ``reports`` (they report in every round what they measured), or ``both``, on
+            different parts of the test set. With a gradient it is ``settled`` unless given; without one, it
+            must be given.
         folder: where ledger, scores, notes and the server's key go; new, empty, or left by a start that too
             few members joined.
         utilities: names of what ``value`` measures, the paid one first.
@@ -161,13 +179,19 @@ class Contributions:
             members must have agreed to that (``accept`` of `secure`).
         least: fewest members a round may schedule; None for the threshold.
         reveal: one test slice for all rounds (``fixed``), on which a member could train from round 2 on, or
-            a fresh one each round (``per-round``), for test sets that are large enough.
+            a fresh one each round (``per-round``), for test sets that are large enough. In a settled run the
+            test set is shown after the last round (``end``).
+        blocks: of a settlement: into how many blocks the test set is dealt, for standard errors.
+        detail: of a settlement: members state a number for every round (``rounds``), or one (``run``).
+        naming: of a settlement: whether a false statement can be traced to its author.
+        window_days: of a settlement: how long members who were away may still hand in their statements.
         game: how coalition models are built.
         missing: what a missed round counts in the sum.
         visibility: whether all members may read all records, or each only its own and the totals.
         patience: seconds to wait for an answer that needs neither training nor evaluation; for those two,
             ``timeout`` of `start` applies.
-        join: seconds to wait at the start for all members of the roster, and later for enough of them.
+        join: seconds to wait at the start for all members of the roster, later for enough of them, and at a
+            settlement for those who are away.
         page: write page.html into the folder at the end, if the packages it needs are installed.
         server_key: the file of the server's private key, whose public half is on the roster; unless given,
             ``server.pem`` beside the roster file. A simulation may do without: it makes a key of its own.
@@ -181,6 +205,8 @@ class Contributions:
         test: tuple[npt.ArrayLike, npt.ArrayLike] | Pool,
         value: Value | None,
         folder: str | Path,
+        gradient: Gradient | None = None,
+        method: Literal["settled", "both", "reports"] | None = None,
         utilities: Sequence[str] = ("value",),
         weights: Literal["secret", "uniform", "roster"] = "secret",
         weight_cap: int = 100_000,
@@ -189,7 +215,11 @@ class Contributions:
         threshold: int | None = None,
         check: bool = True,
         least: int | None = None,
-        reveal: Literal["fixed", "per-round"] = "fixed",
+        reveal: Literal["fixed", "per-round", "end"] | None = None,
+        blocks: int = 8,
+        detail: Literal["rounds", "run"] = "rounds",
+        naming: bool = True,
+        window_days: float = 14.0,
         game: Literal["additive", "renormalised"] = "additive",
         missing: Literal["zero", "own-mean"] = "zero",
         visibility: Literal["all", "coordinator"] = "all",
@@ -212,7 +242,8 @@ class Contributions:
             )
         if weights not in ("secret", "uniform", "roster"):
             raise ConfigError(f"weights: expected secret, uniform or roster, got {weights!r}")
-        self.strategy, self.value, self.folder = strategy, value, Path(folder)
+        scored_by = _method(method, gradient)
+        self.strategy, self.value, self.gradient, self.folder = strategy, value, gradient, Path(folder)
         self.roster = roster if isinstance(roster, Roster) else read_roster(roster)
         self.server_key = _server_key(self.roster, roster, server_key)
         if weights == "roster" and self.roster.weights is None:
@@ -230,11 +261,12 @@ class Contributions:
         if weights == "roster":
             training["roster_weights"] = self.roster.weights
         self._settings: dict[str, dict[str, Any]] = {
-            "data": {"test_reveal": reveal},
+            "data": {"test_reveal": reveal or ("end" if scored_by == "settled" else "fixed")},
             "partition": {"names": list(self.roster.names)},
             "training": training,
             "participation": {"fraction": float(getattr(strategy, "fraction_train", 1.0)) or 1.0},
             "scoring": {
+                "method": scored_by,
                 "utilities": list(utilities),
                 "game": game,
                 "missing": missing,
@@ -248,6 +280,10 @@ class Contributions:
                 "clip": clip,
             },
         }
+        if scored_by != "reports":
+            self._settings["settlement"] = {
+                "blocks": blocks, "detail": detail, "naming": naming, "window_days": float(window_days),
+            }  # fmt: skip
         config, _ = self._config(1)  # finds wrong settings now
         check_schedule(config)
         self._check_fraction(config)
@@ -309,6 +345,11 @@ class Contributions:
         if self.value is not None:
             evaluate = evaluator(self.value, shape, config.scoring.utilities)
             evaluate(shape.vector, pool.first)  # finds errors in it before anybody trains
+        slope = None
+        if config.settles:
+            assert self.gradient is not None
+            slope = slope_of(self.gradient, shape)
+            _check_slope(slope, evaluate, shape.vector, pool.settlement(), config.scoring.utilities[0])
         make_free(self.folder)
         weighted_by = getattr(self.strategy, "weighted_by_key", "num-examples")
         available = int(getattr(self.strategy, "min_available_nodes", 0))
@@ -317,7 +358,13 @@ class Contributions:
             recorder = self._recorder(folder, config, text, pool, engine_of(grid))
             recorder.begin(shape.vector)
             measure, notes = evaluate and Evaluations(evaluate), Notes(folder.path / "notes.txt")
-            coordinator = Coordinator(recorder, pool, secure, measure, refused=notes)
+            coordinator = Coordinator(
+                *(recorder, pool, secure, measure),
+                refused=notes,
+                gradient=slope and along_path(slope),
+                archive=FolderArchive(folder.path / ARCHIVE),
+                awaited=secure.awaited,
+            )
             secure.coordinator, self.notes, self.seconds = coordinator, coordinator.refused, secure.seconds
             self._gather(secure, max(least_scheduled(config), available))
             try:
@@ -339,6 +386,7 @@ class Contributions:
             if not any(one.reports for one in recorder.rounds):
                 log.error("no round was scored: %s", "; ".join(self.notes[-3:]) or "nobody reported")
             coordinator.finish(model)
+            self.scores = recorder.write_scores()
         if self.page:
             log.info("the page: %s", page_of_run(self.folder))
         return result
@@ -418,7 +466,7 @@ class Contributions:
             slices=slices,
             balanced=False,
             classes=0,
-            utility_hash=definition(self.value, self._settings["scoring"]["utilities"]),
+            utility_hash=definition(self.value or self.gradient, self._settings["scoring"]["utilities"]),
             key=secrets.token_bytes(32),
             settled=settled,
         )
@@ -441,6 +489,39 @@ class Contributions:
                 f"{least} are needed" + "".join(f"; {note}" for note in self.notes[:3]),
                 stage="join",
             )
+
+
+def _method(given: str | None, gradient: Gradient | None) -> str:
+    """Return how members are scored; raise ConfigError if that needs a gradient and there is none."""
+    if gradient is None and given is None:
+        raise ConfigError(
+            "method: expected gradient=..., the gradient of the paid utility, for scores that are settled "
+            'after the last round; or method="reports", for scores by what members report in every round'
+        )
+    if gradient is None and given != "reports":
+        raise ConfigError(
+            f"method: {given!r} needs gradient=..., the gradient of the paid utility "
+            "(fedmerit.flower.torch_scoring makes it for a PyTorch model)"
+        )
+    return given or "settled"
+
+
+FEW = 16
+"""Test samples on which ``value`` and ``gradient`` are compared before anybody trains."""
+
+
+def _check_slope(slope: Slope, evaluate: Evaluate | None, model: Model, shown: Slice, utility: str) -> None:
+    """Raise ConfigError unless the user's gradient works and is about what the user's value measures."""
+    few = Slice(index=shown.index, x=shown.x[:FEW], y=shown.y[:FEW], salts=b"", path=())
+    found, _ = slope(model, few, np.arange(len(few.y)))
+    if evaluate is None:
+        return
+    expected = mean(evaluate(model, few)[utility])
+    if not abs(found - expected) <= 1e-3:
+        raise ConfigError(
+            f"gradient: it says that the mean {utility} of {len(few.y)} test samples is {found:g}, but value "
+            f"says {expected:g}: both must measure the same"
+        )
 
 
 def _server_key(roster: Roster, given: Any, key: str | Path | None) -> Path | None:

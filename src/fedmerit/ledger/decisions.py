@@ -13,23 +13,23 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import accumulate as accumulated
 from typing import Any, get_args
 
 import numpy as np
 
-from fedmerit.config import Config, Scoring
-from fedmerit.errors import DoesNotFollow, LedgerError
+from fedmerit.config import Scoring
+from fedmerit.errors import LedgerError, UnsettledShares
 from fedmerit.identity import SERVER, canonical, exact, new_salt, number
+from fedmerit.ledger.account import Account, account_of, moment, total_of
 from fedmerit.ledger.chain import Record, Records
-from fedmerit.ledger.records import config_of, first_body, own_total, reading, rounds_of
+from fedmerit.ledger.joined_runs import RunPart, joined, numbered_on, part_of
+from fedmerit.ledger.records import config_of, own_total, reading
+from fedmerit.notes import Note
 from fedmerit.protocol.outcome import Round
-from fedmerit.protocol.terms import REHEARSALS
 from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.doubts import Doubt, doubts
-from fedmerit.scoring.files import LEDGER
 from fedmerit.scoring.rewards import (
     Division,
     OnUndefined,
@@ -42,120 +42,7 @@ from fedmerit.scoring.rewards import (
     shares,
     spelled,
 )
-from fedmerit.scoring.types import Scores
-from fedmerit.scoring.validate import two_spellings
-
-# ------------------------------------------------------------------------------ runs that follow each other
-
-
-@dataclass(frozen=True)
-class RunPart:
-    """A run, up to some head of its ledger, as one of several that are counted as one."""
-
-    name: str  # of its folder or file, for messages
-    first: Mapping[str, Any]  # the body of its first record
-    config: Config
-    rounds: tuple[Round, ...]
-    head: str
-    closed: Mapping[str, int]  # head -> rounds closed by then
-    decisions: int = 0  # of its own, which a decision in a later run does not replace
-
-    @property
-    def id(self) -> str:
-        """The id of the run."""
-        return str(self.first["run"])
-
-    def upto(self, head: str) -> RunPart:
-        """Return the run as it was at a head; raise LedgerError if that is not on its chain."""
-        if head not in self.closed:
-            raise LedgerError(
-                f"rests on run {self.id} up to head {head}, which is not on the chain of {self.name}"
-            )
-        return replace(self, rounds=self.rounds[: self.closed[head]], head=head)
-
-
-def part_of(ledger: Records) -> RunPart:
-    """Return the run of a ledger up to its last head."""
-    kinds = [record.kind for record in ledger.records()]
-    closed = accumulated(kind == "round" for kind in kinds)
-    heads = (record.digest.hex() for record in ledger.records())
-    return RunPart(
-        name=str(ledger.path.parent if ledger.path.name == LEDGER else ledger.path),
-        first=first_body(ledger, "run"),
-        config=config_of(ledger),
-        rounds=tuple(rounds_of(ledger)),
-        head=ledger.head,
-        closed=dict(zip(heads, closed, strict=True)),
-        decisions=kinds.count("decision"),
-    )
-
-
-def joined(runs: Sequence[RunPart]) -> tuple[Round, ...]:
-    """Return the rounds of runs that follow each other, numbered on; raise DoesNotFollow if they do not."""
-    for place, run in enumerate(runs):
-        for other in runs[:place]:
-            if other.id == run.id:
-                raise _apart(other, run, "same", f"both are run {run.id}; expected two runs")
-        if place:
-            _check_follows(runs[place - 1], run)
-    return numbered_on(runs[:-1], runs[-1].rounds)
-
-
-def numbered_on(before: Sequence[RunPart], rounds: Sequence[Round]) -> tuple[Round, ...]:
-    """Return the rounds of runs before this one, and then its own, numbered on."""
-    found: list[Round] = []
-    for own in (*(run.rounds for run in before), rounds):
-        past = len(found)
-        since = past + 1 if past else None
-        found += [replace(one, number=past + one.number, since=since) for one in own]
-    return tuple(found)
-
-
-def _apart(earlier: RunPart, later: RunPart, code: str, why: str) -> DoesNotFollow:
-    return DoesNotFollow(why, earlier=earlier.name, later=later.name, code=code)
-
-
-def _check_follows(earlier: RunPart, later: RunPart) -> None:
-    """Raise DoesNotFollow unless a run goes on where another stopped, under the same rules."""
-    if not earlier.rounds:
-        raise _apart(earlier, later, "empty", f"no round is closed in {earlier.name}; leave it out")
-    ends, begins = str(earlier.rounds[-1].body["m"]), str(later.first["m0"])
-    if ends != begins and later.rounds and later.rounds[-1].body["m"] == earlier.first["m0"]:
-        raise _apart(earlier, later, "order", f"it is the other way round; give {later.name} first")
-    one, two = earlier.first, later.first
-    if one["engine"] != two["engine"]:
-        told = f"expected engine {one['engine']}, as in {earlier.name}, got {two['engine']}"
-        raise _apart(earlier, later, "engine", told)
-    _check_members(earlier, later)
-    for key in ("utilities", "game", "missing", "visibility"):
-        expected, came = (getattr(run.config.scoring, key) for run in (earlier, later))
-        if expected != came:
-            told = f"expected scoring.{key} = {expected!r}, as in {earlier.name}, got {came!r}"
-            raise _apart(earlier, later, "scoring", told)
-    if ends != begins:
-        told = f"expected the model {ends}, with which round {len(earlier.rounds)} of {earlier.name} ended"
-        raise _apart(earlier, later, "model", f"{told}, as its first model, got {begins}")
-
-
-def _check_members(earlier: RunPart, later: RunPart) -> None:
-    """Raise DoesNotFollow unless both runs have one roster, or the later one has the next."""
-    one, two = (run.first.get("terms", {}) for run in (earlier, later))
-    before, here = one.get("roster"), two.get("roster")
-    if before != here and (before is None or two.get("previous") != before):
-        came = f"{here} after {two.get('previous')}"
-        told = f"expected the roster {before} of {earlier.name}, or the one right after it, got {came}"
-        raise _apart(earlier, later, "roster", told)
-    names = dict.fromkeys((*earlier.config.clients, *later.config.clients))
-    if alike := two_spellings(names):
-        told = f"expected one spelling of each name, got {alike[0]!r} and {alike[1]!r}"
-        raise _apart(earlier, later, "names", told)
-    known, keys = earlier.first["keys"] or {}, later.first["keys"] or {}
-    same = before == here  # a next roster may give a member another key
-    for name in names if earlier.first["engine"] in REHEARSALS else (SERVER, *names):
-        if same and known.get(name) != keys.get(name):
-            told = f"expected the key {known.get(name)} of {name}, as in {earlier.name}, got {keys.get(name)}"
-            raise _apart(earlier, later, "keys", told)
-
+from fedmerit.scoring.types import Reports, Scores
 
 # ----------------------------------------------------------------------------------------------- decisions
 
@@ -268,13 +155,20 @@ def decide(
     *,
     game: str | None = None,
     after: Sequence[RunPart] = (),
+    account: Account | None = None,
 ) -> Decision:
     """Return what these rounds pay under these terms, as the decision that follows those in ``before``.
 
-    ``after`` are the runs before this one that the first of the rounds are from (see `joined`).
+    ``after`` are the runs before this one that the first of the rounds are from (see `joined`). ``account``
+    is the one of this run, if it is settled.
     """
-    scored = [reports for one in rounds if (reports := one.to_reports(terms.utility)) is not None]
-    total = accumulate(scored, score=terms.score, missing=terms.missing)
+    scored: list[Reports] = []
+    if terms.score == "PHI":
+        accounts = _settled([*(run.account for run in after), account], terms)
+        total = total_of(accounts, terms.missing)
+    else:
+        scored = [reports for one in rounds if (reports := one.to_reports(terms.utility)) is not None]
+        total = accumulate(scored, score=terms.score, missing=terms.missing)
     divided = shares(total, terms.rule, floor=terms.floor, cap=terms.cap, on_undefined=terms.on_undefined)
     return Decision(
         number=len(before) + 1,
@@ -284,10 +178,25 @@ def decide(
         total=total,
         shares=divided,
         paid=payouts(divided, terms.budget),
-        doubts=doubts(scored, game=game),
+        doubts=doubts(scored, game=game) if scored else (),
         after=tuple((run.id, run.head) for run in after),
         counts=tuple(len(run.rounds) for run in after),
     )
+
+
+def _settled(accounts: Sequence[Account | None], terms: Terms) -> list[Account]:
+    """Return the accounts of all runs of a decision; raise UnsettledShares unless they can be paid by."""
+    for one in accounts:
+        if one is None:
+            raise UnsettledShares(Note("settlement-lacking"), code="unsettled")
+        if one.utility != terms.utility:
+            raise LedgerError(f"utility: expected {one.utility!r}, as settled, got {terms.utility!r:.40}")
+        if not one.final:
+            raise UnsettledShares(
+                Note("settlement-open", clients=one.missing, until=moment(one.closes)), code="open"
+            )
+        one.check_payable(terms.rule, despite=terms.despite_doubts)
+    return [one for one in accounts if one is not None]
 
 
 def _totals(total: Scores, divided: Shares, budget: str) -> dict[str, Any]:
@@ -339,7 +248,10 @@ def decisions_of(
     for one in found_in(ledger):
         with reading(one.record):
             told = _stated(one, scoring)
-            again = _again(one, rounds, found, scoring, before_it(ledger, one, earlier), told["shares"])
+            after = before_it(ledger, one, earlier)
+            again = _again(
+                one, rounds, found, scoring, after, told["shares"], _account_at(ledger, one, rounds)
+            )
             _same(told["shares"], dict(again.shares), exactly=False)
             anew = division(Shares(told["shares"], again.shares.rule), again.terms.budget)
             paid = {name: anew.cents_of(name, share) for name, share in told["shares"].items()}
@@ -350,6 +262,19 @@ def decisions_of(
                 _same_totals(one.record.body["totals"], again, told["shares"])
             found.append(again)
     return found
+
+
+def _account_at(ledger: Records, one: StatedDecision, rounds: Sequence[Round]) -> Account | None:
+    """Return the account on which a decision by settled scores rests; None for other decisions.
+
+    Raises:
+        LedgerError: the settlement was not final before the decision.
+    """
+    if one.record.body["score"] != "PHI":
+        return None
+    if not any(record.body["final"] and record.seq < one.record.seq for record in ledger.records("settled")):
+        raise LedgerError("pays by settled scores, but the settlement was not final before it")
+    return account_of(ledger, rounds, config_of(ledger))
 
 
 def after_in(body: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -394,6 +319,7 @@ def _again(
     scoring: Scoring,
     after: Sequence[RunPart] | None,
     stated: Mapping[str, float],
+    account: Account | None,
 ) -> Decision:
     """Return the decision recomputed from the rounds that were closed before it."""
     body = one.record.body
@@ -417,7 +343,7 @@ def _again(
         )
     else:
         whole = numbered_on(after, rounds[: one.rounds])
-        made = decide(whole, terms, before, game=scoring.game, after=after)
+        made = decide(whole, terms, before, game=scoring.game, after=after, account=account)
     if (body["decision"], body["replaces"]) != (made.number, made.replaces):
         raise LedgerError(f"expected decision {made.number}, which replaces {made.replaces}")
     if body["status"] != made.shares.status:
@@ -537,7 +463,10 @@ def own_parts(
             mine = [record.body for record in one.payouts if record.body.get("member") == member]
             before, after = before_it(ledger, one, earlier), after_in(body)
             upto = numbered_on(before or (), rounds[: one.rounds])
-            own = own_total(member, upto, terms.utility, score=terms.score, missing=terms.missing)
+            if terms.score == "PHI":
+                own = _own_settled(member, [*(before or ()), _account_at(ledger, one, rounds)], terms.missing)
+            else:
+                own = own_total(member, upto, terms.utility, score=terms.score, missing=terms.missing)
             if not after and terms.score == "ALPHA" and terms.missing == scoring.missing:
                 known = summed[one.rounds][terms.utility]["summed"]
                 for key, other in (("n", "n"), ("gain", "gain"), ("positive", "alpha_plus")):
@@ -560,6 +489,13 @@ def own_parts(
                     raise LedgerError(f"cents of {member}: states {paid!r:.40}, its share gives {right}")
             found.append(OwnPart(body["decision"], paid, share, recomputed, after, before is not None))
     return found
+
+
+def _own_settled(member: str, parts: Sequence[RunPart | Account | None], missing: Missing) -> float | None:
+    """Return a member's settled score over these runs, from its own statements; None if it has none."""
+    found = [one.account if isinstance(one, RunPart) else one for one in parts]
+    known = [one for one in found if one is not None and member in one.values]
+    return total_of(known, missing).as_dict()[member] if known else None
 
 
 def _check_words(body: Mapping[str, Any], terms: Terms) -> None:

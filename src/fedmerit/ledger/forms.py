@@ -18,6 +18,7 @@ from fedmerit.errors import LedgerError
 from fedmerit.identity import SERVER, number
 from fedmerit.ledger.chain import Record
 from fedmerit.ledger.records import compare, moves, reading
+from fedmerit.protocol.direction import Entry
 from fedmerit.protocol.messages import PACKAGE
 from fedmerit.protocol.outcome import Round
 from fedmerit.protocol.pool import parts_of
@@ -195,12 +196,12 @@ def _setting(
     return agreed.setting(run["run"], number_, scheduled, roster)
 
 
-def masked_input(records: Sequence[Record], number_: int, name: str) -> str:
-    """Return the hash of the words that a member sent in a round, as recorded before any unmasking."""
+def masked_inputs(records: Sequence[Record], entry: Entry) -> dict[str, str]:
+    """Return the hashes of the words that a round's members sent, as recorded before any unmasking."""
     for record in records:
-        if record.kind == "masked" and record.body["round"] == number_:
-            return str(record.body["inputs"].get(name, ""))
-    return ""
+        if record.kind == "masked" and record.body["round"] == entry.round:
+            return {name: str(record.body["inputs"].get(name, "")) for name in entry.participants}
+    return {}
 
 
 @dataclass

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fedmerit.config import VERSION, Config
 from fedmerit.errors import StoreError
 from fedmerit.identity import SERVER, Roster, content, exact, public_key
+from fedmerit.ledger.account import account_of, block_of
 from fedmerit.ledger.records import (
     Journal,
     after_round,
@@ -175,6 +176,8 @@ class LedgerRecorder:
         if [*self.recorded(kind)][-1:] != [dict(body)]:
             with self.folder.ledger.transaction():
                 self._write(SERVER, kind, body)
+            if kind == "settled":
+                self.write_scores()
 
     def recorded(self, kind: str) -> Sequence[Mapping[str, Any]]:
         """Return the bodies of all records of a kind, in order."""
@@ -281,6 +284,9 @@ class LedgerRecorder:
     def write_scores(self) -> dict[str, Any]:
         """Write ``scores.json`` and ``scores.csv`` from the rounds so far; return what they hold."""
         scoring = self.config.scoring
+        account = None
+        if self.recorded("settled"):
+            account = account_of(self.folder.ledger, self.rounds, self.config)
         document = scores_document(
             self.rounds,
             self.config.clients,
@@ -288,6 +294,8 @@ class LedgerRecorder:
             missing=scoring.missing,
             truth=self.truth([one.number for one in self.rounds if one.included]) if self.truth else None,
             analysis=self.config.analysis,
+            settlement=None if account is None else block_of([account], self.config.clients, scoring.missing),
+            settled=not self.config.reports,
         )
         for name, data in score_files(document):
             self.folder.write(name, data)

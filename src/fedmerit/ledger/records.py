@@ -28,7 +28,7 @@ from fedmerit.ledger.chain import Ledger, Record, Records
 from fedmerit.notes import Note
 from fedmerit.protocol.outcome import Model, Outcome, Report, Round, included_hash, model_hash
 from fedmerit.scoring.accumulate import Missing, accumulate
-from fedmerit.scoring.files import add_phi, as_csv, as_json, document, round_object
+from fedmerit.scoring.files import add_phi, as_csv, as_json, document, round_object, settled_csv
 from fedmerit.scoring.scores import alpha
 from fedmerit.scoring.types import Reports, Vector
 
@@ -223,14 +223,35 @@ def scores_document(
     missing: Any = "zero",
     truth: Mapping[str, Any] | None = None,
     analysis: bool = False,
+    settlement: Mapping[str, Any] | None = None,
+    settled: bool = False,
 ) -> dict[str, Any]:
-    """Return the content of ``scores.json``: the paid utility at the top level, others as companions."""
+    """Return the content of ``scores.json``: the paid utility at the top level, others as companions.
+
+    Args:
+        rounds: of the ledger.
+        clients: all members.
+        utilities: the paid one first.
+        missing: see :func:`fedmerit.accumulate`.
+        truth: ground truth by utility.
+        analysis: whether plain updates were analysed.
+        settlement: its block, once there is one.
+        settled: whether members report nothing, so that the settlement gives the only scores.
+    """
     each = {utility: _one(rounds, clients, utility, missing) for utility in utilities}
+    if settled:
+        listed = [_unscored(one, one.included) for one in rounds]
+        cumulative = {} if settlement is None else {"PHI": settlement["cumulative"]}
+        bare = {"clients": list(clients), "utility": utilities[0], "method": "settled", "rounds": listed}
+        each = {utilities[0]: {**bare, "cumulative": cumulative}}
     for utility, values in (truth or {}).items():
         each[utility]["truth"] = values
     paid, *others = utilities
-    marked = {"analysis": True} if analysis else {}
-    return {**each[paid], **marked, "companions": {utility: each[utility] for utility in others}}
+    marked: dict[str, Any] = {"analysis": True} if analysis else {}
+    if settlement is not None:
+        marked["settlement"] = dict(settlement)
+    beside = {utility: each[utility] for utility in others if utility in each}
+    return {**each[paid], **marked, "companions": beside}
 
 
 def _one(rounds: Sequence[Round], clients: Sequence[str], utility: str, missing: Any) -> dict[str, Any]:
@@ -264,11 +285,11 @@ def _beside_phi(found: Mapping[str, Any]) -> dict[str, Any]:
     return {"gain": number(found["gain"]), "rest": number(found["rest"]), "points": found["points"]}
 
 
-def _unscored(one: Round) -> dict[str, Any]:
-    """Return the entry of a round without a score, because it was aborted or no member reported."""
+def _unscored(one: Round, participants: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the entry of a round without reported scores: it was aborted, or no member reported."""
     return {
         "round": one.number,
-        "participants": [],
+        "participants": list(participants),
         **({"silent": list(one.silent)} if one.silent else {}),
         "reports": None,
         "scores": None,
@@ -279,6 +300,9 @@ def _unscored(one: Round) -> dict[str, Any]:
 def score_files(content_: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
     """Yield the names and contents of the score files."""
     yield "scores.json", as_json(content_).encode()
+    if content_.get("method") == "settled":  # there are no reports
+        yield "scores.csv", settled_csv(content_).encode()
+        return
     scored = {**content_, "rounds": [one for one in content_["rounds"] if one["reports"] is not None]}
     yield "scores.csv", as_csv(scored).encode()
 
@@ -572,7 +596,8 @@ def _check_totals(told: Mapping[str, Any], one: Round, scoring: Scoring) -> None
             type(value) is not int if key == "n" else number(value) is None for key, value in part.items()
         ):
             raise LedgerError("totals: expected a whole number n, and numbers")
-    for utility in scoring.utilities if one.reports or one.withheld else ():
+    scored = (one.reports or one.withheld) and scoring.method != "settled"
+    for utility in scoring.utilities if scored else ():
         facts, used = told[utility]["round"], one.body["utilities"][utility]
         grand, gain = number(used["grand"]), number(used["grand"]) - number(used["empty"])
         n, sum_ = len(one.reports) + len(one.withheld), number(facts["alpha"])
@@ -588,6 +613,8 @@ def _check_complete(
 ) -> None:
     """Raise unless a round has one record of totals, and one score per member who has ever reported."""
     heard = {name for earlier in upto for name in (*earlier.reports, *earlier.withheld)}
+    if scoring.method == "settled":  # reports only acknowledge a round, and give no score
+        heard = set()
     kinds = [record.kind for record in found]
     if kinds != ["totals"] + ["score"] * len(heard):
         raise LedgerError(

@@ -58,6 +58,7 @@ class Book:
     named: dict[int, dict[str, str]] = field(default_factory=dict)
     silent: dict[int, tuple[str, ...]] = field(default_factory=dict)
     settled: Settled | None = None
+    history: list[Settled] = field(default_factory=list)  # every one that was recorded, in order
     why: str = ""
     countersigned: tuple[str, ...] = ()
     threshold: int = 0
@@ -147,8 +148,8 @@ class _Walk:
 
     def agreed(self, record: Record) -> None:
         self._manifest(record)
-        if record.author in self.book.agreed or self.book.statements:
-            raise LedgerError("its author agreed before, or somebody stated before it")
+        if record.author in self.book.agreed or record.author in self.book.statements:
+            raise LedgerError("its author agreed or stated before")
         numbers = record.body["wrong"]
         if not all(type(number) is int for number in (*numbers, *record.body["released"])):
             raise LedgerError("expected rounds")
@@ -210,6 +211,7 @@ class _Walk:
         if book.told.get("final"):
             raise LedgerError("comes after the settlement was closed")
         book.settled, book.told, book.countersigned = found, dict(body), ()
+        book.history.append(found)
 
     def unsettled(self, record: Record) -> None:
         if self.book.told or self.book.why:

@@ -9,6 +9,11 @@ What is where::
     memory        what a member remembers of a run between two messages
     member        one member; every message may be handled by a new process
     coordinator   the server's rounds
+    direction     the public direction of every round as integers, and the manifest of all of them
+    settlement    statements, the equations that check them, and the scores that follow
+    settler       a member's side of the settlement
+    clearing      the server's side of it
+    naming        who lied, if an equation fails
 
 The exchanges of a run. A round usually has five; the first needs ``join`` and ``advertise`` before it::
 
@@ -22,4 +27,15 @@ The exchanges of a run. A round usually has five; the first needs ``join`` and `
     report     the integers that were summed, the round's test   its signed report, and its keys for
                slice, the next round's schedule                   the next round
     close      the ledger's last head                            its signature on it
+
+A settled run has these before ``close``. Its ``report`` acknowledges the sum, without a test slice::
+
+    last       only if the run ends early                        its signature on the last round
+    open       the test pool, the manifest of all directions     that it accepts both
+    agree      one round's direction, M0 and sum                 whether it is the gradient
+    agreed     nothing                                           its signature on the manifest, or its faults
+    state      t such signatures                                 its signed integers
+    table      statements that do not add up, the direction      the products of its masks, its masked words
+    pairs      tables of peers that contradict its own           the keys of these pairs
+    settle     what it came to                                   its countersignature
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,7 +19,6 @@ import numpy.typing as npt
 from fedmerit.errors import FedmeritError, MessageError, SettlementError
 from fedmerit.identity import canonical
 from fedmerit.protocol.direction import (
-    MOST,
     Direction,
     Entry,
     Gradient,
@@ -38,14 +37,16 @@ from fedmerit.protocol.messages import Ask, Parcel, parsed, slice_arrays, unpack
 from fedmerit.protocol.outcome import Model, model_hash, moved, sum_hash
 from fedmerit.protocol.pool import Slice
 from fedmerit.protocol.settlement import (
+    ALL,
     Settled,
     Statement,
     agreement,
     countersignature,
     last_round,
 )
+from fedmerit.protocol.settler import ask_names
 from fedmerit.protocol.terms import scheduled_encoding
-from fedmerit.secagg.quantise import Encoding, Words
+from fedmerit.secagg.quantise import Encoding, Words, largest_stated
 
 if TYPE_CHECKING:
     from fedmerit.protocol.coordinator import Coordinator
@@ -56,6 +57,8 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 DAY = 86_400
 STATEMENT = 2048
 """Most bytes of an answer that states, for each round and member."""
+MESSAGES, HEAD = "messages", "head"
+"""Where the archive has messages for members who were away, and the array with their signed bytes."""
 
 
 class Archive(Protocol):
@@ -95,11 +98,14 @@ class Clearing:
         coordinator: of the run, whose rounds are over.
         gradient: the server's own function.
         archive: what it kept of the rounds.
+        reaches: whether members can be asked; else nobody is named where an equation fails, and nobody counts
+            as silent.
     """
 
     coordinator: Coordinator
     gradient: Gradient
     archive: Archive
+    reaches: bool = True
     agreed: dict[str, tuple[list[int], bytes]] = field(default_factory=dict)  # released rounds, signature
     statements: dict[str, tuple[Statement, bytes]] = field(default_factory=dict)
 
@@ -113,14 +119,32 @@ class Clearing:
             self.coordinator.note(f"the run is not settled: {error}")
             recorder.state("unsettled", {"settlement": None, "why": error.code})
             return None
-        opened = self._open(manifest, present, last)
-        for one, entry in zip(self.rounds(), manifest.rounds, strict=True):
-            self._agree(one, entry, [name for name in opened if name in entry.participants])
-        if not self._agreements(manifest, opened):
+        opened = self._directions(manifest, present, last)
+        while back := self._back(name for name in ask_names(manifest) if name not in self.agreed):
+            opened += self._directions(manifest, back, last)
+        if not self._enough(manifest):
             return None
         self._statements(manifest, opened)
+        while back := self._back(self.settled(manifest).missing):
+            self._statements(manifest, self._directions(manifest, back, last))
+            opened += [name for name in back if name not in opened]
         settled = self._named(self.settled(manifest))
+        if settled.missing:
+            self._keep_messages(manifest, last)
         return self._closed(manifest, settled, opened)
+
+    def _directions(self, manifest: Manifest, members: Sequence[str], last: Mapping[str, bytes]) -> list[str]:
+        """Show members the pool and all directions, and collect what they sign; return who accepts them."""
+        opened = self._open(manifest, members, last)
+        for one, entry in zip(self.rounds(), manifest.rounds, strict=True):
+            self._agree(one, entry, [name for name in opened if name in entry.participants])
+        self._agreements(manifest, opened)
+        return opened
+
+    def _back(self, missing: Iterable[str]) -> Sequence[str]:
+        """Return members who were away and are back; nobody if there is no waiting any more."""
+        names = list(missing)
+        return self.coordinator.awaited(names) if names and self.coordinator.awaited else []
 
     # ----------------------------------------------------------------------------------------- the directions
 
@@ -219,8 +243,8 @@ class Clearing:
                 signed[name] = signature
         return signed
 
-    def _open(self, manifest: Manifest, present: Sequence[str], last: Mapping[str, bytes]) -> list[str]:
-        """Open the pool; return the members who accept it and the manifest."""
+    def _opening_ask(self, manifest: Manifest, last: Mapping[str, bytes]) -> Parcel:
+        """Return the message that opens the pool."""
         shown = self.coordinator.pool.settlement()
         self._keep_pool(shown)
         body = {
@@ -229,12 +253,23 @@ class Clearing:
             "last": dict(last),
         }
         number = len(self.coordinator.recorder.rounds)
-        ask = self.ask("open", number, body, slice_arrays(shown))
-        opened = []
-        for name, answer in self.coordinator.transport.exchange("open", dict.fromkeys(present, ask)):
-            if unpack(answer, "an answer", values=2) == [manifest.digest]:
+        return self.ask("open", number, body, slice_arrays(shown))
+
+    def _open(self, manifest: Manifest, present: Sequence[str], last: Mapping[str, bytes]) -> list[str]:
+        """Open the pool; return the members who accept it and the manifest."""
+        if not present:
+            return []
+        ask, opened = self._opening_ask(manifest, last), []
+        answers = self.coordinator.transport.exchange("open", dict.fromkeys(present, ask))
+        for name, answer in self._read_all(answers, 2):
+            if answer == [manifest.digest]:
                 opened.append(name)
         return opened
+
+    def _direction_ask(self, one: Summed, entry: Entry) -> Parcel:
+        """Return the message that shows the direction of a round."""
+        arrays = {"g": self.direction(entry), "m0": one.m0, "sum": one.words}
+        return self.ask("agree", entry.round, {}, arrays)
 
     def _keep_pool(self, shown: Slice) -> None:
         """Archive the opened pool, for those who check the settlement later."""
@@ -248,19 +283,30 @@ class Clearing:
         """Show the members of a round its direction, to recompute it."""
         if not members:
             return
-        arrays = {"g": self.direction(entry), "m0": one.m0, "sum": one.words}
-        ask = self.ask("agree", entry.round, {}, arrays)
-        for name, answer in self.coordinator.transport.exchange("agree", dict.fromkeys(members, ask)):
-            if unpack(answer, "an answer", values=2) != [True]:
+        ask = self._direction_ask(one, entry)
+        answers = self.coordinator.transport.exchange("agree", dict.fromkeys(members, ask))
+        for name, answer in self._read_all(answers, 2):
+            if answer != [True]:
                 self.coordinator.note(f"{name} disagrees with the direction of round {entry.round}")
 
-    def _agreements(self, manifest: Manifest, members: Sequence[str]) -> bool:
-        """Collect the signatures under the manifest; return whether t members agree to all of it."""
+    def _read_all(self, answers: Iterable[tuple[str, bytes]], values: int) -> Iterator[tuple[str, Any]]:
+        """Yield what members answered; a member whose bytes cannot be read has not answered."""
+        for name, answer in answers:
+            try:
+                yield name, unpack(answer, "an answer", values=values)
+            except MessageError as error:
+                self.coordinator.note(f"refused: {name}: {error}")
+
+    def _agreements(self, manifest: Manifest, members: Sequence[str]) -> None:
+        """Collect the signatures under the manifest."""
         recorder, config = self.coordinator.recorder, self.coordinator.config
         number = len(recorder.rounds)
-        for name, answer in self.coordinator.exchange("agreed", number, members, {}):
-            match unpack(answer, "an agreement", values=4 + 2 * config.training.rounds):
-                case [list(wrong), list(released), bytes(signature)]:
+        answers = self.coordinator.exchange("agreed", number, members, {})
+        for name, answer in self._read_all(answers, 4 + 2 * config.training.rounds):
+            match answer:
+                case [list(wrong), list(released), bytes(signature)] if all(
+                    type(one) is int for one in (*wrong, *released)
+                ):
                     body = agreement(recorder.run, manifest.digest, wrong, released)
                     if not recorder.said(name, "agreed", body, signature):
                         self.coordinator.note(f"{name} did not sign its agreement")
@@ -269,6 +315,12 @@ class Clearing:
                         self.coordinator.note(f"{name} says that the directions of rounds {rounds} are wrong")
                     else:
                         self.agreed[name] = released, signature
+                case _:
+                    self.coordinator.note(f"refused: {name}: not an agreement")
+
+    def _enough(self, manifest: Manifest) -> bool:
+        """Return whether t members agree to all directions; record it if they do not."""
+        recorder, config = self.coordinator.recorder, self.coordinator.config
         if len(self.agreed) >= config.threshold:
             return True
         self.coordinator.note(
@@ -278,13 +330,15 @@ class Clearing:
         recorder.state("unsettled", {"settlement": manifest.digest, "why": "not-agreed"})
         return False
 
+    def _agreed_rows(self) -> list[list[Any]]:
+        return [[name, released, signature] for name, (released, signature) in self.agreed.items()]
+
     def _statements(self, manifest: Manifest, members: Sequence[str]) -> None:
         """Ask everybody who agreed to state, and record what they sign."""
         recorder = self.coordinator.recorder
-        rows = [[name, released, signature] for name, (released, signature) in self.agreed.items()]
-        number = len(recorder.rounds)
+        number, body = len(recorder.rounds), {"agreed": self._agreed_rows()}
         asked = [name for name in members if name in self.agreed]
-        for name, answer in self.coordinator.exchange("state", number, asked, {"agreed": rows}):
+        for name, answer in self.coordinator.exchange("state", number, asked, body):
             try:
                 self.take(manifest, name, answer)
             except FedmeritError as error:
@@ -301,8 +355,8 @@ class Clearing:
             case [bytes(text), bytes(signature)]:
                 body = parsed(text, "state")
                 statement = Statement.from_body(name, body, manifest, detail=config.settlement.detail)
-                if config.settlement.naming:
-                    self._refuse_beyond(statement)
+                if config.word_bytes == 6:
+                    self._refuse_beyond(manifest, statement)
                 before = self.statements.get(name)
                 if before is not None and before[0].body(recorder.run) != body:
                     raise MessageError("has stated something else before", stage="state", member=name)
@@ -312,19 +366,18 @@ class Clearing:
                 return
         raise MessageError("not a statement", stage="state", member=name)
 
-    def _refuse_beyond(self, statement: Statement) -> None:
+    def _refuse_beyond(self, manifest: Manifest, statement: Statement) -> None:
         """Raise for a number that masks cannot prove: no honest member states one."""
-        most = MOST * (1 if self.coordinator.config.settlement.detail == "rounds" else self._summed())
+        entries = [one for one in manifest.rounds if statement.member in one.participants]
+        most = {str(one.round): largest_stated(len(one.participants)) for one in entries}
+        most[ALL] = sum(most.values())
         for key, value in statement.rounds.items():
-            if abs(value) >= most:
+            if abs(value) > most[key]:
                 raise MessageError(
-                    f"states {value} for {key}, beyond what 47 bits hold",
+                    f"states {value} for {key}, and masks can prove at most {most[key]}",
                     stage="state",
                     member=statement.member,
                 )
-
-    def _summed(self) -> int:
-        return sum(not one.aborted for one in self.coordinator.recorder.rounds)
 
     def late(self, name: str, answer: bytes) -> Settled:
         """Take a statement that came after the others, and record what the settlement comes to now."""
@@ -344,9 +397,8 @@ class Clearing:
             return settled
         if last["closes"] is not None and now < last["closes"]:
             until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(last["closes"]))
-            raise SettlementError(
-                f"statements of {', '.join(settled.missing)} are taken until {until}", code="open"
-            )
+            waiting = ", ".join(settled.missing) or "members about their masks"
+            raise SettlementError(f"statements of {waiting} are taken until {until}", code="open")
         self.coordinator.recorder.state("settled", settled.body())
         return settled
 
@@ -373,8 +425,13 @@ class Clearing:
         return self._dated(made)
 
     def _dated(self, settled: Settled) -> Settled:
-        """Return a settlement that is final if nobody is missing, else with the day on which it closes."""
-        if not settled.missing:
+        """Return a settlement that is final if nothing is open, else with the day on which it closes.
+
+        Open is who is missing, and an equation that fails and of which masks have not said why.
+        """
+        asked = self.coordinator.config.word_bytes == 6
+        failing = any(not one.holds and not settled.named.get(one.round or 0) for one in settled.equations)
+        if not settled.missing and not (asked and failing):
             return replace(settled, final=True)
         window = self.coordinator.config.settlement.window_days * DAY
         closes = int(time.time() + window) if settled.closes is None else settled.closes
@@ -383,7 +440,7 @@ class Clearing:
     def _named(self, settled: Settled) -> Settled:
         """Find out who lied, in every round whose equation fails though everybody stated."""
         failed = [one for one in settled.equations if not one.missing and not one.holds]
-        if not failed or self.coordinator.config.word_bytes == 4:
+        if not failed or self.coordinator.config.word_bytes == 4 or not self.reaches:
             return settled
         from fedmerit.protocol.naming import named
 
@@ -403,13 +460,30 @@ class Clearing:
         everybody = config.scoring.visibility == "all"
         number = len(recorder.rounds)
         signed = countersignature(recorder.run, body)
-        for name in members:
-            own = shown if everybody else {key: one for key, one in shown.items() if key == name}
-            told = {"settled": canonical(body), "statements": own}
-            for who, signature in self.coordinator.exchange("settle", number, [name], told):
-                if not recorder.said(who, "countersigned", signed, signature):
-                    self.coordinator.note(f"{who} did not countersign the settlement")
+        told = {"settled": canonical(body), "statements": shown}
+        asks = dict.fromkeys(members, self.coordinator.ask("settle", number, told))
+        for name in () if everybody else members:
+            own = {key: one for key, one in shown.items() if key == name}
+            asks[name] = self.coordinator.ask("settle", number, {**told, "statements": own})
+        for name, signature in self.coordinator.transport.exchange("settle", asks) if asks else ():
+            if not recorder.said(name, "countersigned", signed, signature):
+                self.coordinator.note(f"{name} did not countersign the settlement")
         return settled
+
+    # ------------------------------------------------------------------------------------- who is missing
+
+    def _keep_messages(self, manifest: Manifest, last: Mapping[str, bytes]) -> None:
+        """Keep the messages that a member needs to state when the server is gone; the pool is open anyway."""
+        number = len(self.coordinator.recorder.rounds)
+        self._keep("open", number, self._opening_ask(manifest, last))
+        for one, entry in zip(self.rounds(), manifest.rounds, strict=True):
+            self._keep("agree", one.round, self._direction_ask(one, entry))
+        self._keep("agreed", number, self.coordinator.ask("agreed", number, {}))
+        self._keep("state", number, self.coordinator.ask("state", number, {"agreed": self._agreed_rows()}))
+
+    def _keep(self, kind: str, number: int, parcel: Parcel) -> None:
+        head = np.frombuffer(parcel.head, np.uint8)
+        self.archive.save(f"{MESSAGES}/{kind}", number, {**parcel.arrays, HEAD: head})
 
     def ask(self, kind: Exchange, number: int, body: Mapping[str, Any], arrays: Mapping[str, Any]) -> Parcel:
         """Return a signed message with arrays beside it."""

@@ -157,6 +157,8 @@ class Coordinator:
             user code end the run.
         gradient: of the paid utility along a path; needed where the run is settled.
         archive: where the server keeps what a settlement needs.
+        awaited: waits for members who are away at the settlement, as long as it sees fit; returns those who
+            are back, or nobody.
     """
 
     recorder: Recorder
@@ -168,6 +170,7 @@ class Coordinator:
     rehearsal: bool = False
     gradient: Gradient | None = None
     archive: Archive | None = None
+    awaited: Callable[[Sequence[str]], Sequence[str]] | None = None
     refused: list[str] = field(default_factory=list)  # what was refused, and why
     _handed: dict[str, bytes] = field(default_factory=dict)  # digests of members' run configs
     settled: Settled | None = None  # what the settlement came to

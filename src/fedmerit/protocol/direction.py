@@ -39,8 +39,6 @@ FINE: Final = 256.0
 LARGEST: Final = 32_767
 REACH: Final = 2.0**45
 """The largest product of the lengths of a sum and its direction; a coarser scale is taken beyond it."""
-MOST: Final = 2**47
-"""Statements that masks can prove lie below it: the masks are integers modulo 2^48."""
 SLACK: Final = 0.25
 """Units by which two machines may disagree about a coordinate, beside its rounding."""
 RELATIVE: Final = 2.0**-10

@@ -612,9 +612,10 @@ class Participant:
         if not isinstance(kept, bytes):
             client: Client | PlainClient | None = kept
             return client
+        if self.identity is None:
+            return PlainClient.restore(kept, released=state.released())
         from fedmerit.secagg.client import Client
 
-        assert self.identity is not None
         return Client.restore(kept, self.identity, released=state.released(), counter=state.counter)
 
     def _known_client(self, ask: Ask, state: MemberState) -> Client | PlainClient:

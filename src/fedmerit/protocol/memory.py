@@ -18,6 +18,8 @@ from fedmerit.secagg.state import Released
 
 KEPT = ("began", "update", "client", "signed", "stated", "table")
 """What a member keeps of every round until a settlement is over."""
+POOL = "pool"
+"""The value with the opened test pool."""
 
 
 def file_name(number: int, what: str) -> str:

@@ -24,7 +24,6 @@ from fedmerit.errors import (
 from fedmerit.identity import canonical, content
 from fedmerit.protocol.direction import (
     BLOCKS_SLACK,
-    MOST,
     REST,
     Entry,
     Gradient,
@@ -40,7 +39,7 @@ from fedmerit.protocol.direction import (
     product,
     slopes_of,
 )
-from fedmerit.protocol.memory import MemberState, as_array, file_name
+from fedmerit.protocol.memory import POOL, MemberState, as_array, file_name
 from fedmerit.protocol.messages import Ask, pack, parsed
 from fedmerit.protocol.outcome import included_hash, model_hash, moved, sum_hash
 from fedmerit.protocol.pool import Slice, samples_in
@@ -53,7 +52,7 @@ from fedmerit.protocol.settlement import (
     last_round,
 )
 from fedmerit.protocol.terms import Agreed, lineage_of, scheduled_encoding
-from fedmerit.secagg.quantise import Encoding, Words
+from fedmerit.secagg.quantise import Encoding, Words, largest_stated
 
 if TYPE_CHECKING:
     from fedmerit.protocol.member import Participant
@@ -64,7 +63,6 @@ Gradients = Callable[[Any, str], Gradient]
 
 SETTLING = ("last", "open", "agree", "agreed", "state", "table", "pairs", "settle")
 """The exchanges of a settlement, in order."""
-POOL = "pool"
 NEAR = 1e-3
 """How much two machines may disagree about the length and the largest coordinate of a direction."""
 
@@ -226,10 +224,11 @@ class Settler:
         ):
             problem = "the parts of the blocks are others"
         own = product(words, g)
-        if self.config.settlement.naming and abs(own) >= MOST:
+        most = largest_stated(len(entry.participants))
+        if self.config.word_bytes == 6 and abs(own) > most:
             raise SettlementError(
-                f"its product in round {entry.round} is {own}, beyond what 47 bits hold, so masks could not "
-                "prove it: settle with [settlement] naming = false, or take a larger bound",
+                f"its product in round {entry.round} is {own}, and masks can prove at most {most}: settle "
+                "with [settlement] naming = false, or take a larger secure_aggregation.bound",
                 code="overflow",
                 member=self.name,
             )

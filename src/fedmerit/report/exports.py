@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -28,10 +28,13 @@ from fedmerit.config import Config, of_folder
 from fedmerit.errors import InputError, MissingExtra, UndefinedShares
 from fedmerit.scoring.accumulate import Missing, accumulate, number_of
 from fedmerit.scoring.files import LEDGER, read_content
-from fedmerit.scoring.rewards import shares
+from fedmerit.scoring.rewards import shares, usual_rule
 from fedmerit.scoring.scores import alpha
 from fedmerit.scoring.types import Reports, Scores
 from fedmerit.scoring.uncertainty import intervals, rank_intervals
+
+if TYPE_CHECKING:
+    from fedmerit.ledger.account import Account
 
 # -------------------------------------------------------------------------------------------------- tables
 
@@ -156,12 +159,29 @@ def curves(rounds: Sequence[Reports], *, missing: Missing = "zero") -> dict[str,
     return found
 
 
+def settled_curves(account: Account, place: int, *, missing: Missing = "zero") -> dict[str, float]:
+    """Return the points of the place-th settled round: like `curves`, from statements."""
+    one = account.rounds[place - 1]
+    found = {f"model/{one.utility}": one.grand}
+    scored = [part.scores for part in account.rounds[:place] if part.scores is not None]
+    if one.scores is not None:
+        own, total = one.scores.as_dict(), accumulate(scored, score="PHI", missing=missing).as_dict()
+        found |= {f"contribution of the round/{name}": value for name, value in own.items()}
+        found |= {f"contribution summed/{name}": value for name, value in total.items()}
+    found["contribution summed/gain of the model"] = sum(part.gain for part in account.rounds[:place])
+    return found
+
+
 def summary_of(rounds: Sequence[Reports], *, missing: Missing = "zero") -> dict[str, float]:
     """Return the result of a finished run: contributions, and shares if there are any."""
-    total = accumulate(rounds, missing=missing)
+    return _result(accumulate(rounds, missing=missing))
+
+
+def _result(total: Scores) -> dict[str, float]:
     found = {f"total contribution/{name}": value for name, value in total.as_dict().items()}
     with suppress(UndefinedShares):  # without shares there are no points for them
-        found |= {f"share/{name}": value for name, value in shares(total).items()}
+        divided = shares(total, usual_rule(total.score))
+        found |= {f"share/{name}": value for name, value in divided.items()}
     return found
 
 
@@ -201,6 +221,11 @@ def tracked(
         raise
     rounds = _scored(folder) if trackers else []
     summary = summary_of(rounds, missing=config.scoring.missing) if rounds else {}
+    account = _settled(folder) if trackers and config.settles else None
+    if account is not None:
+        summary = _result(account.scores(config.scoring.missing))
+        for tracker in trackers if not rounds else ():
+            _send(tracker, account, config)
     for tracker in trackers:
         tracker.end(summary)
 
@@ -210,15 +235,35 @@ def replay(folder: Path, tracker: Tracker) -> int:
     from fedmerit.storage.run_folder import recorded  # here, so that a table of scores loads no ledger
 
     config = of_folder(folder)
-    has_ledger = (folder / LEDGER).is_file()
-    content = recorded(folder).content if has_ledger else read_content(folder / "scores.json")
-    rounds = content.rounds
+    found = recorded(folder) if (folder / LEDGER).is_file() else None
+    rounds = (found.content if found else read_content(folder / "scores.json")).rounds
     tracker.start(config.as_dict())
+    if found and found.accounts:
+        account = found.accounts[-1]
+        _send(tracker, account, config)
+        tracker.end(_result(account.scores(config.scoring.missing)))
+        return len(account.rounds)
     for k, one in enumerate(rounds, start=1):
         points = curves(rounds[:k], missing=config.scoring.missing)
         tracker.round(number_of(one, k), points)
     tracker.end(summary_of(rounds, missing=config.scoring.missing))
     return len(rounds)
+
+
+def _send(tracker: Tracker, account: Account, config: Config) -> None:
+    """Send all settled rounds: their scores are known only after the last one."""
+    for place, one in enumerate(account.rounds, start=1):
+        tracker.round(one.round, settled_curves(account, place, missing=config.scoring.missing))
+
+
+def _settled(folder: Path) -> Account | None:
+    from fedmerit.errors import StoreError
+    from fedmerit.storage.run_folder import recorded
+
+    try:
+        return (recorded(folder).accounts or (None,))[-1]
+    except StoreError:  # nothing is scored
+        return None
 
 
 def _scored(folder: Path) -> list[Reports]:

@@ -10,21 +10,32 @@ import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from fedmerit.errors import InputError, UndefinedScore, UndefinedShares
+from fedmerit.ledger.account import SettledRound, total_of
 from fedmerit.ledger.decisions import Decision, Terms, cents
 from fedmerit.notes import Note
+from fedmerit.report.findings import (
+    Absence,
+    AbsenceCost,
+    Companion,
+    Happened,
+    Influence,
+    RoundFacts,
+    RuleFacts,
+    Standing,
+)
 from fedmerit.report.source import Source
 from fedmerit.report.text import digits_for
-from fedmerit.scoring.accumulate import Missing, accumulate, number_of
+from fedmerit.scoring.accumulate import Missing, ScoredRound, accumulate, number_of
 from fedmerit.scoring.agreement import agreement
 from fedmerit.scoring.doubts import Doubt, doubts
 from fedmerit.scoring.files import scores_of, totals_of
-from fedmerit.scoring.rewards import Rule, Shares, payouts, shares
+from fedmerit.scoring.rewards import Rule, Shares, payouts, shares, usual_rule
 from fedmerit.scoring.scores import alpha, influence
 from fedmerit.scoring.types import Reports, Scores
 from fedmerit.scoring.uncertainty import (
@@ -42,108 +53,6 @@ MOST_POINTS = 60
 MOST_INFLUENCE = 20
 """The most members in the table of who influences whom."""
 
-Happened = Literal["counted", "silent", "declined", "blamed", "lost", "away", "unknown"]
-"""What happened to a member in a scored round: the report counted, or why there is none.
-
-========  ====================================================
-silent    the update is in the sum, no valid report arrived
-declined  the member declined
-blamed    the member broke the protocol in this round or before it, as the ledger proves, and was left out
-lost      the member was scheduled, the update did not arrive
-away      the member was not scheduled
-unknown   there is no ledger that says why
-========  ====================================================
-"""
-
-# ------------------------------------------------------------------------------------------------ the parts
-
-
-@dataclass(frozen=True)
-class Standing:
-    """How one member stands; a value that is unknown is None."""
-
-    client: str
-    rank: int
-    rank_interval: tuple[int, int] | None
-    total: float
-    interval: tuple[float, float] | None
-    coverage: float
-    last: dict[str, float | None]  # LOO, FP, EE of the last round
-    share: float | None
-    samples: float | None
-    digits: int = 4  # decimals to show for numbers of this size
-    surely: int = 0  # 1: total surely above zero, -1: surely below; at 95 % for all members together
-
-
-@dataclass(frozen=True)
-class Absence:
-    """A member who missed rounds: which, why, the model's gain in them, and their value at its own mean."""
-
-    client: str
-    rounds: Mapping[int, Happened]
-    gain: float
-    at_own_mean: float | None  # None if the member never reported
-
-
-@dataclass(frozen=True)
-class AbsenceCost:
-    """What a member's rounds without a report cost: an estimate, with these rounds counted the other way."""
-
-    score: float  # as decided
-    other: float  # counted the other way: at the member's own mean in place of zero, or the reverse
-    cents: int
-    other_cents: int | None  # None if there are no shares then
-
-
-@dataclass(frozen=True)
-class RoundFacts:
-    """One round: number of reports, gain, sum of contributions, status of FP and EE, and what was odd."""
-
-    number: int
-    reported: int = 0
-    gain: float | None = None  # None if the round has no score
-    explained: float | None = None
-    status: Mapping[str, str] | None = None
-    silent: tuple[str, ...] = ()
-    declined: tuple[str, ...] = ()
-    blamed: tuple[str, ...] = ()
-    aborted: str = ""  # why, if it was
-
-
-@dataclass(frozen=True)
-class Companion:
-    """The comparison of members by another utility."""
-
-    utility: str
-    facts: Facts
-    spearman: float | None
-    sure: int  # pairs that differ significantly by the paid utility
-    confirms: int  # how many of them this utility orders the same way
-    contradicts: tuple[tuple[str, str], ...]  # (better, worse) by the paid one, surely the reverse by this
-    turned: Mapping[str, bool]  # surely above zero by this and below by the paid (True), or the reverse
-
-
-@dataclass(frozen=True)
-class RuleFacts:
-    """Shares under one rule as exact integers over a common denominator, or why there are none."""
-
-    name: Rule
-    problem: str
-    parts: Mapping[str, int]
-    one: int
-    shares: Mapping[str, float]
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Influence:
-    """The weight of each member's report in everybody else's EE score, in one round."""
-
-    round: int | None
-    clients: tuple[str, ...]
-    rows: tuple[tuple[float, ...], ...]
-
-
 # ------------------------------------------------------------------------------------------------ the model
 
 
@@ -155,19 +64,52 @@ class Facts:
         source: what the run left behind, with the names to be shown.
         original: the same with the real names. Shares are computed from it, so that they equal those of
             ``fedmerit rewards`` to the last bit, whatever names are shown. By default ``source``.
-        score: which score is summed over rounds.
+        score: which score is summed over rounds; None takes the settled one (PHI), or ALPHA without it.
     """
 
     source: Source
     original: Source | None = None
-    score: str = "ALPHA"
+    score: str | None = None
+
+    @property
+    def ranked_by(self) -> str:
+        """The score that ranks members."""
+        return self.score or ("PHI" if self.source.accounts else "ALPHA")
+
+    @property
+    def settled(self) -> bool:
+        """Whether members are ranked by what they stated in the settlement."""
+        return self.ranked_by == "PHI"
+
+    @property
+    def measured(self) -> tuple[ScoredRound, ...]:
+        """The scored rounds: as reported, or as settled."""
+        return self.source.settled_rounds if self.settled else self.source.rounds
+
+    @property
+    def by_round(self) -> bool:
+        """Whether the scores of single rounds are known: not if members state one number for the run."""
+        return not self.settled or all(one.scores is not None for one in self.source.settled_rounds)
+
+    @property
+    def usual_rule(self) -> Rule:
+        """The rule that pays unless somebody chooses another one."""
+        return usual_rule(self.ranked_by)
 
     # ------------------------------------------------------------------------------------------ who, how much
 
     @cached_property
     def total(self) -> Scores:
         """The score summed over rounds."""
-        return accumulate(self.source.rounds, score=self.score, missing=self.source.missing)
+        return self._summed(self.source, self.ranked_by, self.source.missing)
+
+    def _summed(
+        self, source: Source, score: str, missing: Missing, rounds: Sequence[Reports] | None = None
+    ) -> Scores:
+        """Return a score summed over the rounds of a source."""
+        if score == "PHI":
+            return total_of(source.accounts, missing)
+        return accumulate(source.rounds if rounds is None else rounds, score=score, missing=missing)
 
     @cached_property
     def standings(self) -> tuple[Standing, ...]:
@@ -176,10 +118,15 @@ class Facts:
         spans = None if total.stderr is None else intervals(total)
         signs = [0] * total.n if total.stderr is None else sure_signs(total)
         at = {name: i for i, name in enumerate(total.clients)}
-        of_last = {name: k for k, name in enumerate(last.clients)}
-        samples = {} if last.samples is None else dict(zip(last.clients, last.samples.tolist(), strict=True))
+        of_last = {name: k for k, name in enumerate(last.clients)} if last else {}
+        samples: dict[str, float] = {}
+        if last is not None and last.samples is not None:
+            samples = dict(zip(last.clients, last.samples.tolist(), strict=True))
+        reported: dict[str, float] = {}
+        if self.settled and self.source.rounds:
+            reported = accumulate(self.source.rounds, missing=self.source.missing).as_dict()
         places, digits = total.ranks(), digits_for(float(np.max(np.abs(total.raw))))
-        ranks, divided = self._ranks, self._fair[0]
+        ranks, divided = self._ranks, self._usual[0]
         made = []
         for name in total.ranking():
             i, k = at[name], of_last.get(name)
@@ -200,6 +147,7 @@ class Facts:
                     samples=samples.get(name),
                     digits=digits,
                     surely=signs[i],
+                    reported=reported.get(name),
                 )
             )
         return tuple(made)
@@ -214,22 +162,22 @@ class Facts:
         return None if self.total.stderr is None else rank_intervals(self.total)
 
     @cached_property
-    def _fair(self) -> tuple[Shares | None, tuple[str, ...]]:
-        """The shares of the rule fair, if there are any, and the notes on them."""
+    def _usual(self) -> tuple[Shares | None, tuple[str, ...]]:
+        """The shares of the usual rule, if there are any, and the notes on them."""
         try:
-            divided = shares(self.total)
+            divided = shares(self.total, self.usual_rule)
         except UndefinedShares as error:
             return None, (Note("no-shares", why=error.note),)
         return divided, divided.notes
 
     @property
-    def last(self) -> Reports:
-        """The last round with reports."""
-        return self.source.rounds[-1]
+    def last(self) -> Reports | None:
+        """The last round with reports, if there is one."""
+        return self.source.rounds[-1] if self.source.rounds else None
 
     @cached_property
     def _last_scores(self) -> Mapping[str, Scores | None]:
-        return scores_of(self.last)
+        return {} if self.last is None else scores_of(self.last)
 
     @property
     def status(self) -> dict[str, str]:
@@ -244,13 +192,13 @@ class Facts:
     @property
     def level_digits(self) -> int:
         """Decimals for the utilities of the shared model and their changes."""
-        levels = [abs(value) for one in self.source.rounds for value in (one.empty, one.grand)]
+        levels = [abs(value) for one in self.measured for value in (one.empty, one.grand)]
         return max(digits_for(max(levels)), digits_for(abs(self.total.gain)))
 
     @property
     def utility(self) -> str | None:
         """Name of the utility that ranks members here: the paid one unless a decision names another."""
-        return self.source.rounds[0].utility
+        return self.measured[0].utility
 
     # ----------------------------------------------------------------------------------------------- how sure
 
@@ -311,7 +259,7 @@ class Facts:
     @cached_property
     def doubts(self) -> tuple[Doubt, ...]:
         """Reasons to look at the reports before anybody is paid; shown before everything else."""
-        return doubts(self.source.rounds, game=self.source.game)
+        return () if self.settled else doubts(self.source.rounds, game=self.source.game)
 
     @property
     def withheld(self) -> bool:
@@ -324,17 +272,17 @@ class Facts:
         found = [*self.total.notes, *self.absence_notes]
         for one in self._last_scores.values():
             found += one.notes if one else ()
-        return tuple(dict.fromkeys([*found, *self._fair[1]]))
+        return tuple(dict.fromkeys([*found, *self._usual[1]]))
 
     # ----------------------------------------------------------------------------- member by member and round
 
     @cached_property
     def happened(self) -> dict[str, dict[int, Happened]]:
         """Member -> scored round -> what happened; everybody on the roster or in a sum."""
-        numbered = {number_of(one, place): one for place, one in enumerate(self.source.rounds, start=1)}
+        numbered = {number_of(one, place): one for place, one in enumerate(self.measured, start=1)}
         books = {one.number: one for one in self.source.book.rounds} if self.source.book else {}
         blamed = {(name, one.since): one.number for one in books.values() for name in one.blamed}
-        seen = (name for one in self.source.rounds for name in (*one.clients, *one.silent))
+        seen = (name for one in self.measured for name in (*one.clients, *one.silent))
         found: dict[str, dict[int, Happened]] = {
             name: {} for name in dict.fromkeys((*self.source.clients, *seen))
         }
@@ -345,7 +293,7 @@ class Facts:
                 if name in reported:
                     code = "counted"
                 elif name in silent:
-                    code = "silent"
+                    code = "unstated" if self.settled else "silent"
                 elif book is not None and name in book.declined:
                     code = "declined"
                 elif book is not None and blamed.get((name, book.since), number + 1) <= number:
@@ -371,7 +319,7 @@ class Facts:
 
     @cached_property
     def unscored(self) -> tuple[str, ...]:
-        """Members who are on the roster, or were in a sum, and never reported."""
+        """Members who are on the roster, or were in a sum, and never reported, or never stated."""
         return tuple(name for name, each in self.happened.items() if "counted" not in each.values())
 
     @property
@@ -381,15 +329,15 @@ class Facts:
             if silent := self.rounds_of(name, "silent"):
                 yield Note("silent", client=name, rounds=silent)
         for name in self.unscored:
-            if not self.rounds_of(name, "silent"):
-                yield Note("only-listed", client=name)
+            if not self.rounds_of(name, "silent", "unstated"):
+                yield Note("never-summed" if self.settled else "only-listed", client=name)
 
     @cached_property
     def absences(self) -> tuple[Absence, ...]:
         """Members who missed a scored round."""
-        rounds = self.source.rounds
-        mean = accumulate(rounds, missing="own-mean").as_dict()
-        zero = accumulate(rounds, missing="zero").as_dict()
+        rounds, score = self.measured, "PHI" if self.settled else "ALPHA"
+        mean = self._summed(self.source, score, "own-mean").as_dict()
+        zero = self._summed(self.source, score, "zero").as_dict()
         gains = {number_of(one, place): one.gain for place, one in enumerate(rounds, start=1)}
         found = []
         for name, each in self.happened.items():
@@ -401,15 +349,22 @@ class Facts:
     @cached_property
     def shown(self) -> dict[int, int]:
         """Round number -> its place, of at most MOST_POINTS evenly spaced rounds, first and last included."""
-        count = len(self.source.rounds)
+        count = len(self.measured)
         step = max(1.0, (count - 1) / (MOST_POINTS - 1))
         places = sorted({1 + round(k * step) for k in range(min(count, MOST_POINTS))})
-        return {number_of(self.source.rounds[place - 1], place): place for place in places}
+        return {number_of(self.measured[place - 1], place): place for place in places}
 
     @cached_property
     def courses(self) -> dict[str, tuple[float | None, ...]]:
-        """Member -> its sum after each round shown, best first."""
+        """Member -> its sum after each round shown, best first; empty if single rounds are unknown."""
         rounds, missing = self.source.rounds, self.source.missing
+        if not self.by_round:
+            return {}
+        if self.settled:
+            each = [one.scores for one in self.source.settled_rounds if one.scores is not None]
+            parts = (accumulate(each[:place], score="PHI", missing=missing) for place in self.shown.values())
+            told = [part.as_dict() for part in parts]
+            return {one.client: tuple(part.get(one.client) for part in told) for one in self.standings}
         sums = [accumulate(rounds[:place], missing=missing).as_dict() for place in self.shown.values()]
         return {one.client: tuple(total.get(one.client) for total in sums) for one in self.standings}
 
@@ -418,6 +373,9 @@ class Facts:
         """Every round that is over, with those that have no score."""
         found = [RoundFacts(number, aborted=why) for number, why in self.source.aborted.items()]
         found += [RoundFacts(number) for number in self.source.unreported]
+        if self.settled:
+            found += map(self._settled_round, self.source.settled_rounds)
+            return tuple(sorted(found, key=lambda one: one.number))
         for place, reports in enumerate(self.source.rounds, start=1):
             number, scores = number_of(reports, place), scores_of(reports)
             found.append(
@@ -436,6 +394,21 @@ class Facts:
             )
         return tuple(sorted(found, key=lambda one: one.number))
 
+    def _settled_round(self, one: SettledRound) -> RoundFacts:
+        told = next((reports for reports in self.source.rounds if reports.round == one.round), None)
+        scores = {} if told is None else scores_of(told)
+        status = {k: "none" if (own := scores.get(k)) is None else own.status for k in ("FP", "EE")}
+        return RoundFacts(
+            one.round,
+            reported=len(one.clients),
+            gain=one.gain,
+            explained=None if one.scores is None else math.fsum(one.scores.values.tolist()),
+            status=None if told is None else status,
+            silent=one.silent,
+            declined=self.clients_with(one.round, "declined"),
+            blamed=tuple(name for name, at in self.blamed.items() if at == one.round),
+        )
+
     @property
     def unfinished(self) -> tuple[int, int] | None:
         """Closed and planned rounds of a run that is not over; None if it is over, or not a run."""
@@ -447,12 +420,12 @@ class Facts:
     @property
     def sliced(self) -> bool:
         """Whether every round names its test samples."""
-        return all(one.slice is not None for one in self.source.rounds)
+        return all(one.slice is not None for one in self.measured)
 
     @property
     def one_slice(self) -> bool:
         """Whether all rounds are known to be measured on the same test samples."""
-        return self.sliced and len({one.slice for one in self.source.rounds}) == 1
+        return self.sliced and len({one.slice for one in self.measured}) == 1
 
     # -------------------------------------------------------------------------------------------------- money
 
@@ -465,7 +438,9 @@ class Facts:
     @property
     def terms(self) -> Terms:
         """The terms of the decision in force, or the usual ones."""
-        usual = Terms("0", str(self.utility), missing=self.source.missing)
+        usual = Terms(
+            "0", str(self.utility), rule=self.usual_rule, score=self.ranked_by, missing=self.source.missing
+        )
         return self.decision.terms if self.decision else usual
 
     @property
@@ -479,7 +454,7 @@ class Facts:
         terms = self.terms
         return (terms.utility, terms.score, terms.missing) != (
             str(self.utility),
-            "ALPHA",
+            "PHI" if self.settled else "ALPHA",
             self.source.missing,
         )
 
@@ -500,13 +475,14 @@ class Facts:
 
     def _payable(self, source: Source) -> Scores:
         rounds = {str(self.utility): source.rounds, **source.companions}[self.terms.utility]
-        return accumulate(rounds, score=self.terms.score, missing=self.terms.missing)
+        return self._summed(source, self.terms.score, self.terms.missing, rounds)
 
     @cached_property
     def rules(self) -> tuple[RuleFacts, ...]:
         """What every rule would pay."""
         total = self._payable(self.original or self.source)
-        return tuple(self._rule(total, rule) for rule in get_args(Rule))
+        known = dict.fromkeys((self.usual_rule, *get_args(Rule)))  # the usual one first
+        return tuple(self._rule(total, rule) for rule in known)
 
     def _rule(self, total: Scores, rule: Rule) -> RuleFacts:
         """Return the facts of one rule, from the scores under real names.
@@ -573,17 +549,21 @@ class Facts:
     def _counted_otherwise(self) -> Scores:
         """The score to pay by with missed rounds counted the other way."""
         other: Missing = "zero" if self.terms.missing == "own-mean" else "own-mean"
-        return accumulate(self.source.rounds, score=self.terms.score, missing=other)
+        return self._summed(self.source, self.terms.score, other)
 
     # ---------------------------------------------------------------------------------------- can we trust it
 
     @cached_property
     def companions(self) -> tuple[Companion, ...]:
-        """What other utilities say about the same members."""
-        return tuple(self._companion(utility) for utility in self.source.companions)
+        """What other utilities say about the same members; beside settled scores, also what they reported."""
+        found = [self._companion(utility, rounds) for utility, rounds in self.source.companions.items()]
+        if self.settled and self.source.rounds:
+            own = self._companion(str(self.utility), self.source.rounds)
+            found.insert(0, replace(own, reported=True))
+        return tuple(found)
 
-    def _companion(self, utility: str) -> Companion:
-        other = Facts(replace(self.source, rounds=self.source.companions[utility], companions={}))
+    def _companion(self, utility: str, rounds: tuple[Reports, ...]) -> Companion:
+        other = Facts(replace(self.source, rounds=rounds, companions={}, accounts=()))
         paid, total = self.total, other.total
         spearman, sure, confirms = None, 0, 0
         contradicts: list[tuple[str, str]] = []

@@ -16,6 +16,7 @@ import numpy as np
 
 from fedmerit.config import OF_MEMBERS, Config, Corruption, of_folder
 from fedmerit.errors import CopyDiffers, FedmeritError, FileFormatError, LedgerError, StoreError
+from fedmerit.ledger.account import Account, SettledRound, total_of
 from fedmerit.ledger.decisions import Decision, decisions_of
 from fedmerit.ledger.records import first_body, unreported
 from fedmerit.notes import Note, planted, words
@@ -94,7 +95,7 @@ def _parameters(path: Path) -> int:
 
 
 @dataclass(frozen=True)
-class Book:
+class LedgerFacts:
     """What the ledger of a run records."""
 
     run: Mapping[str, Any]
@@ -135,7 +136,7 @@ class Source:
     phi: Mapping[str, Sequence[float | None]] = field(default_factory=dict)  # the sum of PHI by utility
     settings: Mapping[str, Mapping[str, Any]] | None = None
     corruption: Corruption = field(default_factory=Corruption)  # with the real names
-    book: Book | None = None
+    book: LedgerFacts | None = None
     checks: tuple[Note, ...] = ()  # what verifying the folder found
     broken: str = ""  # why the folder does not verify
     broken_record: int | None = None  # the record that is wrong, if known
@@ -144,6 +145,18 @@ class Source:
     names: Mapping[str, str] = field(default_factory=dict)  # real -> shown
     pseudonyms: bool = False  # whether the names shown are pseudonyms
     spans: tuple[Span, ...] = ()  # if the rounds are from several runs
+    accounts: tuple[Account, ...] = ()  # of the settlements of all these runs, if they are settled
+    unsettled: str = ""  # why there are none, although members settle
+
+    @property
+    def settled_rounds(self) -> tuple[SettledRound, ...]:
+        """The settled rounds of all these runs, numbered on."""
+        past = [span.before for span in self.spans] or [0]
+        return tuple(
+            replace(one, round=before + one.round)
+            for before, account in zip(past, self.accounts, strict=False)
+            for one in account.rounds
+        )
 
     @property
     def planted(self) -> str:
@@ -203,16 +216,24 @@ def source_of(
         clients=tuple(content.clients),
         missing=missing,
         aborted={one.number: one.aborted for one in rounds if one.aborted},
-        unreported=unreported(rounds),
+        unreported=() if run and run.accounts else unreported(rounds),
         settings=settings.as_dict() if settings else None,
         corruption=settings.corruption if settings else Corruption(),
-        book=Book({}, {}, rounds, (), run.ledger.head, len(run.ledger)) if run else None,
+        book=LedgerFacts({}, {}, rounds, (), run.ledger.head, len(run.ledger)) if run else None,
         names={name: name for name in content.clients},
         spans=spans_of([(part.name, len(part.rounds)) for part in run.runs]) if run else (),
+        accounts=run.accounts if run else (),
+        unsettled=run.unsettled if run else "",
     )
 
 
-def source_as_decided(rounds: Sequence[Round], config: Config, decision: Decision, head: str) -> Source:
+def source_as_decided(
+    rounds: Sequence[Round],
+    config: Config,
+    decision: Decision,
+    head: str,
+    accounts: Sequence[Account] = (),
+) -> Source:
     """Return the rounds on which a decision rests as a source.
 
     Args:
@@ -220,6 +241,7 @@ def source_as_decided(rounds: Sequence[Round], config: Config, decision: Decisio
         config: the settings of the run.
         decision: the decision as recorded.
         head: the head of the ledger that includes the decision.
+        accounts: of the settlements of all these runs, if the decision pays by settled scores.
     """
     terms, counted = decision.terms, tuple(rounds[: decision.counted])
     clients = tuple(dict.fromkeys((*config.clients, *(name for one in counted for name in one.scheduled))))
@@ -229,12 +251,13 @@ def source_as_decided(rounds: Sequence[Round], config: Config, decision: Decisio
         clients=clients,
         missing=terms.missing,
         aborted={one.number: one.aborted for one in counted if one.aborted},
-        unreported=unreported(counted),
+        unreported=() if accounts else unreported(counted),
         settings=config.as_dict(),
         corruption=config.corruption,
-        book=Book({}, {}, counted, (decision,), head, decision.record),
+        book=LedgerFacts({}, {}, counted, (decision,), head, decision.record),
         names={name: name for name in clients},
         spans=spans_of([*earlier, ("", decision.rounds)]),
+        accounts=tuple(accounts),
     )
 
 
@@ -273,7 +296,7 @@ def _of_run(folder: Path) -> Source:
         ledger, rounds, scoring = found.ledger, found.rounds, found.config.scoring
         run, pool = first_body(ledger, "run"), first_body(ledger, "pool")
         decisions = tuple(decisions_of(ledger, rounds, scoring))
-        book = Book(run, pool, rounds, decisions, ledger.head, len(ledger))
+        book = LedgerFacts(run, pool, rounds, decisions, ledger.head, len(ledger))
     except StoreError:  # nothing is scored yet
         raise
     except FedmeritError as error:  # the page must say so: its readers see no exit code
@@ -290,9 +313,11 @@ def _of_run(folder: Path) -> Source:
     return Source(
         rounds=tuple(found.content.rounds),
         clients=found.config.clients,
-        companions={name: tuple(scored_in(rounds, name)) for name in scoring.utilities[1:]},
+        companions={
+            name: tuple(scored) for name in scoring.utilities[1:] if (scored := scored_in(rounds, name))
+        },
         aborted={one.number: one.aborted for one in rounds if one.aborted},
-        unreported=unreported(rounds),
+        unreported=() if found.accounts else unreported(rounds),
         truth=_truth(raw) if complete else {},
         phi=_phi(raw) if complete else {},
         corruption=corruption,
@@ -300,10 +325,12 @@ def _of_run(folder: Path) -> Source:
         checks=tuple(lines),
         changed=changed,
         names={name: name for name in (*found.config.clients, *_paid_elsewhere(book, found.config))},
+        accounts=found.accounts,
+        unsettled=found.unsettled,
     )
 
 
-def _paid_elsewhere(book: Book | None, config: Config | None = None) -> Iterator[str]:
+def _paid_elsewhere(book: LedgerFacts | None, config: Config | None = None) -> Iterator[str]:
     """Yield members of earlier runs alone whom a decision of this run pays."""
     for decision in book.decisions if book else ():
         yield from (name for name in decision.shares if config is None or name not in config.clients)
@@ -318,7 +345,10 @@ def pseudonymised(source: Source) -> Source:
     off, escaped, in other letters. So no such text is shown. Showing it only where no name is found would
     also reveal something.
     """
-    ranking = accumulate(source.rounds, missing=source.missing).ranking()
+    if source.accounts:
+        ranking = total_of(source.accounts, source.missing).ranking()
+    else:
+        ranking = accumulate(source.rounds, missing=source.missing).ranking()
     everybody = dict.fromkeys((*ranking, *source.clients, *_paid_elsewhere(source.book)))
     letters = string.ascii_uppercase
     width = len(str(len(everybody)))
@@ -358,6 +388,7 @@ def pseudonymised(source: Source) -> Source:
         changed=source.changed and (source.changed[0], Note("untold-copy")),
         names=names,
         pseudonyms=True,
+        accounts=tuple(one.renamed(names) for one in source.accounts),
     )
 
 

@@ -13,31 +13,54 @@ from pathlib import Path
 from typing import Any
 
 from fedmerit.config import Config
+from fedmerit.ledger.account import Account
 from fedmerit.ledger.decisions import Decision, cents, money
 from fedmerit.notes import planted, words
 from fedmerit.protocol.outcome import Round
-from fedmerit.report.facts import Facts, Happened
+from fedmerit.report.facts import Facts
+from fedmerit.report.findings import Happened
 from fedmerit.report.source import Span, source_as_decided
-from fedmerit.report.text import about, bare_text, noun, signed, spoken, total_text
+from fedmerit.report.text import (
+    about,
+    bare_text,
+    noun,
+    settlement_sentences,
+    signed,
+    spoken,
+    total_text,
+)
 from fedmerit.storage.run_folder import write
 
-STATUSES: tuple[Happened, ...] = ("counted", "silent", "declined", "blamed", "lost", "away")
+STATUSES: tuple[Happened, ...] = ("counted", "silent", "unstated", "declined", "blamed", "lost", "away")
 """What can happen in a round of a ledger."""
 MARKDOWN = {"b": "**", "/b": "**", "code": "`", "/code": "`"}
 
 
-def facts_as_decided(rounds: Sequence[Round], config: Config, decision: Decision, head: str) -> Facts:
+def facts_as_decided(
+    rounds: Sequence[Round],
+    config: Config,
+    decision: Decision,
+    head: str,
+    accounts: Sequence[Account] = (),
+) -> Facts:
     """Return the facts of a decision; arguments as in :func:`fedmerit.report.source.source_as_decided`."""
-    return Facts(source_as_decided(rounds, config, decision, head), score=decision.terms.score)
+    settled = accounts if decision.terms.score == "PHI" else ()
+    source = source_as_decided(rounds, config, decision, head, settled)
+    return Facts(source, score=decision.terms.score)
 
 
 def write_statements(
-    folder: Path, rounds: Sequence[Round], config: Config, decision: Decision, head: str
+    folder: Path,
+    rounds: Sequence[Round],
+    config: Config,
+    decision: Decision,
+    head: str,
+    accounts: Sequence[Account] = (),
 ) -> int:
     """Write ``statements/NAME.md`` and ``.json`` for each member; return the number of members."""
     target = folder / "statements"
     target.mkdir(exist_ok=True)
-    facts = facts_as_decided(rounds, config, decision, head)
+    facts = facts_as_decided(rounds, config, decision, head, accounts)
     for name in facts.source.clients:
         write(target / f"{name}.md", as_markdown(facts, name).encode())
         write(target / f"{name}.json", (json.dumps(as_dict(facts, name), indent=1) + "\n").encode())
@@ -54,10 +77,12 @@ def as_markdown(facts: Facts, client: str) -> str:
         *_doubts(decision),
         words("statement.did"),
         "\n".join(_did(facts, client)),
+        *([words("statement.adds-up"), "\n".join(_adds_up(facts, client))] if facts.settled else []),
+        *(["\n".join(settlement_sentences(facts))] if facts.settled else []),
         words("statement.earn"),
         " ".join(_earns(facts, client)),
         about(decision.terms),
-        words("statement.cost"),
+        words("statement.cost-settled" if facts.settled else "statement.cost"),
         " ".join(_costs(facts, client)),
         words("statement.sure"),
         "\n".join(_sure(facts, client)),
@@ -70,6 +95,60 @@ def as_markdown(facts: Facts, client: str) -> str:
         heads = "\n".join(f"    {head}" for _, head in decision.after)
         parts += [words("statement.after"), heads, words("statement.keep-after", MARKDOWN)]
     return "\n\n".join(parts) + "\n"
+
+
+def own_settlement(facts: Facts, client: str) -> dict[str, Any]:
+    """Return what a member stated in the settlement, and what everybody may know of the others."""
+    lines = []
+    for one, past in _accounts(facts):
+        for line in one.lines:
+            if client in line.participants:
+                place = line.participants.index(client)
+                lines.append({
+                    "round": None if line.round is None else past + line.round,
+                    "stated": None if (value := line.stated[place]) is None else str(value),
+                    "counted": None if (value := line.counted[place]) is None else str(value),
+                    "utility": None if value is None else value * one.scale,
+                    "sum": None if line.sum is None else str(line.sum),
+                    "product": str(line.product),
+                    "holds": line.holds,
+                })  # fmt: skip
+    accounts = facts.source.accounts
+    return {
+        "rounds": lines,
+        "named": list(dict.fromkeys(name for one in accounts for name in one.liars)),
+        "missing": list(dict.fromkeys(name for one in accounts for name in one.missing)),
+        "countersigned": len(accounts[-1].countersigned),
+    }
+
+
+def _accounts(facts: Facts) -> Iterator[tuple[Account, int]]:
+    """Yield the account of each run, and how many rounds there are before it."""
+    past = [span.before for span in facts.source.spans] or [0]
+    yield from zip(facts.source.accounts, past, strict=True)
+
+
+def _adds_up(facts: Facts, client: str) -> Iterator[str]:
+    """Yield the lines of a member's statement on the equations of the settlement."""
+    for line in own_settlement(facts, client)["rounds"]:
+        where = words("settled.all-rounds")
+        if line["round"] is not None:
+            where = words("settled.round", round=line["round"])
+        if line["stated"] is None:
+            yield words("statement.settled-missing", where=where, product=int(line["product"]))
+            continue
+        worth, stated = signed(line["utility"], facts.digits), int(line["stated"])
+        product, counted = int(line["product"]), int(line["counted"])
+        if line["sum"] is None:
+            yield words("statement.settled-open", where=where, stated=stated, worth=worth, product=product)
+        elif line["holds"]:
+            told = int(line["sum"])
+            yield words("statement.settled-holds", where=where, stated=stated, worth=worth, sum=told)
+        else:
+            told = int(line["sum"])
+            yield words("statement.settled-fails", where=where, stated=stated, sum=told, product=product)
+        if counted != stated:
+            yield words("statement.settled-counted", where=where, counted=counted, worth=worth)
 
 
 def _decided(facts: Facts) -> tuple[Decision, Any]:
@@ -117,7 +196,8 @@ def _doubts(decision: Decision) -> Iterator[str]:
 
 def _did(facts: Facts, client: str) -> Iterator[str]:
     counted = len(facts.rounds_of(client, "counted"))
-    yield words("statement.counted", counted=counted, possible=len(facts.happened[client]))
+    code = "statement.counted-settled" if facts.settled else "statement.counted"
+    yield words(code, counted=counted, possible=len(facts.happened[client]))
     for status in STATUSES[1:]:
         if rounds := facts.rounds_of(client, status):
             yield words(f"why-you.{status}", rounds=rounds)
@@ -132,7 +212,8 @@ def _earns(facts: Facts, client: str) -> Iterator[str]:
     standing, terms = facts.standing.get(client), decision.terms
     budget = money(cents(decision.paid.budget))
     if standing is None:
-        yield words("statement.never", MARKDOWN, budget=budget)
+        code = "statement.never-stated" if facts.settled else "statement.never"
+        yield words(code, MARKDOWN, budget=budget)
         return
     amount, share = money(cents(decision.paid[client])), decision.shares[client]
     yield words("statement.paid", MARKDOWN, amount=amount, budget=budget, share=share, rule=terms.rule)
@@ -154,19 +235,22 @@ def _costs(facts: Facts, client: str) -> Iterator[str]:
     decision, _ = _decided(facts)
     standing, cost = facts.standing.get(client), facts.absence_cost(client)
     if standing is None:
-        yield words("statement.cost-never")
+        yield words("statement.cost-never-settled" if facts.settled else "statement.cost-never")
         return
     if cost is None:
-        yield words("statement.cost-none")
+        yield words("statement.cost-none-settled" if facts.settled else "statement.cost-none")
         return
     missed = facts.rounds_of(client, *STATUSES[1:])
     zero = decision.terms.missing == "zero"
-    yield words("statement.missed-zero" if zero else "statement.missed-own-mean", rounds=missed)
+    if facts.settled:
+        told = "statement.missed-zero-settled" if zero else "statement.missed-own-mean-settled"
+    else:
+        told = "statement.missed-zero" if zero else "statement.missed-own-mean"
+    yield words(told, rounds=missed)
     other, own = (signed(value, standing.digits) for value in (cost.other, cost.score))
-    then = words(
-        "statement.other-own-mean" if zero else "statement.other-zero",
-        score=noun(decision.terms.score), other=other, own=own,
-    )  # fmt: skip
+    mean = "statement.other-own-mean-settled" if facts.settled else "statement.other-own-mean"
+    counts = mean if zero else "statement.other-zero"
+    then = words(counts, score=noun(decision.terms.score), other=other, own=own)
     if cost.other_cents is None:
         yield words("statement.other-none", then=then)
     elif cost.other_cents == cost.cents:
@@ -218,7 +302,12 @@ def as_dict(facts: Facts, client: str) -> dict[str, Any]:
         **vars(decision.terms),
         "planted": _planted(facts, client),
         "doubts": [str(doubt) for doubt in decision.doubts],
-        "rounds": {status: list(facts.rounds_of(client, status)) for status in STATUSES},
+        "rounds": {
+            status: list(facts.rounds_of(client, status))
+            for status in STATUSES
+            if status != "unstated" or facts.settled
+        },
+        **({"settlement": own_settlement(facts, client)} if facts.settled else {}),
         "aborted": list(facts.source.aborted),
         "unreported": list(facts.source.unreported),
         "cents": cents(decision.paid.by_client.get(client, Decimal(0))),

@@ -24,6 +24,7 @@ from fedmerit.report.text import (
     printable,
     rank_text,
     samples_text,
+    settlement_sentences,
     share_text,
     signed,
     total_text,
@@ -31,6 +32,7 @@ from fedmerit.report.text import (
 from fedmerit.scoring.agreement import agreement
 from fedmerit.scoring.doubts import Doubt
 from fedmerit.scoring.rewards import Payouts, Shares
+from fedmerit.scoring.types import Reports
 
 if TYPE_CHECKING:
     from fedmerit.simulation.plan import Plan
@@ -43,10 +45,11 @@ Columns = dict[str, list[str]]
 
 def print_facts(console: Console, facts: Facts) -> None:
     """Print the doubts, the table of standings, then the notes."""
-    _warn(console, facts.doubts)
+    unsettled = [words("terminal.unsettled", why=facts.source.unsettled)] if facts.source.unsettled else []
+    _warn(console, [*unsettled, *facts.doubts])
     first, last = _standings(facts), _last_round(facts)
     both = {**first, **last}
-    if _fits(both, console.width):
+    if not last or _fits(both, console.width):
         _print_table(console, both)
     else:
         _print_table(console, first)
@@ -69,7 +72,8 @@ def _findings(facts: Facts) -> Iterator[str]:
         )  # fmt: skip
     else:
         yield words("terminal.caption", score=total.score, rounds=total.rounds, gain=gain, summed=summed)
-    yield _last(facts)
+    if facts.last is not None:
+        yield _last(facts, facts.last)
     for span in facts.source.spans:
         path, first, last = span.name, span.before + 1, span.before + span.count
         if span.count > 1:
@@ -78,21 +82,23 @@ def _findings(facts: Facts) -> Iterator[str]:
             yield words("terminal.run-one", first=first, path=path)
         else:
             yield words("terminal.run-none", path=path)
+    if facts.settled:
+        yield from settlement_sentences(facts)
     for name, status in facts.status.items():
         if status != "ok":
             yield words("terminal.status", score=name, status=words(f"status-short.{status}"))
     if groups := tuple(words("list.comma").join(group) for group in facts.groups if len(group) > 1):
         yield words("terminal.alike", groups=groups)
     yield words("terminal.unsure" if total.stderr is None else "terminal.sure")
-    if total.score == "ALPHA" and not facts.withheld and (worse := made_worse(facts)):
+    if total.score in ("ALPHA", "PHI") and not facts.withheld and (worse := made_worse(facts)):
         yield worse
     for name in () if facts.withheld else facts.suspects:
         yield words("terminal.suspect", client=name)
 
 
-def _last(facts: Facts) -> str:
+def _last(facts: Facts, last: Reports) -> str:
     """Return which round the scores of a single round are of."""
-    number = facts.last.round
+    number = last.round
     for span in facts.source.spans[1:]:
         if number is not None and span.before < number <= span.before + span.count:
             return words("terminal.last-round-of", round=number, own=number - span.before, path=span.name)
@@ -115,7 +121,12 @@ def _standings(facts: Facts) -> Columns:
 
 
 def _last_round(facts: Facts) -> Columns:
-    return {
+    if facts.last is None:
+        return {}
+    columns = {}
+    if facts.settled:
+        columns["alpha"] = [signed(one.reported, one.digits) for one in facts.standings]
+    return columns | {
         key: [signed(one.last[key], one.digits) for one in facts.standings] for key in ("LOO", "FP", "EE")
     }
 
@@ -276,7 +287,7 @@ class Step(Protocol):
 
 
 Watch = Callable[[Any], None]
-STAGES = ("train", "sum", "evaluate", "coalitions", "retrain")
+STAGES = ("train", "sum", "evaluate", "coalitions", "retrain", "settle")
 
 
 @contextmanager

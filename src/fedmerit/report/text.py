@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from fedmerit.identity import SERVER
+from fedmerit.ledger.account import Account, moment
 from fedmerit.ledger.decisions import Terms
 from fedmerit.notes import Note, called, listed, words
 
 if TYPE_CHECKING:
-    from fedmerit.report.facts import Facts, Standing
+    from fedmerit.report.facts import Facts
+    from fedmerit.report.findings import Standing
 
 # ------------------------------------------------------------------------------------------------- numbers
 
@@ -93,11 +96,49 @@ def made_worse(facts: Facts, most: int | None = None) -> str:
     """Return who surely made the model worse, without a full stop; empty if that can be said of nobody.
 
     Args:
-        facts: by alpha.
+        facts: by alpha or phi.
         most: the most names to list; None lists all.
     """
     harmful = facts.harmful
     return words("said.worse", clients=listed(harmful, most or len(harmful))) if harmful else ""
+
+
+# ---------------------------------------------------------------------------------------------- settlement
+
+
+def lies(account: Account) -> list[str]:
+    """Return who was named in the settlement, in which round and for what."""
+    said = []
+    for number, each in account.named.items():
+        for name, how in each.items():
+            where = words("settled.in-round", round=number) if number else words("settled.in-one")
+            did = words(f"lie.{how}")
+            if name == SERVER:
+                said.append(words("settled.named-server", where=where, how=did))
+            else:
+                said.append(words("settled.named", where=where, client=name, how=did))
+    return said
+
+
+def settlement_sentences(facts: Facts) -> list[str]:
+    """Return what the settlement came to: whether it adds up, who was named, who is missing, who signed."""
+    account = facts.source.accounts[-1]
+    holding, count = account.holding, len(account.lines)
+    said = [words("settled.holds" if holding == count else "settled.partly", holding=holding, count=count)]
+    said += lies(account)
+    if account.unexplained:
+        said.append(words("settled.unnamed"))
+    if account.missing:
+        worth = signed(account.unclaimed, facts.digits)
+        said.append(words("settled.missing", clients=account.missing, worth=worth))
+        if account.provisional():
+            said.append(words("settled.until", until=moment(account.closes)))
+        else:
+            said.append(words("settled.over"))
+    signed_by, needed = len(account.countersigned), account.threshold
+    code = "settled.signed" if signed_by >= needed else "settled.unsigned"
+    said.append(words(code, count=signed_by, needed=needed))
+    return said
 
 
 # --------------------------------------------------------------------------------------------------- terms

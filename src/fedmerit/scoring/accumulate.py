@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -226,12 +226,33 @@ def _counted(rounds: Sequence[Reports], warmup: int) -> Sequence[Reports]:
     return rounds[warmup:]
 
 
-def number_of(reports: Reports, place: int) -> int:
+class ScoredRound(Protocol):
+    """A scored round: as reported, or as settled."""
+
+    @property
+    def round(self) -> int | None: ...
+    @property
+    def slice(self) -> str | None: ...
+    @property
+    def empty(self) -> float: ...
+    @property
+    def grand(self) -> float: ...
+    @property
+    def gain(self) -> float: ...
+    @property
+    def utility(self) -> str | None: ...
+    @property
+    def clients(self) -> tuple[str, ...]: ...
+    @property
+    def silent(self) -> tuple[str, ...]: ...
+
+
+def number_of(reports: ScoredRound, place: int) -> int:
     """Return the number of a round, or ``place``, its position from 1, if it has none."""
     return place if reports.round is None else reports.round
 
 
-def join_up(earlier: Reports, later: Reports, place: int) -> bool:
+def join_up(earlier: ScoredRound, later: ScoredRound, place: int) -> bool:
     """Return whether nothing changed between two rounds; ``place`` is the position of the earlier one.
 
     On the same test samples, the later round must begin with the utility that the earlier one ended with.
@@ -347,5 +368,5 @@ def _follows(earlier: Reports, later: Reports) -> bool:
     return later.round == earlier.round + 1 or unchanged
 
 
-def _on_one_slice(earlier: Reports, later: Reports) -> bool:
+def _on_one_slice(earlier: ScoredRound, later: ScoredRound) -> bool:
     return earlier.slice is not None and earlier.slice == later.slice

@@ -395,7 +395,10 @@ def read_content(path: str | Path, *, utility: str | None = None) -> Content:
     else:
         raise FileFormatError(f"{path}: expected a name that ends in .csv or .json")
     if not rounds:
-        raise FileFormatError(f"{path}: no round has reports to score")
+        raise FileFormatError(
+            f"{path}: no round has reports to score; of a settled run, give the folder, whose ledger has "
+            "the settled scores"
+        )
     rounds.sort(key=lambda one: int(one.given["round"]))
     found = [_reports(path, one, utility) for one in rounds]
     _check_order(path, found)
@@ -580,6 +583,28 @@ def as_csv(content: Mapping[str, Any]) -> str:
                 ]
                 + [(one["scores"][name][k] if one["scores"].get(name) else None) for name in scores]
             )
+    return out.getvalue()
+
+
+def settled_csv(content: Mapping[str, Any]) -> str:
+    """Return the settled scores of a run without reports as tidy CSV, one line per round and client.
+
+    ``stated`` is the integer that the client stated, ``PHI`` its score in units of the utility, which is the
+    one that counts. Both are empty until the run is settled, and where a client has not stated. If clients
+    state one number for the run, the lines of the settlement have no round, and come after all rounds.
+    """
+    block = content.get("settlement", {"rounds": []})
+    settled = {
+        (line["round"], name): (stated, phi)
+        for line in block["rounds"]
+        for name, stated, phi in zip(line["participants"], line["stated"], line["phi"], strict=True)
+    }
+    rows = dict.fromkeys((one["round"], name) for one in content["rounds"] for name in one["participants"])
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["round", "client", "utility", "stated", "PHI"])
+    for number, name in (*rows, *(key for key in settled if key not in rows)):
+        writer.writerow([number, name, content["utility"], *settled.get((number, name), (None, None))])
     return out.getvalue()
 
 

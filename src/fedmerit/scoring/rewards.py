@@ -219,6 +219,19 @@ that report. FP is not among them: its raw entries are alpha, but any client can
 _NOTHING = 1e-12  # utility that may be left by rounding alone
 
 
+def usual_rule(score: str) -> Rule:
+    """Return the rule that commands and the page use unless another one is chosen.
+
+    Settled scores (PHI) add up exactly, so two members can move score from one to the other at will: one adds
+    +d to its update, the other -d. Under "fair" the one below zero pays nothing for that, and the pair takes
+    87 % in place of 32 %. "fenced" limits what the other one is paid for.
+
+    >>> usual_rule("ALPHA"), usual_rule("PHI")
+    ('fair', 'fenced')
+    """
+    return "fenced" if score == "PHI" else "fair"
+
+
 @dataclass(frozen=True, eq=False)
 class Shares(Mapping[str, float]):
     """Shares by name. They sum to 1 minus ``unpaid``.

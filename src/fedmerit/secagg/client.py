@@ -34,6 +34,7 @@ from fedmerit.secagg.messages import (
     seen_of,
 )
 from fedmerit.secagg.naming import (
+    RING,
     Direction,
     MaskTable,
     direction_digest,
@@ -187,6 +188,7 @@ class Client:
             s.clipped = encoded.clipped
             s.pairs = list(masks.masked_with(self.setting, self.name, heads))
             payload = self._payload(task, encoded.words)
+            del encoded  # with words of 6 bytes, a vector that nobody needs any more
             complaints = [
                 [place, self._channel_key(dealer)]
                 for place, dealer in enumerate(self.setting.members)
@@ -321,7 +323,8 @@ class Client:
             raise RefusedError("its table is not the one it told", stage="naming", member=self.name)
         if theirs.member != peer or peer not in s.pairs or peer not in s.survivors:
             raise RefusedError(f"has no mask with {peer} in the sum", stage="naming", member=self.name)
-        if theirs.pairs.get(self.name, ours.pairs[peer]) == ours.pairs[peer]:
+        said = theirs.pairs.get(self.name)
+        if type(said) is not int or not 0 <= said < RING or said == ours.pairs[peer]:
             raise RefusedError(f"{peer} signed no other product", stage="naming", member=self.name)
         opened = {*s.opened, peer}
         left = [other for other in s.pairs if other in s.survivors and other not in opened]

@@ -272,7 +272,7 @@ def wide_blocks(payload: bytes | memoryview) -> Iterator[tuple[int, Wide]]:
         yield start, buffer[: len(block)].reshape(-1).view("<u8")
 
 
-def add_payload(total: Words | Wide, payload: memoryview) -> None:
+def add_payload(total: Words | Wide, payload: bytes | memoryview) -> None:
     """Add the words of a payload to a sum, in place."""
     if total.itemsize == 4:
         np.add(total, from_wire(payload), out=total)
@@ -584,7 +584,7 @@ def _judged_secret(setting: Setting, evidence: Mapping[str, Any]) -> Blame:
 
 
 def _heads(setting: Setting, raws: Sequence[str], stages: Sequence[str]) -> list[Head]:
-    heads = [open_head(raw, setting) for raw in _unhex(raws)]
+    heads = [open_head(raw, setting, earlier=True) for raw in _unhex(raws)]
     if [head.stage for head in heads] != list(stages):
         raise BindingError(f"expected heads of the stages {', '.join(stages)}")
     return heads

@@ -19,7 +19,7 @@ from fedmerit.errors import BindingError, MessageError, ProtocolError, RefusedEr
 from fedmerit.secagg.messages import Blame, placed
 from fedmerit.secagg.quantise import seed_bytes
 from fedmerit.secagg.setting import STAGES, Result, Setting, Task, Update, pack
-from fedmerit.secagg.state import Released, update_digest
+from fedmerit.secagg.state import Released, State, dump_state, load_state, update_digest
 
 __all__ = ["PlainClient", "PlainServer"]
 
@@ -85,6 +85,23 @@ class PlainClient:
     def sent(self, message: bytes) -> str:
         """Return an empty text, because nothing was masked."""
         return ""
+
+    def dump(self) -> bytes:
+        """Return the client as bytes, without `Released`."""
+        kept = State(
+            b"", b"", b"", b"", self.stage,
+            survivors=list(self.survivors), rounding=self.rounding, update=self._update,
+        )  # fmt: skip
+        return dump_state(self.setting, self.name, kept)
+
+    @classmethod
+    def restore(cls, data: bytes, *, released: Released | None = None) -> PlainClient:
+        """Return the client as it was at `dump`."""
+        setting, name, kept = load_state(data)
+        found = cls(setting, name, released=released)
+        found.stage, found.rounding, found._update = kept.stage, kept.rounding, kept.update
+        found.survivors = tuple(kept.survivors)
+        return found
 
     def _say(self, stage: str, *payload: bytes | memoryview) -> bytes:
         stages = self.setting.stages

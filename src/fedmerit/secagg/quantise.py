@@ -42,6 +42,15 @@ MOST_MEMBERS = 1024
 MOST_COORDINATES = 2**31
 
 
+def largest_stated(members: int) -> int:
+    """Return the largest size of a product that a member may state, with so many members in the sum.
+
+    >>> largest_stated(9)
+    15637498706147
+    """
+    return (2**47 - 1) // members
+
+
 def is_number(value: object) -> bool:
     """Return whether a value is a finite real number of Python or numpy; a bool does not count."""
     try:

@@ -127,6 +127,7 @@ class Phi:
         """
         outcome, device = plain.outcome, self.federation.device
         shown = outcome.slice
+        assert shown is not None  # runs without reports have no such analysis
         if self._shown is None or self._shown[0] != shown.id:
             self._shown = shown.id, as_tensor(shown.x).to(device), as_tensor(shown.y).to(device)
         _, x, y = self._shown
@@ -243,7 +244,10 @@ class Truth:
             return None
         outcome, before, weights = plain.outcome, plain.m0, plain.weights
         updates = np.stack([plain.update(name) for name in outcome.included])
-        evaluator, game = self.of_slice(outcome.slice), self.federation.config.scoring.game
+        evaluator, game = (
+            self.of_slice(self.federation.truth_slice(outcome.round)),
+            self.federation.config.scoring.game,
+        )
         if len(outcome.included) > self.most_exact:
             return self._sampled(evaluator, before, updates, weights, outcome)
         tables, record = evaluator.tables(
@@ -318,7 +322,7 @@ class Truth:
         ]
         roster = config.training.roster_weights
         weights = [float(roster[name]) if roster else 1.0 for name in names]
-        last = federation.pool.slice(config.training.rounds)
+        last = federation.truth_slice(config.training.rounds)
         with log.open("a", encoding="utf-8") as file:
 
             def store(mask: int, values: Mapping[str, float]) -> None:

@@ -16,6 +16,7 @@ its running statistics; it is written so here, because PyTorch's own kernels giv
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +30,10 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from fedmerit.errors import DataError, InputError, NoGradient, ReportError
+from fedmerit.errors import DataError, InputError, NoGradient, ReportError, SettlementError
+from fedmerit.protocol.direction import POINTS, REST, Slopes, deal
+from fedmerit.protocol.outcome import Model, model_hash
+from fedmerit.protocol.pool import Indices, Slice
 from fedmerit.scoring.scores import from_blocks
 from fedmerit.scoring.types import Scores
 from fedmerit.simulation.coalitions import free_memory, try_forward
@@ -46,14 +50,10 @@ from fedmerit.simulation.utilities import (
     resolve,
 )
 
-__all__ = ["BLOCKS", "Direction", "deal", "direction", "missing_gradient"]
+__all__ = ["BLOCKS", "Direction", "PathGradients", "direction", "missing_gradient", "slope"]
 
 BLOCKS = 8
 """Blocks of the test set, by default."""
-POINTS = (3, 7)
-"""Points of the path that are used first, and where these leave too large a rest."""
-TOLERANCE = 0.02
-"""The largest rest, as a share of the gain, at which the first points are enough."""
 MOST_BYTES = 4 << 30
 """The most bytes for the layers' outputs of one batch on a GPU."""
 CPU_BATCH = 100
@@ -129,9 +129,9 @@ def direction(
     y: Vectors,
     utility: str | Utility,
     *,
-    blocks: int = BLOCKS,
+    blocks: int | Sequence[Indices] = BLOCKS,
     points: tuple[int, int] = POINTS,
-    tolerance: float = TOLERANCE,
+    tolerance: float = REST,
     seed: int = 0,
     batch_size: int | None = None,
 ) -> Direction:
@@ -149,7 +149,8 @@ def direction(
         x: test images, shape (m, H, W, C).
         y: labels, shape (m,); only a user's utility may take other than whole numbers.
         utility: name or resolved utility; it must have a gradient.
-        blocks: number of blocks, at most one per sample; 1 gives no standard errors.
+        blocks: number of blocks, at most one per sample; 1 gives no standard errors. Or the positions of each
+            block's samples, which together are all samples.
         points: numbers of points of the path.
         tolerance: see above.
         seed: of the deal of samples to blocks.
@@ -172,6 +173,22 @@ def direction(
     return Direction(of.name, found, path.sizes, path.stratified, empty, grand, rest, number)
 
 
+def slope(
+    model: nn.Module, x: Images, y: Vectors, utility: str | Utility, batch_size: int | None = None
+) -> tuple[float, dict[str, Tensor]]:
+    """Return the mean utility of a model as it is, and the gradient of every parameter and floating buffer.
+
+    The arguments and errors are those of `direction`.
+    """
+    vector = flatten(model)
+    path = _Path(model, vector, vector, x, y, resolve(utility), 1, 0, batch_size)
+    with _setting(model):
+        value, found = path.value(0.0), path.mean_gradient(1)[0]
+    parts = torch.split(found, [shape.numel() for shape in path.shapes.values()])
+    named = zip(path.shapes.items(), parts, strict=True)
+    return value, {name: part.view(shape) for (name, shape), part in named}
+
+
 def missing_gradient(model: nn.Module, x: Images, y: Vectors, utility: str | Utility) -> NoGradient | None:
     """Return why this model has no direction for this utility, or None if it has one.
 
@@ -180,7 +197,7 @@ def missing_gradient(model: nn.Module, x: Images, y: Vectors, utility: str | Uti
     of, vector = replace(resolve(utility), balanced=False), flatten(model)
     few = slice(None) if of.function is not None else slice(2)
     try:
-        path = _Path(model, vector, vector, x[few], y[few], of, 1, 0, None)
+        path = _Path(model, vector, vector, x[few], y[few], of, 1)
         with _setting(model):
             path.value(0.0)  # a model or utility that fails anyway fails here
             path.mean_gradient(1)
@@ -189,26 +206,47 @@ def missing_gradient(model: nn.Module, x: Images, y: Vectors, utility: str | Uti
     return None
 
 
-def deal(y: Vectors, blocks: int, seed: int = 0) -> tuple[npt.NDArray[np.int64], tuple[int, ...], bool]:
-    """Deal samples to blocks: return their positions block by block, the blocks' sizes, and whether by class.
+class PathGradients:
+    """A `protocol.direction.Gradient` of one utility, for server and members who share a process.
 
-    Labels that are whole numbers are classes. Samples are shuffled, sorted by class, and dealt one by one, so
-    that two blocks differ by at most one sample, in all and in each class. Other samples are only shuffled.
+    All of them ask for the same rounds, so each is computed once, as long as what is kept fits into memory.
 
-    >>> order, sizes, stratified = deal(np.array([0, 1, 0, 1, 0, 1, 1]), 2)
-    >>> sizes, stratified, np.array([0, 1, 0, 1, 0, 1, 1])[order].tolist()
-    ((4, 3), True, [0, 0, 1, 1, 0, 1, 1])
+    Args:
+        model: gives architecture and device.
+        utility: it must have a gradient.
+        most: bytes of gradients to keep; the last one is always kept.
     """
-    labels = as_tensor(y).cpu().numpy()
-    n = len(labels)
-    if isinstance(blocks, bool) or not isinstance(blocks, int) or not 1 <= blocks <= n:
-        raise InputError(f"blocks must be a whole number from 1 to the {n} test samples, got {blocks!r:.100}")
-    order = np.random.default_rng([seed, n]).permutation(n)
-    stratified = labels.ndim == 1 and labels.dtype.kind in "iu"
-    if stratified:
-        order = order[np.argsort(labels[order], kind="stable")]
-    dealt = [order[first::blocks] for first in range(blocks)]
-    return np.concatenate(dealt).astype(np.int64), tuple(len(one) for one in dealt), stratified
+
+    def __init__(self, model: nn.Module, utility: Utility, *, most: int = 1 << 30) -> None:
+        self.model, self.utility, self.most = model, utility, most
+        self.computed = 0  # rounds and numbers of points computed so far
+        self._kept: dict[tuple[str, ...], Slopes] = {}
+
+    def __call__(self, m0: Model, m: Model, shown: Slice, blocks: Sequence[Indices], points: int) -> Slopes:
+        """Return the gradient over the path from M0 to M, by block.
+
+        Raises:
+            SettlementError: it is not finite, or there is none.
+        """
+        places = hashlib.sha256(b"".join(len(one).to_bytes(8, "big") + one.tobytes() for one in blocks))
+        key = model_hash(m0), model_hash(m), shown.id, places.hexdigest(), str(points)
+        found = self._kept.pop(key, None)
+        self._kept[key] = found or self._compute(m0, m, shown, blocks, points)  # in order of last use
+        while len(self._kept) > 1 and sum(one.blocks.nbytes for one in self._kept.values()) > self.most:
+            del self._kept[next(iter(self._kept))]
+        return self._kept[key]
+
+    def _compute(self, m0: Model, m: Model, shown: Slice, blocks: Sequence[Indices], points: int) -> Slopes:
+        self.computed += 1
+        try:
+            path = _Path(self.model, m0, m, shown.x, shown.y, self.utility, list(blocks))
+            with _setting(self.model):
+                empty, grand = path.value(0.0), path.value(1.0)
+                return Slopes(path.mean_gradient(points).cpu().numpy(), empty, grand)
+        except NoGradient as error:
+            raise SettlementError(str(error), code="no-gradient") from error
+        except ReportError as error:
+            raise SettlementError(str(error), code="not-finite") from error
 
 
 class _Path:
@@ -222,9 +260,9 @@ class _Path:
         x: Images,
         y: Vectors,
         utility: Utility,
-        blocks: int,
-        seed: int,
-        batch_size: int | None,
+        blocks: int | Sequence[Indices],
+        seed: int = 0,
+        batch_size: int | None = None,
     ) -> None:
         self.model, self.utility, self.device = model, utility, device_of(model)
         self.start = self._vector(m0, "M0")
@@ -235,8 +273,9 @@ class _Path:
             self.labels = check_labels(y, len(x))
         elif len(self.labels) != len(x) or not len(x):
             raise DataError(f"expected a label per image, at least one, got {len(self.labels)} of {len(x)}")
-        order, self.sizes, self.stratified = deal(self.labels, blocks, seed)
-        self.order = torch.as_tensor(order, device=self.device)
+        dealt, self.stratified = self._dealt(blocks, seed)
+        self.sizes = tuple(len(block) for block in dealt)
+        self.order = torch.as_tensor(np.concatenate(dealt), device=self.device)
         self.labels = self.labels.to(self.device)
         self.images = as_tensor(x).to(self.device)
         self.weights: Tensor | None = None
@@ -248,6 +287,16 @@ class _Path:
         self.batch = batch_size or self._batch(per_image)
         if utility.function is not None:  # it sees all samples at once
             self.batch = len(self.labels)
+
+    def _dealt(self, blocks: int | Sequence[Indices], seed: int) -> tuple[Sequence[Indices], bool]:
+        """Return the positions of each block's samples, and whether they were dealt by class here."""
+        if isinstance(blocks, Sequence):
+            if not np.array_equal(np.sort(np.concatenate(blocks)), np.arange(len(self.labels))):
+                raise InputError(
+                    f"blocks: expected the positions of all {len(self.labels)} samples, each once"
+                )
+            return blocks, False
+        return deal(self.labels.cpu().numpy(), blocks, seed)
 
     def _vector(self, values: Vectors, what: str) -> Tensor:
         vector, length = as_tensor(values), state_length(self.model)

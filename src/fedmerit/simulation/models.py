@@ -9,12 +9,9 @@ does not hold them; ``left_out`` names them.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import math
-import os
-import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedmerit.config import load_object
 from fedmerit.errors import ConfigError, DataError, FedmeritError, InputError
 
 MODELS = ("mlp", "cnn", "cnn-pool", "resnet18", "resnet50")
@@ -103,22 +101,6 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
         yield
-
-
-def load_object(name: str, setting: str) -> Callable[..., Any]:
-    """Return the callable ``module:attribute``, from the current folder or ``sys.path``."""
-    module, _, attribute = name.partition(":")
-    here = os.getcwd()
-    sys.path.insert(0, here)
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError.at(setting, f"cannot load {name!r}: {error}") from error
-    finally:
-        sys.path.remove(here)
-    if not callable(found):
-        raise ConfigError.at(setting, f"{name!r} is not callable")
-    return found  # type: ignore[no-any-return]
 
 
 class CNN(nn.Module):

@@ -16,18 +16,20 @@ import numpy as np
 import torch
 
 from fedmerit.config import Config
+from fedmerit.protocol.direction import POINTS
 from fedmerit.scoring.uncertainty import resolvable_gap
 from fedmerit.simulation.analysis import BUDGET, MOST_EXACT
-from fedmerit.simulation.direction import POINTS, direction
+from fedmerit.simulation.direction import direction
 from fedmerit.simulation.models import load_vector, to_vector
 from fedmerit.simulation.setup import Federation, prepare, schedule
 from fedmerit.simulation.training import TrainingSettings, train
 
 CALIBRATION = 1.0
 """Seconds for each measurement."""
-IN_A_ROUND, PER_UTILITY, PER_MEMBER = 1920, 285, 340
-"""Bytes that a member sends in a round beside its masked update: keys, sealed shares, signatures, its report.
-Fitted to a federation in memory with 3 to 36 members and 1 to 4 utilities, from its second round on."""
+IN_A_ROUND, PER_UTILITY, PER_MEMBER = 1920, 285, 374
+"""Bytes that a member sends in a round beside its masked update: keys, sealed shares, commitments to the keys
+of its pairs, signatures, its report. Fitted to a federation in memory with 3 to 36 members and 1 to 4
+utilities, from its second round on."""
 AGAIN = 2 + 4 + 4
 """Bytes per parameter and round that a settlement sends to a member: the direction, M0 and the sum."""
 KEPT = 4

@@ -24,6 +24,7 @@ from fedmerit.protocol.outcome import Evaluate, Evaluations, Model, Outcome, Rou
 from fedmerit.protocol.terms import EMBEDDED, SIMULATED, from_past, proposed
 from fedmerit.scoring.files import LEDGER
 from fedmerit.simulation.analysis import Phi, Truth, from_this_round
+from fedmerit.simulation.direction import PathGradients
 from fedmerit.simulation.setup import Federation, prepare, read, resolve
 from fedmerit.simulation.transport import (
     Analysis,
@@ -33,6 +34,7 @@ from fedmerit.simulation.transport import (
     Progress,
     Watch,
 )
+from fedmerit.storage.archive import ARCHIVE, FolderArchive
 from fedmerit.storage.run_folder import Folder, check_usable, write
 
 CurrentWeights = Callable[[int, Model, Mapping[str, Model]], Mapping[str, float]]
@@ -117,17 +119,16 @@ class Rehearsal:
         self.truth = truth
         if truth is None and self.config.scoring.truth:
             self.truth = Truth(federation, folder.path / "tables", self._coalitions)
-        self.phi: Phi | None = None
-        if self.config.scoring.visibility == "all":
-            self.phi = phi or Phi(federation)
-            self._without_phi()
-        else:  # a round's record is for everybody
-            self._note(Note("phi-private"))
+        self.phi = None if self.config.settles else self._phi(phi)
         self.evaluate = evaluate or federation.evaluate
         self.current_weights = current_weights or self._from_this_round
         identities = self._identities(make=not started)
         self.recorder = self._recorder(identities, started=started)
         evaluations = Evaluations(self.evaluate)
+        gradient, archive = None, None
+        if self.config.settles:
+            gradient = PathGradients(federation.network, federation.utilities[0])
+            archive = FolderArchive(folder.path / ARCHIVE)
         self.transport = LocalTransport(
             federation,
             identities,
@@ -136,6 +137,8 @@ class Rehearsal:
             self.watch,
             observe=observe,
             analyses=(*(one for one in (self.truth, self.phi) if one), *analyses),
+            gradient=gradient,
+            archive=archive,
             stacked=stacked,
         )
         self.coordinator = Coordinator(
@@ -146,6 +149,8 @@ class Rehearsal:
             weights=self._weights(),
             first=federation.first if self.config.scoring.solo else None,
             rehearsal=True,
+            gradient=gradient,
+            archive=archive,
         )
         self.model = federation.first
         if started:
@@ -153,6 +158,15 @@ class Rehearsal:
             self._restore()
         else:
             self.recorder.begin(federation.first)
+
+    def _phi(self, phi: Phi | None) -> Phi | None:
+        """Return the analysis for Aumann-Shapley scores of rounds; members of a settled run state them."""
+        if self.config.scoring.visibility != "all":  # a round's record is for everybody
+            self._note(Note("phi-private"))
+            return None
+        found = phi or Phi(self.federation)
+        self._without_phi(found)
+        return found
 
     def _identities(self, *, make: bool) -> Identities:
         if not self.config.secure_aggregation.enabled:
@@ -186,6 +200,9 @@ class Rehearsal:
         joined = {record.author for record in self.folder.ledger.records("join")}
         for name in self.federation.names if self.recorder.older else sorted(joined):
             self.transport.agree(name, self.recorder.agreed)
+        self.transport.forget([len(self.recorder.rounds) + 1])  # a kill may have left it half done
+        for record in self.folder.ledger.records("statement"):
+            self.transport.restore_statement(record.author, record.body, record.signature)
         if not (rounds := self.recorder.rounds):
             return
         last = rounds[-1]
@@ -218,18 +235,31 @@ class Rehearsal:
         """Write the end record and collect all signatures under it, or those that a kill left missing."""
         if not any(self.folder.ledger.records("end")):
             self.coordinator.finish(self.model)
+            self._notes()
+            self._forget()
             return
+        self._forget()
         signed = {record.author for record in self.folder.ledger.records("seen")}
         if self.recorder.key is not None and (missing := set(self.federation.names) - signed):
             self.coordinator.seal([name for name in self.federation.names if name in missing])
+
+    def _forget(self) -> None:
+        """Delete what members kept for the settlement, unless somebody may still state."""
+        told = self.recorder.recorded("settled")
+        if not told or told[-1]["final"]:
+            self.transport.forget(one.number for one in self.recorder.rounds)
+
+    def _notes(self) -> None:
+        """Pass on what the server refused."""
+        for text in self.coordinator.refused:
+            self._note(text)
+        self.coordinator.refused.clear()
 
     def round(self, number: int) -> None:
         """Run one round: train, sum, evaluate, record."""
         self.transport.begin_round(number, self.model)
         model = self.coordinator.round(number, self.model, self.transport.expected(number))
-        for text in self.coordinator.refused:
-            self._note(text)
-        self.coordinator.refused.clear()
+        self._notes()
         if model is not None:
             self.model = model
         total = self.config.training.rounds
@@ -249,7 +279,7 @@ class Rehearsal:
             "totals_on": totals_on,
         }
         if self.phi is not None and outcome is not None and not self.recorder.older:
-            self._without_phi()
+            self._without_phi(self.phi)
             if recorded := self.phi.recorded(found.number, self.config.scoring.utilities):
                 fields["phi"] = recorded
         return Beside(fields, analysis or None)
@@ -278,13 +308,15 @@ class Rehearsal:
     def _summary(self) -> str:
         last, paid = self.recorder.rounds[-1], self.config.scoring.utilities[0]
         reports = last.to_reports(paid)
+        if not self.config.reports and not last.aborted:
+            return f"{len(last.included)} members summed"
         if reports is None:
             return last.aborted or "no reports"
         return f"{paid} {reports.empty:.3f} -> {reports.grand:.3f}"
 
-    def _without_phi(self) -> None:
+    def _without_phi(self, phi: Phi) -> None:
         """Say which utilities have no Aumann-Shapley scores, and why, each once."""
-        for note in self.phi.new_notes() if self.phi else ():
+        for note in phi.new_notes():
             self._note(note)
 
     def _note(self, text: str) -> None:

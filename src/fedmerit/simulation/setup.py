@@ -99,6 +99,14 @@ class Federation:
         x = np.concatenate([client.x, *(shown.x for shown in known)])
         return x, np.concatenate([client.y, *(shown.y for shown in known)])
 
+    def truth_slice(self, number: int) -> Slice:
+        """Return the samples of the ground truth in a round: those of the settlement, if there is one."""
+        return self._settled if self.config.settles else self.pool.slice(number)
+
+    @cached_property
+    def _settled(self) -> Slice:
+        return self.pool.settlement()
+
     def evaluate(self, model: Model, shown: Slice) -> PerSample:
         """Return every utility of every sample of a slice for the model with this vector."""
         if self._shown is None or self._shown[0] != shown.id:  # copy a slice to the device only once

@@ -8,23 +8,27 @@ member stops answering at a given stage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import msgpack
 import numpy as np
 import numpy.typing as npt
 
 from fedmerit.config import STAGES, Config
 from fedmerit.data.partitions import ClientData
 from fedmerit.errors import MissingExtra, ProtocolError
-from fedmerit.identity import SERVER, Roster, load_key, new_key, public_key
+from fedmerit.identity import SERVER, Roster, canonical, load_key, new_key, public_key
+from fedmerit.protocol.clearing import Archive
+from fedmerit.protocol.direction import Gradient
 from fedmerit.protocol.member import Participant
-from fedmerit.protocol.memory import MemoryState
-from fedmerit.protocol.messages import Ask, Exchange, Parcel, exchange_of
+from fedmerit.protocol.memory import MemoryState, file_name
+from fedmerit.protocol.messages import Ask, Exchange, Parcel, exchange_of, pack
 from fedmerit.protocol.outcome import Evaluations, Model, Outcome, Round, Trained, Work, model_hash
+from fedmerit.protocol.settler import SETTLING
 from fedmerit.protocol.terms import Agreed, roster_in
 from fedmerit.secagg.state import Released
 from fedmerit.simulation.setup import Federation, losses, schedule
@@ -42,7 +46,7 @@ Observer = Callable[[str, str, bytes], None]
 class Progress:
     """A message to the watcher: a step of a round has begun or advanced."""
 
-    stage: Literal["train", "sum", "evaluate", "coalitions", "retrain", "round", "note"]
+    stage: Literal["train", "sum", "evaluate", "coalitions", "retrain", "settle", "round", "note"]
     round: int
     rounds: int
     done: int = 0
@@ -127,6 +131,69 @@ class Identities:
         return cls(roster_in(config, {name: public_key(key) for name, key in keys.items()}), server, keys)
 
 
+# ------------------------------------------------------------------- what members keep for the settlement
+
+MEMBERS = "members"
+"""The kind of archive files that hold what members keep. They are secret."""
+
+
+class Keeping:
+    """What members keep of every round until the run is settled: one file per round, one round in memory.
+
+    Args:
+        archive: holds the files.
+    """
+
+    def __init__(self, archive: Archive) -> None:
+        self.archive = archive
+        self._number, self._round = 0, dict[str, dict[str, Any]]()
+
+    def save(self, number: int, states: Mapping[str, MemoryState]) -> None:
+        """Keep update, client and signed outcome of every member who brought something to a round."""
+        arrays = {}
+        for name, state in states.items():
+            client, update = (state.get(file_name(number, what)) for what in ("client", "update"))
+            if client is None or update is None:
+                continue
+            delta, *rest = update
+            signed = state.get(file_name(number, "signed"))
+            arrays[f"delta/{name}"] = delta
+            arrays[f"kept/{name}"] = np.frombuffer(pack([client.dump(), rest, signed]), np.uint8)
+        if arrays:
+            self.archive.save(MEMBERS, number, arrays)
+
+    def get(self, number: int, name: str, what: str) -> Any:
+        """Return a value that a member kept of a round, or None."""
+        if number != self._number:
+            self._number, self._round = number, {}
+            arrays = self.archive.load(MEMBERS, number) if self.archive.has(MEMBERS, number) else {}
+            for member in [key.partition("/")[2] for key in arrays if key.startswith("delta/")]:
+                client, rest, signed = msgpack.unpackb(arrays[f"kept/{member}"].tobytes())
+                update = [arrays[f"delta/{member}"], *rest]
+                self._round[member] = {"client": client, "update": update, "signed": signed}
+        return self._round.get(name, {}).get(what)
+
+    def drop(self, number: int) -> None:
+        """Delete what members kept of a round."""
+        self.archive.drop(MEMBERS, number)
+        self._number, self._round = 0, {}
+
+
+class KeptState(MemoryState):
+    """The state of a member in a rehearsal that is settled: rounds that are over are in files."""
+
+    def __init__(self, name: str, keeping: Keeping) -> None:
+        super().__init__()
+        self.name, self.keeping = name, keeping
+
+    def get(self, name: str) -> Any:
+        """Return the value stored under a name, here or in the file of its round; or None."""
+        number, _, what = name.partition(".")
+        if (found := super().get(name)) is None and what in ("client", "update", "signed"):
+            return self.keeping.get(int(number), self.name, what)
+        return found
+
+
 # ------------------------------------------------------------------------------------------ the transport
 
 
@@ -141,6 +208,8 @@ class LocalTransport:
         watch: called with every step.
         observe: sees every byte that the server receives.
         analyses: look at the plain updates of every round with a sum.
+        gradient: of the paid utility, which all members share; needed where the run is settled.
+        archive: where members keep what a settlement needs; needed there too.
         stacked: whether all members train at once; None does so on a GPU.
     """
 
@@ -154,11 +223,14 @@ class LocalTransport:
         *,
         observe: Observer | None = None,
         analyses: Sequence[Analysis] = (),
+        gradient: Gradient | None = None,
+        archive: Archive | None = None,
         stacked: bool | None = None,
     ) -> None:
         self.federation, self.run, self.watch = federation, run, watch
         self.observe, self.analyses = observe, analyses
-        self.states = {name: MemoryState() for name in federation.names}
+        self.keeping = None if archive is None else Keeping(archive)
+        self.states = {name: self._state(name) for name in federation.names}
         self.members = {
             name: Participant(
                 name,
@@ -169,9 +241,12 @@ class LocalTransport:
                 accept=lambda config: None,
                 seed=federation.config.run.seed,
                 rehearsal=True,
+                gradients=None if gradient is None else lambda shape, utility: gradient,
             )
             for name in federation.names
         }
+        for name, factor in federation.config.corruption.misstate.items():
+            self.members[name].misstates = factor
         self.local = LocalTraining(federation, stacked=stacked)
         if federation.config.scoring.solo:
             self.local.solo = dict.fromkeys(federation.names, federation.first)
@@ -180,6 +255,9 @@ class LocalTransport:
         self._trained: dict[str, Model] = {}
         self._number, self._m0_hash = 0, ""
 
+    def _state(self, name: str) -> MemoryState:
+        return MemoryState() if self.keeping is None else KeptState(name, self.keeping)
+
     def begin_round(self, number: int, m0: Model) -> None:
         """Set the number and the starting model of the next round."""
         self._number, self.m0, self._m0_hash, self._trained = number, m0, "", {}
@@ -187,7 +265,9 @@ class LocalTransport:
             self.train(self.expected(number))
 
     def end_round(self) -> None:
-        """Forget the updates of this round, and remember the model that it started from."""
+        """File away or forget the updates of this round; remember the model that it started from."""
+        if self.keeping is not None:
+            self.keeping.save(self._number, self.states)
         for state in self.states.values():
             state.drop_update(self._number)
         self.before = self.m0
@@ -222,8 +302,10 @@ class LocalTransport:
         here = [name for name in asks if not _is_lost(lost, name, kind)]
         if kind == "train":
             self.train(here)
+        settling = kind in SETTLING
+        stage = "settle" if settling else "evaluate" if kind == "report" and config.reports else "sum"
         if number:
-            self._tell("evaluate" if kind == "report" else "sum", 0, len(asks))
+            self._tell(stage, number if settling else 0, config.training.rounds if settling else len(asks))
         for done, name in enumerate(here, start=1):
             member, parcel = self.members[name], asks[name]
             if kind == "train":
@@ -244,7 +326,7 @@ class LocalTransport:
                 self.observe("masked" if kind == "train" else kind, name, answer)
             yield name, answer
             if kind == "report":
-                self._tell("evaluate", done, len(asks))
+                self._tell(stage, done, len(asks))
 
     def _work(self, name: str) -> Callable[[], Work]:
         trained, m0 = self._trained.pop(name), self.m0
@@ -284,6 +366,10 @@ class LocalTransport:
         totals_on = ""
         for name, state in self.states.items():
             kept[f"released/{name}"] = np.frombuffer(state.released().dump(), np.uint8)
+            if released := state.get("summed"):
+                kept[f"summed/{name}"] = np.array(released)
+            if shown := state.get("shown"):
+                kept[f"shown/{name}"] = np.frombuffer(b"".join(shown), np.uint8).reshape(len(shown), -1)
             if (last := self.members[name].sums(self.run, self._number + 1)) is not None:
                 totals_on = totals_on or last[0]
                 kept |= {f"totals/{name}/{utility}": values for utility, values in last[1].items()}
@@ -306,12 +392,26 @@ class LocalTransport:
                 self.local.solo[name] = values
             elif kind == "released":
                 self.states[name].put_released(Released.load(values.tobytes()))
+            elif kind == "summed":
+                self.states[name].put("summed", values.tolist())
+            elif kind == "shown":
+                self.states[name].put("shown", [row.tobytes() for row in values])
             else:
                 totals.setdefault(name, {})["/".join(rest)] = values
         for name, sums in totals.items():
             told = (last.number, last.body["m"], last.body["totals_on"])
             self.members[name].restore_sums(self.run, *told, sums)
         self.before, self._number = before, last.number
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Delete what members kept of these rounds: they are to be run again, or the run is settled."""
+        if self.keeping is not None:
+            for number in numbers:
+                self.keeping.drop(number)
+
+    def restore_statement(self, name: str, body: Mapping[str, Any], signature: bytes) -> None:
+        """Restore what a member stated, so that it says the same again."""
+        self.states[name].put("statement", pack([canonical(body), signature]))
 
     # ----------------------------------------------------------------------------------------------- progress
 

@@ -33,8 +33,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedmerit.config import load_object
 from fedmerit.errors import ConfigError, DataError, ReportError
-from fedmerit.simulation.models import Images, as_tensor, load_object, prepare
+from fedmerit.simulation.models import Images, as_tensor, prepare
 
 PerSample = Callable[[Tensor, Tensor], Tensor]
 """(logits (m, C), labels (m,)) -> one number per sample (m,)."""

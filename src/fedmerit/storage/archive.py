@@ -6,6 +6,7 @@ One file of arrays per kind and round in ``DIR/archive``::
     masks-0003       the signed lists of the round, and the secrets that were rebuilt to unmask its sum
     direction-0003   g, the public direction as integers
     words-0003       masked words that members sent again, where an equation failed
+    messages/        if somebody was away: the signed messages to which it can still answer with its statement
 
 Whoever has the folder, the ledger and the test pool can recompute every number of the settlement
 (``fedmerit verify DIR --archive``).
@@ -24,7 +25,7 @@ import numpy.typing as npt
 from fedmerit.config import Config
 from fedmerit.errors import LedgerError, StoreError
 from fedmerit.ledger.chain import Record
-from fedmerit.ledger.forms import masked_input, setting_of
+from fedmerit.ledger.forms import masked_inputs, setting_of
 from fedmerit.ledger.records import reading
 from fedmerit.ledger.settled import Book
 from fedmerit.notes import Note
@@ -59,7 +60,7 @@ class FolderArchive:
 
     def save(self, kind: str, number: int, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Keep arrays in one step, readable by their owner only."""
-        self.path.mkdir(mode=0o700, exist_ok=True)
+        self._file(kind, number).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         data: bytes = safetensors().save({key: np.ascontiguousarray(value) for key, value in arrays.items()})
         write(self._file(kind, number), hashlib.sha256(data).digest() + data, mode=0o600)
 
@@ -173,10 +174,12 @@ def _judge_again(
     public = _encoding(archive.load("round", entry.round), manifest.coordinates, one, config)[1]
     setting, task = attempt_of(setting_of(records, one, config), config, manifest, entry, public, extra)
     evidence, g = Evidence.from_dict(given), archive.load("direction", entry.round)["g"]
+    if evidence.check(setting, task).digests != masked_inputs(records, entry):
+        raise LedgerError("its evidence is about other masked inputs than those recorded in the round")
     words = {}
     for name in products:
         payload = archive.load(f"words-{name_hash(name)}", entry.round)[name].tobytes()
-        if hashlib.sha256(payload).hexdigest() != masked_input(records, entry.round, name):
+        if hashlib.sha256(payload).hexdigest() != masked_inputs(records, entry).get(name):
             raise LedgerError(f"the words of {name} are not those that it sent in the round")
         words[name] = masked_product(payload, g)
     if {name: str(value) for name, value in words.items()} != dict(products):

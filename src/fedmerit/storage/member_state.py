@@ -13,7 +13,10 @@ Values of a run are ``terms`` (what the member agreed to), ``left`` (why it has 
 last head, once signed) and ``floor`` (rounds before this one are over). Values of round 3 are
 ``0003.client`` (the state machine, with its secrets), ``0003.began`` (hash of the model it began to train),
 ``0003.update`` (M0, the update, its weight), ``0003.asked`` (hash of the only request for a report that it
-answers) and ``0003.report`` (the answer, and the sums behind cumulative standard errors).
+answers) and ``0003.report`` (the answer, and the sums behind cumulative standard errors). A run that is
+settled also has ``summed`` (rounds it released shares for), ``settlement`` (the manifest), ``closes`` (when
+its window closes), ``pool`` (the opened test set), ``agreed``, ``statement``, ``settled`` (what it signed),
+and for each round ``0003.signed`` (the outcome it signed for) and ``0003.stated`` (its part in the gain).
 
 A message is answered in this order: larger values are written, then ``heads``, then ``state``, each in one
 step; then files are deleted that ``state`` no longer names; then the answer leaves. So a kill at any moment
@@ -44,6 +47,7 @@ from fedmerit.errors import ConfigError, StoreError
 from fedmerit.identity import Roster, load_key
 from fedmerit.ledger.records import first_body
 from fedmerit.notes import Note
+from fedmerit.protocol.memory import POOL
 from fedmerit.protocol.messages import pack, unpack
 from fedmerit.protocol.terms import Lineage, lineage_of
 from fedmerit.scoring.files import LEDGER
@@ -55,7 +59,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedmerit")
 _RUN = re.compile(r"[0-9a-f]{32}")
-_VALUE = re.compile(r"(?:terms|left|seen|[0-9]+\.[a-z]+)(?:\.[0-9a-f]{8})?")
+_VALUE = re.compile(
+    r"(?:terms|left|seen|pool|settlement|agreed|statement|settled|shown|summed|[0-9]+\.[a-z]+)"
+    r"(?:\.[0-9a-f]{8})?"
+)
 IDLE = 86_400.0
 """Seconds without a message after which a run counts as over although it never ended."""
 UNSETTLED = 30 * 86_400.0
@@ -390,6 +397,7 @@ class MemberFiles:
         if (not idle and not over) or self._waits(run, kept):
             return False
         secret = {name for name in names if (over and "." in name) or name.endswith((".client", ".update"))}
+        secret |= names & {POOL}
         if over and not (self.home / run).exists():  # its owner deleted it: remember that it is over
             kept["heads"] = new_run()["heads"]
             secret |= {*kept["files"]}
@@ -405,7 +413,7 @@ class MemberFiles:
             return False
         closes = self.file.get(run, "closes")
         until = kept["time"] + UNSETTLED if closes is None else closes
-        return time.time() < until
+        return bool(time.time() < until)
 
     # ----------------------------------------------------------------------------------------- stored values
 

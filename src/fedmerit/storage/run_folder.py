@@ -17,17 +17,13 @@ files follow from the ledger and are written after it. If a process is killed in
 
 from __future__ import annotations
 
-import csv
 import fcntl
 import hashlib
-import io
-import json
 import os
 import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -38,30 +34,25 @@ import numpy.typing as npt
 from fedmerit.config import Config, difference, of_folder
 from fedmerit.errors import (
     ConfigError,
-    CopyDiffers,
-    FedmeritError,
     FileFormatError,
     LedgerError,
     MissingExtra,
     StoreError,
 )
+from fedmerit.ledger.account import Account, account_of, why_unsettled
 from fedmerit.ledger.chain import START, Ledger, Record
-from fedmerit.ledger.decisions import RunPart, joined, part_of
+from fedmerit.ledger.joined_runs import RunPart, joined, part_of
 from fedmerit.ledger.records import (
     aborted,
     about,
-    compare,
     config_of,
     rounds_of,
-    score_files,
-    scores_document,
     unreported,
 )
-from fedmerit.notes import Note, numbered
+from fedmerit.notes import Note, numbered, words
 from fedmerit.protocol.outcome import Round
 from fedmerit.scoring.files import LEDGER, Content
 from fedmerit.scoring.types import Reports
-from fedmerit.scoring.validate import written_number
 from fedmerit.secagg.setting import LEAST_IN_SUM
 
 # ---------------------------------------------------------------------------------------------- the folder
@@ -310,8 +301,6 @@ def head_of(path: Path) -> str:
 
 # ----------------------------------------------------------------------------------------------- its files
 
-SCORE_FILES = ("scores.json", "scores.csv")
-
 
 def check_config(path: Path, config: Config) -> None:
     """Raise LedgerError unless ``config.toml`` is the config in the ledger."""
@@ -346,180 +335,6 @@ def check_checkpoints(path: Path, rounds: Sequence[Round]) -> Iterator[Note]:
             yield Note("checkpoint-gone", round=last)
 
 
-ScoreFiles = Mapping[str, bytes | None]
-"""Name of a score file -> its content; None if there is no such file."""
-
-
-def read_scores(path: Path) -> ScoreFiles:
-    """Return the current content of a folder's score files."""
-    found: dict[str, bytes | None] = {}
-    for name in SCORE_FILES:
-        try:
-            found[name] = (path / name).read_bytes()
-        except FileNotFoundError:
-            found[name] = None
-        except OSError as error:
-            raise LedgerError(f"{path / name}: cannot be read: {error}") from error
-    return found
-
-
-def check_scores(path: Path, found: ScoreFiles, rounds: Sequence[Round], config: Config) -> dict[str, int]:
-    """Check that ``scores.json`` and ``scores.csv`` follow from all of the ledger's rounds, or the first few.
-
-    If a process is killed after the ledger's transaction and before it writes these files, they stay one
-    round behind. They are then correct, but the ledger has more rounds.
-
-    Args:
-        path: path of the folder.
-        found: the files as `read_scores` read them.
-        rounds: rounds of the ledger.
-        config: config of the run.
-
-    Returns:
-        The files that are older than the ledger, and by how many rounds; empty if none is.
-
-    Raises:
-        CopyDiffers: a file says something else, or cannot be read.
-    """
-    made: dict[int, dict[str, bytes]] = {}
-
-    def expected(count: int) -> dict[str, bytes]:
-        """Return the files after so many rounds, computed once."""
-        if count not in made:
-            made[count] = _expected(rounds[:count], config)
-        return made[count]
-
-    late = {}
-    text = found["scores.json"]
-    held = 0
-    if text is not None:
-        with _copy(path, "scores.json", config):
-            there = _json(path / "scores.json", text)
-        listed = there.get("rounds")
-        held = min(len(listed), len(rounds)) if isinstance(listed, list) else len(rounds)
-        right = json.loads(expected(held)["scores.json"])
-        with _copy(path, "scores.json", config):
-            compare(there, right, "scores.json")
-    if held < len(rounds):
-        late["scores.json"] = len(rounds) - held
-    text = found["scores.csv"]
-    held = 0
-    if text is not None:
-        with _copy(path, "scores.csv", config):
-            table = _table(path / "scores.csv", text)
-        held = _last_round(table, len(rounds))
-        right = _rows(expected(held)["scores.csv"].decode())
-        if table.get("1") != right["1"]:  # columns of more rounds than it has: it was cut
-            right = _rows(expected(len(rounds))["scores.csv"].decode())
-        with _copy(path, "scores.csv", config):
-            compare(table, right, "scores.csv line")
-    if any(one.reports for one in rounds[held:]) or (text is None and rounds):  # others have no line
-        late["scores.csv"] = len(rounds) - held
-    return late
-
-
-@contextmanager
-def _copy(path: Path, name: str, config: Config) -> Iterator[None]:
-    """Turn an error in a score file, which is only a copy, into CopyDiffers, which says how to mend it."""
-    try:
-        yield
-    except LedgerError as error:
-        how = "`fedmerit run --resume`" if config.scoring.truth else f"`fedmerit page {path}`"
-        raise CopyDiffers(
-            f"{error}. The ledger is the record, and {name} is a copy that was changed: delete it, and {how} "
-            "writes it again",
-            name,
-        ) from error
-
-
-def about_scores(
-    path: Path, found: ScoreFiles, late: Mapping[str, int], config: Config, *, running: bool = False
-) -> Iterator[Note]:
-    """Yield what `check_scores` found; ``running`` says that a process keeps writing in the folder."""
-    there = [name for name, data in found.items() if data is not None]
-    if there:
-        yield Note("scores")
-    else:
-        yield Note("scores-unwritten" if late else "scores-none")
-    if not late:
-        return
-    files = [
-        Note("file-older", file=name, rounds=count) if name in there else Note("file-gone", file=name)
-        for name, count in late.items()
-    ]
-    how = Note("files-by-command", path=str(path))
-    if running:
-        how = Note("files-by-process")
-    elif config.scoring.truth:
-        how = Note("files-by-resume")
-    yield Note("files", files=files, how=how)
-
-
-def write_scores(path: Path, rounds: Sequence[Round], config: Config) -> None:
-    """Write the score files from the ledger alone; not for runs whose scores hold ground truth."""
-    for name, data in _expected(rounds, config, analysis=config.analysis).items():
-        write(path / name, data)
-
-
-def _expected(rounds: Sequence[Round], config: Config, *, analysis: bool = False) -> dict[str, bytes]:
-    scoring = config.scoring
-    try:
-        content = scores_document(
-            rounds, config.clients, scoring.utilities, missing=scoring.missing, analysis=analysis
-        )
-    except (FedmeritError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise LedgerError(f"the reports in the ledger give no scores: {error!s:.200}") from error
-    return dict(score_files(content))
-
-
-def _json(path: Path, text: bytes) -> dict[str, Any]:
-    """Return the part of the file that follows from reports."""
-    try:
-        found = json.loads(text.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise LedgerError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise LedgerError(f"{path}: expected an object, got {type(found).__name__}")
-    others = found.get("companions")
-    for one in (found, *(others.values() if isinstance(others, dict) else ())):
-        for extra in ("truth", "analysis"):  # computed from plain updates, not from reports
-            if isinstance(one, dict):
-                one.pop(extra, None)
-    return found
-
-
-def _table(path: Path, text: bytes) -> dict[str, dict[str, Any]]:
-    try:
-        return _rows(text.decode("utf-8"))
-    except (ValueError, csv.Error) as error:
-        raise LedgerError(f"{path}: cannot be read: {error}") from error
-
-
-def _last_round(table: Mapping[str, Mapping[str, Any]], rounds: int) -> int:
-    """Return the round of the last line, or ``rounds`` if it names no round of the ledger."""
-    if len(table) < 2:
-        return 0
-    last = table[str(len(table))].get("round")
-    return int(last) if isinstance(last, float) and last in range(1, rounds + 1) else rounds
-
-
-def _rows(text: str) -> dict[str, dict[str, Any]]:
-    """Return the cells of a CSV file by line number and column, with numbers parsed."""
-    lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
-    head = dict(enumerate(lines[0])) if lines else {}
-    return {
-        str(number): {head.get(k, f"column {k + 1}"): _cell(cell) for k, cell in enumerate(line)}
-        for number, line in enumerate(lines, start=1)
-    }
-
-
-def _cell(text: str) -> Any:
-    try:
-        return written_number(text)
-    except ValueError:
-        return text
-
-
 # ---------------------------------------------------------------------------------------- reports of a run
 
 
@@ -532,6 +347,8 @@ class Recorded:
     rounds: tuple[Round, ...]  # of the runs before it too, if there are any, numbered on
     content: Content
     runs: tuple[RunPart, ...] = ()  # if there are several, in order; the last one is this run
+    accounts: tuple[Account, ...] = ()  # of the settlements of all of them; empty unless all are settled
+    unsettled: str = ""  # why there are none although members settle, in words
 
     @property
     def planned(self) -> int:
@@ -568,16 +385,39 @@ def recorded(folder: str | Path, *, utility: str | None = None, after: Sequence[
     if utility is not None and utility not in utilities:
         raise FileFormatError(f"{path}: has no utility {utility!r}; it has {', '.join(utilities)}")
     scored = scored_in(rounds, utility or utilities[0])
-    if not scored:
+    accounts, unsettled = _accounts(ledger, rounds, config, runs)
+    if not config.reports and utility not in (None, utilities[0]):
+        raise FileFormatError(f"{path}: only {utilities[0]!r} is settled, and {utility!r} was not reported")
+    if utility not in (None, utilities[0]):
+        accounts = ()
+    if not scored and not accounts:
         holds = _holds(ledger, rounds, config)
+        if unsettled:
+            holds = f"{holds}; {unsettled}"
         if runs or len(rounds) < config.training.rounds:
             raise StoreError(f"{folder}: no round is scored yet: {holds}")
+        if not config.reports:
+            raise StoreError(f"{folder}: no round was scored, because the run is not settled: {holds}")
         raise StoreError(
             f"{folder}: no round was scored, and the run is over: {holds}; "
             f"start another in a new folder, with {_needed(rounds, config)}"
         )
     clients = tuple(dict.fromkeys((*config.clients, *(name for run in runs for name in run.config.clients))))
-    return Recorded(ledger, config, tuple(rounds), Content(scored, clients), runs)
+    return Recorded(ledger, config, tuple(rounds), Content(scored, clients), runs, accounts, unsettled)
+
+
+def _accounts(
+    ledger: Snapshot, rounds: Sequence[Round], config: Config, runs: Sequence[RunPart]
+) -> tuple[tuple[Account, ...], str]:
+    """Return the accounts of these runs; none, and why, if one of them is not settled."""
+    if not config.settles:
+        return (), ""
+    if not runs:
+        one = account_of(ledger, rounds, config)
+        return ((one,), "") if one else ((), why_unsettled(ledger, rounds, config))
+    found = tuple(run.account for run in runs if run.account is not None)
+    lacking = [run.name for run in runs if run.account is None]
+    return ((), words("unsettled.run", path=lacking[0])) if lacking else (found, "")
 
 
 def scored_in(rounds: Sequence[Round], utility: str) -> list[Reports]:

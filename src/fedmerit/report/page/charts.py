@@ -7,6 +7,7 @@ character, because names are only data here, never part of an expression.
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 import altair as alt
@@ -237,7 +238,7 @@ def course(facts: Facts, rows: list[dict[str, Any]], who: str, *, param: str = "
 
 def quality(facts: Facts) -> alt.TopLevelMixin:
     """Return the utility of the shared model after each round: the paid one in front, companions behind."""
-    measured = {facts.utility or "utility": facts.source.rounds}
+    measured: dict[str, Sequence[Any]] = {facts.utility or "utility": facts.measured}
     if facts.utility in UNIT_UTILITIES:
         measured |= {
             name: rounds for name, rounds in facts.source.companions.items() if name in UNIT_UTILITIES
@@ -288,6 +289,7 @@ def sums(facts: Facts) -> alt.TopLevelMixin:
     """Return each round's gain as a bar, and the sum of its contributions as a diamond."""
     kept = [one for one in facts.rounds if one.gain is not None][-MOST_BARS:]
     rows = [{"round": one.number, "gain": one.gain, "explained": one.explained} for one in kept]
+    known = [row for row in rows if row["explained"] is not None]
     base = on(rows)
     x = alt.X(
         "round:O",
@@ -303,7 +305,7 @@ def sums(facts: Facts) -> alt.TopLevelMixin:
         strokeWidth=1,
         size=min(26, max(3, 600 // max(1, len(rows)) // 2)),
     ).encode(x=x, y=y)
-    points = base.mark_point(
+    points = on(known).mark_point(
         shape="diamond",
         filled=True,
         size=110,

@@ -165,7 +165,7 @@ def render(facts: Facts) -> str:
     drawn = {
         "contribution": charts.contribution(facts),
         "ranks": charts.ranks(facts),
-        "course": charts.course(facts, rows, next(iter(facts.courses))),
+        "course": charts.course(facts, rows, next(iter(facts.courses))) if facts.courses else None,
         "quality": charts.quality(facts),
         "sums": charts.sums(facts),
     }

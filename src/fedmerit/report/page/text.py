@@ -10,11 +10,23 @@ from itertools import pairwise
 from typing import Any
 
 from fedmerit.config import recorded
+from fedmerit.ledger.account import Line
 from fedmerit.ledger.records import in_words
 from fedmerit.notes import called, capital, code_of, quoted, sentence, words
 from fedmerit.protocol.terms import REHEARSALS
-from fedmerit.report.facts import Facts, RoundFacts, Standing
-from fedmerit.report.text import about, made_worse, noun, on_page, signed, spoken, total_text
+from fedmerit.report.facts import Facts
+from fedmerit.report.findings import RoundFacts, Standing
+from fedmerit.report.text import (
+    about,
+    lies,
+    made_worse,
+    noun,
+    on_page,
+    settlement_sentences,
+    signed,
+    spoken,
+    total_text,
+)
 from fedmerit.scoring.accumulate import join_up, number_of
 from fedmerit.scoring.doubts import balance
 from fedmerit.scoring.rewards import null_share
@@ -83,12 +95,18 @@ def _without_errors(facts: Facts) -> str:
 
 def _some(number: int, facts: Facts) -> str:
     """Return a count of the members who could be measured; members without a report are not judged."""
-    n, reported = facts.total.n, facts.unscored
+    n = facts.total.n
+    if not facts.unscored:
+        if number < n:
+            return words("headline.some", number=number, n=n)
+        return words("headline.both") if n == 2 else words("headline.all", n=n)
     if number < n:
-        return words("headline.some-reported" if reported else "headline.some", number=number, n=n)
+        return words(
+            "headline.some-stated" if facts.settled else "headline.some-reported", number=number, n=n
+        )
     if n == 2:
-        return words("headline.both-reported" if reported else "headline.both")
-    return words("headline.all-reported" if reported else "headline.all", n=n)
+        return words("headline.both-stated" if facts.settled else "headline.both-reported")
+    return words("headline.all-stated" if facts.settled else "headline.all-reported", n=n)
 
 
 def lede(facts: Facts) -> list[str]:
@@ -97,7 +115,8 @@ def lede(facts: Facts) -> list[str]:
     if not facts.withheld:
         said += _places(facts)
     if facts.unscored:
-        said.append(words("lede.never-reported", clients=facts.unscored))
+        code = "lede.never-stated" if facts.settled else "lede.never-reported"
+        said.append(words(code, clients=facts.unscored))
     turned = {client: spoken(one.utility) for one in facts.companions for client in one.turned}
     if turned and not facts.withheld:
         measures = tuple(dict.fromkeys(turned.values()))
@@ -136,7 +155,7 @@ def _place(equals: Sequence[Standing], where: str, n: int) -> str:
 
 def _change(facts: Facts) -> str:
     """Return how the shared model changed, in numbers that are rounded consistently."""
-    total, reports, digits = facts.total, facts.source.rounds, facts.level_digits
+    total, reports, digits = facts.total, facts.measured, facts.level_digits
     span, measure = _span(facts), spoken(facts.utility) if defined(facts) else facts.utility
     low, high = reports[0].empty, reports[-1].grand
     ends = {"low": f"{low:.{digits}f}", "high": f"{high:.{digits}f}"} if facts.one_slice else {}
@@ -151,7 +170,7 @@ def _change(facts: Facts) -> str:
 
 def _span(facts: Facts) -> str:
     """Return which rounds the change covers."""
-    last = facts.source.rounds[-1].round
+    last = facts.measured[-1].round
     if facts.unfinished:
         closed, planned = facts.unfinished
         return words("lede.after", closed=closed, planned=planned)
@@ -163,7 +182,7 @@ def _span(facts: Facts) -> str:
 def gaps_known(facts: Facts) -> bool:
     """Return whether there are gaps between rounds, all explained by rounds known to have no report."""
     without = set(facts.source.unreported)
-    for place, (earlier, later) in enumerate(pairwise(facts.source.rounds), start=1):
+    for place, (earlier, later) in enumerate(pairwise(facts.measured), start=1):
         between = range(number_of(earlier, place) + 1, number_of(later, place + 1))
         if not without.intersection(between) and not join_up(earlier, later, place):
             return False
@@ -218,7 +237,7 @@ def measure(facts: Facts) -> str:
 
 def built_up(facts: Facts) -> str:
     """Return in which rounds the gain was made."""
-    reports, gain, partly = facts.source.rounds, facts.total.gain, facts.source.unreported
+    reports, gain, partly = facts.measured, facts.total.gain, facts.source.unreported
     if gain <= 0 or len(reports) < 3:
         told = signed(gain, facts.level_digits)
         return words("course.changed-reported" if partly else "course.changed", gain=told)
@@ -234,11 +253,15 @@ def away(facts: Facts) -> list[str]:
     for one in facts.absences:
         client, rounds = one.client, tuple(one.rounds)
         if one.at_own_mean is None:
-            no_score = words("said.no-score")
-            said.append(words("course.missed-all", client=client, rounds=rounds, no_score=no_score))
+            code = "course.missed-all-settled" if facts.settled else "course.missed-all"
+            said.append(words(code, client=client, rounds=rounds, no_score=words("said.no-score")))
             continue
-        code = "course.missed-zero" if facts.source.missing == "zero" else "course.missed-own-mean"
-        said.append(words(code, client=client, rounds=rounds, own=signed(one.at_own_mean, facts.digits)))
+        own = signed(one.at_own_mean, facts.digits)
+        if facts.source.missing == "zero":
+            counts = "course.missed-zero-settled" if facts.settled else "course.missed-zero"
+        else:
+            counts = "course.missed-own-mean-settled" if facts.settled else "course.missed-own-mean"
+        said.append(words(counts, client=client, rounds=rounds, own=own))
     return said or [words("course.nobody-missed")]
 
 
@@ -301,7 +324,7 @@ def decision(facts: Facts) -> list[str]:
 def noise_share(facts: Facts) -> str:
     """Return the share that a member without any contribution could expect from noise."""
     nothing = null_share(facts.payable)
-    if nothing is None or (facts.terms.floor, facts.terms.cap) != (0.0, 1.0):
+    if nothing is None or facts.usual_rule != "fair" or (facts.terms.floor, facts.terms.cap) != (0.0, 1.0):
         return ""
     return words("pay.noise", share=nothing)
 
@@ -323,6 +346,8 @@ def adds_up(facts: Facts) -> str:
         return " ".join([words("trust.no-gain", explained=told, gain=gain), *strays])
     code = "trust.adds-up-reported" if facts.source.unreported else "trust.adds-up"
     said = [words(code, explained=told, part=explained / total.gain, gain=gain)]
+    if facts.settled:
+        return " ".join([*said, words("trust.settled")])
     if silent := tuple(dict.fromkeys(name for one in facts.source.rounds for name in one.silent)):
         lacks = "trust.silent-zero" if facts.source.missing == "zero" else "trust.silent-own-mean"
         said.append(words(lacks, clients=silent))
@@ -337,7 +362,7 @@ def statuses(facts: Facts) -> list[str]:
     scored = [(one.number, one.status) for one in facts.rounds if one.status is not None]
     said = []
     good = tuple(key for key in ("FP", "EE") if all(status[key] == "ok" for _, status in scored))
-    if good:
+    if good and scored:
         said.append(words("trust.good", scores=good, rounds=len(scored)))
     for key in ("FP", "EE"):
         for kind in dict.fromkeys(status[key] for _, status in scored if status[key] != "ok"):
@@ -346,13 +371,14 @@ def statuses(facts: Facts) -> list[str]:
     return said + [sentence(text) for text in in_words(list(facts.source.aborted), facts.source.unreported)]
 
 
-def remark(one: RoundFacts) -> str:
+def remark(one: RoundFacts, *, settled: bool = False) -> str:
     """Return what was odd in a round."""
     if one.gain is None:
         return words("round.aborted", why=one.aborted) if one.aborted else words("round.unreported")
     said = []
     if one.silent:
-        said.append(words("round.silent", clients=tuple(map(quoted, one.silent))))
+        code = "round.unstated" if settled else "round.silent"
+        said.append(words(code, clients=tuple(map(quoted, one.silent))))
     if one.declined:
         said.append(words("round.declined", clients=tuple(map(quoted, one.declined))))
     if one.blamed:
@@ -364,7 +390,7 @@ def heading(facts: Facts, utility: str | None) -> str:
     """Return a measure as the heading of a column, marked if members are paid by it."""
     if utility != facts.paid_by:
         return spoken(utility)
-    if facts.terms.score == "ALPHA":
+    if facts.terms.score == ("PHI" if facts.settled else "ALPHA"):
         return words("trust.paid", measure=spoken(utility))
     return words("trust.paid-by", measure=spoken(utility), score=facts.terms.score)
 
@@ -374,7 +400,7 @@ def companions(facts: Facts) -> list[str]:
     said = []
     first = words("trust.the-paid") if facts.paid_by == facts.utility else spoken(facts.utility)
     for one in facts.companions:
-        name = capital(spoken(one.utility))
+        name = words("trust.as-reported") if one.reported else capital(spoken(one.utility))
         close = "" if one.spearman is None else words("trust.close", spearman=one.spearman)
         for better, worse in one.contradicts[:4]:
             said.append(words("trust.opposite", measure=name, better=better, worse=worse))
@@ -382,7 +408,8 @@ def companions(facts: Facts) -> list[str]:
             said.append(words("trust.opposite-more", measure=name, left=len(one.contradicts) - 4))
         for client, helped in one.turned.items():
             code = "trust.turned-better" if helped else "trust.turned-worse"
-            said.append(words(code, measure=spoken(one.utility), client=client, first=first))
+            measure_ = words("trust.the-reports") if one.reported else spoken(one.utility)
+            said.append(words(code, measure=measure_, client=client, first=first))
         if not one.sure:
             said.append(words("trust.nothing-sure", measure=name, close=close, first=first))
         elif not one.contradicts:
@@ -395,6 +422,72 @@ def companions(facts: Facts) -> list[str]:
     return said
 
 
+# --------------------------------------------------------------------------------------- does it add up
+
+
+def settled(facts: Facts) -> list[str]:
+    """Return what the settlement came to."""
+    return settlement_sentences(facts)
+
+
+def settlement_alarms(facts: Facts) -> list[str]:
+    """Return what readers must know first: no settlement, a lie, or a settlement that is still open."""
+    if facts.source.unsettled:
+        return [words("page.unsettled", why=facts.source.unsettled)]
+    if not facts.settled:
+        return []
+    account = facts.source.accounts[-1]
+    still = account.provisional()
+    return [*lies(account), *([sentence(on_page(still))] if still else [])]
+
+
+MOST_COLUMNS = 24
+"""The most members with a column of their own in the table of equations."""
+
+
+def columns(facts: Facts) -> list[str]:
+    """Return the members with a column in the table of equations: best first, then those who did not state.
+
+    With many members there is none; ``scores.json`` has all numbers.
+    """
+    names = [one.client for one in facts.standings] + list(facts.source.accounts[-1].missing)
+    return names if len(names) <= MOST_COLUMNS else []
+
+
+def stated(facts: Facts, line: Line, names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return what each member stated in an equation: in units, and what counts of it in the utility."""
+    scale, cells = facts.source.accounts[-1].scale, []
+    own = {
+        name: (said, counts)
+        for name, said, counts in zip(line.participants, line.stated, line.counted, strict=True)
+    }
+    for name in names:
+        said, counts = own.get(name, (None, None))
+        if name not in own:
+            cells.append(("·", ""))
+        elif said is None or counts is None:
+            cells.append((words("page.not-stated"), ""))
+        else:
+            told = signed(counts * scale, facts.digits)
+            proved = words("page.proved", counts=counts, worth=told) if counts != said else told
+            cells.append((f"{said:,}", proved))
+    return cells
+
+
+def unit(scale: float) -> str:
+    """Return a very small number for people.
+
+    >>> unit(4.9896e-13)
+    '5.0e-13'
+    """
+    return f"{scale:.1e}"
+
+
+def not_meant() -> list[str]:
+    """Return what an equation that holds does not mean."""
+    return [words("lacks.pool-owner"), words("lacks.together"), words("lacks.larger")]
+
+
 # -------------------------------------------------------------------------------------- what is guaranteed
 
 
@@ -402,8 +495,11 @@ def guaranteed(facts: Facts) -> list[str]:
     """Return what this run guarantees."""
     found = [words("holds.raw"), words("holds.cents")]
     book, settings = facts.source.book, facts.source.settings
+    if facts.settled and all(line.holds for line in facts.source.accounts[-1].lines):
+        found.insert(0, words("holds.settled"))
     if book is not None:
-        found += [words("holds.recomputed"), words("holds.chained"), words("holds.pool")]
+        again = words("holds.recomputed-settled" if facts.settled else "holds.recomputed")
+        found += [again, words("holds.chained"), words("holds.pool")]
         if settings is not None and settings["secure_aggregation"]["enabled"] and not book.run["analysis"]:
             found.insert(0, words("holds.masked"))
     return found
@@ -428,9 +524,11 @@ def not_guaranteed(facts: Facts) -> list[str]:
         if source.settings is not None and not source.settings["secure_aggregation"]["enabled"]:
             found.append(words("lacks.plain"))
         found.append(words("lacks.withheld"))
-    if facts.one_slice and len(source.rounds) > 1:
+    if facts.settled:
+        found += not_meant()
+    elif facts.one_slice and len(source.rounds) > 1:
         found.append(words("lacks.one-slice"))
-    found += [words("lacks.lies"), words("lacks.leaks"), words("lacks.audit")]
+    found += [*(() if facts.settled else (words("lacks.lies"),)), words("lacks.leaks"), words("lacks.audit")]
     if source.pseudonyms:
         found.append(words("lacks.names"))
     return found
@@ -444,7 +542,9 @@ def server_saw(facts: Facts) -> tuple[list[str], list[str]] | None:
     book, settings = facts.source.book, facts.source.settings
     if book is None or settings is None:
         return None
-    saw = [words("saw.sum"), words("saw.utilities")]
+    saw = [words("saw.sum"), *([words("saw.utilities")] if facts.source.rounds else [])]
+    if facts.settled:
+        saw.append(words("saw.stated" if facts.by_round else "saw.stated-run"))
     if any(report.cosine is not None for one in book.rounds for report in one.reports.values()):
         saw.append(words("saw.cosine"))
     saw.append(words("saw.who"))
@@ -470,8 +570,9 @@ def costs(facts: Facts) -> list[tuple[str, str]]:
         if book is not None and book.run["keys"]:
             sent = recorded(book.run["config"]).word_bytes * known.parameters
             found.append((words("cost.sent"), words("cost.bytes", bytes=sent)))
-    models = sum(2 * one.n + 2 for one in scored)
-    found.append((words("cost.evaluated"), words("cost.models", models=models, rounds=len(scored))))
+    if scored:
+        models = sum(2 * one.n + 2 for one in scored)
+        found.append((words("cost.evaluated"), words("cost.models", models=models, rounds=len(scored))))
     return found
 
 
@@ -486,8 +587,9 @@ def provenance(facts: Facts) -> list[tuple[str, str, bool]]:
     if slices == 1:
         samples = words("origin.one-slice", size=size, classes=classes)
     if settled := int(pool.get("settled", 0)):
-        code = "origin.all-settled" if settled == size else "origin.settled"
-        samples = words(code, size=size, classes=classes, settled=settled)
+        samples = words("origin.settled", size=size, classes=classes, settled=settled)
+        if settled == size:
+            samples = words("origin.all-settled", size=size, classes=classes)
     version = words("origin.version", version=book.run["version"], engine=book.run["engine"])
     return [
         ("fedmerit", version, False),

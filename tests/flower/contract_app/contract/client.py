@@ -4,9 +4,9 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 import fedmerit.flower
-from contract.task import train, value
+from contract.task import gradient, train, value
 
-app = fedmerit.flower.secure(ClientApp(), value=value, seed=0)
+app = fedmerit.flower.secure(ClientApp(), value=value, gradient=gradient, seed=0)
 
 
 def name_of(context):

@@ -8,7 +8,7 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 import fedmerit.flower
-from contract.task import UTILITIES, federation, first_model, value
+from contract.task import UTILITIES, federation, first_model, gradient, value
 
 app = ServerApp()
 
@@ -33,14 +33,20 @@ def run(
     threshold=None,
     least=None,
     clip=False,
+    method="reports",
+    settlement=None,
     **_,
 ):
     """A whole run over any Grid."""
+    pool = federation().pool
     strategy = fedmerit.flower.Contributions(
         FedAvg(fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3),
         roster=roster,
-        test=federation().pool,
+        test=pool if method == "reports" else (pool.x, pool.y),
         value=value if server_evaluates else None,
+        gradient=gradient,
+        method=method,
+        **(settlement or {}),
         utilities=UTILITIES,
         folder=out,
         patience=patience,

@@ -61,3 +61,10 @@ def value(arrays, test):
     network = federation().network
     network.load_state_dict(arrays.to_torch_state_dict())
     return evaluate(network, test.x, test.y, UTILITIES)
+
+
+def gradient(arrays, test):
+    """The paid utility and its gradient."""
+    from fedmerit.flower import torch_scoring
+
+    return torch_scoring(lambda: federation().network, UTILITIES).gradient(arrays, test)

@@ -1,0 +1,402 @@
+"""The account of a settled run: the scores that statements give, and the equations behind them, in numbers.
+
+Scores, payouts, the page and the score files of a settled run are made from its account. A member who was in
+a sum and has not stated has no score, and no rule pays it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from fedmerit.config import Config
+from fedmerit.errors import UnsettledShares
+from fedmerit.ledger.chain import Records
+from fedmerit.ledger.settled import Book, settlement_of
+from fedmerit.notes import Note, words
+from fedmerit.protocol.outcome import Round
+from fedmerit.protocol.settlement import ALL, Settled
+from fedmerit.scoring.accumulate import Missing
+from fedmerit.scoring.types import Scores, Vector
+
+# --------------------------------------------------------------------------------------------- its parts
+
+
+@dataclass(frozen=True)
+class Line:
+    """An equation, of one round or of all at once: what was stated, what counts, and what it must give.
+
+    Args:
+        round: its number; None for all rounds at once.
+        participants: everybody in the sum.
+        stated: what each of them stated; None where nobody did, or where a copy withholds it.
+        counted: likewise what counts: as stated, unless the masks prove another number.
+        sum: of what was stated; None while somebody is missing.
+        product: what the sum must be, from the members' summed updates.
+        holds: whether it is.
+    """
+
+    round: int | None
+    participants: tuple[str, ...]
+    stated: tuple[int | None, ...]
+    counted: tuple[int | None, ...]
+    sum: int | None
+    product: int
+    holds: bool
+
+
+@dataclass(frozen=True, eq=False)
+class SettledRound:
+    """A round with a sum: the utility before and after it on the settled test samples, and who stated.
+
+    ``scores`` is PHI of those who stated; None if members state one number for the whole run.
+    """
+
+    round: int
+    clients: tuple[str, ...]
+    silent: tuple[str, ...]  # in the sum, but without a statement
+    empty: float
+    grand: float
+    utility: str
+    slice: str
+    scores: Scores | None = None
+
+    @property
+    def gain(self) -> float:
+        """How much the utility of the shared model rose."""
+        return self.grand - self.empty
+
+
+@dataclass(frozen=True, eq=False)
+class Account:
+    """What a settlement came to.
+
+    Args:
+        utility: which was settled.
+        scale: utility per integer unit of the equations.
+        values: by member who stated, its score over the run.
+        blocks: likewise, in each block of the test samples.
+        sizes: of the blocks.
+        rounds: with a sum, in order.
+        lines: the equations.
+        named: by round (0: in one of them), who lied and how, as a code; the server may be one of them.
+        missing: who was in a sum and has not stated.
+        closes: when the window for statements closes, in seconds since 1970; None once nobody is missing.
+        final: whether nothing can change any more.
+        countersigned: who countersigned the sums.
+        threshold: how many countersignatures are needed.
+    """
+
+    utility: str
+    scale: float
+    values: Mapping[str, float]
+    blocks: Mapping[str, tuple[float, ...]]
+    sizes: tuple[int, ...]
+    rounds: tuple[SettledRound, ...]
+    lines: tuple[Line, ...]
+    named: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    closes: int | None = None
+    final: bool = False
+    countersigned: tuple[str, ...] = ()
+    threshold: int = 0
+
+    @property
+    def gain(self) -> float:
+        """The gain of all rounds, on the settled test samples."""
+        return math.fsum(one.gain for one in self.rounds)
+
+    @property
+    def unclaimed(self) -> float:
+        """What the updates of missing members are worth together: nobody has claimed it."""
+        lost = sum(line.product - sum(value or 0 for value in line.counted) for line in self.lines)
+        return lost * self.scale if self.missing else 0.0
+
+    @property
+    def holding(self) -> int:
+        """How many equations hold."""
+        return sum(line.holds for line in self.lines)
+
+    @property
+    def liars(self) -> tuple[str, ...]:
+        """Everybody who was named."""
+        return tuple(dict.fromkeys(name for each in self.named.values() for name in each))
+
+    @property
+    def unexplained(self) -> tuple[Line, ...]:
+        """The equations that fail although everybody stated, and for which nobody was named."""
+        failed = [line for line in self.lines if line.sum not in (None, line.product)]
+        return tuple(line for line in failed if not self.named.get(line.round or 0))
+
+    def seen(self, name: str) -> int:
+        """Return in how many rounds a member's update was in the sum."""
+        return sum(name in (*one.clients, *one.silent) for one in self.rounds)
+
+    def scores(self, missing: Missing = "zero") -> Scores:
+        """Return PHI over the run, of everybody who stated."""
+        return total_of([self], missing)
+
+    def provisional(self) -> Note | None:
+        """Return who can still state, and until when; None once the window is closed."""
+        if self.final or (self.closes is not None and time.time() >= self.closes):
+            return None
+        return Note("settlement-open", clients=self.missing, until=moment(self.closes))
+
+    def check_final(self) -> None:
+        """Raise UnsettledShares while statements can still come."""
+        if still := self.provisional():
+            raise UnsettledShares(still, code="open")
+
+    def check_payable(self, rule: str, *, despite: bool) -> None:
+        """Raise UnsettledShares if an equation fails and nobody was named for it.
+
+        Args:
+            rule: by which members are paid; "equal" needs no score.
+            despite: whether to pay anyway.
+        """
+        if self.unexplained and rule != "equal" and not despite:
+            rounds = tuple(line_name(line) for line in self.unexplained)
+            raise UnsettledShares(Note("settlement-fails", rounds=rounds), code="fails")
+
+    def renamed(self, names: Mapping[str, str]) -> Account:
+        """Return the same account with other names, in their order."""
+
+        def order(own: Iterable[str]) -> tuple[str, ...]:
+            return tuple(sorted(names.get(name, name) for name in own))
+
+        def line(one: Line) -> Line:
+            rows = sorted(
+                (names[name], said, counts)
+                for name, said, counts in zip(one.participants, one.stated, one.counted, strict=True)
+            )
+            shown, said, counts = zip(*rows, strict=True)
+            return replace(one, participants=shown, stated=said, counted=counts)
+
+        def part(one: SettledRound) -> SettledRound:
+            scores = one.scores
+            if scores is not None:
+                scores = _renamed(scores, names)
+            return replace(one, clients=order(one.clients), silent=order(one.silent), scores=scores)
+
+        return replace(
+            self,
+            values=dict(sorted((names[name], value) for name, value in self.values.items())),
+            blocks=dict(sorted((names[name], value) for name, value in self.blocks.items())),
+            rounds=tuple(map(part, self.rounds)),
+            lines=tuple(map(line, self.lines)),
+            named={
+                number: {names.get(name, name): how for name, how in each.items()}
+                for number, each in self.named.items()
+            },
+            missing=order(self.missing),
+            countersigned=order(self.countersigned),
+        )
+
+
+def line_name(line: Line) -> str:
+    """Return which rounds an equation is about, in words."""
+    if line.round is None:
+        return words("settled.all-rounds")
+    return words("settled.round", round=line.round)
+
+
+def _text(value: int | None) -> str | None:
+    return None if value is None else str(value)
+
+
+def _renamed(scores: Scores, names: Mapping[str, str]) -> Scores:
+    shown = [names[name] for name in scores.clients]
+    at = np.argsort(shown)
+    return replace(
+        scores,
+        clients=tuple(shown[i] for i in at),
+        values=scores.values[at],
+        raw=scores.raw[at],
+        stderr=None if scores.stderr is None else scores.stderr[at],
+        blocks=None if scores.blocks is None else scores.blocks[:, at],
+    )
+
+
+def moment(seconds: int | None) -> str:
+    """Return a time for people, in UTC.
+
+    >>> moment(0)
+    '1970-01-01 00:00 UTC'
+    """
+    return "" if seconds is None else time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+
+
+# ---------------------------------------------------------------------------------------------- the total
+
+
+def total_of(accounts: Sequence[Account], missing: Missing = "zero") -> Scores:
+    """Return PHI summed over settled runs that follow each other; usually there is one.
+
+    With ``missing`` = "own-mean", a round without a member in its sum counts at the member's own mean.
+
+    Raises:
+        UnsettledShares: nobody has stated.
+    """
+    clients = tuple(dict.fromkeys(name for one in accounts for name in one.values))
+    if not clients:
+        raise UnsettledShares(Note("settlement-nobody"), code="nobody")
+    count = sum(len(one.rounds) for one in accounts)
+    seen = np.array([float(sum(one.seen(name) for one in accounts)) for name in clients])
+    factor = count / seen if missing == "own-mean" else np.ones(len(clients))
+    values = np.array([math.fsum(one.values.get(name, 0.0) for one in accounts) for name in clients]) * factor
+    notes = []
+    for name, rounds in zip(clients, seen.tolist(), strict=True):
+        if rounds < count:
+            code = "summed-zero" if missing == "zero" else "summed-own-mean"
+            notes.append(Note(code, client=name, seen=int(rounds), rounds=count))
+    for name in dict.fromkeys(name for one in accounts for name in one.missing):
+        notes.append(Note("not-stated", client=name))
+    made = Scores(
+        score="PHI", clients=clients, values=values, raw=values, rounds=count, coverage=seen / count,
+        gain=math.fsum(one.gain for one in accounts),
+    )  # fmt: skip
+    if len(accounts) == 1:
+        return replace(_with_blocks(made, accounts[0], factor), notes=tuple(notes))
+    errors: list[Vector] = []
+    for one in accounts:
+        own = _with_blocks(made, one, factor)
+        if own.stderr is None:
+            return replace(made, notes=tuple(notes))
+        errors.append(own.stderr)
+    return replace(made, stderr=np.sum(errors, axis=0), notes=(*notes, Note("bound-runs")))
+
+
+def _with_blocks(made: Scores, one: Account, factor: Vector) -> Scores:
+    """Return scores with the standard errors that the blocks of one run give."""
+    if len(one.sizes) < 2:
+        return made
+    nothing = (0.0,) * len(one.sizes)
+    blocks = np.transpose([one.blocks.get(name, nothing) for name in made.clients]) * factor
+    found = replace(made, blocks=blocks, sizes=np.array(one.sizes, np.float64))
+    assert found.covariance is not None
+    return replace(found, stderr=np.sqrt(np.diag(found.covariance)))
+
+
+def block_of(
+    accounts: Sequence[Account], clients: Sequence[str], missing: Missing = "zero", past: Sequence[int] = (0,)
+) -> dict[str, Any]:
+    """Return the block ``settlement`` of ``scores.json``: integers as text, null for what is not known.
+
+    Args:
+        accounts: of runs that follow each other; usually there is one.
+        clients: all members, in the order of ``cumulative``.
+        missing: what a round counts in whose sum a member was not.
+        past: how many rounds there are before each run.
+    """
+    total = total_of(accounts, missing) if any(one.values for one in accounts) else None
+    values = {} if total is None else total.as_dict()
+    errors: dict[str, float] = {}
+    if total is not None and total.stderr is not None:
+        errors = dict(zip(total.clients, total.stderr.tolist(), strict=True))
+    return {
+        "score": "PHI",
+        "cumulative": [values.get(name) for name in clients],
+        "stderr": [errors.get(name) for name in clients],
+        "rounds": [
+            {
+                "round": None if line.round is None else before + line.round,
+                "participants": list(line.participants),
+                "phi": [None if value is None else value * one.scale for value in line.counted],
+                "stated": [_text(value) for value in line.stated],
+                "sum": _text(line.sum),
+                "product": str(line.product),
+                "holds": line.holds,
+            }
+            for one, before in zip(accounts, past, strict=True)
+            for line in one.lines
+        ],
+        "named": list(dict.fromkeys(name for one in accounts for name in one.liars)),
+        "missing": list(dict.fromkeys(name for one in accounts for name in one.missing)),
+    }
+
+
+# ------------------------------------------------------------------------------------------ from a ledger
+
+
+def account_of(ledger: Records, rounds: Sequence[Round], config: Config) -> Account | None:
+    """Return the account of a run; None if its ledger has none.
+
+    Raises:
+        LedgerError: the records of the settlement contradict each other.
+    """
+    found = accounts_of(ledger, rounds, config)
+    return found[-1] if found else None
+
+
+def accounts_of(ledger: Records, rounds: Sequence[Round], config: Config) -> list[Account]:
+    """Return the account after every time that the run was settled: late statements give another one."""
+    if not config.settles or not any(True for _ in ledger.records("settled")):
+        return []
+    book = settlement_of(ledger, rounds, config)
+    assert book is not None
+    found = [_account(one, config) for one in book.history]
+    return [*found[:-1], replace(found[-1], countersigned=book.countersigned)]
+
+
+def why_unsettled(ledger: Records, rounds: Sequence[Round], config: Config) -> str:
+    """Return why a run that is to be settled has no account, in words."""
+    book: Book | None = settlement_of(ledger, rounds, config)
+    return words(f"unsettled.{(book and book.why) or 'unfinished'}")
+
+
+def _account(found: Settled, config: Config) -> Account:
+    manifest, said = found.manifest, found.statements
+    lines = []
+    for equation, told in zip(found.equations, found.body()["rounds"], strict=True):
+        if equation.round is None:
+            proved = {name: found.proved(name) for name in equation.participants}
+        else:
+            proved = dict(found.values.get(equation.round, {}))
+        pairs = zip(equation.participants, equation.stated, strict=True)
+        counted = tuple(value if (own := proved.get(name)) is None else own for name, value in pairs)
+        lines.append(
+            Line(
+                equation.round, equation.participants, equation.stated,
+                counted,
+                None if told["sum"] is None else int(told["sum"]), equation.product, told["holds"],
+            )
+        )  # fmt: skip
+    clients = [name for name in config.clients if name in said and said[name].rounds]
+    values = found.scores(clients).as_dict() if clients else {}
+    blocks = {name: tuple(map(math.fsum, zip(*said[name].blocks.values(), strict=True))) for name in clients}
+    parts = []
+    for entry in manifest.rounds:
+        known = [name for name in entry.participants if name in values]
+        scores = None
+        if ALL not in {key for name in known for key in said[name].rounds} and known:
+            scores = _some(found.round_scores(entry), known)
+        parts.append(
+            SettledRound(
+                entry.round, tuple(known),
+                tuple(name for name in entry.participants if name in found.missing),
+                entry.empty, entry.grand, manifest.utility, manifest.pool, scores,
+            )
+        )  # fmt: skip
+    return Account(
+        manifest.utility, manifest.scale,
+        values, blocks, manifest.blocks,
+        tuple(parts), tuple(lines), found.named, found.missing, found.closes, found.final,
+        threshold=config.threshold,
+    )  # fmt: skip
+
+
+def _some(scores: Scores, names: Sequence[str]) -> Scores:
+    at = [scores.clients.index(name) for name in names]
+    return replace(
+        scores,
+        clients=tuple(names),
+        values=scores.values[at],
+        raw=scores.raw[at],
+        stderr=None if scores.stderr is None else scores.stderr[at],
+        blocks=None if scores.blocks is None else scores.blocks[:, at],
+    )
