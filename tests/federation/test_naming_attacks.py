@@ -280,8 +280,9 @@ def test_a_second_table_is_refused(tmp_path):
         lambda answer: pack([b"{", b"s", b""]),
         lambda answer: pack([*unpack(answer, "")[:2], bytes(10**6)]),
         lambda answer: pack([*unpack(answer, "")[:2], b""]),
+        lambda answer: pack([*unpack(answer, "")[:2], bytes(len(unpack(answer, "")[2]))]),
     ],
-    ids=["bytes", "nested", "json", "large", "words"],
+    ids=["bytes", "nested", "json", "large", "no words", "other words"],
 )
 def test_a_table_that_is_none_leaves_its_author_unproved(tmp_path, lie):
     federation = federation_of(tmp_path)
@@ -292,6 +293,14 @@ def test_a_table_that_is_none_leaves_its_author_unproved(tmp_path, lie):
     assert found.silent[1] == (FRIEND,)
     assert found.liars in ((), (LIAR,))
     assert values(federation)[FRIEND] is None
+
+
+def test_a_table_is_measured_before_it_is_parsed(tmp_path):
+    federation = federation_of(tmp_path)
+    stating(federation, 1)
+    federation.answering("table", 1, lambda answer: answer + bytes(10**6), who=FRIEND)
+    federation.run()
+    assert any("a table has at most" in note for note in federation.notes)
 
 
 @pytest.mark.parametrize(
@@ -386,6 +395,39 @@ def test_masks_are_shown_in_one_direction_only_if_the_equation_fails(tmp_path):
     refused(federation, "client-0", ask, statements=few)
     forged = {**ask.body["statements"], FRIEND: ask.body["statements"][LIAR]}
     refused(federation, "client-0", ask, statements=forged)
+
+
+def test_a_first_direction_that_is_not_the_manifests_is_not_answered(tmp_path):
+    federation = federation_of(tmp_path)
+    stating(federation, 1)
+    one = lambda told: told.update(g=np.eye(1, told["g"].size, dtype=np.int16)[0])  # noqa: E731
+    federation.telling("table", 1, one, who="client-0")
+    federation.run()
+    assert federation.coordinator.settled.silent[1] == ("client-0",)
+    assert errors(federation, "client-0", "table") != [None]
+
+
+def test_what_was_shown_before_still_counts_when_a_silent_member_comes_back(tmp_path):
+    federation = federation_of(tmp_path, ledger=True)
+    stating(federation, 1)
+    tabling(federation, lambda body: body["pairs"].update({"client-0": "5"}))
+    lost = {(FRIEND, "table")}
+    federation.after.append(lambda name, ask, answer: None if (name, ask.exchange) in lost else answer)
+    with federation.begun():
+        federation.round(1)
+        federation.finish()
+        coordinator = federation.coordinator
+        assert FRIEND in coordinator.settled.missing
+        lost |= {(name, kind) for name in federation.names for kind in ("table", "pairs")}
+        lost.remove((FRIEND, "table"))
+        _, body, signature = next(one for one in coordinator.recorder.signed("statement") if one[0] == LIAR)
+        again = Clearing(coordinator, coordinator.gradient, coordinator.archive)
+        coordinator.settled = again.late(LIAR, pack([canonical(body), signature]))
+    assert coordinator.settled.final
+    assert coordinator.settled.liars == (LIAR,)
+    assert values(federation) == truth(tmp_path / "honest")
+    assert federation.verified()
+    list(verify_folder(federation.folder, archive=federation.folder / "archive"))
 
 
 def test_masks_are_not_shown_if_the_equation_holds(tmp_path):
@@ -594,6 +636,7 @@ def test_arrays_that_are_not_the_manifests_are_refused_whenever_they_come(tmp_pa
     federation.telling("agree", 1, other)
     federation.run()
     assert federation.coordinator.settled.missing == (LIAR,)
+    assert errors(federation, LIAR, "agree") != [None]  # it has not even looked at them
     ask = federation.asked("client-0")["agree", 1]
     assert federation.ask("client-0", ask, **{what: ask.arrays[what] + 1}) == pack([True])  # it computes once
 

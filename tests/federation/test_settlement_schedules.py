@@ -357,7 +357,8 @@ def check(settling: Settling, lies: Lies, found) -> str:
                 assert SERVER in named, "X is false, everybody answered, and the server is not named"
             what["server" if SERVER in named else "named" if named else "silent"] += 1
         for name in coalition:  # alone, it gains nothing, even if it says nothing more
-            if coalition == {name} and not equation.missing and not {*silent} - {name}:
+            alone = coalition == {name} and not equation.missing and not {*silent} - {name}
+            if alone and not equation.holds:
                 assert values[name] in (None, true[name]), f"{name} gained alone"
     if drawn.detail == "run":
         many = any(settling.too_many(guilty, entry) for entry in found.manifest.rounds)

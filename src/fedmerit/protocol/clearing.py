@@ -444,7 +444,10 @@ class Clearing:
         Open is who is missing, and an equation that fails and of which masks have not said why.
         """
         asked = self.coordinator.config.word_bytes == 6
-        failing = any(not one.holds and not settled.named.get(one.round or 0) for one in settled.equations)
+        failing = any(
+            not one.holds and not (settled.liars if one.round is None else settled.named.get(one.round))
+            for one in settled.equations
+        )
         if not settled.missing and not (asked and failing):
             return replace(settled, final=True)
         window = self.coordinator.config.settlement.window_days * DAY

@@ -279,7 +279,12 @@ class _Naming:
         from fedmerit.secagg.naming import product
 
         number = self.entry.round
-        asks = {name: self._ask_for(name) for name in self.entry.participants}
+        names = self.entry.participants
+        if self.coordinator.config.scoring.visibility == "all":
+            shown = {"statements": self.clearing.shown_statements()}
+            asks = dict.fromkeys(names, self.clearing.ask("table", number, shown, {"g": self.g}))
+        else:
+            asks = {name: self._ask_alone(name) for name in names}
         for name, answer in self.coordinator.transport.exchange("table", asks):
             try:
                 if len(answer) > (most := self._most()):
@@ -299,16 +304,13 @@ class _Naming:
             except (FedmeritError, ValueError) as error:
                 self.coordinator.note(f"round {number}: refused: {error!s:.200}")
 
-    def _ask_for(self, name: str) -> Parcel:
-        """Return the request for a table: with all statements, or with their sum where they are withheld."""
-        shown, config = self.clearing.shown_statements(), self.coordinator.config
-        body: dict[str, Any] = {"statements": shown}
-        if config.scoring.visibility != "all":
-            whole = config.settlement.detail == "run"
-            stated = (one.rounds for one, _ in self.clearing.statements.values())
-            key = ALL if whole else str(self.entry.round)
-            body = {"statements": {name: shown[name]}, "sum": str(sum(one.get(key, 0) for one in stated))}
-        return self.clearing.ask("table", self.entry.round, body, {"g": self.g})
+    def _ask_alone(self, name: str) -> Parcel:
+        """Return the request for a table where statements are withheld: its own, and what all add up to."""
+        number = self.entry.round
+        key = ALL if self.coordinator.config.settlement.detail == "run" else str(number)
+        stated = sum(one.rounds.get(key, 0) for one, _ in self.clearing.statements.values())
+        own = {name: self.clearing.shown_statements()[name]}
+        return self.clearing.ask("table", number, {"statements": own, "sum": str(stated)}, {"g": self.g})
 
     def _take(self, name: str, body: Mapping[str, Any], signature: bytes) -> MaskTable:
         recorder = self.coordinator.recorder
