@@ -236,7 +236,7 @@ class Settler:
         if problem and not self.member.rehearsal:
             log.warning("%s disagrees with the direction of round %d: %s", self.name, entry.round, problem)
         own_blocks = block_products(words, slopes, encoding, entry.step, entry.weight)
-        return [str(own), list(own_blocks), problem]
+        return [str(own), np.float32(own_blocks).tolist(), problem]  # six digits do for standard errors
 
     def _contradiction(self, entry: Entry) -> str:
         """Return how the manifest contradicts what this member signed in the round; empty if it does not.
