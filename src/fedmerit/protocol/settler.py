@@ -236,7 +236,11 @@ class Settler:
         if problem and not self.member.rehearsal:
             log.warning("%s disagrees with the direction of round %d: %s", self.name, entry.round, problem)
         own_blocks = block_products(words, slopes, encoding, entry.step, entry.weight)
-        return [str(own), np.float32(own_blocks).tolist(), problem]  # six digits do for standard errors
+        return [
+            str(own),
+            np.asarray(own_blocks, np.float32).tolist(),
+            problem,
+        ]  # six digits do for standard errors
 
     def _contradiction(self, entry: Entry) -> str:
         """Return how the manifest contradicts what this member signed in the round; empty if it does not.
