@@ -205,7 +205,7 @@ def test_the_flower_diff_is_what_the_example_does():
     ]
     assert len(diffs) == 2
     assert diffs[0] == diffs[1]
-    assert len(diffs[0]) <= 5
+    assert len(diffs[0]) <= 6
     assert diffs[0][0] in code
     assert diffs[0][1] in code
     for argument in re.findall(r"(\w+)=", " ".join(diffs[0])):

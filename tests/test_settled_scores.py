@@ -236,7 +236,7 @@ def test_nothing_is_paid_while_somebody_can_still_state(partly, monkeypatch):
     assert "open until" in said("rewards", partly.folder, "--budget", "100.00", "--dry-run")
     told = said("score", partly.folder)
     assert "client-3 has not stated" in told
-    assert "no settled score" in told
+    assert "it counts zero until it does or the window closes" in told
     page = render(facts_of(partly.folder))
     assert "not stated" in page
     assert "is claimed by nobody" in page
@@ -245,7 +245,10 @@ def test_nothing_is_paid_while_somebody_can_still_state(partly, monkeypatch):
     monkeypatch.setattr(accounts_module.time, "time", lambda: closes + 1)
     made, new = record_decision(partly.folder, Terms("100.00", "fit", "fenced", "PHI"))
     assert new
-    assert sorted(made.paid) == ["client-0", "client-1", "client-2", "client-4"]
+    assert sorted(made.paid) == ["client-0", "client-1", "client-2", "client-3", "client-4"]
+    honest = settled_run(partly.home / "honest")
+    total = scores_in(partly)["settlement"]["cumulative"]
+    assert total == pytest.approx(scores_in(honest)["settlement"]["cumulative"])  # what is left is its own
     assert [record.body["final"] for record in partly.records if record.kind == "settled"] == [False, True]
     partly.verified()
 

@@ -32,7 +32,8 @@ def argument(function, name):
 
 CONFIG = Config()
 UTILITY = CONFIG.scoring.utilities[0].replace("-", " ")
-REVEAL = CONFIG.data.test_reveal, argument(Contributions, "reveal")
+REVEAL = CONFIG.data.test_reveal
+REPORTED = re.findall(r'"end" if scored_by == "settled" else "(\w+)"', inspect.getsource(Contributions))[0]
 SEES_ALL = r'- `"(\w+)"` \(default\): every member may read'
 STATED = [  # page, what it says with the value in brackets, what the code has
     ("docs/choosing.md", r'`scoring\.game = "(\w+)"` \(default\)', CONFIG.scoring.game),
@@ -41,9 +42,9 @@ STATED = [  # page, what it says with the value in brackets, what the code has
     ("docs/money.md", SEES_ALL, CONFIG.scoring.visibility),
     ("docs/money.md", SEES_ALL, argument(Contributions, "visibility")),
     ("docs/running.md", r'`test_reveal = "(\w+)"` \(the paper\'s, default here\)', CONFIG.data.test_reveal),
-    ("docs/flower.md", r'`reveal="(\w+)"`, the default', argument(Contributions, "reveal")),
+    ("docs/flower.md", r'`reveal="(\w+)"`, the default where members report', REPORTED),
     ("docs/shown.md", r"`(\w+)` is the default because", CONFIG.data.test_reveal),
-    ("docs/shown.md", r"`(\w+)` is the default because", argument(Contributions, "reveal")),
+    ("docs/shown.md", r"`(\w+)` is the default because", REPORTED),
     ("docs/scores/alpha.md", r"# (\w+): the default", argument(accumulate, "score").lower()),
 ]  # fmt: skip
 WITHOUT_A_VALUE = [
@@ -54,8 +55,8 @@ WITHOUT_A_VALUE = [
     r"\(R - t with the default t\)",
     r"test_members_agree_to_nothing_weaker_than_the_default",
     r"floor\(2R/3\)\+1 of the roster by default",  # see the table of sizes below
-    r"^Defaults: alpha, summed over rounds, expected accuracy\. Not defaults: fresh slices and",  # see below
-    r"^\| default \| everywhere: rehearsals .* and Flower \| nowhere",  # see below
+    r"^\| default \| everywhere where members report: rehearsals .* and Flower \| nowhere",  # see below
+    r'^\| `"settled"`, the default if there is a gradient',  # tests/flower/test_settled.py
     r"has a default under which older configs mean what they meant",
     r'^default = "ours"$',
 ]
@@ -77,19 +78,19 @@ def test_every_line_about_a_default_is_checked():
 
 
 def test_the_table_of_test_slices_says_who_has_which_by_default():
-    assert REVEAL == ("fixed", "fixed")
+    assert (REVEAL, REPORTED) == ("fixed", "fixed")
 
 
 def test_the_recommended_choice_departs_from_the_defaults_where_it_says_so():
-    """alpha, summed, of the expected accuracy are defaults; slices per round and the rule fenced are not."""
+    """The expected accuracy is a default; in a config the method and the rule are not."""
     text = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
     (chosen,) = re.findall(r"^> \*\*(.*)\*\*$", text, re.MULTILINE)
     assert chosen == (
-        "alpha, summed over all rounds, of the expected accuracy; test slices revealed per round; paid by "
-        "the rule `fenced`."
+        "PHI of the expected accuracy, settled after the last round; the test set stays shut until then; "
+        "paid by the rule `fenced`."
     )
     assert CONFIG.scoring.utilities[0] == "expected-accuracy"
-    assert REVEAL == ("fixed", "fixed")
+    assert CONFIG.scoring.method == "reports"
     assert argument(shares, "rule") == "fair"
 
 

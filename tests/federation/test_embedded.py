@@ -153,7 +153,7 @@ def test_what_the_server_receives_holds_no_plain_update(tmp_path):
         def summed(self, one):
             for name in one.outcome.included:
                 state = rehearsal.transport.states[name]
-                delta = state.get(f"{one.outcome.round:04d}.update")[1]
+                delta = state.get(f"{one.outcome.round:04d}.update")[0]
                 plain.append((delta, one.contribution(name)))
 
     config = tiny()

@@ -77,7 +77,7 @@ def test_an_invitation_with_a_key_of_thousands_of_parts_costs_little(files, serv
         '[partition]\nscheme = "group"\nclients = 4\n[secure_aggregation]\nthreshold = 1000\n',
         "schema = 2\n[training]\nrounds = 0x" + "f" * 6000,
         "[data]\noptions = {x = " + "[" * 900 + "]" * 900 + "}",
-        "schema = 3\n",
+        "schema = 4\n",
     ],
 )
 def test_settings_that_cannot_be_read_are_refused_as_such(server, member, text):

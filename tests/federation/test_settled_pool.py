@@ -65,7 +65,7 @@ def test_rounds_are_measured_on_the_other_half(home):
     assert shown == {federation.pool.slice(1).id}
     assert federation.pool.settlement().id not in shown
     assert np.bincount(federation.pool.settlement().y).max() <= 3  # 25 samples of 10 classes
-    assert any("follow from the reports" in line for line in verify_folder(home / "run"))
+    assert "scores: follow from the statements and reports in the ledger" in list(verify_folder(home / "run"))
 
 
 @pytest.mark.parametrize(

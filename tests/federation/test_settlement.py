@@ -21,9 +21,10 @@ from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.records import rounds_of
 from fedmerit.ledger.settled import settlement_of
 from fedmerit.protocol import clearing
-from fedmerit.protocol.direction import Manifest, product
+from fedmerit.protocol.direction import Manifest, differs, integers, product
 from fedmerit.protocol.messages import pack, unpack
 from fedmerit.protocol.settlement import Statement
+from fedmerit.secagg.quantise import Encoding
 from fedmerit.storage.archive import FolderArchive, check_archive
 from fedmerit.verify import verify_folder
 from linear_federation import LIAR, Federation, fit, fit_slope
@@ -501,7 +502,40 @@ def test_the_window_closes_once_and_late_statements_come_before(tmp_path):
             new().late(LIAR, kept["answer"])
         assert error.value.code == "closed"
     assert book(federation).settled.final
-    assert any(line.code == "settlement-missing" for line in federation.verified())
+    assert any(line.code == "settlement-rest" for line in federation.verified())
+
+
+@pytest.mark.parametrize("detail", ["rounds", "run"])
+def test_a_friend_who_never_states_pays_for_a_lie(tmp_path, detail):
+    """What one of two takes too much is missing where the other one is silent; nobody else loses anything."""
+    federation = settled(tmp_path, settlement={"window_days": 0, "detail": detail})
+    key = "2" if detail == "rounds" else "all"
+    stating(federation, lambda body: body["rounds"].update({key: str(int(body["rounds"][key]) + 10**6)}))
+    absent(federation, "client-3")
+    with federation.begun():
+        for number in (1, 2, 3):
+            federation.round(number)
+        federation.finish()
+        coordinator = federation.coordinator
+        found = clearing.Clearing(coordinator, coordinator.gradient, coordinator.archive).close(2.0**40)
+    honest = settled(tmp_path / "honest", settlement={"detail": detail}).run().coordinator.settled
+    got, due = (one.scores(federation.names).values for one in (found, honest))
+    assert got[[0, 2, 4]].tolist() == due[[0, 2, 4]].tolist()
+    assert got[1] - due[1] == pytest.approx(10**6 * found.manifest.scale)
+    assert got.sum() == pytest.approx(due.sum())
+
+
+def test_rounding_in_a_friends_favour_is_found():
+    rng = np.random.default_rng(1)
+    encoding = Encoding(100_000, 5, 4.0)
+    values = rng.normal(size=encoding.length) * 200
+    assert differs(integers(values, 1.0, encoding), values, 1.0, encoding) == ""
+    other = values + rng.normal(size=values.size) * 0.005  # another machine
+    assert differs(integers(other, 1.0, encoding), values, 1.0, encoding) == ""
+    friend = np.sign(rng.normal(size=values.size))
+    for room, found in ((0.2, True), (0.04, True), (0.01, False)):
+        chosen = integers(values + room * friend, 1.0, encoding)
+        assert bool(differs(chosen, values, 1.0, encoding)) == found
 
 
 def test_a_late_liar_is_named_too(tmp_path):

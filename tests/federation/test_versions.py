@@ -88,7 +88,7 @@ def test_a_member_that_knows_the_feature_joins(mixed):
         assert [name for name in federation.names if not federation.errors(name)] == [OTHER]
 
 
-@pytest.mark.parametrize("protocol", [2, 4, "3", True, None])
+@pytest.mark.parametrize("protocol", [2, 3, "4", True, None])
 def test_terms_of_another_protocol_are_refused(tmp_path, protocol):
     federation = Federation(tmp_path, rounds=1, ledger=False, terms={"protocol": protocol})
     with federation.begun():

@@ -59,7 +59,7 @@ def settle_add(
 
 @settle_app.command("close")
 def settle_close(folder: Run_, key: Server_ = None) -> None:
-    """Close the settlement of a run when its window is over: who has not stated then counts 0.
+    """Close the settlement of a run when its window is over: who has not stated then gets what is left.
 
     DIR is the run folder.
     """

@@ -20,7 +20,7 @@ from fedmerit.ledger.chain import Records
 from fedmerit.ledger.settled import Book, settlement_of
 from fedmerit.notes import Note, words
 from fedmerit.protocol.outcome import Round
-from fedmerit.protocol.settlement import ALL, Settled
+from fedmerit.protocol.settlement import Settled
 from fedmerit.scoring.accumulate import Missing
 from fedmerit.scoring.types import Scores, Vector
 
@@ -79,7 +79,7 @@ class Account:
     Args:
         utility: which was settled.
         scale: utility per integer unit of the equations.
-        values: by member who stated, its score over the run.
+        values: by member who stated, its score over the run; once it is final, also of those who did not.
         blocks: likewise, in each block of the test samples.
         sizes: of the blocks.
         rounds: with a sum, in order.
@@ -254,8 +254,9 @@ def total_of(accounts: Sequence[Account], missing: Missing = "zero") -> Scores:
         if rounds < count:
             code = "summed-zero" if missing == "zero" else "summed-own-mean"
             notes.append(Note(code, client=name, seen=int(rounds), rounds=count))
-    for name in dict.fromkeys(name for one in accounts for name in one.missing):
-        notes.append(Note("not-stated", client=name))
+    for one in accounts:
+        code = "not-stated-final" if one.final else "not-stated"
+        notes += [Note(code, client=name) for name in one.missing]
     made = Scores(
         score="PHI", clients=clients, values=values, raw=values, rounds=count, coverage=seen / count,
         gain=math.fsum(one.gain for one in accounts),
@@ -359,6 +360,9 @@ def _account(found: Settled, config: Config) -> Account:
             proved = dict(found.values.get(equation.round, {}))
         pairs = zip(equation.participants, equation.stated, strict=True)
         counted = tuple(value if (own := proved.get(name)) is None else own for name, value in pairs)
+        if found.final and equation.round is not None:
+            entry = manifest.entry(equation.round)
+            counted = tuple(found.counted(entry, name) for name in equation.participants)
         lines.append(
             Line(
                 equation.round, equation.participants, equation.stated,
@@ -366,14 +370,15 @@ def _account(found: Settled, config: Config) -> Account:
                 None if told["sum"] is None else int(told["sum"]), equation.product, told["holds"],
             )
         )  # fmt: skip
-    clients = [name for name in config.clients if name in said and said[name].rounds]
+    rest = found.missing if found.final else ()  # what is left of a sum is then theirs
+    clients = [name for name in config.clients if (name in said and said[name].rounds) or name in rest]
     values = found.scores(clients).as_dict() if clients else {}
-    blocks = {name: tuple(map(math.fsum, zip(*said[name].blocks.values(), strict=True))) for name in clients}
+    blocks = {name: found.blocks(name) for name in clients}
     parts = []
     for entry in manifest.rounds:
         known = [name for name in entry.participants if name in values]
         scores = None
-        if ALL not in {key for name in known for key in said[name].rounds} and known:
+        if found.detail == "rounds" and known:
             scores = _some(found.round_scores(entry), known)
         parts.append(
             SettledRound(

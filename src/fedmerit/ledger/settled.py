@@ -83,7 +83,8 @@ class Book:
                 else:
                     yield Note("settlement-named-run", client=name, how=how)
         if self.settled.missing:
-            yield Note("settlement-missing", clients=self.settled.missing)
+            code = "settlement-rest" if self.settled.final else "settlement-missing"
+            yield Note(code, clients=self.settled.missing)
         if len(self.countersigned) < self.threshold:
             yield Note("settlement-uncountersigned", count=len(self.countersigned), needed=self.threshold)
 

@@ -43,6 +43,8 @@ SLACK: Final = 0.25
 """Units by which two machines may disagree about a coordinate, beside its rounding."""
 RELATIVE: Final = 2.0**-10
 """The same, as a share of the coordinate."""
+EXCESS: Final = 1e-3
+"""How much further than by rounding a direction may lie from the gradient: squared units per coordinate."""
 BLOCKS_SLACK: Final = 1e-3
 """How much two machines may disagree about a block's part of the gain, as a share of the largest part."""
 
@@ -230,7 +232,9 @@ def differs(direction: Direction, values: npt.NDArray[np.float64], scale: float,
     """Return why a direction is not the one that follows from these own numbers; empty text if it is.
 
     Two machines round coordinates that lie between two integers differently, and no others: each coordinate
-    may be off by half a unit and `SLACK`, and by a share of `RELATIVE`.
+    may be off by half a unit and `SLACK`, and by a share of `RELATIVE`. Many such coordinates, all rounded in
+    a friend's favour, would still move its score, so what rounding costs in all is compared too: the squared
+    distance to these numbers may exceed the smallest possible one by `EXCESS` per coordinate.
     """
     if direction.shape != (encoding.words,) or direction.dtype != np.int16:
         return f"expected {encoding.words} integers of 16 bits, got {direction.dtype} {direction.shape}"
@@ -240,7 +244,13 @@ def differs(direction: Direction, values: npt.NDArray[np.float64], scale: float,
     off = np.abs(own - direction[: encoding.length])
     bad = off > 0.5 + SLACK + RELATIVE * np.abs(own)
     if not bad.any():
-        return ""
+        least = np.abs(own - np.rint(own))
+        excess = float(np.dot(off, off) - np.dot(least, least))
+        if excess <= EXCESS * encoding.length + 2 * SLACK:
+            return ""
+        return (
+            f"its coordinates are rounded so that they lie {excess:.3g} further from the gradient than needed"
+        )
     first = int(np.argmax(off))
     return (
         f"{int(bad.sum())} of {encoding.length} coordinates are not those of the gradient; coordinate "

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from fedmerit.errors import MessageError
-from fedmerit.identity import canonical, exact, new_salt, number
+from fedmerit.identity import SERVER, canonical, exact, new_salt, number
 from fedmerit.protocol.direction import Entry, Manifest, whole_number
 from fedmerit.scoring.scores import from_blocks
 from fedmerit.scoring.types import Scores
@@ -271,6 +271,37 @@ class Settled:
             return None
         return self.statements[name].rounds[str(entry.round)] if name in self.statements else None
 
+    def counted(self, entry: Entry, name: str) -> int:
+        """Return the integer that counts for a member in a round.
+
+        While the settlement is open, who has none counts 0. Once it is final, those without one share what is
+        left of the sum, also if that is negative. So no coalition gains by a member who keeps silent: what
+        the others of it took is missing there.
+        """
+        own = self.value(entry, name)
+        if own is not None:
+            return own
+        known = {who: self.value(entry, who) for who in entry.participants}
+        return self._of_rest(known, name, entry.product, entry.round)
+
+    def _of_rest(self, known: Mapping[str, int | None], name: str, product: int, number_: int) -> int:
+        """Return a member's part of what is left of a sum."""
+        if not self.final or self.withheld or SERVER in self.named.get(number_, {}):
+            return 0
+        left = [who for who, value in known.items() if value is None]
+        part, more = divmod(product - sum(value for value in known.values() if value is not None), len(left))
+        return part + (left.index(name) < more)
+
+    def _counted_over_run(self, name: str) -> int:
+        own = self._over_run(name)
+        if own is not None:
+            return own
+        names = dict.fromkeys(who for one in self.manifest.rounds for who in one.participants)
+        if name not in names:
+            return 0
+        known = {who: self._over_run(who) for who in names}
+        return self._of_rest(known, name, sum(one.product for one in self.manifest.rounds), 0)
+
     def proved(self, name: str) -> int | None:
         """Return a member's integer over all its rounds, if masks proved each of them; else None."""
         found = [self.values.get(one.round, {}).get(name) for one in self._of(name)]
@@ -287,28 +318,52 @@ class Settled:
         return [one for one in self.manifest.rounds if name in one.participants]
 
     def round_scores(self, entry: Entry) -> Scores:
-        """Return everybody's score in a round; a member who is missing has 0. Needs detail "rounds"."""
-        key = str(entry.round)
-        own = [self.value(entry, name) or 0 for name in entry.participants]
-        return self._scores(entry.participants, own, [self._blocks(name, key) for name in entry.participants])
+        """Return everybody's score in a round. Needs detail "rounds"."""
+        own = [self.counted(entry, name) for name in entry.participants]
+        return self._scores(
+            entry.participants, own, [self._blocks(entry, name) for name in entry.participants]
+        )
 
     def scores(self, clients: Sequence[str]) -> Scores:
         """Return everybody's score over the run, with standard errors from the blocks."""
         own, columns = [], []
         for name in clients:
-            if self.detail == "run":
-                own.append(self._over_run(name) or 0)
-                columns.append(self._blocks(name, ALL))
-                continue
             entries = self._of(name)
-            own.append(sum(self.value(one, name) or 0 for one in entries))
-            blocks = np.array([self._blocks(name, str(one.round)) for one in entries])
-            columns.append(blocks.sum(axis=0).tolist() if len(entries) else [0.0] * len(self.manifest.blocks))
+            if self.detail == "run":
+                own.append(self._counted_over_run(name))
+                columns.append(self.blocks(name))
+            else:
+                own.append(sum(self.counted(one, name) for one in entries))
+                columns.append(self.blocks(name))
         return self._scores(clients, own, columns)
 
-    def _blocks(self, name: str, key: str) -> Sequence[float]:
+    def blocks(self, name: str) -> tuple[float, ...]:
+        """Return a member's products with every block, over the run; of what is left if it did not state."""
         nothing = (0.0,) * len(self.manifest.blocks)
-        return self.statements[name].blocks.get(key, nothing) if name in self.statements else nothing
+        if self.detail == "run":
+            if name in self.statements:
+                return self.statements[name].blocks.get(ALL, nothing)
+            given = [one.blocks[ALL] for one in self.statements.values() if ALL in one.blocks]
+            whole = [one.blocks for one in self.manifest.rounds]
+            return self._left(whole, given, len(self.missing)) if self._of(name) else nothing
+        parts = [self._blocks(one, name) for one in self._of(name)]
+        return tuple(map(math.fsum, zip(*parts, strict=True))) if parts else nothing
+
+    def _blocks(self, entry: Entry, name: str) -> tuple[float, ...]:
+        key = str(entry.round)
+        if name in self.statements:
+            return self.statements[name].blocks[key]
+        given = [self.statements[who].blocks[key] for who in entry.participants if who in self.statements]
+        return self._left([entry.blocks], given, len(entry.participants) - len(given))
+
+    def _left(
+        self, whole: Sequence[Sequence[float]], given: Sequence[Sequence[float]], count: int
+    ) -> tuple[float, ...]:
+        """Return a part of what statements leave of the blocks' parts of the gain; 0 while it is open."""
+        if not self.final or self.withheld:
+            return (0.0,) * len(self.manifest.blocks)
+        left = np.sum(whole, axis=0) - (np.sum(given, axis=0) if given else 0.0)
+        return tuple((left / count).tolist())
 
     def _scores(
         self, clients: Sequence[str], own: Sequence[int], columns: Sequence[Sequence[float]]
