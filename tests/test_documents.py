@@ -198,7 +198,7 @@ def test_the_flower_guide_says_what_was_measured():
 def test_the_flower_diff_is_what_the_example_does():
     """Every name in the added lines is used by the example app, and both documents show the same diff."""
     example = ROOT / "examples/flower-hospitals/hospitals"
-    code = (example / "client_app.py").read_text() + (example / "server_app.py").read_text()
+    code = "".join((example / f"{name}.py").read_text() for name in ("task", "client_app", "server_app"))
     diffs = [
         [line[1:].strip() for line in block.text.splitlines() if line.startswith("+")]
         for block in all_blocks("diff")
@@ -207,7 +207,8 @@ def test_the_flower_diff_is_what_the_example_does():
     assert diffs[0] == diffs[1]
     assert len(diffs[0]) <= 6
     assert diffs[0][0] in code
-    assert diffs[0][1] in code
+    assert diffs[0][1].replace("fedmerit.flower.", "") in code
+    assert diffs[0][2] in code
     for argument in re.findall(r"(\w+)=", " ".join(diffs[0])):
         assert f"{argument}=" in code
 

@@ -246,7 +246,7 @@ def test_nothing_is_paid_while_somebody_can_still_state(partly, monkeypatch):
     made, new = record_decision(partly.folder, Terms("100.00", "fit", "fenced", "PHI"))
     assert new
     assert sorted(made.paid) == ["client-0", "client-1", "client-2", "client-3", "client-4"]
-    honest = settled_run(partly.home / "honest")
+    honest = federation(partly.home / "honest")
     total = scores_in(partly)["settlement"]["cumulative"]
     assert total == pytest.approx(scores_in(honest)["settlement"]["cumulative"])  # what is left is its own
     assert [record.body["final"] for record in partly.records if record.kind == "settled"] == [False, True]
