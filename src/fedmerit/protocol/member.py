@@ -36,9 +36,18 @@ from fedmerit.errors import (
 from fedmerit.identity import Roster, canonical, commitment, content, seed_from
 from fedmerit.notes import Note
 from fedmerit.protocol.direction import Gradient
-from fedmerit.protocol.memory import KEPT, MemberState, as_array, file_name
+from fedmerit.protocol.memory import KEPT, MemberState
 from fedmerit.protocol.messages import LEAST_SAMPLES, Ask, Parcel, checked_head, join_body, pack, same
-from fedmerit.protocol.outcome import Evaluate, Evaluations, Model, Scorer, Told, Work
+from fedmerit.protocol.outcome import (
+    Evaluate,
+    Evaluations,
+    Model,
+    Scorer,
+    Told,
+    Work,
+    as_array,
+    file_name,
+)
 from fedmerit.protocol.pool import samples_in
 from fedmerit.protocol.settler import SETTLING, Gradients, Settler
 from fedmerit.protocol.terms import (

@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
+from fedmerit.protocol.outcome import file_name
 from fedmerit.protocol.terms import Lineage
 from fedmerit.secagg.state import Released
 
@@ -20,16 +18,6 @@ KEPT = ("began", "update", "client", "signed", "stated", "table")
 """What a member keeps of every round until a settlement is over."""
 POOL = "pool"
 """The value with the opened test pool."""
-
-
-def file_name(number: int, what: str) -> str:
-    """Return the name of a value of a round."""
-    return f"{number:04d}.{what}"
-
-
-def as_array(kept: Any, kind: str) -> npt.NDArray[Any]:
-    """Return an array that was stored in a state, which may hand back its bytes."""
-    return kept if isinstance(kept, np.ndarray) else np.frombuffer(kept, kind).copy()
 
 
 class MemberState(Protocol):

@@ -18,8 +18,8 @@ import numpy as np
 from fedmerit.errors import BindingError, FedmeritError, MessageError, RefusedError
 from fedmerit.identity import canonical
 from fedmerit.protocol.direction import Direction, Entry, Manifest, direction_hash, whole_number
-from fedmerit.protocol.memory import as_array, file_name
 from fedmerit.protocol.messages import Ask, Parcel, pack, parsed, unpack
+from fedmerit.protocol.outcome import as_array, file_name
 from fedmerit.protocol.settlement import ALL, Equation, Settled, Statement
 from fedmerit.protocol.terms import scheduled_encoding
 from fedmerit.secagg.setting import Setting, Task

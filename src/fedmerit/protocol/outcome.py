@@ -561,3 +561,16 @@ class Work:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "m0_hash", self.m0_hash or model_hash(self.m0))
+
+
+# ------------------------------------------------------------------------------------ what is kept of a round
+
+
+def file_name(number: int, what: str) -> str:
+    """Return the name of a value of a round."""
+    return f"{number:04d}.{what}"
+
+
+def as_array(kept: Any, kind: str) -> npt.NDArray[Any]:
+    """Return an array that was stored in a state, which may hand back its bytes."""
+    return kept if isinstance(kept, np.ndarray) else np.frombuffer(kept, kind).copy()

@@ -40,9 +40,9 @@ from fedmerit.protocol.direction import (
     product,
     slopes_of,
 )
-from fedmerit.protocol.memory import POOL, MemberState, as_array, file_name
+from fedmerit.protocol.memory import POOL, MemberState
 from fedmerit.protocol.messages import Ask, pack, parsed
-from fedmerit.protocol.outcome import included_hash, model_hash, moved, sum_hash
+from fedmerit.protocol.outcome import as_array, file_name, included_hash, model_hash, moved, sum_hash
 from fedmerit.protocol.pool import Slice, samples_in
 from fedmerit.protocol.settlement import (
     ALL,

@@ -25,9 +25,9 @@ from fedmerit.identity import SERVER, Roster, canonical, load_key, new_key, publ
 from fedmerit.protocol.clearing import Archive
 from fedmerit.protocol.direction import Gradient
 from fedmerit.protocol.member import Participant
-from fedmerit.protocol.memory import MemoryState, file_name
+from fedmerit.protocol.memory import MemoryState
 from fedmerit.protocol.messages import Ask, Exchange, Parcel, exchange_of, pack
-from fedmerit.protocol.outcome import Evaluations, Model, Outcome, Round, Trained, Work, model_hash
+from fedmerit.protocol.outcome import Evaluations, Model, Outcome, Round, Trained, Work, file_name, model_hash
 from fedmerit.protocol.settler import SETTLING
 from fedmerit.protocol.terms import Agreed, roster_in
 from fedmerit.secagg.state import Released
