@@ -38,7 +38,6 @@ def example(request, tmp_path, monkeypatch):
     """A copy of the example in which a member may lie."""
     folder = shutil.copytree(request.config.rootpath / "examples" / "flower-hospitals", tmp_path / "app")
     monkeypatch.syspath_prepend(str(request.config.rootpath / "examples" / "flower-hospitals"))
-    (folder / "demo.py").unlink()
     client = folder / "hospitals" / "client_app.py"
     client.write_text(client.read_text() + LIES)
     return folder
