@@ -160,6 +160,7 @@ def _demo_liar(config: Config, folder: Path) -> None:
     for line in verify_folder(folder):
         if line.code.startswith("settlement"):
             out.print(line)
+    write_page(folder)
 
 
 @app.command()
