@@ -116,7 +116,7 @@ def verify_copy(folder: Path, roster: Path) -> None:
     copy = folder / "members" / VERIFIER / "run"
     shutil.copytree(folder / "run", copy, ignore=shutil.ignore_patterns("keys"))  # the server's stay there
     say(f"{VERIFIER} was sent a copy of the run folder, and checks it against the roster that it has:")
-    fedmerit("verify", copy, "--roster", roster)
+    fedmerit("verify", copy, "--roster", roster, "--archive", copy / "archive")
 
 
 def fedmerit(*arguments: object) -> None:
