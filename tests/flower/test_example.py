@@ -5,6 +5,7 @@ import sys
 import tomllib
 
 import pytest
+from federation_in import grid_of, run
 from flwr.app import Context, RecordDict
 from inprocess import InProcess
 
@@ -83,14 +84,16 @@ def test_the_demonstration_scores_and_pays_with_who_states_by_hand(hospitals, tm
     assert "5 statements in" in shown
 
 
-def test_the_demonstration_verifies_with_the_members_roster(hospitals, finished, capfd):
+def test_the_demonstration_verifies_with_the_members_roster_and_the_archive(hospitals, home, capfd):
     import demo
 
-    demo.verify_copy(finished, finished / "roster.toml")
+    run(home, grid_of(home), method="settled")
+    demo.verify_copy(home, home / "roster.toml")
     shown = capfd.readouterr().out
-    assert f"keys: they match {finished / 'roster.toml'}, roster hash " in shown
+    assert f"keys: they match {home / 'roster.toml'}, roster hash " in shown
     assert "keys: taken from the ledger itself" not in shown
-    assert not (finished / "members" / "Bridge" / "run" / "keys").exists()
+    assert "archive: sums, models, directions and products of 2 rounds are those of the settlement" in shown
+    assert not (home / "members" / "Bridge" / "run" / "keys").exists()
 
 
 def test_most_processes_of_a_member_load_no_torch(hospitals):
