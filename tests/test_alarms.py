@@ -317,6 +317,7 @@ def test_honest_runs_on_real_images_are_paid_and_swapped_ones_are_not():
     assert swapped > 0.9 * runs
 
 
+@pytest.mark.long
 def test_honest_runs_on_real_images_are_paid_though_somebody_is_silent():
     """One member, in every round or in some; saboteurs among them, whose silence flatters the others."""
     chance, caught, runs = np.random.default_rng(1), 0, 0

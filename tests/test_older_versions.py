@@ -20,6 +20,8 @@ from fedmerit.simulation.run import run
 from fedmerit.verify import verify_folder
 from older_files import copied
 
+pytestmark = pytest.mark.long
+
 SCORED = ("masked", "unmasked", "grouped", "sampled", "interrupted", "flower", "flower-stopped")
 ROUNDS = {"masked": 4, "unmasked": 2, "grouped": 2, "sampled": 3, "interrupted": 2, "flower": 3,
           "flower-stopped": 2}  # fmt: skip

@@ -25,6 +25,8 @@ from fedmerit.storage.score_files import read_scores
 from fedmerit.verify import renew, verify_folder
 from raising import raises
 
+pytestmark = pytest.mark.long
+
 CONFIG = tiny(
     "training.rounds=3",
     'participation.lost={client-3 = "3:report"}',  # so that scores.csv gets a column with the last round
