@@ -388,7 +388,7 @@ class Contributions:
             coordinator.finish(model)
             self.scores = recorder.write_scores()
         if self.page:
-            log.info("the page: %s", page_of_run(self.folder))
+            log.info("%s", page_of_run(self.folder))
         return result
 
     def _end_early(self, coordinator: Coordinator, secure: SecureGrid) -> None:
