@@ -29,6 +29,8 @@ from linear_federation import Federation, data
 from older_files import copied
 from states import names_in, opened
 
+pytestmark = pytest.mark.long
+
 PAGE = (Path(__file__).parents[1] / "docs" / "data-protection.md").read_text(encoding="utf-8")
 NAMES = ("Abbey", "Bridge", "Castle", "Dale")
 WHO = "Bridge"

@@ -91,8 +91,16 @@ def ran(tmp_path_factory):
 # -------------------------------------------------------------------------------------------------- scenarios
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.parametrize("way", QUICK)
+FIRST = ("everybody", "settled", "bad-shares", "two-lost-at-masked-check")
+"""Scenarios that the quick tests also try over Flower's grid; the long ones try all."""
+TRIED = [
+    pytest.param(way, name, marks=() if way != "grid" or name in FIRST else pytest.mark.long)
+    for way in QUICK
+    for name in SCENARIOS
+]
+
+
+@pytest.mark.parametrize(("way", "scenario"), TRIED)
 def test_contract(ran, way, scenario):
     hold(SCENARIOS[scenario], ran(way, SCENARIOS[scenario]))
 

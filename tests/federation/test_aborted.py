@@ -6,6 +6,8 @@ from tiny import tiny
 from fedmerit.simulation.run import run
 from fedmerit.verify import verify_folder
 
+pytestmark = pytest.mark.long
+
 
 class Stopped(Exception):
     """Somebody stopped the run."""

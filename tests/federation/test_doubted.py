@@ -19,6 +19,8 @@ from fedmerit.report.page.html import page
 from fedmerit.simulation.run import run
 from fedmerit.verify import read_run, record_decision
 
+pytestmark = pytest.mark.long
+
 UTILITY = "blunders:error"
 TERMS = Terms("100.00", UTILITY, on_undefined="equal")
 DESPITE = Terms("100.00", UTILITY, on_undefined="equal", despite_doubts=True)

@@ -24,6 +24,8 @@ from fedmerit.storage.run_folder import recorded, snapshot
 from fedmerit.verify import read_run, record_decision, verify_copy, verify_folder
 from linear_federation import Federation
 
+pytestmark = pytest.mark.long
+
 TERMS = Terms("1000.00", "fit")
 CLOSED = {"scoring": {"utilities": ["fit"], "visibility": "coordinator"}}
 

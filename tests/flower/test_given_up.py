@@ -19,6 +19,8 @@ from fedmerit.ledger.chain import Ledger
 from fedmerit.protocol.outcome import model_hash
 from fedmerit.verify import verify_folder
 
+pytestmark = pytest.mark.long
+
 LOST = ("client-2", "client-3")
 
 
