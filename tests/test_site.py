@@ -15,6 +15,8 @@ import fedmerit as fm
 from fedmerit.protocol.messages import EXCHANGES
 from fedmerit.secagg import STAGES
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -22,7 +22,7 @@ ARGUMENTS = (
     "--disable-component-update",
     "--disable-sync",
 )
-pytestmark = pytest.mark.skipif(
+pytestmark = [pytest.mark.long, pytest.mark.skipif(]
     CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium"
 )
 WIDTHS = (360, 800, 1280)
