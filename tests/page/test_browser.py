@@ -22,9 +22,10 @@ ARGUMENTS = (
     "--disable-component-update",
     "--disable-sync",
 )
-pytestmark = [pytest.mark.long, pytest.mark.skipif(]
-    CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium"),
+]
 WIDTHS = (360, 800, 1280)
 
 
