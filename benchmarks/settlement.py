@@ -90,7 +90,7 @@ def statements() -> dict[str, float]:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     numbers = [str(number) for number in range(1, ROUNDS + 1)]
-    parts = tuple(rng.normal(0, 0.01, BLOCKS).astype(np.float32).tolist())  # as members state them
+    parts = tuple(rng.normal(0, 0.01, BLOCKS).tolist())
     said = Statement("client-0", "0" * 64, dict.fromkeys(numbers, -(2**46)), dict.fromkeys(numbers, parts))
     return {
         "seconds": seconds,

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from fedmerit.errors import MessageError
-from fedmerit.identity import SERVER, canonical, exact, new_salt, number
+from fedmerit.identity import SERVER, canonical, new_salt
 from fedmerit.protocol.direction import Entry, Manifest, whole_number
 from fedmerit.scoring.scores import from_blocks
 from fedmerit.scoring.types import Scores
@@ -60,7 +60,7 @@ class Statement:
             "salt": self.salt,
             "settlement": self.settlement,
             "rounds": {key: str(value) for key, value in self.rounds.items()},
-            "blocks": {key: [exact(value) for value in values] for key, values in self.blocks.items()},
+            "blocks": {key: [f"{value:.7g}" for value in values] for key, values in self.blocks.items()},
         }
 
     @classmethod
@@ -71,7 +71,7 @@ class Statement:
                 member,
                 str(body["settlement"]),
                 {str(key): whole_number(value) for key, value in body["rounds"].items()},
-                {str(key): tuple(map(number, values)) for key, values in body["blocks"].items()},
+                {str(key): tuple(map(float, values)) for key, values in body["blocks"].items()},
                 str(body["salt"]),
             )
             same = found.body(manifest.run) == dict(body)

@@ -238,9 +238,9 @@ class Settler:
         own_blocks = block_products(words, slopes, encoding, entry.step, entry.weight)
         return [
             str(own),
-            np.asarray(own_blocks, np.float32).tolist(),
+            [float(f"{value:.7g}") for value in own_blocks],
             problem,
-        ]  # six digits do for standard errors
+        ]  # seven digits do for standard errors
 
     def _contradiction(self, entry: Entry) -> str:
         """Return how the manifest contradicts what this member signed in the round; empty if it does not.
