@@ -41,7 +41,7 @@ from fedmerit.ledger.records import (
     run_and_config,
     unreported,
 )
-from fedmerit.ledger.settled import final, settlement_of
+from fedmerit.ledger.settled import settlement_of
 from fedmerit.notes import Note, planted, words
 from fedmerit.protocol.direction import Gradient
 from fedmerit.protocol.outcome import Round
@@ -645,7 +645,7 @@ def _closed(ledger: Ledger, journal: Journal, config: Config) -> Account | None:
     assert book is not None
     assert book.settled is not None
     with ledger.transaction():
-        journal.write(SERVER, "settled", final(book.settled).body())
+        journal.write(SERVER, "settled", {**book.settled.body(), "final": True})
     return account_of(ledger, rounds_of(ledger), config)
 
 

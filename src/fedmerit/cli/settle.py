@@ -70,9 +70,7 @@ def settle_close(folder: Run_, key: Server_ = None) -> None:
 
 def _tell(settled: Any) -> None:
     """Print what a settlement comes to."""
-    from fedmerit.notes import Note
+    from fedmerit.ledger.settled import about
 
-    equations = settled.equations
-    out.print(Note("settlement", holding=sum(one.holds for one in equations), equations=len(equations)))
-    if settled.missing:
-        out.print(Note("settlement-missing", clients=settled.missing))
+    for line in about(settled):
+        out.print(line)

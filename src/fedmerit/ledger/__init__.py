@@ -6,6 +6,9 @@ What is where::
     records           rounds as records, scores recomputed from them, and who may see what
     forms             which fields each kind of record has, and what they must fit
     recorder          what a coordinator writes
+    settled           a settlement as records, with every number recomputed
+    account           what a settlement came to, for scores, money and people
     decisions         payout decisions
+    joined_runs       runs that follow each other, counted as one
     head_log          the heads that members signed or stored
 """

@@ -10,7 +10,7 @@ be settled has ``unsettled``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedmerit.config import Config
@@ -67,26 +67,30 @@ class Book:
     @property
     def holding(self) -> int:
         """How many equations hold."""
-        return sum(one["holds"] for one in self.told.get("rounds", ()))
+        return 0 if self.settled is None else self.settled.holding
 
     def lines(self) -> Iterator[Note]:
         """Yield what `verify` says of the settlement."""
         if self.settled is None:
             yield Note("settlement-none", why=words(f"unsettled.{self.why or 'unfinished'}"))
             return
-        yield Note("settlement", holding=self.holding, equations=len(self.told["rounds"]))
-        for number, named in self.named.items():
-            for name, why in named.items():
-                how = words(f"lie.{why}")
-                if number:
-                    yield Note("settlement-named", round=number, client=name, how=how)
-                else:
-                    yield Note("settlement-named-run", client=name, how=how)
-        if self.settled.missing:
-            code = "settlement-rest" if self.settled.final else "settlement-missing"
-            yield Note(code, clients=self.settled.missing)
+        yield from about(self.settled)
         if len(self.countersigned) < self.threshold:
             yield Note("settlement-uncountersigned", count=len(self.countersigned), needed=self.threshold)
+
+
+def about(settled: Settled) -> Iterator[Note]:
+    """Yield what a settlement came to: how many equations hold, who was named, who is missing."""
+    yield Note("settlement", holding=settled.holding, equations=len(settled.equations))
+    for number, named in settled.named.items():
+        for name, why in named.items():
+            how = words(f"lie.{why}")
+            if number:
+                yield Note("settlement-named", round=number, client=name, how=how)
+            else:
+                yield Note("settlement-named-run", client=name, how=how)
+    if settled.missing:
+        yield Note("settlement-rest" if settled.final else "settlement-missing", clients=settled.missing)
 
 
 def settlement_of(ledger: Records, rounds: Sequence[Round], config: Config) -> Book | None:
@@ -110,7 +114,6 @@ class _SettlementWalk:
     rounds: Sequence[Round]
     config: Config
     ledger: Records
-    ended: int | None = None  # the last round, as t members signed it
     last_signed: set[str] = field(default_factory=set)
 
     def last(self, record: Record) -> None:
@@ -134,8 +137,9 @@ class _SettlementWalk:
         summed = [one for one in self.rounds if not one.aborted]
         if [one.number for one in summed] != [entry.round for entry in manifest.rounds]:
             raise LedgerError("its rounds are not those with a sum")
+        outcomes = {one.body["round"]: one.body for one in self.ledger.records("outcome")}
         for one, entry in zip(summed, manifest.rounds, strict=True):
-            outcome = _outcome(self.ledger, one.number)
+            outcome = outcomes[one.number]
             told = (entry.m0, entry.m, entry.x, exact(entry.weight), entry.participants)
             if told != (*(outcome[key] for key in ("m0", "m", "x", "weight")), one.included):
                 raise LedgerError(f"its round {entry.round} is not the one that was summed")
@@ -225,15 +229,3 @@ class _SettlementWalk:
         if dict(record.body) != expected or record.author in self.book.countersigned:
             raise LedgerError("countersigns something else, or a second time")
         self.book.countersigned += (record.author,)
-
-
-def _outcome(ledger: Records, number: int) -> Mapping[str, Any]:
-    for record in ledger.records("outcome"):
-        if record.body["round"] == number:
-            return record.body
-    raise LedgerError(f"round {number} has no outcome")
-
-
-def final(settled: Settled) -> Settled:
-    """Return a settlement that is closed: who is missing stays so."""
-    return replace(settled, final=True)

@@ -34,7 +34,7 @@ from fedmerit.protocol.direction import (
     scale_of,
     slopes_of,
 )
-from fedmerit.protocol.messages import Ask, Parcel, parsed, slice_arrays, unpack
+from fedmerit.protocol.messages import Parcel, parsed, slice_arrays, unpack
 from fedmerit.protocol.outcome import Model, model_hash, moved, sum_hash
 from fedmerit.protocol.pool import Slice
 from fedmerit.protocol.settlement import (
@@ -45,13 +45,11 @@ from fedmerit.protocol.settlement import (
     countersignature,
     last_round,
 )
-from fedmerit.protocol.settler import ask_names
 from fedmerit.protocol.terms import scheduled_encoding
 from fedmerit.secagg.quantise import Encoding, Words, largest_stated
 
 if TYPE_CHECKING:
     from fedmerit.protocol.coordinator import Coordinator
-    from fedmerit.protocol.messages import Exchange
 
 log = logging.getLogger("fedmerit")
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -121,7 +119,7 @@ class Clearing:
             recorder.state("unsettled", {"settlement": None, "why": error.code})
             return None
         opened = self._directions(manifest, list(dict.fromkeys((*present, *last))), last)
-        while back := self._back(name for name in ask_names(manifest) if name not in self.agreed):
+        while back := self._back(name for name in manifest.members if name not in self.agreed):
             opened += self._directions(manifest, back, last)
         if not self._enough(manifest):
             return None
@@ -267,7 +265,7 @@ class Clearing:
             "last": dict(last),
         }
         number = len(self.coordinator.recorder.rounds)
-        return self.ask("open", number, body, slice_arrays(shown))
+        return self.coordinator.ask("open", number, body, slice_arrays(shown))
 
     def _open(self, manifest: Manifest, present: Sequence[str], last: Mapping[str, bytes]) -> list[str]:
         """Open the pool; return the members who accept it and the manifest."""
@@ -283,7 +281,7 @@ class Clearing:
     def _direction_ask(self, one: Summed, entry: Entry) -> Parcel:
         """Return the message that shows the direction of a round."""
         arrays = {"g": self.direction(entry), "m0": one.m0, "sum": one.words}
-        return self.ask("agree", entry.round, {}, arrays)
+        return self.coordinator.ask("agree", entry.round, {}, arrays)
 
     def _keep_pool(self, shown: Slice) -> None:
         """Archive the opened pool, for those who check the settlement later."""
@@ -501,8 +499,3 @@ class Clearing:
     def _keep(self, kind: str, number: int, parcel: Parcel) -> None:
         head = np.frombuffer(parcel.head, np.uint8)
         self.archive.save(f"{MESSAGES}/{kind}", number, {**parcel.arrays, HEAD: head})
-
-    def ask(self, kind: Exchange, number: int, body: Mapping[str, Any], arrays: Mapping[str, Any]) -> Parcel:
-        """Return a signed message with arrays beside it."""
-        recorder = self.coordinator.recorder
-        return Ask(kind, recorder.run, number, body, arrays).pack(recorder.sign)

@@ -185,9 +185,11 @@ class Coordinator:
         assert self.first is not None
         return model_hash(self.first)
 
-    def ask(self, kind: Exchange, number: int, body: Mapping[str, Any]) -> Parcel:
-        """Return a signed message of this run."""
-        return Ask(kind, self.recorder.run, number, body).pack(self.recorder.sign)
+    def ask(
+        self, kind: Exchange, number: int, body: Mapping[str, Any], arrays: Mapping[str, Any] | None = None
+    ) -> Parcel:
+        """Return a signed message of this run, with arrays beside it."""
+        return Ask(kind, self.recorder.run, number, body, arrays or {}).pack(self.recorder.sign)
 
     def invitation(self) -> Parcel:
         """Return the message that asks a member to join: the terms it is to sign."""

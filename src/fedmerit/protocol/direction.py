@@ -310,6 +310,9 @@ class Entry:
 _FLOATS = ("weight", "step", "norm", "largest", "sum_norm", "empty", "grand", "rest")
 
 
+_FACTS = ("run", "utility", "pool", "blocks", "stratified", "scale", "coordinates")
+
+
 @dataclass(frozen=True)
 class Manifest:
     """All directions of a run, by hash; its digest is what members agree on before anybody states.
@@ -336,7 +339,7 @@ class Manifest:
 
     def body(self) -> dict[str, Any]:
         """Return the manifest without floats, for hashing and the ledger."""
-        plain = {key: _plain(value) for key, value in vars(self).items() if key not in ("rounds", "digest")}
+        plain = {key: _plain(value) for key, value in vars(self).items() if key in _FACTS}
         return {**plain, "rounds": [one.body() for one in self.rounds]}
 
     @classmethod
@@ -382,6 +385,16 @@ class Manifest:
     def digest(self) -> str:
         """G, the SHA-256 of the manifest."""
         return hashlib.sha256(b"fedmerit/manifest/1\n" + canonical(self.body())).hexdigest()
+
+    @cached_property
+    def members(self) -> tuple[str, ...]:
+        """Everybody who was summed in a round."""
+        return tuple(dict.fromkeys(name for one in self.rounds for name in one.participants))
+
+    @cached_property
+    def product(self) -> int:
+        """The sum of the products of all rounds."""
+        return sum(one.product for one in self.rounds)
 
     def entry(self, round: int) -> Entry:
         """Return a round's entry; raise MessageError if there is none."""

@@ -22,6 +22,7 @@ from fedmerit.protocol.messages import Ask, Parcel, pack, parsed, unpack
 from fedmerit.protocol.outcome import as_array, file_name
 from fedmerit.protocol.settlement import ALL, Equation, Settled, Statement
 from fedmerit.protocol.terms import scheduled_encoding
+from fedmerit.secagg.plain import PlainClient
 from fedmerit.secagg.setting import Setting, Task
 
 if TYPE_CHECKING:
@@ -68,15 +69,14 @@ def table_answer(settler: Settler, manifest: Manifest, ask: Ask) -> bytes:
     entry = manifest.entry(ask.round)
     _refuse_if_it_holds(settler, manifest, entry, settler.statements_in(ask, manifest), ask)
     client, update = settler.member.summed(settler.state, entry.round)
-    project = getattr(client, "project", None)
-    if project is None:
+    if isinstance(client, PlainClient):
         raise RefusedError("has no masks that could prove anything", stage="table", member=settler.name)
     encoding, _ = scheduled_encoding(settler.config, manifest.coordinates, client.setting.members, update[3])
     g = ask.array("g", "<i2", encoding.words)
     if direction_hash(g) != entry.g:
         raise BindingError("a direction that is not the manifest's", stage="table", member=settler.name)
-    payload = client.masked_again(as_array(update[0], "<f4"))  # type: ignore[union-attr]
-    body = table_body(settler.run, manifest.digest, entry.round, project(g, payload))
+    payload = client.masked_again(as_array(update[0], "<f4"))
+    body = table_body(settler.run, manifest.digest, entry.round, client.project(g, payload))
     settler.state.put(file_name(entry.round, "client"), client)
     settler.state.put(file_name(entry.round, "table"), canonical(body))
     return pack([canonical(body), settler.member.sign("table", body), bytes(payload)])
@@ -90,8 +90,7 @@ def _refuse_if_it_holds(
     A member shows its masks only after it stated: they tell what it stated, and no more.
     """
     if settler.config.settlement.detail == "run":
-        names = {name for one in manifest.rounds for name in one.participants}
-        total, key = sum(one.product for one in manifest.rounds), ALL
+        names, total, key = set(manifest.members), manifest.product, ALL
     else:
         names, total, key = set(entry.participants), entry.product, str(entry.round)
     if settler.config.scoring.visibility != "all":
@@ -115,6 +114,7 @@ def pairs_answer(settler: Settler, manifest: Manifest, ask: Ask) -> bytes:
     where = (settler.run, manifest.digest, entry.round)
     ours = table_of(settler.name, parsed(bytes(own), "pairs"), *where)
     client, _ = settler.member.summed(settler.state, entry.round)
+    assert not isinstance(client, PlainClient)  # it has told of its masks
     opened = []
     for peer, shown in sorted(ask.get("tables", dict).items()):
         match shown:
@@ -123,7 +123,7 @@ def pairs_answer(settler: Settler, manifest: Manifest, ask: Ask) -> bytes:
                 if not settler.is_signed(peer, "table", body, signature):
                     raise BindingError("did not sign this table", stage="pairs", member=peer)
                 theirs = table_of(peer, body, *where)
-                opened.append([peer, client.open_pair(peer, ours, theirs)])  # type: ignore[union-attr]
+                opened.append([peer, client.open_pair(peer, ours, theirs)])
             case _:
                 raise MessageError("not a signed table", stage="pairs", member=settler.name)
     settler.state.put(file_name(entry.round, "client"), client)
@@ -223,6 +223,7 @@ class _Naming:
         self.g: Direction = clearing.direction(entry)
         self.setting, self.task = self._attempt(kept.get("extra", b""))
         self.evidence = evidence_in(kept)
+        self.sent = self.evidence.check(self.setting, self.task).digests  # of the words in the round
         self.tables: dict[str, tuple[MaskTable, bytes, bytes]] = {}
         self.products: dict[str, int] = {}
 
@@ -282,7 +283,7 @@ class _Naming:
         names = self.entry.participants
         if self.coordinator.config.scoring.visibility == "all":
             shown = {"statements": self.clearing.shown_statements()}
-            asks = dict.fromkeys(names, self.clearing.ask("table", number, shown, {"g": self.g}))
+            asks = dict.fromkeys(names, self.coordinator.ask("table", number, shown, {"g": self.g}))
         else:
             asks = {name: self._ask_alone(name) for name in names}
         for name, answer in self.coordinator.transport.exchange("table", asks):
@@ -295,7 +296,7 @@ class _Naming:
                     case [bytes(text), bytes(signature), bytes(payload)]:
                         table = self._take(name, parsed(text, "table"), signature)
                         self.tables[name] = table, text, signature
-                        if _digest(payload) == self.evidence_digest(name):
+                        if _digest(payload) == self.sent[name]:
                             self.products[name] = product(payload, self.g)
                             kept = {name: np.frombuffer(payload, np.uint8)}
                             self.clearing.archive.save(f"words-{name_hash(name)}", number, kept)
@@ -310,7 +311,7 @@ class _Naming:
         key = ALL if self.coordinator.config.settlement.detail == "run" else str(number)
         stated = sum(one.rounds.get(key, 0) for one, _ in self.clearing.statements.values())
         own = {name: self.clearing.shown_statements()[name]}
-        return self.clearing.ask("table", number, {"statements": own, "sum": str(stated)}, {"g": self.g})
+        return self.coordinator.ask("table", number, {"statements": own, "sum": str(stated)}, {"g": self.g})
 
     def _take(self, name: str, body: Mapping[str, Any], signature: bytes) -> MaskTable:
         recorder = self.coordinator.recorder
@@ -326,13 +327,6 @@ class _Naming:
     def _most(self) -> int:
         """Return the most bytes of a table, with the words beside it."""
         return 1024 + 6 * self.task.encoding.words + sum(12 * len(one) + 64 for one in self.setting.members)
-
-    def evidence_digest(self, name: str) -> str:
-        """Return the hash of the masked words that a member signed in the round."""
-        from fedmerit.secagg.messages import open_broadcast
-
-        head = open_broadcast(self.evidence.masked, self.setting, "masked").get(name)
-        return "" if head is None else bytes(head.body[2]).hex()
 
     def _ask_keys(self, disputed: Sequence[tuple[str, str]]) -> None:
         """Ask both ends of every disputed pair for its key."""

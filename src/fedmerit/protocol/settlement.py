@@ -176,9 +176,8 @@ def equations(manifest: Manifest, statements: Mapping[str, Statement], detail: s
         return statements[name].rounds[key] if name in statements else None
 
     if detail == "run":
-        names = tuple(dict.fromkeys(name for one in manifest.rounds for name in one.participants))
-        total = sum(one.product for one in manifest.rounds)
-        return [Equation(None, names, tuple(said(name, ALL) for name in names), total)]
+        names = manifest.members
+        return [Equation(None, names, tuple(said(name, ALL) for name in names), manifest.product)]
     return [
         Equation(
             one.round,
@@ -225,6 +224,11 @@ class Settled:
     def equations(self) -> list[Equation]:
         """The equations, with what was stated."""
         return equations(self.manifest, self.statements, self.detail)
+
+    @property
+    def holding(self) -> int:
+        """How many equations hold."""
+        return sum(one["holds"] for one in self.body()["rounds"])
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -296,11 +300,10 @@ class Settled:
         own = self._over_run(name)
         if own is not None:
             return own
-        names = dict.fromkeys(who for one in self.manifest.rounds for who in one.participants)
-        if name not in names:
+        if name not in self.manifest.members:
             return 0
-        known = {who: self._over_run(who) for who in names}
-        return self._of_rest(known, name, sum(one.product for one in self.manifest.rounds), 0)
+        known = {who: self._over_run(who) for who in self.manifest.members}
+        return self._of_rest(known, name, self.manifest.product, 0)
 
     def proved(self, name: str) -> int | None:
         """Return a member's integer over all its rounds, if masks proved each of them; else None."""
@@ -326,16 +329,11 @@ class Settled:
 
     def scores(self, clients: Sequence[str]) -> Scores:
         """Return everybody's score over the run, with standard errors from the blocks."""
-        own, columns = [], []
-        for name in clients:
-            entries = self._of(name)
-            if self.detail == "run":
-                own.append(self._counted_over_run(name))
-                columns.append(self.blocks(name))
-            else:
-                own.append(sum(self.counted(one, name) for one in entries))
-                columns.append(self.blocks(name))
-        return self._scores(clients, own, columns)
+        if self.detail == "run":
+            own = [self._counted_over_run(name) for name in clients]
+        else:
+            own = [sum(self.counted(one, name) for one in self._of(name)) for name in clients]
+        return self._scores(clients, own, [self.blocks(name) for name in clients])
 
     def blocks(self, name: str) -> tuple[float, ...]:
         """Return a member's products with every block, over the run; of what is left if it did not state."""

@@ -405,7 +405,7 @@ class Settler:
         """Raise unless the sums follow from the statements, as far as this member is shown them."""
         own = [one.body() for one in equations(manifest, statements, self.config.settlement.detail)]
         told = settled["rounds"]
-        everything = set(ask_names(manifest)) <= {*statements, *settled["missing"]}
+        everything = set(manifest.members) <= {*statements, *settled["missing"]}
         if not everything and self.config.scoring.visibility == "all":
             raise BindingError(
                 "was not shown every statement that it counts", stage="settle", member=self.name
@@ -458,11 +458,6 @@ class Settler:
                 stage=stage,
                 member=self.name,
             )
-
-
-def ask_names(manifest: Manifest) -> list[str]:
-    """Return everybody who was summed in a round of a manifest."""
-    return list(dict.fromkeys(name for one in manifest.rounds for name in one.participants))
 
 
 def _near(entry: Entry, values: npt.NDArray[np.float64], sum_norm: float) -> bool:
