@@ -239,6 +239,8 @@ def test_it_is_closed_when_the_window_is_over_and_not_before(away):
     close(away / "run", away / "server.pem", now=closes + 1)
     assert records(away / "run", "settled")[-1].body["final"]
     assert any(VICTIM in line for line in verify_folder(away / "run") if "no statement from" in line)
+    _, said = fedmerit_command("settle", "close", away / "run", *keyed(away))
+    assert "counts as theirs" in said
     stating(away)
     _, said = fedmerit_command("settle", "add", away / "run", away / "statement.json", *keyed(away))
     assert "the settlement is closed" in said

@@ -19,6 +19,7 @@ from typing import Any
 from fedmerit.config import of_folder
 from fedmerit.errors import FileFormatError, KeyFileError, SettlementError, StoreError
 from fedmerit.identity import SERVER, canonical, load_key, public_key
+from fedmerit.ledger.forms import recorded_roster
 from fedmerit.ledger.recorder import LedgerRecorder
 from fedmerit.ledger.records import first_body, rounds_of
 from fedmerit.protocol.clearing import HEAD, MESSAGES, Clearing
@@ -26,7 +27,6 @@ from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.member import Participant
 from fedmerit.protocol.messages import Exchange, Parcel, pack, unpack
 from fedmerit.protocol.settlement import Settled
-from fedmerit.protocol.terms import roster_in
 from fedmerit.storage.archive import ARCHIVE, FolderArchive
 from fedmerit.storage.member_state import MemberFiles
 from fedmerit.storage.run_folder import Folder, write
@@ -145,13 +145,11 @@ def _opened(path: Path, key: Path | None) -> Iterator[Clearing]:
             raise SettlementError(f"{path}: a rehearsal without keys waits for nobody", code="rehearsal")
         if not file.exists():
             raise KeyFileError(f"{file}: no such file; expected the server's private key (--key)")
-        identity, keys = load_key(file), {name: bytes.fromhex(one) for name, one in run["keys"].items()}
-        if public_key(identity) != keys[SERVER]:
+        identity = load_key(file)
+        if public_key(identity).hex() != run["keys"][SERVER]:
             raise KeyFileError(f"{file}: not the server's key according to the ledger")
-        roster = roster_in(config, keys)
-        roster.__dict__["hash"] = bytes.fromhex(run["terms"]["roster"])  # what members signed
         recorder = LedgerRecorder(
-            *(folder, config, roster, identity, run["run"], run["engine"]),
+            *(folder, config, recorded_roster(run, config), identity, run["run"], run["engine"]),
             *(run["terms"], commitment),
             rounds=rounds_of(folder.ledger),
         )

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedmerit.config import Config, schema_of
 from fedmerit.errors import LedgerError
-from fedmerit.identity import SERVER, number
+from fedmerit.identity import SERVER, Roster, number
 from fedmerit.ledger.chain import Record
 from fedmerit.ledger.records import compare, moves, reading
 from fedmerit.protocol.direction import Entry
@@ -189,11 +189,18 @@ def _setting(
     number_: int,
     scheduled: Sequence[str],
 ) -> Setting:
-    keys = {name: bytes.fromhex(key) for name, key in run["keys"].items()}
-    agreed, roster = Agreed(run["terms"], pool, keys[SERVER]), roster_in(config, keys)
-    # what members signed: it may cover more than keys, such as weights that do not count in this run
-    roster.__dict__["hash"] = bytes.fromhex(agreed.terms["roster"])
-    return agreed.setting(run["run"], number_, scheduled, roster)
+    agreed = Agreed(run["terms"], pool, bytes.fromhex(run["keys"][SERVER]))
+    return agreed.setting(run["run"], number_, scheduled, recorded_roster(run, config))
+
+
+def recorded_roster(run: Mapping[str, Any], config: Config) -> Roster:
+    """Return the roster that a ledger's first record states, with the hash that members signed.
+
+    The hash may cover more than keys, such as weights that do not count in this run.
+    """
+    roster = roster_in(config, {name: bytes.fromhex(key) for name, key in run["keys"].items()})
+    roster.__dict__["hash"] = bytes.fromhex(run["terms"]["roster"])
+    return roster
 
 
 def masked_inputs(records: Sequence[Record], entry: Entry) -> dict[str, str]:

@@ -21,7 +21,7 @@ from fedmerit.ledger.records import reading
 from fedmerit.notes import Note, words
 from fedmerit.protocol.direction import Manifest, whole_number
 from fedmerit.protocol.outcome import Round
-from fedmerit.protocol.settlement import Settled, Statement, countersignature
+from fedmerit.protocol.settlement import Settled, Statement, countersignature, proved_in
 
 KINDS = (
     "last",
@@ -190,15 +190,14 @@ class _SettlementWalk:
         number = body["round"]
         if number and number in self.book.named and not self.book.silent[number]:
             raise LedgerError("is the second verdict on its round, though nobody was silent before")
-        values = {str(name): whole_number(value) for name, value in body["values"].items()}
+        values, named, silent = proved_in(body)
         summed = manifest.entry(number).participants if number else ()
-        silent = tuple(map(str, body["silent"]))
         if not {*values, *silent} <= set(summed):
             raise LedgerError("speaks of members who are not in the sum")
         if number:
             self.book.values[number] = values
         self.book.silent[number] = silent
-        self.book.named[number] = {str(name): str(why) for name, why in body["named"].items()}
+        self.book.named[number] = named
 
     def settled(self, record: Record) -> None:
         manifest, book = self._manifest(record), self.book

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.errors import FedmeritError, MessageError, SettlementError
+from fedmerit.config import Config
+from fedmerit.errors import FedmeritError, MessageError, SettlementError, StoreError
 from fedmerit.identity import canonical
 from fedmerit.protocol.direction import (
     Direction,
@@ -35,7 +36,7 @@ from fedmerit.protocol.direction import (
     slopes_of,
 )
 from fedmerit.protocol.messages import Parcel, parsed, slice_arrays, unpack
-from fedmerit.protocol.outcome import Model, model_hash, moved, sum_hash
+from fedmerit.protocol.outcome import Model, Round, model_hash, moved, sum_hash
 from fedmerit.protocol.pool import Slice
 from fedmerit.protocol.settlement import (
     ALL,
@@ -45,7 +46,7 @@ from fedmerit.protocol.settlement import (
     countersignature,
     last_round,
 )
-from fedmerit.protocol.terms import scheduled_encoding
+from fedmerit.protocol.terms import archived_weights, scheduled_encoding
 from fedmerit.secagg.quantise import Encoding, Words, largest_stated
 
 if TYPE_CHECKING:
@@ -87,6 +88,29 @@ class Summed:
     words: Words
     weight: float
     encoding: Encoding
+
+
+def summed_rounds(archive: Archive, rounds: Iterable[Round], config: Config) -> Iterator[Summed]:
+    """Yield every round with a sum, in order, as an archive holds it.
+
+    Raises:
+        StoreError: the archive has no model that a round starts from.
+    """
+    m: Model | None = None
+    for one in rounds:
+        if one.aborted:
+            continue
+        kept = archive.load("round", one.number)
+        m0 = kept.get("m0", m)
+        if m0 is None:
+            raise StoreError(f"the archive has no model of round {one.number}")
+        encoding, public = scheduled_encoding(
+            config, m0.size, one.scheduled, archived_weights(kept, one.scheduled)
+        )
+        total = None if public is None else math.fsum(public[name] for name in one.included)
+        decoded = encoding.decode(kept["x"], included=len(one.included), public_total=total)
+        m = moved(m0, decoded.weighted_sum, decoded.total_weight)
+        yield Summed(one.number, one.included, m0, m, kept["x"], decoded.total_weight, encoding)
 
 
 @dataclass(eq=False)
@@ -149,21 +173,7 @@ class Clearing:
 
     def rounds(self) -> Iterator[Summed]:
         """Yield every round with a sum, in order, from the archive."""
-        config, m = self.coordinator.config, None
-        for one in self.coordinator.recorder.rounds:
-            if one.aborted:
-                continue
-            kept = self.archive.load("round", one.number)
-            m0 = kept.get("m0", m)
-            assert m0 is not None
-            public = None
-            if "weights" in kept:
-                public = dict(zip(one.scheduled, kept["weights"].tolist(), strict=True))
-            encoding, public = scheduled_encoding(config, m0.size, one.scheduled, public)
-            total = None if public is None else math.fsum(public[name] for name in one.included)
-            decoded = encoding.decode(kept["x"], included=len(one.included), public_total=total)
-            m = moved(m0, decoded.weighted_sum, decoded.total_weight)
-            yield Summed(one.number, one.included, m0, m, kept["x"], decoded.total_weight, encoding)
+        return summed_rounds(self.archive, self.coordinator.recorder.rounds, self.coordinator.config)
 
     def _opening(self) -> Manifest | None:
         """Return the manifest that is in the ledger, if the settlement had begun."""

@@ -21,7 +21,7 @@ from fedmerit.protocol.direction import Direction, Entry, Manifest, direction_ha
 from fedmerit.protocol.messages import Ask, Parcel, pack, parsed, unpack
 from fedmerit.protocol.outcome import as_array, file_name
 from fedmerit.protocol.settlement import ALL, Equation, Settled, Statement
-from fedmerit.protocol.terms import scheduled_encoding
+from fedmerit.protocol.terms import archived_weights, scheduled_encoding
 from fedmerit.secagg.plain import PlainClient
 from fedmerit.secagg.setting import Setting, Task
 
@@ -230,8 +230,7 @@ class _Naming:
     def _attempt(self, extra: bytes) -> tuple[Setting, Task]:
         recorder, number = self.coordinator.recorder, self.entry.round
         one = next(one for one in recorder.rounds if one.number == number)
-        weights = self.clearing.archive.load("round", number).get("weights")
-        public = None if weights is None else dict(zip(one.scheduled, weights.tolist(), strict=True))
+        public = archived_weights(self.clearing.archive.load("round", number), one.scheduled)
         return attempt_of(
             recorder.agreed.setting(recorder.run, number, one.scheduled, recorder.roster),
             self.coordinator.config, self.manifest, self.entry, public, extra,

@@ -189,6 +189,13 @@ def equations(manifest: Manifest, statements: Mapping[str, Statement], detail: s
     ]
 
 
+def proved_in(verdict: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, str], tuple[str, ...]]:
+    """Return what a record ``verdict`` says: proved integers, who is named for what, who was silent."""
+    values = {str(name): whole_number(value) for name, value in verdict["values"].items()}
+    named = {str(name): str(why) for name, why in verdict["named"].items()}
+    return values, named, tuple(map(str, verdict["silent"]))
+
+
 # --------------------------------------------------------------------------------------------- the whole
 
 
@@ -256,12 +263,12 @@ class Settled:
     def judged(self, verdict: Mapping[str, Any]) -> Settled:
         """Return the settlement with one more record ``verdict``, which replaces an earlier one."""
         number = verdict["round"]
-        values = {str(name): whole_number(value) for name, value in verdict["values"].items()}
+        values, named, silent = proved_in(verdict)
         return replace(
             self,
             values={**self.values, number: values} if number else self.values,
-            named={**self.named, number: {str(k): str(why) for k, why in verdict["named"].items()}},
-            silent={**self.silent, number: tuple(map(str, verdict["silent"]))},
+            named={**self.named, number: named},
+            silent={**self.silent, number: silent},
         )
 
     def value(self, entry: Entry, name: str) -> int | None:

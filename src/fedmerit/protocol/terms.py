@@ -88,6 +88,12 @@ def encoding_of(config: Config, length: int, members: int, public: Mapping[str, 
     )
 
 
+def archived_weights(kept: Mapping[str, Any], scheduled: Sequence[str]) -> dict[str, float] | None:
+    """Return the public weights in what the server archived of a round; None if it has none."""
+    weights = kept.get("weights")
+    return None if weights is None else dict(zip(scheduled, weights.tolist(), strict=True))
+
+
 def scheduled_encoding(
     config: Config, length: int, members: Sequence[str], told: Mapping[str, float] | None = None
 ) -> tuple[Encoding, dict[str, float] | None]:

@@ -15,7 +15,6 @@ Whoever has the folder, the ledger and the test pool can recompute every number 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from fedmerit.ledger.forms import masked_inputs, setting_of
 from fedmerit.ledger.records import reading
 from fedmerit.ledger.settled import Book
 from fedmerit.notes import Note
+from fedmerit.protocol.clearing import summed_rounds
 from fedmerit.protocol.direction import (
     Gradient,
     as_units,
@@ -40,10 +40,9 @@ from fedmerit.protocol.direction import (
     slopes_of,
 )
 from fedmerit.protocol.naming import attempt_of, name_hash, silent_in, table_of
-from fedmerit.protocol.outcome import Model, Round, model_hash, moved, sum_hash
+from fedmerit.protocol.outcome import Round, model_hash, sum_hash
 from fedmerit.protocol.pool import Slice
-from fedmerit.protocol.terms import scheduled_encoding
-from fedmerit.secagg.quantise import Encoding
+from fedmerit.protocol.terms import archived_weights
 from fedmerit.storage.run_folder import safetensors, write
 
 ARCHIVE = "archive"
@@ -125,26 +124,17 @@ def check_archive(
     if shown.id != manifest.pool:
         raise LedgerError(f"{archive.path}: its pool is not the one that was opened")
     blocks, _ = blocks_of(shown, config.settlement.blocks)
-    m: Model | None = None
-    for entry in manifest.rounds:
-        kept, one = archive.load("round", entry.round), rounds[entry.round - 1]
-        m0 = kept.get("m0", m)
-        if m0 is None:
-            raise LedgerError(f"{archive.path}: has no model of round {entry.round}")
-        encoding, public = _encoding(kept, m0.size, one, config)
-        total = None if public is None else math.fsum(public[name] for name in entry.participants)
-        decoded = encoding.decode(kept["x"], included=len(entry.participants), public_total=total)
-        m = moved(m0, decoded.weighted_sum, decoded.total_weight)
+    for one, entry in zip(summed_rounds(archive, rounds, config), manifest.rounds, strict=True):
         g = archive.load("direction", entry.round)["g"]
-        found = (sum_hash(kept["x"]), model_hash(m0), model_hash(m), direction_hash(g))
+        found = (sum_hash(one.words), model_hash(one.m0), model_hash(one.m), direction_hash(g))
         if found != (entry.x, entry.m0, entry.m, entry.g):
             raise LedgerError(f"{archive.path}: round {entry.round} is not the one in the manifest")
-        if product(kept["x"], g) != entry.product:
+        if product(one.words, g) != entry.product:
             raise LedgerError(f"round {entry.round}: the product of sum and direction is not the one stated")
         if gradient is not None:
-            slopes, _, _ = slopes_of(gradient, m0, m, shown, blocks, entry.points)
+            slopes, _, _ = slopes_of(gradient, one.m0, one.m, shown, blocks, entry.points)
             values = as_units(slopes, manifest.blocks, entry.step, entry.weight)
-            if problem := differs(g, values, manifest.scale, encoding):
+            if problem := differs(g, values, manifest.scale, one.encoding):
                 raise LedgerError(f"round {entry.round}: {problem}")
     yield Note("archive", rounds=len(manifest.rounds))
     yield Note("archive-gradient" if gradient else "archive-no-gradient")
@@ -172,7 +162,7 @@ def _judge_again(
     entry, one = manifest.entry(body["round"]), rounds[body["round"] - 1]
     given = dict(body["evidence"])
     extra, products = bytes.fromhex(given.pop("extra")), given.pop("products")
-    public = _encoding(archive.load("round", entry.round), manifest.coordinates, one, config)[1]
+    public = archived_weights(archive.load("round", entry.round), one.scheduled)
     setting, task = attempt_of(setting_of(records, one, config), config, manifest, entry, public, extra)
     evidence, g = Evidence.from_dict(given), archive.load("direction", entry.round)["g"]
     if evidence.check(setting, task).digests != masked_inputs(records, entry):
@@ -211,11 +201,3 @@ def _pool(archive: FolderArchive) -> Slice:
     return Slice(
         index=int(kept["index"][0]), x=kept["x"], y=kept["y"], salts=kept["salts"].tobytes(), path=nodes
     )
-
-
-def _encoding(
-    kept: Mapping[str, npt.NDArray[Any]], length: int, one: Round, config: Config
-) -> tuple[Encoding, Mapping[str, float] | None]:
-    weights = kept.get("weights")
-    public = None if weights is None else dict(zip(one.scheduled, weights.tolist(), strict=True))
-    return scheduled_encoding(config, length, one.scheduled, public)
