@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -39,6 +40,17 @@ def settled(home, *, method="settled", naming=False, settlement=None, scoring=No
     }
     given = {"members": 5, "rounds": 3, **given}
     return Federation(home, settings=settings, **given)
+
+
+@contextmanager
+def over(federation):
+    """Go through a run of three rounds and its settlement; give what takes the settlement up again."""
+    with federation.begun():
+        for number in (1, 2, 3):
+            federation.round(number)
+        federation.finish()
+        coordinator = federation.coordinator
+        yield lambda: clearing.Clearing(coordinator, coordinator.gradient, coordinator.archive)
 
 
 def book(federation):
@@ -402,13 +414,8 @@ def test_a_withheld_statement_is_taken_from_any_hand(tmp_path):
         return answer
 
     federation.after.append(lose)
-    with federation.begun():
-        for number in (1, 2, 3):
-            federation.round(number)
-        federation.finish()
-        coordinator = federation.coordinator
-        late = clearing.Clearing(coordinator, coordinator.gradient, coordinator.archive)
-        found = late.late(LIAR, kept["answer"])
+    with over(federation) as new:
+        found = new().late(LIAR, kept["answer"])
     assert found.missing == ()
     assert [one.holds for one in found.equations] == [True] * 3
     assert book(federation).settled.missing == ()
@@ -485,13 +492,8 @@ def absent(federation, name=LIAR):
 def test_the_window_closes_once_and_late_statements_come_before(tmp_path):
     federation = settled(tmp_path, settlement={"window_days": 2})
     kept = absent(federation)
-    with federation.begun():
-        for number in (1, 2, 3):
-            federation.round(number)
-        federation.finish()
-        coordinator = federation.coordinator
-        new = lambda: clearing.Clearing(coordinator, coordinator.gradient, coordinator.archive)  # noqa: E731
-        closes = coordinator.settled.closes
+    with over(federation) as new:
+        closes = federation.coordinator.settled.closes
         with pytest.raises(SettlementError) as error:
             new().close(closes - 1)
         assert error.value.code == "open"
@@ -512,12 +514,8 @@ def test_a_friend_who_never_states_pays_for_a_lie(tmp_path, detail):
     key = "2" if detail == "rounds" else "all"
     stating(federation, lambda body: body["rounds"].update({key: str(int(body["rounds"][key]) + 10**6)}))
     absent(federation, "client-3")
-    with federation.begun():
-        for number in (1, 2, 3):
-            federation.round(number)
-        federation.finish()
-        coordinator = federation.coordinator
-        found = clearing.Clearing(coordinator, coordinator.gradient, coordinator.archive).close(2.0**40)
+    with over(federation) as new:
+        found = new().close(2.0**40)
     honest = settled(tmp_path / "honest", settlement={"detail": detail}).run().coordinator.settled
     got, due = (one.scores(federation.names).values for one in (found, honest))
     assert got[[0, 2, 4]].tolist() == due[[0, 2, 4]].tolist()
@@ -542,14 +540,9 @@ def test_a_late_liar_is_named_too(tmp_path):
     federation = settled(tmp_path, naming=True)
     stating(federation, lambda body: body["rounds"].update({"2": str(int(body["rounds"]["2"]) + 5)}))
     kept = absent(federation)
-    with federation.begun():
-        for number in (1, 2, 3):
-            federation.round(number)
-        federation.finish()
-        coordinator = federation.coordinator
+    with over(federation) as new:
         reopened(federation)
-        late = clearing.Clearing(coordinator, coordinator.gradient, coordinator.archive)
-        found = late.late(LIAR, kept["answer"])
+        found = new().late(LIAR, kept["answer"])
     assert found.liars == (LIAR,)
     honest = settled(tmp_path / "honest").run().coordinator.settled
     assert found.scores(federation.names).values.tolist() == honest.scores(federation.names).values.tolist()
