@@ -387,7 +387,7 @@ class Federation:
         made: dict[str, dict[str, Any]] = {
             "partition": {"names": list(self.names)},
             "training": {"rounds": rounds, "weights": "roster" if weights else "uniform"},
-            "scoring": {"utilities": ["fit"]},
+            "scoring": {"method": "reports", "utilities": ["fit"]},
             "secure_aggregation": {"enabled": self.masks},
             "data": {} if self.masks else {"test_size": 0},
         }

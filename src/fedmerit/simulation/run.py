@@ -25,7 +25,7 @@ from fedmerit.protocol.terms import EMBEDDED, SIMULATED, from_past, proposed
 from fedmerit.scoring.files import LEDGER
 from fedmerit.simulation.analysis import Phi, Truth, from_this_round
 from fedmerit.simulation.direction import PathGradients
-from fedmerit.simulation.setup import Federation, prepare, read, resolve
+from fedmerit.simulation.setup import Federation, continued, prepare, read, resolve
 from fedmerit.simulation.transport import (
     Analysis,
     Identities,
@@ -63,6 +63,7 @@ def run(
     check_usable(Path(path), resume=resume)
     if resume:
         check_engine(Path(path))
+        config = continued(config, Path(path))
     dataset = read(config)
     config, _ = resolve(config, dataset)
     with Folder(path, config, resume=resume) as folder:
