@@ -151,13 +151,14 @@ def demo(
 
 def _demo_liar(config: Config, folder: Path) -> None:
     """Run the hospitals once more, with one that lies about its score; say what the settlement shows."""
+    from fedmerit.storage.archive import ARCHIVE
     from fedmerit.verify import verify_folder
 
     with _engine():
         from fedmerit.simulation.run import run as run_embedded
     run_embedded(config, folder)
     out.print(f"The same hospitals once more ({folder}): Elm states 1 % more than its score.")
-    for line in verify_folder(folder):
+    for line in verify_folder(folder, archive=folder / ARCHIVE):
         if line.code.startswith("settlement"):
             out.print(line)
     write_page(folder)

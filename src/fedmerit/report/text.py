@@ -6,9 +6,9 @@ import math
 from typing import TYPE_CHECKING
 
 from fedmerit.identity import SERVER
-from fedmerit.ledger.account import Account, moment
+from fedmerit.ledger.account import Account
 from fedmerit.ledger.decisions import Terms
-from fedmerit.notes import Note, called, listed, words
+from fedmerit.notes import Note, called, listed, moment, words
 
 if TYPE_CHECKING:
     from fedmerit.report.facts import Facts
