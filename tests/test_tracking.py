@@ -1,5 +1,6 @@
 """Curves of scores: what a tracker is told, and that TensorBoard and MLflow can read it back."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -60,8 +61,17 @@ def test_a_tracker_is_told_settings_then_every_round_then_the_end(tracked_run):
         assert told["model/expected-accuracy"] == rounds[number - 1].grand
     assert "contribution of the round/B&C" not in recorder.told[2][1]  # it was away
     summary = recorder.told[-1][1]
-    divided = shares(accumulate(rounds))
-    assert {f"share/{name}": value for name, value in divided.items()}.items() <= summary.items()
+    settled = json.loads((path / "scores.json").read_text())["settlement"]["cumulative"]  # PHI pays
+    assert [summary[f"total contribution/{name}"] for name in CONFIG.clients] == settled
+    assert sum(summary[f"share/{name}"] for name in CONFIG.clients) == pytest.approx(1)
+
+
+def test_without_a_settlement_the_summary_is_that_of_the_reports(tmp_path):
+    recorder, config = Recorder(), from_dict(CONFIG.as_dict(), ["scoring.method=reports"])
+    with tracked(lambda step: None, tmp_path / "run", config, [recorder]) as watch:
+        run(config, tmp_path / "run", watch=watch)
+    divided = shares(accumulate(read_content(tmp_path / "run" / "scores.json").rounds))
+    assert {f"share/{name}": value for name, value in divided.items()}.items() <= recorder.told[-1][1].items()
 
 
 def test_a_run_that_is_over_is_told_the_same(tracked_run):
