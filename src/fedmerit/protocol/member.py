@@ -26,9 +26,17 @@ from fedmerit.errors import BindingError, FedmeritError, MessageError, ProtocolE
 from fedmerit.identity import Roster, canonical, content, seed_from
 from fedmerit.notes import Note
 from fedmerit.protocol.direction import Gradient
-from fedmerit.protocol.memory import (
-    KEPT,
-    MemberState,
+from fedmerit.protocol.memory import KEPT, MemberState
+from fedmerit.protocol.messages import LEAST_SAMPLES, Ask, Parcel, checked_head, join_body, pack, same
+from fedmerit.protocol.outcome import (
+    Evaluate,
+    Evaluations,
+    Model,
+    Scorer,
+    Told,
+    Work,
+    as_array,
+    file_name,
     kept_complained,
     kept_head,
     kept_masked,
@@ -36,8 +44,6 @@ from fedmerit.protocol.memory import (
     kept_report,
     kept_trained,
 )
-from fedmerit.protocol.messages import LEAST_SAMPLES, Ask, Parcel, checked_head, join_body, pack, same
-from fedmerit.protocol.outcome import Evaluate, Evaluations, Model, Scorer, Told, Work, as_array, file_name
 from fedmerit.protocol.pool import samples_in
 from fedmerit.protocol.settler import SETTLING, Gradients, Settler
 from fedmerit.protocol.terms import (

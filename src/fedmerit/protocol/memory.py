@@ -1,17 +1,15 @@
 """What a member remembers of a run between two messages.
 
 `MemberState` is the interface. `MemoryState` keeps it in memory; `fedmerit.storage.member_state` keeps it in
-sealed files beside the key. A member also keeps a file of lines that it can read, its heads.
+sealed files beside the key.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-from fedmerit.identity import commitment
 from fedmerit.protocol.outcome import file_name
 from fedmerit.protocol.terms import Lineage
 from fedmerit.secagg.state import Released
@@ -161,38 +159,3 @@ class MemoryState:
 
 def _number(name: str) -> int:
     return int(name.partition(".")[0])
-
-
-# -------------------------------------------------------------------------------------- a member's own file
-# Its lines; `ledger.head_log` explains them and compares them with a ledger.
-
-
-def kept_head(number: int, head: str) -> str:
-    """Return the line for a head that was shown as the head after a round."""
-    return f"{number} {head}"
-
-
-def kept_trained(number: int, m0_hash: str) -> str:
-    """Return the line for a masked update, with the hash of the model it starts from."""
-    return f"{number} trained {m0_hash}"
-
-
-def kept_masked(number: int, member: str, digest: str) -> str:
-    """Return the line for the masked words that this member sent, hashed as in the record ``masked``."""
-    return f"{number} masked {json.dumps(member)} {digest}"
-
-
-def kept_complained(number: int, member: str, dealer: str) -> str:
-    """Return the line for a complaint of this member about a dealer of a bad share."""
-    return f"{number} complained {json.dumps([member, dealer])}"
-
-
-def kept_released(number: int, included: Sequence[str]) -> str:
-    """Return the line for shares that were released for the sum of these members."""
-    return f"{number} released {json.dumps(list(included))}"
-
-
-def kept_report(number: int, body: Mapping[str, Any], bound_to: Mapping[str, Any]) -> str:
-    """Return the line for a report and the outcome it is about, by their hashes."""
-    outcome = commitment({"round": number, **bound_to})
-    return f"{number} report {commitment(body).hex()} {outcome.hex()}"
