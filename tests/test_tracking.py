@@ -24,6 +24,7 @@ CONFIG = from_dict(
         "participation": {"away": {"B&C": [2]}},
     }
 )  # fmt: skip
+REPORTED = from_dict(CONFIG.as_dict(), ["scoring.method=reports"])
 
 
 class Recorder:
@@ -67,9 +68,9 @@ def test_a_tracker_is_told_settings_then_every_round_then_the_end(tracked_run):
 
 
 def test_without_a_settlement_the_summary_is_that_of_the_reports(tmp_path):
-    recorder, config = Recorder(), from_dict(CONFIG.as_dict(), ["scoring.method=reports"])
-    with tracked(lambda step: None, tmp_path / "run", config, [recorder]) as watch:
-        run(config, tmp_path / "run", watch=watch)
+    recorder = Recorder()
+    with tracked(lambda step: None, tmp_path / "run", REPORTED, [recorder]) as watch:
+        run(REPORTED, tmp_path / "run", watch=watch)
     divided = shares(accumulate(read_content(tmp_path / "run" / "scores.json").rounds))
     assert {f"share/{name}": value for name, value in divided.items()}.items() <= recorder.told[-1][1].items()
 
@@ -88,20 +89,20 @@ def test_a_run_that_fails_ends_with_none_and_a_resumed_one_tells_what_it_adds(tm
     monkeypatch.setattr(Rehearsal, "round", lambda self, n: real(self, n) if n < 2 else 1 / 0)
     with (
         pytest.raises(ZeroDivisionError),
-        tracked(lambda step: None, tmp_path / "run", CONFIG, [recorder]) as watch,
+        tracked(lambda step: None, tmp_path / "run", REPORTED, [recorder]) as watch,
     ):
-        run(CONFIG, tmp_path / "run", watch=watch)
+        run(REPORTED, tmp_path / "run", watch=watch)
     assert [what for what, _ in recorder.told] == ["start", 1, "end"]
     assert recorder.told[-1] == ("end", None)
     monkeypatch.undo()
     recorder = Recorder()
-    with tracked(lambda step: None, tmp_path / "run", CONFIG, [recorder]) as watch:
-        run(CONFIG, tmp_path / "run", resume=True, watch=watch)
+    with tracked(lambda step: None, tmp_path / "run", REPORTED, [recorder]) as watch:
+        run(REPORTED, tmp_path / "run", resume=True, watch=watch)
     assert [what for what, _ in recorder.told] == ["start", 2, 3, "end"]
 
 
 def test_a_round_without_scores_adds_no_point(tmp_path):
-    config = from_dict(CONFIG.as_dict(), ["secure_aggregation.threshold=4"])
+    config = from_dict(REPORTED.as_dict(), ["secure_aggregation.threshold=4"])
     recorder = Recorder()
     with tracked(lambda step: None, tmp_path / "run", config, [recorder]) as watch:
         run(config, tmp_path / "run", watch=watch)
