@@ -89,9 +89,9 @@ class NotComparable(InputError):
     """A run is not a repeat of another, so what differs between them is more than training.
 
     ``first`` and ``other`` name the runs; ``expected`` and ``got`` are what the one has and the other has
-    in its place. ``code`` says what differs: ``few`` (one run alone), ``same`` (one run twice), ``unfinished``,
-    ``unsettled``, ``kind`` (a run and a file), ``engine``, ``members``, ``keys``, ``settings``, ``pool``,
-    ``data``, ``training`` (the same repeat twice), ``utility``, ``score`` or ``rounds``.
+    in its place. ``code`` says what differs: ``few`` (one run alone), ``same`` (one run twice), ``training``
+    (one repeat twice), ``unfinished``, ``unsettled``, ``kind`` (a run and a file), ``engine``, ``members``,
+    ``keys``, ``settings``, ``scoring``, ``rounds``, ``data``, ``pool``, ``utility`` or ``score``.
     """
 
     def __init__(

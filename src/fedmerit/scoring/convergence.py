@@ -118,8 +118,8 @@ def convergence_of(
         return None
     place = {name: i for i, name in enumerate(total.clients)}
     each = np.full((len(rounds), total.n), math.nan)
-    for row, one in zip(each, rounds, strict=True):
-        scores: Scores = SCORES[total.score].function(one) if isinstance(one, Reports) else one
+    scored = [SCORES[total.score].function(one) if isinstance(one, Reports) else one for one in rounds]
+    for row, scores in zip(each, scored, strict=True):
         row[[place[name] for name in scores.clients]] = scores.values
     better = None if total.stderr is None else compare_pairs(total).better
     return convergence(each, numbers, missing=missing, better=better)
