@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,7 @@ from fedmerit.config import differences, of_folder
 from fedmerit.errors import NotComparable
 from fedmerit.ledger.joined_runs import RULES, RunPart, other_key, part_of
 from fedmerit.ledger.records import first_body
-from fedmerit.notes import Note, words
+from fedmerit.notes import Note, listed, words
 from fedmerit.protocol.terms import REHEARSALS
 from fedmerit.report.facts import Facts
 from fedmerit.report.source import source_of
@@ -288,23 +289,20 @@ class Comparison:
 
     @property
     def lede(self) -> list[str]:
-        """Return what was done and how large both spreads are."""
-        found = self.numbers
-        said = [words("compare.trained", members=len(found.clients), runs=found.count)]
-        return [*said, self.spread]
+        """Return what was done, and how large both spreads are over all members."""
+        found, digits = self.numbers, self.digits
+        training, test = found.overall
+        said = words("compare.trained", members=len(found.clients), runs=found.count)
+        if test is None:
+            return [said, words("compare.spread-unsure", training=f"{training:.{digits}f}")]
+        spread = words("compare.spread", training=f"{training:.{digits}f}", test=f"{test:.{digits}f}")
+        return [said, spread]
 
     @property
-    def spread(self) -> str:
-        """Return both spreads over all members."""
+    def wider(self) -> str:
+        """Return what training adds to the interval of a single run; empty without standard errors."""
         training, test = self.numbers.overall
-        moved = f"{training:.{self.digits}f}"
-        if test is None:
-            return words("compare.spread-unsure", training=moved)
-        left = f"{test:.{self.digits}f}"
-        if not test:
-            return words("compare.spread", training=moved, test=left)
-        wider = (training**2 + test**2) ** 0.5 / test
-        return words("compare.spread-wider", training=moved, test=left, wider=wider)
+        return words("compare.wider", wider=math.hypot(training, test) / test) if test else ""
 
     @property
     def rough(self) -> str:
@@ -348,14 +346,18 @@ class Comparison:
     @property
     def chance(self) -> str:
         """Return what a pair that holds proves."""
-        return words("compare.chance", runs=self.numbers.count, chance=self.numbers.by_chance)
+        return words("compare.chance", runs=self.numbers.count, odds=round(1 / self.numbers.by_chance))
 
     @property
-    def enough(self) -> Iterator[tuple[str, str]]:
-        """Return for each run whether there were rounds enough."""
+    def enough(self) -> list[tuple[str, str]]:
+        """Return whether there were rounds enough: which runs, and a sentence; runs with the same once."""
+        by_sentence: dict[str, list[str]] = {}
         for label, run in zip(self.labels, self.runs, strict=True):
             if told := rounds_enough(run.facts):
-                yield label, told
+                by_sentence.setdefault(told, []).append(label)
+        if len(by_sentence) == 1 and len(self.runs) == sum(map(len, by_sentence.values())):
+            return [(words("compare.every"), next(iter(by_sentence)))]
+        return [(listed(runs, len(runs)), told) for told, runs in by_sentence.items()]
 
     def score_text(self, value: float | None) -> str:
         """Return a score with its sign."""

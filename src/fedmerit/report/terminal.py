@@ -234,8 +234,9 @@ def print_comparison(console: Console, found: Comparison) -> None:
         _say(console, words("compare.is", run=label, path=run.name))
     score, utility = found.first.ranked_by, str(found.first.utility)
     _say(console, words("compare.caption", score=score, utility=utility, rounds=found.first.total.rounds))
-    for line in (found.spread, found.rough, words("compare.common"), *found.order):
-        _say(console, line)
+    for line in (found.lede[1], found.wider, found.rough, words("compare.common"), *found.order):
+        if line:
+            _say(console, line)
     for one, other, above, below in found.swaps:
         _say(console, words("compare.swap", one=one, other=other, above=above, below=below))
     _say(console, found.chance)

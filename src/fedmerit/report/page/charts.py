@@ -346,7 +346,7 @@ def settling(runs: Sequence[tuple[str, Facts]]) -> alt.TopLevelMixin:
     line = base.mark_line(strokeWidth=2, color="var(--accent)", opacity=0.75)
     point = base.mark_point(filled=True, size=30, color="var(--accent)", opacity=0.75)
     chart = alt.layer(line.encode(x=x, y=y, detail="run:N"), point.encode(x=x, y=y))
-    return dressed(chart.properties(height=160), words("chart.settling-title"))
+    return dressed(chart.properties(height=180), words("chart.settling-title"))
 
 
 # ------------------------------------------------------------------------------------------------ comparison
@@ -375,7 +375,9 @@ def scores_of_runs(found: Comparison) -> alt.TopLevelMixin:
         for end in ("low", "high"):
             tick = base.mark_tick(thickness=1.4, size=9, color="var(--ink)")
             layers.append(tick.encode(x=alt.X(f"{end}:Q"), y=y))
-    point = on(dots).mark_point(filled=True, size=52, color="var(--accent)", opacity=0.8)
+    point = on(dots).mark_point(
+        filled=True, size=58, color="var(--accent)", stroke="var(--paper)", strokeWidth=1, opacity=0.9
+    )
     layers.append(point.encode(x="score:Q", y=y))
     return dressed(alt.layer(*layers).properties(height=alt.Step(ROW)), words("chart.scores"))
 
