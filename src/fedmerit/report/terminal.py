@@ -237,8 +237,8 @@ def print_comparison(console: Console, found: Comparison) -> None:
     for line in (found.lede[1], found.wider, found.rough, words("compare.common"), *found.order):
         if line:
             _say(console, line)
-    for one, other, above, below in found.swaps:
-        _say(console, words("compare.swap", one=one, other=other, above=above, below=below))
+    for one, other, above, under in found.swaps:
+        _say(console, words("compare.swap", one=one, other=other, above=above, under=under))
     _say(console, found.chance)
     for label, told in found.enough:
         _say(console, words("compare.enough", run=label, text=told))

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 
 from fedmerit.config import VERSION, written
 from fedmerit.errors import FedmeritError, InputError, MissingExtra, StoreError
-from fedmerit.notes import words
+from fedmerit.notes import capital, words
 from fedmerit.report.comparison import Comparison
 from fedmerit.report.facts import Facts
 from fedmerit.report.page import text
@@ -265,7 +265,7 @@ def _page(
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=loader
     )
-    environment.filters |= {"spoken": spoken, **filters}
+    environment.filters |= {"spoken": spoken, "capital": capital, **filters}
     return environment.get_template(template).render(
         words=words,
         marked=_marked,
