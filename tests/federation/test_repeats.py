@@ -193,6 +193,14 @@ def test_a_settled_run_is_compared_by_what_was_stated(tmp_path):
     assert all(run.facts.convergence is not None for run in found.runs)
     assert [note.code for note in found.notes] == []
 
+    assert refused(tmp_path / "one", tmp_path / "two", score="ALPHA").code == "score"
+
+
+def test_another_score_and_another_utility_can_be_compared(pair):
+    found = compared([pair / "run-1", pair / "run-2"], utility="accuracy", score="LOO", missing="own-mean")
+    assert (found.first.utility, found.numbers.runs[0].score) == ("accuracy", "LOO")
+    assert refused(pair / "run-1", pair / "run-2", score="PHI").code == "unsettled"
+
 
 # ------------------------------------------------------------------------------------- between machines
 

@@ -144,6 +144,9 @@ def _check_whole(first: ComparedRun, run: ComparedRun, *, asked: str | None) -> 
             raise NotComparable(f"it has no PHI: {told}", code="unsettled", **who)
         if still := source.accounts[-1].provisional():
             raise NotComparable(f"it is not over: {still}", code="unfinished", **who)
+    elif not source.rounds:
+        told = f"its members report nothing, so there is no {run.facts.ranked_by}; expected --score PHI"
+        raise NotComparable(told, code="score", **who)
 
 
 def _check_repeats(first: ComparedRun, run: ComparedRun) -> None:

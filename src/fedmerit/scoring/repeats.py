@@ -110,9 +110,10 @@ class Repeats:
 
         with Student's quantile of K - 1 degrees of freedom for training, and the quantile q of the runs'
         standard errors for the test set: the normal one, or Student's if they come from blocks (PHI). The
-        half widths for both errors are added as squares (Zou & Donner 2008). For a level of 95 % this covers 95 to
-        99 % in simulations, and 95 % if one of the two errors is much larger than the other; Satterthwaite's
-        degrees of freedom in its place cover too little with few runs. Each interval is for one client alone.
+        half widths for both errors are added as squares (Zou & Donner 2008). In simulations with a level of
+        95 % this covers 95 to 99 %, and 95 % if one of the two errors is much larger than the other;
+        Satterthwaite's degrees of freedom in its place cover too little with few runs. Each interval is for
+        one client alone.
         """
         if self.test is None:
             return None
