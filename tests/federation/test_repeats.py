@@ -101,6 +101,7 @@ def test_two_repeats_are_compared(pair):
     assert found.labels == ("run 1", "run 2")
     assert found.notes == ()
     assert [run.repeat for run in found.runs] == [1, 2]
+    assert found.lede[0].startswith("The same four members trained two times on the same data, and all runs ")
 
 
 def refused(*paths, **asked):

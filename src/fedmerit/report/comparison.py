@@ -295,11 +295,24 @@ class Comparison:
         """Return what was done, and how large both spreads are over all members."""
         found, digits = self.numbers, self.digits
         training, test = found.overall
-        said = words("compare.trained", members=len(found.clients), runs=found.count)
+        code = "compare.trained" if self.checked else "compare.trained-unchecked"
+        said = words(code, members=len(found.clients), runs=found.count)
         if test is None:
             return [said, words("compare.spread-unsure", training=f"{training:.{digits}f}")]
         spread = words("compare.spread", training=f"{training:.{digits}f}", test=f"{test:.{digits}f}")
         return [said, spread]
+
+    @property
+    def checked(self) -> bool:
+        """Whether all runs are known to have the same data."""
+        return not any(
+            note.code in ("repeats-files", "repeats-machines", "repeats-data") for note in self.notes
+        )
+
+    @property
+    def common(self) -> str:
+        """Return why the error of the test set is no part of the spread between runs."""
+        return words("compare.common-files" if self.runs[0].part is None else "compare.common")
 
     @property
     def wider(self) -> str:

@@ -234,7 +234,7 @@ def print_comparison(console: Console, found: Comparison) -> None:
         _say(console, words("compare.is", run=label, path=run.name))
     score, utility = found.first.ranked_by, str(found.first.utility)
     _say(console, words("compare.caption", score=score, utility=utility, rounds=found.first.total.rounds))
-    for line in (found.lede[1], found.wider, found.rough, words("compare.common"), *found.order):
+    for line in (found.lede[1], found.wider, found.rough, found.common, *found.order):
         if line:
             _say(console, line)
     for one, other, above, under in found.swaps:
