@@ -138,3 +138,30 @@ def test_what_training_on_the_test_set_earns_is_the_committed_result():
     shown, flower = ((ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("shown.md", "flower.md"))
     assert f"got {fixed} of the pay in place of {honest}, with fresh slices {fresh}." in shown
     assert f"doubled its share ({honest} to {fixed}," in flower
+
+
+def test_what_cheats_take_is_the_committed_result():
+    rows = {}
+    for line in (ROOT / "experiments" / "tables" / "tab-cheat.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("**"):
+            data = line.strip("*")
+        elif found := re.match(r"\| ([^|]+) \| 3 \| (-?\d+)% ", line):
+            rows[data, found[1]] = found[2]
+    page = (ROOT / "docs" / "settlement.md").read_text(encoding="utf-8")
+    stated = re.findall(
+        r"^\| ([^|]+) \| (?:together )?(-?\d+) % \| (?:together )?(-?\d+) % \|", page, re.MULTILINE
+    )
+    measured = [
+        "told the pool, length x 1",
+        "told the pool, length x 3",
+        "replays the last public update, x 1",
+        "replays the last public update, x 3",
+        "honest update x 2",
+        "two add and take away 3 public updates",
+    ]
+    assert [list(shares) for _, *shares in stated[1:]] == [
+        [rows[data, cheat] for data in ("CIFAR-10", "Brain-MRI")] for cheat in measured
+    ]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"took {stated[1][2]} % of the gain on one dataset and all of it on another" in readme
+    assert int(stated[1][1]) > 100
