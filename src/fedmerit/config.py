@@ -227,9 +227,10 @@ class SecureAggregation:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Seed and device."""
+    """Seed, repeat and device."""
 
     seed: int = setting(0)
+    repeat: int = setting(1, "from 2 on: another first model and batch order; data and test pool stay")
     device: str = setting("auto", "auto | cpu | cuda")
 
 
@@ -508,12 +509,18 @@ def _section(name: str, kind: type, given: Mapping[str, Any]) -> Any:
 
 def difference(there: Config, here: Config) -> str:
     """Return the first setting in which two configs differ, in words; an empty text if they are the same."""
+    for path, value, mine in differences(there, here):
+        return f"{path} is {value!r:.100} there and {mine!r:.100} here"
+    return ""
+
+
+def differences(there: Config, here: Config) -> Iterator[tuple[str, Any, Any]]:
+    """Yield every setting in which two configs differ: its path, its value there and its value here."""
     mine = here.as_dict()
     for section, values in there.as_dict().items():
         for key, value in values.items():
             if mine[section][key] != value:
-                return f"{section}.{key} is {value!r:.100} there and {mine[section][key]!r:.100} here"
-    return ""
+                yield f"{section}.{key}", value, mine[section][key]
 
 
 def _override(tree: dict[str, Any], override: str) -> None:
@@ -558,6 +565,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "secure_aggregation.threshold": (0, 1024, "0 (automatic) or a number of members"),
     "secure_aggregation.least": (0, 1024, "0 (automatic) or a number of members"),
     "run.seed": (0, 2**63 - 1, "0 or more"),
+    "run.repeat": (1, MOST, "1 or more"),
 }
 OF_MEMBERS = (
     ("corruption", "label_noise"), ("corruption", "label_flip"), ("corruption", "free_rider"),

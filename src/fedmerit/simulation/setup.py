@@ -35,10 +35,19 @@ from fedmerit.simulation.utilities import Utility, evaluate, resolve_all
 OTHER_MIX = 0.2
 """A run notes it when a class's share of the training data exceeds its share of the test pool by more."""
 
+AGAIN = ("model", "train")
+"""What another repeat of a run draws anew; all else follows from the run's seed alone."""
+
 
 def seed_for(config: Config, *what: str | int) -> int:
-    """Return a seed that depends only on the run's seed and on what it is for."""
-    return seed_from(config.run.seed, *what)
+    """Return a seed that depends only on the run's seed and on what it is for.
+
+    The first model and the batch order also depend on the repeat, so that members train again on the same
+    data, with the same test pool.
+    """
+    repeat = config.run.repeat
+    again = ("repeat", repeat) if repeat > 1 and what[0] in AGAIN else ()
+    return seed_from(config.run.seed, *again, *what)
 
 
 Seeds = Callable[..., int]
