@@ -41,7 +41,9 @@ def test_only_statements_that_can_be_traced_cost_longer_words(settings, word_byt
     found = plan(config, calibrate=False)
     assert found.bytes_up == word_bytes * found.parameters + fixed_bytes(config, 4)
     utilities = 0 if config.scoring.method == "settled" else 3
-    assert fixed_bytes(config, 4) - fixed_bytes(tiny("scoring.method=settled"), 4) == 285 * utilities
+    assert fixed_bytes(config, 4) - fixed_bytes(tiny("scoring.method=settled"), 4) == 785 * utilities
+    plain = tiny(*settings, "scoring.errors=plain")
+    assert fixed_bytes(config, 4) - fixed_bytes(plain, 4) == 500 * utilities
 
 
 @pytest.mark.parametrize(("method", "samples"), [("both", 25), ("settled", 50)])

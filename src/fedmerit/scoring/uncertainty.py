@@ -78,11 +78,14 @@ Quantile = Callable[[float], float]
 
 
 def quantile_of(scores: Scores) -> Quantile:
-    """Return the quantiles for these scores: Student's if their standard errors come from blocks.
+    """Return the quantiles for these scores: Student's if the freedom of their standard errors is known.
 
-    With B blocks there are B - 1 degrees of freedom; other standard errors come from many samples.
+    With B blocks there are B - 1 degrees of freedom, with sketches those that the scores name. Other standard
+    errors come from many samples.
     """
-    return _student(None if scores.blocks is None or len(scores.blocks) < 2 else len(scores.blocks) - 1)
+    if scores.blocks is None or len(scores.blocks) < 2:
+        return _student(scores.freedom)
+    return _student(len(scores.blocks) - 1)
 
 
 def pair_quantile_of(scores: Scores) -> Quantile:
@@ -97,7 +100,10 @@ def pair_quantile_of(scores: Scores) -> Quantile:
 
 
 def _student(freedom: int | None) -> Quantile:
-    return upper_quantile if freedom is None else lambda tail: student_quantile(tail, freedom)
+    """Return Student's quantiles; the normal ones beyond 1,000 degrees of freedom, 0.1 % smaller."""
+    if freedom is None or freedom > 1000:
+        return upper_quantile
+    return lambda tail: student_quantile(tail, freedom)
 
 
 def holm(
@@ -228,10 +234,11 @@ def intervals(scores: Scores, *, level: float = 0.95) -> Matrix:
 
     .. math:: \mathrm{raw}_i \pm z_{(1 + \mathrm{level})/2} \, s_i
 
-    If standard errors come from B blocks (PHI), z is Student's quantile with B - 1 degrees of freedom.
-    Each interval on its own covers with probability ``level``, but not all of them at once. This holds as far
-    as the normal distribution fits a mean over the test samples. The fit is poor if the utility is 0 or 1 per
-    sample and few samples change. Standard errors measured by fedmerit allow for that, see
+    If the degrees of freedom of the standard errors are known, z is Student's quantile: B - 1 if they come
+    from B blocks (PHI), the test samples minus their strata if reports carry sketches. Each interval on its
+    own covers with probability ``level``, but not all of them at once. This holds as far as the normal
+    distribution fits a mean over the test samples. The fit is poor if the utility is 0 or 1 per sample and
+    few samples change. Standard errors measured by fedmerit allow for that, see
     :func:`fedmerit.protocol.outcome.standard_error`; your own should too.
 
     Args:
@@ -403,7 +410,13 @@ def indistinguishable(scores: Scores, pairs: Pairs | None = None) -> tuple[tuple
 
 
 def samples_needed(
-    gap: float, sd: float, *, level: float = 0.95, power: float = 0.8, comparisons: int = 1
+    gap: float,
+    sd: float,
+    *,
+    level: float = 0.95,
+    power: float = 0.8,
+    comparisons: int = 1,
+    freedom: int | None = None,
 ) -> int:
     r"""Return the number of test samples needed to tell two clients apart.
 
@@ -418,19 +431,32 @@ def samples_needed(
         sd: standard deviation, over test samples, of the difference of the two clients' per-sample terms.
         level: 1 minus the probability of finding a difference where there is none.
         power: probability of finding the gap if it exists.
-        comparisons: number of pairs tested at once (Bonferroni).
+        comparisons: number of pairs tested at once (Bonferroni): N(N-1)/2 for N clients.
+        freedom: degrees of freedom of the errors, as in :func:`compare_pairs`: 30 with sketches on 500
+            samples, B - 1 with B blocks; None for very many. With :math:`\nu` of them, the z become
+
+            .. math:: t \Big(1 - \frac{1}{4 \nu}\Big), \quad z_{\mathrm{power}} \sqrt{1 + \frac{t^2}{2 \nu}},
+                      \qquad t = t_{\nu, 1 - a/2}
+
+            because the error varies from test set to test set, and the claim needs t of it.
 
     >>> samples_needed(gap=0.002, sd=(0.02 - 0.002**2) ** 0.5)
     39237
     """
-    sds = _reach(level, power, comparisons) * _positive(sd, "sd") / _positive(gap, "gap")
+    sds = _reach(level, power, comparisons, freedom) * _positive(sd, "sd") / _positive(gap, "gap")
     if not sds <= 1e15:
         raise InputError(f"gap {gap:g} is too small beside sd {sd:g}: more than 1e30 samples are needed")
     return math.ceil(sds**2)
 
 
 def resolvable_gap(
-    samples: float, sd: float, *, level: float = 0.95, power: float = 0.8, comparisons: int = 1
+    samples: float,
+    sd: float,
+    *,
+    level: float = 0.95,
+    power: float = 0.8,
+    comparisons: int = 1,
+    freedom: int | None = None,
 ) -> float:
     r"""Return the smallest difference between two clients that ``samples`` test samples can detect.
 
@@ -442,16 +468,23 @@ def resolvable_gap(
     0.002
     """
     root = math.sqrt(_positive(samples, "samples"))
-    return _reach(level, power, comparisons) * _positive(sd, "sd") / root
+    return _reach(level, power, comparisons, freedom) * _positive(sd, "sd") / root
 
 
-def _reach(level: float, power: float, comparisons: int) -> float:
+def _reach(level: float, power: float, comparisons: int, freedom: int | None = None) -> float:
     """Return z_{1 - a/2} + z_power, 2.80 by default; its square is the 7.85 of the rule of thumb."""
     tests = whole(comparisons, "comparisons", 1)
     found = number(power)
     if found is None or not 0.5 <= found < 1:
         raise InputError(f"power must lie in [0.5, 1), got {power!r:.100}")
-    return upper_quantile((1 - level_of(level)) / tests / 2) + upper_quantile(1 - found)
+    tail = (1 - level_of(level)) / tests / 2
+    if freedom is None:
+        return upper_quantile(tail) + upper_quantile(1 - found)
+    free = whole(freedom, "freedom", 1)
+    critical = student_quantile(tail, free)
+    return critical * (1 - 1 / (4 * free)) + upper_quantile(1 - found) * math.sqrt(
+        1 + critical**2 / (2 * free)
+    )
 
 
 def _counts_by_sorting(scores: Scores, level: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
