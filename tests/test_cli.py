@@ -860,8 +860,9 @@ def test_a_plan_says_what_a_run_will_cost(fedmerit, tmp_path):
         "16",
     ]
     assert re.search(
-        r"^with 50 test samples, two of 3 members are told apart if their scores, summed over the run, differ "
-        r"by [\d.]+ to [\d.]+ fair shares .* a tenth of a fair share, you need [\d,]+ to [\d,]+ test samples$",
+        r"^with 50 test samples, two of 3 members are told apart if their scores, summed over the run, "
+        r"differ by [\d.]+ to [\d.]+ fair shares .* a tenth of a fair share, you need [\d,]+ to [\d,]+ "
+        r"test samples$",
         out,
         flags=re.M,
     )

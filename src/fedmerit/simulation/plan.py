@@ -47,7 +47,8 @@ SPREAD = {
 """Standard deviation over test samples of the difference between two members' scores, summed over a run, in
 fair shares (the gain divided by the members): from the lowest 10th to the highest 90th percentile over pairs
 of the runs in experiments/results (CIFAR-10 and Brain-MRI). The first two are PHI's, from its blocks. The
-others are alpha's, from plain standard errors, which are too large. Other utilities use the range of accuracy."""
+others are alpha's, from plain standard errors, which are too large. Utilities not named here use the range of
+accuracy."""
 TENTH = 0.1
 """The difference, in fair shares, for which the plan says how many test samples it needs."""
 
