@@ -391,7 +391,7 @@ def coverage_section(results: Mapping[str, Result]) -> Lines:
     cells = json.loads(OUT.read_text(encoding="utf-8"))
     yield "# How sure: coverage, wrong claims and power (not in the paper)"
     yield ""
-    yield "`python experiments/coverage.py` simulates; no training. "
+    yield "`python experiments/coverage.py` simulates, without training."
     sets = f"{cells[0]['repetitions']:,} test sets per line"
     yield f"{sets}, from {SEEDS} populations; {ROUNDS} rounds, {CLASSES} classes."
     yield ""
@@ -410,8 +410,10 @@ def coverage_section(results: Mapping[str, Result]) -> Lines:
     low = [one for one in outside if min(one[f"now: {what}"] for what in MEASURED[:2]) < 0.93]
     wrong = [one for one in cells if one["now: any wrong claim"] > 0.05]
     never = [one for one in cells if one["now: any wrong claim"] == 0]
-    yield f"Of {len(cells)} lines, {len(cells) - len(outside)} have both coverages between 93 and 97 %, "
-    yield f"{len(outside) - len(low)} cover more (marked with +) and {len(low)} less (marked with −). "
+    yield f"Of {len(cells)} lines, {len(cells) - len(outside)} have both coverages between 93 and 97 %,"
+    yield f"{len(outside) - len(low)} cover more (marked with +) and {len(low)} less (marked with −)."
+    share = math.sqrt(0.05 * 0.95 / cells[0]["repetitions"])
+    yield f"The standard error of a share of 5 % is {text(share, '.1%')}."
     yield f"More than 5 % wrong claims: {_listed(wrong)}. No wrong claim at all: {_listed(never)}."
     yield ""
     yield "## The committed runs"

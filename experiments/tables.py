@@ -137,6 +137,7 @@ def readme(
     lines += ["## The data", "", *data_lines(rows, results)]
     lines += ["## What was run", "", *commands(rows, results)]
     lines += ["`tab:coalitions` needs no run: see [tables/tab-coalitions.md](tables/tab-coalitions.md).", ""]
+    lines += ["How sure scores are, by simulation: [tables/coverage.md](tables/coverage.md).", ""]
     lines += ["## Agreement: the paper's number and ours", "", *agreement_lines(rows, results, paper)]
     lines += ["## Detection, weighting, influence", "", *other_lines(rows, results, paper)]
     lines += ["## What was not run", "", *missing(rows, results)]

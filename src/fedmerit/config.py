@@ -350,6 +350,16 @@ def recorded(text: str) -> Config:
     return from_dict({"schema": 1, **_parsed(text)})
 
 
+def resumed(config: Config, path: Path) -> Config:
+    """Return the config with which the run in a folder goes on: with its standard errors, if it is older."""
+    try:
+        if schema_of(_text_in(path / "config.toml")) >= 3:
+            return config
+    except ConfigError:  # opening the folder says what is wrong with it
+        return config
+    return dataclasses.replace(config, scoring=dataclasses.replace(config.scoring, errors="plain"))
+
+
 def schema_of(text: str) -> int:
     """Return the schema of settings that `recorded` reads from this text."""
     schema: int = _parsed(text).get("schema", 1)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedmerit.config import Config
+from fedmerit.config import Config, resumed
 from fedmerit.data.dataset import Dataset
 from fedmerit.errors import StoreError
 from fedmerit.ledger.chain import Ledger
@@ -63,6 +63,7 @@ def run(
     check_usable(Path(path), resume=resume)
     if resume:
         check_engine(Path(path))
+        config = resumed(config, Path(path))
     dataset = read(config)
     config, _ = resolve(config, dataset)
     with Folder(path, config, resume=resume) as folder:
