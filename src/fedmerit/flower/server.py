@@ -188,8 +188,8 @@ class Contributions:
         game: how coalition models are built.
         missing: what a missed round counts in the sum.
         visibility: whether all members may read all records, or each only its own and the totals.
-        errors: ``joint``: members add 32 numbers to a report, from which the error of a difference between two
-            of them follows; ``plain``: they do not, and differences are judged by an upper bound.
+        errors: ``joint``: members add 32 numbers to a report, from which the error of a difference between
+            two of them follows; ``plain``: they do not, and differences are judged by an upper bound.
         patience: seconds to wait for an answer that needs neither training nor evaluation; for those two,
             ``timeout`` of `start` applies.
         join: seconds to wait at the start for all members of the roster, later for enough of them, and at a
