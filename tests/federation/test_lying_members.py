@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedmerit.errors import BindingError, ProtocolError
+from fedmerit.errors import BindingError, LedgerError, ProtocolError
 from fedmerit.identity import canonical, exact
+from fedmerit.protocol import coordinator
 from fedmerit.protocol.member import Participant
 from fedmerit.protocol.memory import MemoryState
 from fedmerit.protocol.messages import Parcel, pack, unpack
@@ -153,6 +154,23 @@ def test_a_sketch_that_cannot_be_that_of_the_error_is_refused(federation, change
     rounds = ran(federation)
     assert any(reason in note for note in federation.notes), federation.notes
     assert rounds[0].silent == (LIAR,)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda said: said.update(sketch=["1"] * 32), "not that of an error of"),
+        (lambda said: (said.pop("sketch"), said.pop("freedom")), "unlike the terms"),
+        (lambda said: said.update(freedom=3), "degrees of freedom"),
+    ],
+)
+def test_a_ledger_with_such_a_sketch_does_not_verify(federation, monkeypatch, change, reason):
+    """As a server would record it that did not care."""
+    monkeypatch.setattr(coordinator, "accept", lambda *_: None)
+    federation.answering("report", 2, federation.resigned(lambda body: change(body["measured"]["fit"])))
+    federation.run()
+    with pytest.raises(LedgerError, match=reason):
+        federation.verified()
 
 
 def test_a_run_with_plain_errors_has_no_sketches_and_takes_none(tmp_path):

@@ -89,7 +89,12 @@ def _findings(facts: Facts) -> Iterator[str]:
             yield words("terminal.status", score=name, status=words(f"status-short.{status}"))
     if groups := tuple(words("list.comma").join(group) for group in facts.groups if len(group) > 1):
         yield words("terminal.alike", groups=groups)
-    yield words("terminal.unsure" if total.stderr is None else "terminal.sure")
+    if total.stderr is None:
+        yield words("terminal.unsure")
+    else:
+        yield words("terminal.sure")
+        if total.covariance is None and total.n > 1:
+            yield words("terminal.bound")
     if total.score in ("ALPHA", "PHI") and not facts.withheld and (worse := made_worse(facts)):
         yield worse
     for name in () if facts.withheld else facts.suspects:

@@ -313,8 +313,8 @@ def compare_pairs(
     Holm's method over the N(N-1) ordered pairs, with Student's quantiles if the scores' own covariance is an
     estimate from sketches or blocks. For a covariance that you give, which counts as known, it uses the
     distribution of the largest standardised difference (max-T, by Gaussian simulation). Max-T with an
-    estimated covariance would be wrong too often: in 7 to 24 % of all test sets, not in 5 %. Otherwise each
-    pair is tested on its own.
+    estimated covariance would be wrong too often: in 5 to 23 % of all test sets
+    (experiments/tables/coverage.md). Otherwise each pair is tested on its own.
 
     Args:
         scores: with ``stderr``, unless ``covariance`` is given.
