@@ -301,9 +301,12 @@ def test_keys_and_defaults_are_those_of_the_schema_and_a_change_needs_a_new_one(
 
 def test_a_text_without_schema_is_todays_for_a_user_and_the_first_where_it_was_recorded():
     assert from_dict({}) == Config()
-    values = tomllib.loads((SCHEMAS / "1.toml").read_text(encoding="utf-8"))
-    values["scoring"]["method"] = "reports"
-    assert recorded("") == from_dict(values)
+    first = tomllib.loads((SCHEMAS / "1.toml").read_text(encoding="utf-8"))
+    first["scoring"] |= {
+        "method": "reports",
+        "errors": "plain",
+    }  # what later settings are where they did not exist
+    assert recorded("") == from_dict(first)
 
 
 @pytest.mark.parametrize("schema", [0, SCHEMA + 1, -1, True, 1.0, "2", [2]])

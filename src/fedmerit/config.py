@@ -40,7 +40,7 @@ VERSION = "0.1.0"
 
 SCHEMA = 3
 """The schema of the settings in this file. Texts of schema 1 do not name theirs."""
-_BEFORE: dict[int, dict[str, dict[str, Any]]] = {3: {"scoring": {"method": "reports"}}}
+_BEFORE: dict[int, dict[str, dict[str, Any]]] = {3: {"scoring": {"method": "reports", "errors": "plain"}}}
 """By schema: values that keys new in it have in settings of earlier schemas, if not their defaults."""
 DEEPEST = 16
 """The most parts of a key, and the deepest nesting of tables and lists."""
@@ -194,6 +194,12 @@ class Scoring:
     )
     disclose_samples: bool = setting(False, "members also report how many training samples they hold")
     solo: bool = setting(False, "members also train alone and report that model's utility")
+    errors: Literal["joint", "plain"] = setting(
+        "joint",
+        "plain: as if the pool were drawn at random, and no such numbers",
+        above="joint: standard errors by class if the pool is drawn by class, and 32 numbers with each "
+        "report, from which anybody can compute how sure a difference between two members is",
+    )
     truth: Sequence[str] = setting(
         (), '"mr-shapley", "shapley": need plain updates, so the run is marked as an analysis'
     )
@@ -352,6 +358,16 @@ def of_folder(path: str | Path) -> Config:
 def recorded(text: str) -> Config:
     """Return settings that were recorded as TOML, as the version that wrote them meant them."""
     return from_dict({"schema": 1, **_parsed(text)})
+
+
+def resumed(config: Config, path: Path) -> Config:
+    """Return the config with which the run in a folder goes on: with its standard errors, if it is older."""
+    try:
+        if schema_of(_text_in(path / "config.toml")) >= 3:
+            return config
+    except ConfigError:  # opening the folder says what is wrong with it
+        return config
+    return dataclasses.replace(config, scoring=dataclasses.replace(config.scoring, errors="plain"))
 
 
 def schema_of(text: str) -> int:

@@ -163,7 +163,8 @@ def test_a_pool_too_small_for_reports_is_refused_whatever_the_method():
 def test_only_members_who_can_settle_join_a_run_with_a_settlement(method):
     config = tiny(f"scoring.method={method}")
     terms = terms_of(config.to_toml(), roster_in(config, None))
-    assert terms["features"] == ([] if method == "reports" else ["settlement"])
+    needed = {"reports": ["sketches"], "both": ["settlement", "sketches"], "settled": ["settlement"]}
+    assert terms["features"] == needed[method]
     check_version(terms, "client-0")
 
 

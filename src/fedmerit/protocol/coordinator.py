@@ -30,6 +30,7 @@ from fedmerit.protocol.outcome import (
     Outcome,
     Report,
     Round,
+    Sampling,
     Told,
     accept,
     check_numbers,
@@ -380,10 +381,12 @@ class Coordinator:
             server = self._new_server(self._setting(number + 1, following))
         ask = outcome_ask(self.recorder.run, told, following if server else [])
         asks = dict.fromkeys(there, ask.pack(self.recorder.sign)) if there else {}
+        utilities = self.config.scoring.utilities if self.config.reports else ()
+        sampling = Sampling.of(self.config, self.recorder.agreed.commitment)
         for name, answer in self.transport.exchange("report", asks) if asks else ():
             try:
                 report, signature, keys = self._opened(name, answer)
-                accept(report, outcome, self.config.scoring.utilities if self.config.reports else ())
+                accept(report, outcome, utilities, sampling)
                 if not self.rehearsal:
                     check_numbers(report)
                 if not self.recorder.take(report, signature):

@@ -32,6 +32,7 @@ from fedmerit.protocol.outcome import (
     Evaluate,
     Evaluations,
     Model,
+    Sampling,
     Scorer,
     Told,
     Work,
@@ -528,7 +529,8 @@ class Participant:
         evaluate = self.evaluator(shape, scoring.utilities)
         if not isinstance(evaluate, Evaluations):
             evaluate = Evaluations(evaluate)
-        scorer = Scorer(self.name, evaluate, scoring.game)
+        sampling = Sampling.of(agreed.config, agreed.commitment)
+        scorer = Scorer(self.name, evaluate, scoring.game, sampling)
         if (last := _sums(state, number)) is not None:
             scorer.totals_on, scorer.totals = last
         return scorer

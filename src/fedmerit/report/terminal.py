@@ -91,7 +91,12 @@ def _findings(facts: Facts) -> Iterator[str]:
             yield words("terminal.status", score=name, status=words(f"status-short.{status}"))
     if groups := tuple(words("list.comma").join(group) for group in facts.groups if len(group) > 1):
         yield words("terminal.alike", groups=groups)
-    yield words("terminal.unsure" if total.stderr is None else "terminal.sure")
+    if total.stderr is None:
+        yield words("terminal.unsure")
+    else:
+        yield words("terminal.sure")
+        if total.covariance is None and total.n > 1:
+            yield words("terminal.bound")
     if enough := rounds_enough(facts):
         yield enough
     if total.score in ("ALPHA", "PHI") and not facts.withheld and (worse := made_worse(facts)):
@@ -279,10 +284,12 @@ def print_plan(console: Console, plan: Plan) -> None:
         console.print(_costs(plan))
     memory, sent = plan.memory_bytes / 2**20, plan.bytes_up / 2**20
     console.print(words("terminal.plan-memory", memory=memory, sent=sent))
-    if plan.gaps is not None:
-        low, high = plan.gaps
+    if plan.pool:
         console.print(words("terminal.plan-evaluates", models=plan.flower_models))
-        console.print(words("terminal.plan-gaps", pool=plan.pool, low=low, high=high))
+    found = plan.resolution
+    (low, high), (few, many) = found.gaps, found.needed
+    told = {"samples": found.samples, "low": low, "high": high, "few": few, "many": many}
+    console.print(words("terminal.plan-gaps", members=plan.members, **told))
     if (last := plan.settlement) is not None:
         received, disk = last.bytes_down / 2**20, last.disk_bytes / 2**20
         console.print(
