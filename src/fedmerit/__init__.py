@@ -13,6 +13,7 @@ from fedmerit.scoring.agreement import agreement, normalise
 from fedmerit.scoring.files import read
 from fedmerit.scoring.ground_truth import banzhaf, beta_shapley, multi_round, semivalue, shapley
 from fedmerit.scoring.rewards import payouts, shares
+from fedmerit.scoring.share_intervals import share_intervals
 from fedmerit.scoring.scores import (
     SCORES,
     alpha,
@@ -54,6 +55,7 @@ __all__ = [
     "read",
     "semivalue",
     "shapley",
+    "share_intervals",
     "shares",
     "solo",
     "surplus",
