@@ -1,4 +1,4 @@
-"""Do the intervals of shares hold what they promise? And what does each rule pay in four telling cases?
+"""Do the intervals of shares hold what they promise?
 
     python experiments/share_coverage.py [--repeats 2000] [--out experiments/tables/share-coverage.md]
 
@@ -102,11 +102,14 @@ def coverage(cell: Cell, repeats: int, seed: int = 0) -> dict[str, tuple[float, 
 
 def lines(repeats: int) -> Iterator[str]:
     """The table."""
-    yield f"Coverage of 95 % intervals of shares: {repeats} repetitions a cell, standard error {NOISE} of a mean"
-    yield "score of 1. Width and root mean square error in parts of an equal share. Correlation: of the errors."
+    yield f"Coverage of 95 % intervals of shares: {repeats} repetitions a cell, standard error {NOISE} of a"
+    yield "mean score of 1. Width and root mean square error are in parts of an equal share."
     yield ""
-    yield "| members | true scores | errors | correlation | fair: coverage | width | error | shrunk: coverage | width | error |"
-    yield "|---|---|---|---|---|---|---|---|---|---|"
+    yield (
+        "| members | true scores | errors | correlation | fair: coverage | width | error "
+        "| shrunk: coverage | width | error |"
+    )
+    yield "|---" * 10 + "|"
     for cell in CELLS:
         told = [f"{cell.n}", cell.truth, cell.errors, f"{cell.correlation:g}"]
         for held, width, error in coverage(cell, repeats).values():

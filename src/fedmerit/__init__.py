@@ -13,7 +13,6 @@ from fedmerit.scoring.agreement import agreement, normalise
 from fedmerit.scoring.files import read
 from fedmerit.scoring.ground_truth import banzhaf, beta_shapley, multi_round, semivalue, shapley
 from fedmerit.scoring.rewards import payouts, shares
-from fedmerit.scoring.share_intervals import share_intervals
 from fedmerit.scoring.scores import (
     SCORES,
     alpha,
@@ -27,6 +26,7 @@ from fedmerit.scoring.scores import (
     solo,
     surplus,
 )
+from fedmerit.scoring.share_intervals import share_intervals
 from fedmerit.scoring.types import Reports, Scores, Table
 
 __version__ = _VERSION

@@ -224,8 +224,8 @@ _LEAST = 1e-200  # a weight that is smaller beside the largest one cannot be sca
 USUAL_RULE: Rule = "shrunk"
 """The rule that commands and the page use unless another one is chosen; :func:`shares` itself uses "fair"."""
 FORMULA = 2
-"""Version of the formulas behind the rules. Version 1, of earlier decisions: "fenced" by :func:`fence`, which is
-not monotone, and scores that only rounding separates from 0 had a weight."""
+"""Version of the formulas behind the rules. Version 1, of earlier decisions: "fenced" by :func:`fence`, which
+is not monotone, and scores that only rounding separates from 0 had a weight."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,13 +276,13 @@ def shares(
     whole formula and the proof that it never pays less for a higher score. "fair", "shrunk" and "fenced" sum
     to 1. Under "impartial", a client's own report does not affect its own share at all. In return, the shares
     are nearly equal, a part stays unpaid, D must be above 1e-12, and x must be ALPHA, LOO or IOI. "equal"
-    ignores the scores. N is the number of clients that have a score: a client that never reported gets nothing
-    under any rule, not even under "equal". A score that only rounding separates from 0 counts as 0.
+    ignores the scores. N is the number of clients that have a score: a client that never reported gets
+    nothing under any rule, not even under "equal". A score that only rounding separates from 0 counts as 0.
 
     All rules but "equal" need scores with status "ok". "fair", "shrunk" and "fenced" also need something to
-    divide: the positive scores must sum to more than 1e-12 and more than two standard errors. The standard errors of the
-    clients with a positive score are added up, because clients share their test samples and errors may point
-    the same way.
+    divide: the positive scores must sum to more than 1e-12 and more than two standard errors. The standard
+    errors of the clients with a positive score are added up, because clients share their test samples and
+    errors may point the same way.
 
     Args:
         scores: usually ``alpha`` summed over rounds (``accumulate``).
@@ -330,13 +330,13 @@ def shares(
 
 
 def fence(scores: Scores) -> Vector:
-    r"""Return the largest score that each client was paid for under "fenced" of formula 1; infinite if no fence.
+    r"""Return the largest score each client was paid for under "fenced" of formula 1; infinite if no fence.
 
     .. math:: h_i = \max\big(0,\;
               \mathrm{med}_{-i} + 3 \max(1.4826\, \mathrm{MAD}_{-i},\, \mathrm{SE}_{-i})\big)
 
-    Decisions that earlier versions recorded are recomputed with it. It is not monotone: by raising its score, a
-    client also raises the fences of the others. These are the median, the median absolute deviation and the
+    Decisions that earlier versions recorded are recomputed with it. It is not monotone: by raising its score,
+    a client also raises the fences of the others. These are the median, the median absolute deviation and the
     median standard error of the OTHERS. If
     neither of the last two is positive (above 1e-12, to allow for rounding), there is no fence, because it
     would pay the only contributor nothing.
@@ -360,15 +360,24 @@ def fence(scores: Scores) -> Vector:
     return np.where(spread > _NOTHING, np.maximum(0.0, centre + 3 * spread), np.inf)
 
 
-def null_share(scores: Scores) -> float | None:
-    r"""Return the share that noise alone gives a client without contribution under "fair"; None if unknown.
+_COUNTS_OF_NULL = 0.8048
+"""The mean of clip(1 + Z / 2, 0, 1) for a standard normal Z."""
+
+
+def null_share(scores: Scores, rule: Rule = "fair") -> float | None:
+    r"""Return the share that a client without contribution may expect from noise; None if unknown.
+
+    Under "fair", noise alone pays it
 
     .. math:: \frac{\mathrm{E} \max(s Z, 0)}{\sum_j \max(x_j, 0)} = \frac{s}{\sqrt{2 \pi} \sum_j \max(x_j, 0)}
 
-    with s the median standard error: max(x, 0) keeps such a client's good luck and drops its bad luck.
+    with s the median standard error: max(x, 0) keeps such a client's good luck and drops its bad luck. Under
+    "shrunk" it gets b times that, and the equal part as far as it counts: 80 % of it on average, because in
+    half of all cases it is below zero.
 
     Args:
         scores: with ``stderr``; without it, the result is None.
+        rule: "fair" or "shrunk".
 
     >>> s = Scores(score="ALPHA", clients=("A", "B"), values=[1, 3], raw=[1, 3], gain=4, stderr=[.1, .1])
     >>> round(null_share(s), 4)
@@ -377,12 +386,14 @@ def null_share(scores: Scores) -> float | None:
     positive = math.fsum(np.maximum(scores.raw, 0.0))
     if scores.stderr is None or positive <= 0:
         return None
-    return float(np.median(scores.stderr)) / math.sqrt(2 * math.pi) / positive
+    lucky = float(np.median(scores.stderr)) / math.sqrt(2 * math.pi) / positive
+    if rule == "fair" or not weights_of(scores).max() > 0:
+        return lucky
+    how = pulled(scores, weights_of(scores))[1]
+    return how.factor * lucky + _COUNTS_OF_NULL * how.rest
 
 
-def by_rule(
-    scores: Scores, rule: Rule, floor: float, cap: float, formula: int
-) -> tuple[Vector, Pull | None]:
+def by_rule(scores: Scores, rule: Rule, floor: float, cap: float, formula: int) -> tuple[Vector, Pull | None]:
     """Return the shares of scores that allow them, and the numbers behind "shrunk" and "fenced"."""
     if rule == "equal":
         return np.full(scores.n, 1 / scores.n), None
@@ -515,7 +526,9 @@ def _check(
         if given not in get_args(allowed):
             raise InputError(f"{name} must be one of {', '.join(get_args(allowed))}, got {given!r}")
     if formula not in (1, FORMULA) or isinstance(formula, bool) or (rule == "shrunk" and formula == 1):
-        raise InputError(f"formula must be {FORMULA}, or 1 for decisions of earlier versions, got {formula!r:.40}")
+        raise InputError(
+            f"formula must be {FORMULA}, or 1 for decisions of earlier versions, got {formula!r:.40}"
+        )
     floor, cap = _number("floor", floor), _number("cap", cap)
     n = scores.n
     if n < (2 if rule == "impartial" else 1):

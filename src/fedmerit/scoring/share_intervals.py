@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -23,7 +22,7 @@ Spans = Mapping[str, tuple[float, float]]
 DRAWS = 4000
 """How often scores are drawn; less often for more than 1000 clients."""
 STEP = 10_000
-"""Ends of intervals are rounded outwards to one part in this: more digits would be those of the simulation."""
+"""Ends of intervals are rounded outwards to one part in this: further digits are those of the simulation."""
 VISIBLE = 0.1
 """Shares differ visibly if they differ by more than this part of an equal share."""
 
@@ -42,9 +41,9 @@ def share_intervals(
 
     Scores are drawn around those that were measured, with their covariance (without one, errors count as
     uncorrelated), 4000 times with a fixed seed. Each drawn vector is divided by the rule as if it were exact:
-    under "shrunk" nothing is then pulled together. The interval holds the middle ``level`` of these shares, and
-    the share that is paid. Like all intervals here, it is about the test set of this run, not about training.
-    If standard errors come from B blocks (PHI), they are widened to fit Student's distribution.
+    under "shrunk" nothing is then pulled together. The interval holds the middle ``level`` of these shares,
+    and the share that is paid. Like all intervals here, it is about the test set of this run, not about
+    training. If standard errors come from B blocks (PHI), they are widened to fit Student's distribution.
 
     Args:
         scores: the scores that were divided.
@@ -112,7 +111,7 @@ def _divided(scores: Scores, drawn: Rows, rule: Rule, floor: float, cap: float, 
     total = positive.sum(axis=1, keepdims=True)
     part = np.divide(positive, total, out=np.full(drawn.shape, np.nan), where=total > 0)
     if rule == "fair":
-        return part
+        return np.asarray(part, dtype=np.float64)
     error = 0.0 if (noise := noise_of(scores)) is None else noise[1]
     return cut(part, counts_of(drawn, error))[0]
 
@@ -135,44 +134,46 @@ def amounts_within(spans: Spans, paid: Payouts) -> dict[str, tuple[Decimal, Deci
 
 @dataclass(frozen=True)
 class PaidApart:
-    """Two members who are statistically indistinguishable but visibly paid apart; the better paid one first."""
+    """Two members who are statistically indistinguishable but visibly paid apart; the better paid first."""
 
     more: str
     less: str
     pairs: int  # how many such pairs there are in all
 
 
+def visible_gaps(
+    scores: Scores, divided: Mapping[str, float], better: npt.NDArray[np.bool_] | None = None
+) -> Rows:
+    """Return by how much the share of i exceeds that of j, shape (N, N); 0 unless it is a tie paid apart.
+
+    Args:
+        scores: with ``stderr``.
+        divided: the shares.
+        better: from :func:`~fedmerit.uncertainty.compare_pairs`; by default, with its defaults.
+    """
+    if better is None:
+        better = compare_pairs(scores).better
+    share = np.array([divided[name] for name in scores.clients])
+    gap = share[:, None] - share[None, :]
+    visible = ~(better | better.T) & (gap > VISIBLE / scores.n + 1e-9)
+    return np.where(visible, gap, 0.0)
+
+
 def paid_apart(
-    scores: Scores,
-    divided: Mapping[str, float],
-    better: npt.NDArray[np.bool_] | None = None,
-    client: str | None = None,
+    scores: Scores, divided: Mapping[str, float], better: npt.NDArray[np.bool_] | None = None
 ) -> PaidApart | None:
     """Return the pair of indistinguishable clients whose shares differ most, if they differ visibly.
 
-    Args:
-        scores: with ``stderr``; without it, the result is None.
-        divided: the shares.
-        better: from :func:`~fedmerit.uncertainty.compare_pairs`; by default, with its defaults.
-        client: only pairs with this client.
+    Arguments are those of `visible_gaps`.
 
     >>> s = Scores(score="ALPHA", clients=("A", "B"), values=[1, 2], raw=[1, 2], gain=3, stderr=[.3, .3])
     >>> paid_apart(s, {"A": 1 / 3, "B": 2 / 3})
     PaidApart(more='B', less='A', pairs=1)
     >>> paid_apart(s, {"A": .49, "B": .51})
     """
-    if scores.stderr is None:
-        return None
-    if better is None:
-        better = compare_pairs(scores).better
-    share = np.array([divided[name] for name in scores.clients])
-    gap = np.where(better | better.T, 0.0, share[:, None] - share[None, :])
-    if client is not None:
-        own = np.array([name == client for name in scores.clients])
-        gap[~(own[:, None] | own[None, :])] = 0.0
-    apart = gap > VISIBLE / scores.n + 1e-9
-    if not apart.any():
+    gap = visible_gaps(scores, divided, better)
+    if not gap.any():
         return None
     largest = np.argwhere(gap >= gap.max() - 1e-9)  # equal up to rounding: by name
     more, less = min((scores.clients[i], scores.clients[j]) for i, j in largest)
-    return PaidApart(more, less, math.floor(apart.sum()))
+    return PaidApart(more, less, int(np.count_nonzero(gap)))

@@ -154,7 +154,9 @@ def cut(base: Rows, counts: Rows) -> tuple[Rows, Vector, Vector]:
         counts: g per row; 1 wherever base is positive.
     """
     n = base.shape[1]
-    fence = TIMES / (counts.sum(axis=1) + TIMES - 1)
+    fence = TIMES / (
+        np.sort(counts, axis=1).sum(axis=1) + TIMES - 1
+    )  # sorted: the order of clients is no matter
     with np.errstate(divide="ignore"):
         meets = np.where(counts > 0, (fence[:, None] - base) / counts, np.inf)
     order = np.argsort(meets, axis=1, kind="stable")
