@@ -76,7 +76,7 @@ def share_intervals(
     ends = np.quantile(rows, [tail, 1 - tail], axis=0) if len(rows) else np.stack([paid, paid])
     low = np.floor(np.minimum(ends[0], paid) * STEP + 1e-5) / STEP  # what only rounding separates from a step
     high = np.ceil(np.maximum(ends[1], paid) * STEP - 1e-5) / STEP  # is that step
-    each = zip(low.tolist(), high.tolist(), strict=True)
+    each = zip(low.tolist(), (high + 0.0).tolist(), strict=True)  # no minus zero
     return dict(zip(scores.clients, each, strict=True))
 
 
