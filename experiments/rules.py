@@ -57,7 +57,7 @@ def paid() -> Iterator[str]:
 
 
 def held_back() -> Iterator[str]:
-    """How many members of the committed runs a fence holds back, as lines of a table; all of them are honest."""
+    """How many members of the committed runs a fence holds back, all of them honest, as lines of a table."""
     from measures import reports
 
     counted: dict[str, list[int]] = {}

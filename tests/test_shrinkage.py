@@ -335,3 +335,16 @@ def test_a_tie_that_is_paid_apart_is_named():
     tied = scored([1.0, 1.3, 1.2], 0.3, clients=("A", "B", "C"))
     assert paid_apart(tied, shares(tied)) is not None
     assert paid_apart(tied, shares(tied, "shrunk")) is None
+
+
+# --- what the documents say ----------------------------------------------------------------------------
+
+
+def test_the_table_of_what_each_rule_pays_is_what_the_rules_pay(monkeypatch):
+    root = Path(__file__).parent.parent
+    monkeypatch.syspath_prepend(str(root / "experiments"))
+    from rules import paid as table
+
+    lines = "\n".join(table())
+    assert lines in (root / "docs" / "money.md").read_text(encoding="utf-8")
+    assert lines in (root / "experiments" / "tables" / "rules.md").read_text(encoding="utf-8")

@@ -53,6 +53,8 @@ def print_facts(console: Console, facts: Facts) -> None:
     unsettled = [words("terminal.unsettled", why=facts.source.unsettled)] if facts.source.unsettled else []
     _warn(console, [*unsettled, *facts.doubts])
     first, last = _standings(facts), _last_round(facts)
+    if not _fits(first, console.width):
+        first = _standings(facts, sure=False)
     both = {**first, **last}
     if not last or _fits(both, console.width):
         _print_table(console, both)
@@ -110,13 +112,15 @@ def _last(facts: Facts, last: Reports) -> str:
     return words("terminal.last-round", round=number)
 
 
-def _standings(facts: Facts) -> Columns:
+def _standings(facts: Facts, *, sure: bool = True) -> Columns:
+    """Return the columns of the standings; ``sure`` says whether shares have intervals."""
     standings = facts.standings
+    shares = [sure_share_text(one) if sure else share_text(one.share) for one in standings]
     columns = {
         words("terminal.member"): [printable(one.client) for one in standings],
         facts.total.score.lower(): [total_text(one) for one in standings],
         words("terminal.rank"): [rank_text(one) for one in standings],
-        words("terminal.share"): [sure_share_text(one) for one in standings],
+        words("terminal.share"): shares,
     }
     if any(one.coverage < 1 for one in standings):
         columns[words("terminal.rounds")] = [share_text(one.coverage, 0) for one in standings]

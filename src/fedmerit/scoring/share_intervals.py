@@ -65,9 +65,9 @@ def share_intervals(
     (0.21, 0.29)
     """
     noise, rule, tail = noise_of(scores), divided.rule, (1 - level_of(level)) / 2
-    if divided.status != "ok" or (noise is None and rule != "equal"):
+    if divided.status != "ok" or noise is None:
         return None
-    if rule == "equal" or noise is None:
+    if rule == "equal":
         return {name: (share, share) for name, share in divided.items()}
     drawn = _drawn(scores, seed, quantile_of(scores)(tail) / upper_quantile(tail))
     rows = _divided(scores, drawn, rule, floor, cap, formula)
