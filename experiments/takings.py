@@ -17,7 +17,7 @@ from fedmerit.errors import UndefinedShares
 
 UTILITY = "expected-accuracy"
 MEASURES = {"PHI sum": "PHI", "ALPHA sum": "alpha", "innovation": "PHI along the innovation"}
-RULES = ("fair", "fenced")
+RULES = ("fair", "fenced", "shrunk")
 CHEAT = "told the pool"
 PAIR = "two add"
 

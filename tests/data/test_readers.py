@@ -213,8 +213,8 @@ def test_load_messages(tmp_path: Path):
         ({"x_train": np.zeros((6, 2), complex)}, "d: x_train must be numbers, got complex128"),
         (
             {"x_train": np.zeros(6)},
-            "d: x_train must have shape (n, height, width, channels) for images, or (n, ...), none of them 0, "
-            "got (6,)",
+            "d: x_train must have shape (n, height, width, channels) for images, or (n, ...), none of "
+            "them 0, got (6,)",
         ),
         (
             {"x_train": np.zeros((6, 4))},

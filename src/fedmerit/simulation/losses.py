@@ -49,14 +49,15 @@ class Loss:
         except FedmeritError:
             raise
         except Exception as error:  # a user's code may raise anything
-            raise DataError(
-                f"training.loss {self.name!r} failed on outputs of shape {tuple(outputs.shape)} and y of "
-                f"shape {tuple(y.shape)}: {type(error).__name__}: {error}"
+            raise DataError.at(
+                "training.loss",
+                f"{self.name!r} failed on outputs of shape {tuple(outputs.shape)} and y of "
+                f"shape {tuple(y.shape)}: {type(error).__name__}: {error}",
             ) from error
         if not isinstance(found, Tensor) or found.numel() != 1 or not found.requires_grad:
-            raise DataError(
-                f"training.loss {self.name!r} must return one number with a gradient, "
-                f"got {type(found).__name__ if not isinstance(found, Tensor) else tuple(found.shape)}"
+            got = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            raise DataError.at(
+                "training.loss", f"{self.name!r} must return one number with a gradient, got {got}"
             )
         return found.reshape(())
 
