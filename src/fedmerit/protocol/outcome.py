@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.config import Config
-from fedmerit.errors import BindingError, BoundError, LedgerError, MessageError
+from fedmerit.errors import BindingError, BoundError, LedgerError, MessageError, ReportError
 from fedmerit.identity import canonical, commitment, exact, new_salt, number
 from fedmerit.notes import Note
 from fedmerit.protocol.pool import Slice
@@ -403,6 +403,17 @@ class Sampling:
             return np.zeros(min(BLOCKS, len(shown.y)), np.int64)
         return strata_for(shown.y, balanced=self.balanced or utility == BALANCED)
 
+    def check(self, utility: str, values: npt.NDArray[np.float64], shown: Slice) -> None:
+        """Raise `ReportError` unless a utility is measured as agreed: per sample, or of the whole set."""
+        whole = utility in self.whole
+        if len(values) != (min(BLOCKS, len(shown.y)) if whole else len(shown.y)):
+            one = "one number, which a metric of the whole test set is"
+            each = f"one number for each of {len(shown.y)} test samples"
+            raise ReportError(
+                f"utility {utility!r}: expected {one if whole else each}, got {each if whole else one}; "
+                "scoring.whole says which utilities are such metrics"
+            )
+
     def freedom(self, utility: str, shown: Slice) -> int | None:
         """Return the degrees of freedom that every report on this slice must name; None if it names none."""
         strata = self.strata(utility, shown)
@@ -479,10 +490,11 @@ class Scorer:
         outside: PerSample,
         own: PerSample | None,
     ) -> Measured:
+        assert outcome.slice is not None
+        self.sampling.check(name, after[name], outcome.slice)
         loo = after[name] - outside[name]
         ioi = inside[name] - before[name]
         alpha = (loo + ioi) / 2
-        assert outcome.slice is not None
         if self.totals_on != outcome.slice.id:
             self.totals, self.totals_on = {}, outcome.slice.id
         self.totals[name] = self.totals.get(name, np.zeros_like(alpha)) + alpha

@@ -309,6 +309,17 @@ def whole_value(
     return value(utility.name, lambda _: of(found, y), every)
 
 
+def metric_of(model: nn.Module, x: Images, y: npt.NDArray[Any] | Tensor, utility: Utility) -> float:
+    """Return a metric of the whole test set for a model, on the model's device and in evaluation mode."""
+    device = device_of(model)
+    with evaluation(model), float32():
+        labels = check_for([utility], y, len(x)).to(device)
+        found = whole_value(utility, model, prepare(x, device), labels, 100 if device.type == "cpu" else 1000)
+    if not math.isfinite(found):
+        raise ReportError("the model's answers are not finite: it diverged, or the images did")
+    return found
+
+
 def call(utility: Utility, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     """Return a user's utility of every sample in float64."""
     assert utility.function is not None
