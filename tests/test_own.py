@@ -416,9 +416,7 @@ HOLES = "x,y\n1,0\n,1\n3,0\nNA,1\n5,0\n6,1\n7,0\n8,1\n9,0\n"
 
 
 def test_missing_values_are_refused_left_out_or_replaced(tmp_path):
-    with pytest.raises(
-        DataError, match=r"row 2 below the header has no 'x': choose data\.options\.missing"
-    ):
+    with pytest.raises(DataError, match=r"row 2 below the header has no 'x': choose data\.options\.missing"):
         table(tmp_path, HOLES)
     dropped = table(tmp_path, HOLES, missing="drop")
     assert len(dropped.y_train) + len(dropped.y_test) == 7

@@ -219,6 +219,7 @@ def init(path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path
     except OSError as error:
         fail(f"{path}: cannot be written: {error.strerror}")
     out.print(f"wrote {path}; next: fedmerit run {path} --out runs/first")
+    out.print("your own data, model and metric: docs/bring-your-own.md and examples/bring-your-own")
 
 
 @app.command()
