@@ -46,6 +46,20 @@ def test_every_example_is_run_here_and_short():
     assert all(name in page for name in names)
 
 
+def test_what_the_guide_shows_of_the_examples_is_in_them():
+    page = (ROOT / "docs" / "bring-your-own.md").read_text(encoding="utf-8")
+    files = [*FOLDER.iterdir(), ROOT / "tests" / "test_own.py"]
+    there = {line.partition("#")[0].strip() for path in files for line in path.read_text().splitlines()}
+    there |= {f"{line} " for line in there}
+    shown = re.findall(
+        r"not run: (?:part of examples|a loss).*?-->\n```\n(.*?)^```", page, re.DOTALL | re.MULTILINE
+    )
+    assert len(shown) == 7
+    for line in "".join(shown).splitlines():
+        code = line.partition("#")[0].strip()
+        assert not code or code in there or code == "cd examples/bring-your-own", line
+
+
 def test_cells(tmp_path):
     said, folder = run(tmp_path, "cells")
     assert "'Elm / North' is 'Elm - North'" in said
