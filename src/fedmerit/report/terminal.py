@@ -203,7 +203,11 @@ def print_payouts(
         words("terminal.payout"): [f"{amount:,.2f}" for _, amount in best_first],
     }
     _print_table(console, columns)
-    _say(console, words("terminal.paid", budget=paid.budget, rule=divided.rule, unpaid=paid.unpaid))
+    said = {"budget": paid.budget, "rule": divided.rule, "unpaid": paid.unpaid}
+    if paid.currency:
+        _say(console, words("terminal.paid-in", currency=paid.currency, **said))
+    else:
+        _say(console, words("terminal.paid", **said))
     for note in divided.notes:
         _say(console, words("terminal.note", text=note))
 

@@ -5,7 +5,8 @@ samples, cosine, solo, solo_empty, slice, since, utility, silent. ``empty``, ``g
 ``slice``, ``since`` and ``utility`` are the same on all lines of a round. An empty cell of an optional column
 means that the value is not given. A line with ``silent`` = yes names a client that was summed but sent no
 report. Columns named after scores (LOO, FP, ...) are written by fedmerit itself; when it reads them back,
-they are recomputed.
+they are recomputed. Other columns are not read, and a note names them. `spreadsheets` says in which forms a
+CSV file may be written.
 
 JSON: one round, a list of rounds, or an object with ``rounds`` (such as a run's ``scores.json``). A round is
 an object with the fields of :class:`~fedmerit.Reports`; a vector is a list, or an object by client name. A
@@ -19,17 +20,27 @@ import csv
 import io
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from fedmerit.errors import FileFormatError, InputError, ReportError, UndefinedScore, ValueRefused
+from fedmerit.notes import Note
 from fedmerit.scoring.accumulate import SUMMABLE, Missing, accumulate
 from fedmerit.scoring.scores import SCORES
+from fedmerit.scoring.spreadsheets import FOUND_OUT, Sheet, SheetForm, fail, looks_like_a_date, read_sheet
 from fedmerit.scoring.types import Reports, Scores, Vector
-from fedmerit.scoring.validate import A_NUMBER, LARGEST, spelled, two_spellings, written_number
+from fedmerit.scoring.validate import (
+    A_NUMBER,
+    LARGEST,
+    names_of,
+    spelled,
+    two_spellings,
+    whole,
+    written_number,
+)
 
 # -------------------------------------------------------------------------------------------------- fields
 
@@ -58,78 +69,44 @@ class FileRound:
         return f"line {first if client is None else self.lines.get(client, first)}"
 
 
-def fail(path: Path, where: str, problem: str) -> NoReturn:
-    """Raise FileFormatError with the place and the problem."""
-    raise FileFormatError(f"{path}: {where}: {problem}") from None
-
-
 # ------------------------------------------------------------------------------------------------ from CSV
 
+_OPTIONAL = frozenset({*PER_CLIENT, *PER_ROUND, "silent"}) - {*REQUIRED}
+_NUMBERS = frozenset({"round", "alone", "without", *PER_CLIENT, *PER_ROUND}) - {*TEXT}
+_COUNTS = ("round", "samples", "since")
 
-def rounds_of_csv(path: Path, text: str) -> list[FileRound]:
-    """Return the rounds of a tidy CSV file, in order."""
-    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
-    try:
-        table = [(rows.line_num, row) for row in rows if any(cell.strip() for cell in row)]
-    except csv.Error as error:
-        fail(path, f"line {rows.line_num}", f"not CSV: {error}")
-    if not table:
-        raise FileFormatError(f"{path}: the file is empty")
-    columns = [name.strip() for name in table[0][1]]
-    _check_columns(path, table[0][0], columns)
-    if len(table) == 1:
-        fail(path, f"line {table[0][0]}", "only a header, no reports")
-    grouped: dict[int, list[tuple[int, dict[str, str]]]] = {}
-    for line, row in table[1:]:
-        if len(row) != len(columns):
-            fail(path, f"line {line}", f"expected {len(columns)} cells, got {len(row)}")
-        cells = {name: cell.strip() for name, cell in zip(columns, row, strict=True)}
-        number = _number(path, line, cells, "round")
+
+def rounds_of_csv(path: Path, form: SheetForm = FOUND_OUT) -> tuple[list[FileRound], tuple[Note, ...]]:
+    """Return the rounds of a tidy CSV file in order, and notes on how it was read."""
+    sheet = read_sheet(path, REQUIRED, _OPTIONAL, ignored=SCORES, numbers=_NUMBERS, counts=_COUNTS, form=form)
+    if not sheet.rows:
+        fail(path, f"line {sheet.header}", "only a header, no reports")
+    grouped: dict[int, list[tuple[int, Mapping[str, str]]]] = {}
+    for line, cells in sheet.rows:
+        number = _number(sheet, line, cells, "round")
         if not number.is_integer() or number < 0:
             fail(path, f"line {line}", f"round must be a whole number, 0 or more, got {cells['round']!r}")
         grouped.setdefault(int(number), []).append((line, cells))
-    return [_round_of(path, number, grouped[number]) for number in sorted(grouped)]
+    dates = dict.fromkeys(cells["client"] for _, cells in sheet.rows if looks_like_a_date(cells["client"]))
+    notes = (*sheet.notes, *([Note("sheet-dates", clients=[*dates])] if dates else []))
+    return [_round_of(sheet, number, grouped[number]) for number in sorted(grouped)], notes
 
 
-def _check_columns(path: Path, line: int, columns: Sequence[str]) -> None:
-    known = {*REQUIRED, *PER_CLIENT, *PER_ROUND, *SCORES, "silent"}
-    missing = [name for name in REQUIRED if name not in columns]
-    unknown = [name for name in columns if name not in known]
-    if missing or unknown:
-        problem = f"missing column {missing[0]!r}" if missing else f"unknown column {unknown[0]!r}"
-        fail(path, f"line {line}", f"{problem}; expected {', '.join(REQUIRED)} and optionally "
-              f"{', '.join(sorted(known - {*REQUIRED, *SCORES}))}; got {', '.join(columns)!r:.120}"
-              f"{_advice(columns, known)}")  # fmt: skip
-    if len(set(columns)) != len(columns):
-        twice = next(name for name in columns if columns.count(name) > 1)
-        fail(path, f"line {line}", f"column {twice!r} appears twice")
-
-
-def _advice(columns: Sequence[str], known: Collection[str]) -> str:
-    """Return advice on a header that is almost right, or an empty text."""
-    for mark, called in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
-        if len(columns) == 1 and mark in columns[0]:
-            return f": cells are separated by {called}; write them with commas, and numbers with a point"
-    for name in columns:
-        if name not in known and name.casefold() in known:
-            return f": write {name.casefold()!r} in place of {name!r}"
-    return ""
-
-
-def _round_of(path: Path, number: int, lines: list[tuple[int, dict[str, str]]]) -> FileRound:
-    first_line, first = lines[0]
+def _round_of(sheet: Sheet, number: int, lines: Sequence[tuple[int, Mapping[str, str]]]) -> FileRound:
+    path, (first_line, first) = sheet.path, lines[0]
     given: dict[str, Any] = {"round": number}
     for name in sorted(PER_ROUND, key=lambda one: one != "utility"):  # it comes first: it explains the rest
         if name not in first:
             continue
         if first[name] == "" and name in REQUIRED:
-            fail(path, f"line {first_line}", f"round {number}: {name} is missing")
+            where = f"fill in cell {sheet.cell(first_line, name)}"
+            fail(path, f"line {first_line}", f"round {number}: {name} is missing: {where}")
         if first[name] != "":
-            given[name] = first[name] if name in TEXT else _number(path, first_line, first, name)
+            given[name] = first[name] if name in TEXT else _number(sheet, first_line, first, name)
         for line, cells in lines[1:]:
             numbers = name not in TEXT and first[name] != ""
             if cells[name] != first[name] and not (
-                numbers and _number(path, line, cells, name) == given[name]
+                numbers and _number(sheet, line, cells, name) == given[name]
             ):
                 other = f"but {first[name]!r} on line {first_line}; expected one value for the whole round"
                 if name == "utility":
@@ -143,7 +120,7 @@ def _round_of(path: Path, number: int, lines: list[tuple[int, dict[str, str]]]) 
         if client in seen:
             fail(path, f"line {line}", f"round {number}: client {client!r} is already on line {seen[client]}")
         seen[client] = line
-    reported = [(line, cells) for line, cells in lines if not _is_silent(path, number, line, cells)]
+    reported = [(line, cells) for line, cells in lines if not _is_silent(sheet.path, number, line, cells)]
     where = f"lines {first_line}-{lines[-1][0]}"
     if not reported:
         fail(path, where, f"round {number}: every client is silent")
@@ -153,10 +130,10 @@ def _round_of(path: Path, number: int, lines: list[tuple[int, dict[str, str]]]) 
     for name in VECTORS:
         filled = [cells.get(name, "") != "" for _, cells in lines]
         if name in REQUIRED or (any(filled) and name != "cosine"):
-            given[name] = [_number(path, line, cells, name) for line, cells in lines]
+            given[name] = [_number(sheet, line, cells, name) for line, cells in lines]
         elif any(filled):
             given[name] = [
-                _number(path, line, cells, name) if there else None
+                _number(sheet, line, cells, name) if there else None
                 for there, (line, cells) in zip(filled, lines, strict=True)
             ]
     return FileRound(given, where, seen)
@@ -173,11 +150,13 @@ def _is_silent(path: Path, number: int, line: int, cells: Mapping[str, str]) -> 
     return bool(said)
 
 
-def _number(path: Path, line: int, cells: Mapping[str, str], name: str) -> float:
+def _number(sheet: Sheet, line: int, cells: Mapping[str, str], name: str) -> float:
+    path = sheet.path
     whose = f" of client {cells['client']!r}" if name not in (*PER_ROUND, "round") else ""
     at = f" in round {cells['round']}" if name != "round" else ""
     if cells.get(name, "") == "":
-        fail(path, f"line {line}", f"{name}{whose}{at} is missing")
+        where = f"fill in cell {sheet.cell(line, name)}"
+        fail(path, f"line {line}", f"{name}{whose}{at} is missing: {where}")
     try:
         number = written_number(cells[name])
     except ValueError:
@@ -356,17 +335,29 @@ class Content:
 
     rounds: list[Reports]
     clients: tuple[str, ...] = ()  # all clients, if the file lists them
+    notes: tuple[Note, ...] = ()  # how the file was read, if it is not in the plain form
 
 
-def read(path: str | Path, *, utility: str | None = None) -> list[Reports]:
+def read(
+    path: str | Path,
+    *,
+    utility: str | None = None,
+    delimiter: str | None = None,
+    decimal: str | None = None,
+    encoding: str | None = None,
+) -> list[Reports]:
     """Return the reports of all rounds in a file, in order of the rounds.
 
     Args:
         path: a ``.csv`` or ``.json`` file.
         utility: name of the utility if the file does not say, or which one to read if it has several. The
             values of a utility known to lie in [0, 1] must do so.
+        delimiter: what separates the cells of a CSV file: a comma, semicolon, tab or bar. This and the next
+            two are found out from the file; they are needed where it can be read in two ways.
+        decimal: the decimal mark in a CSV file, "." or ",".
+        encoding: of a CSV file, such as "latin-1".
     """
-    return read_content(path, utility=utility).rounds
+    return read_content(path, utility=utility, form=SheetForm(delimiter, decimal, encoding)).rounds
 
 
 def scores_in(folder: Path) -> Path:
@@ -376,22 +367,23 @@ def scores_in(folder: Path) -> Path:
     return folder / "scores.json"
 
 
-def read_content(path: str | Path, *, utility: str | None = None) -> Content:
-    """Return the reports of all rounds in a file, as `read` does, and the clients that the file lists."""
+def read_content(path: str | Path, *, utility: str | None = None, form: SheetForm = FOUND_OUT) -> Content:
+    """Return the reports of all rounds in a file, as `read` does, and what else is to be known of the file.
+
+    Args:
+        path: a ``.csv`` or ``.json`` file.
+        utility: as for `read`.
+        form: how a CSV file is written, as far as its owner says so.
+    """
     path = Path(path)
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError as error:
-        raise FileFormatError(f"{path}: no such file") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileFormatError(f"{path}: cannot be read as text: {error}") from error
-    if not text.strip():
-        raise FileFormatError(f"{path}: the file is empty")
     clients: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     if path.suffix.lower() == ".csv":
-        rounds = rounds_of_csv(path, text)
+        rounds, notes = rounds_of_csv(path, form)
     elif path.suffix.lower() == ".json":
-        rounds, clients = rounds_of_json(path, text, utility)
+        if form != FOUND_OUT:
+            raise FileFormatError(f"{path}: delimiter, decimal and encoding are of CSV files, not of JSON")
+        rounds, clients = rounds_of_json(path, _text(path), utility)
     else:
         raise FileFormatError(f"{path}: expected a name that ends in .csv or .json")
     if not rounds:
@@ -403,7 +395,19 @@ def read_content(path: str | Path, *, utility: str | None = None) -> Content:
     found = [_reports(path, one, utility) for one in rounds]
     _check_order(path, found)
     _check_spellings(path, found, clients)
-    return Content(found, clients)
+    return Content(found, clients, notes)
+
+
+def _text(path: Path) -> str:
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError as error:
+        raise FileFormatError(f"{path}: no such file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileFormatError(f"{path}: cannot be read as text: {error}") from error
+    if not text.strip():
+        raise FileFormatError(f"{path}: the file is empty")
+    return text
 
 
 def _check_order(path: Path, rounds: Sequence[Reports]) -> None:
@@ -553,6 +557,21 @@ def add_phi(
 def as_json(content: Mapping[str, Any]) -> str:
     """Return the canonical text of a document."""
     return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def template(clients: Sequence[str], rounds: int, delimiter: str = ",") -> str:
+    """Return a CSV file of reports to fill in: one line per round and client."""
+    names = names_of(clients, None, "")
+    if found := two_spellings(names):
+        one, other = spelled(*found)
+        raise InputError(f"{one} and {other} differ only in case, blanks or how letters are composed")
+    columns = ("round", "client", "utility", "empty", "grand", "alone", "without", "se_alpha")
+    out = io.StringIO()
+    writer = csv.writer(out, delimiter=SheetForm(delimiter).delimiter or ",", lineterminator="\n")
+    writer.writerow(columns)
+    for number in range(1, whole(rounds, "rounds", least=1) + 1):
+        writer.writerows([number, name, *[""] * (len(columns) - 2)] for name in names)
+    return out.getvalue()
 
 
 def as_csv(content: Mapping[str, Any]) -> str:
