@@ -50,7 +50,7 @@ class SheetForm:
         if self.decimal not in (None, ".", ","):
             raise InputError(f"decimal: expected '.' or ',', got {self.decimal!r:.40}")
         try:
-            b"".decode(self.encoding or "utf-8")
+            b"text".decode(self.encoding or "utf-8", "ignore")
         except LookupError:
             expected = "the name of an encoding, such as utf-8, latin-1 or cp1250"
             raise InputError(f"encoding: expected {expected}, got {self.encoding!r:.40}") from None
@@ -108,7 +108,7 @@ def read_sheet(
         form: what the owner of the table says about it.
     """
     text, told = _decoded(path, _bytes(path), form)
-    if not text.strip():
+    if not text.strip("".join(SEPARATORS) + "\r\n "):
         raise FileFormatError(f"{path}: the file is empty")
     delimiter, text, before = _separator(path, text, required, form)
     lines = _lines(path, text, delimiter, before)
