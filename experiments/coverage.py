@@ -414,6 +414,8 @@ def design(kind: str, count: int, members: int, samples: int, repetitions: int) 
 def committed(results: Mapping[str, Result], dataset: str, utility: str) -> tuple[list[int], int]:
     """Return how many pairs of members are told apart in the runs that hold PHI, and how many there are.
 
+    Runs with a label flipper or a cheat are left out.
+
     In this order: by alpha with plain errors and s_i + s_j, by PHI with s_i + s_j, and by PHI with its
     covariance. The runs hold no sketches, so alpha cannot be judged anew.
     """
@@ -421,6 +423,8 @@ def committed(results: Mapping[str, Result], dataset: str, utility: str) -> tupl
     for cell in results.values():
         if cell["dataset"] != dataset or not cell.get("phi", {}).get(utility):
             continue
+        if "corruption" in cell["settings"] or "cheat" in cell["settings"]["experiment"]:
+            continue  # somebody who stands out is no test
         rounds, along = cell["utilities"][utility]["rounds"], cell["phi"][utility]
         names = tuple(cell["clients"])
         if any(tuple(one["participants"]) != names for one in (*rounds, *along)):
