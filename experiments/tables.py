@@ -28,7 +28,9 @@ from findings import findings  # noqa: E402
 from grid import mean, text  # noqa: E402
 from measures import EXPLAINED, SCORES, facts  # noqa: E402
 from overview import agreement_lines, commands, cost, data_lines, missing, other_lines, unlisted  # noqa: E402
-from sections import SECTIONS, Lines, agreement_section, done, table  # noqa: E402
+from sections import SECTIONS as OF_THE_PAPER  # noqa: E402
+from sections import Lines, agreement_section, done, table  # noqa: E402
+from takings import cheat_section, flip_section  # noqa: E402
 from tidy import FIGURES, csv_text  # noqa: E402
 
 HEAD = """# The paper's experiments
@@ -71,6 +73,8 @@ Other differences from the paper:
 
 A label flipper replaces class y by class C - 1 - y, with C classes.
 """
+
+SECTIONS = {**OF_THE_PAPER, "tab-cheat": cheat_section, "tab-flip": flip_section}
 
 TOY = "Runs at toy size, not on the data that the headings name: they only show that everything works.\n\n"
 

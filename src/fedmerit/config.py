@@ -175,10 +175,11 @@ class Scoring:
     """What is measured. Members are paid by the first utility."""
 
     method: Literal["settled", "both", "reports"] = setting(
-        "reports",
+        "both",
         "both: reports and, on another part of the pool, a settlement",
         above="settled: after the last round members state their part in the gain, and the statements must "
-        "add up exactly; reports: members report in each round what they measured",
+        "add up exactly; reports: members report in each round what they measured; if you leave the key out, "
+        "it is reports where nothing can be settled",
     )
     utilities: Sequence[str] = setting(
         ("expected-accuracy", "accuracy", "brier"),
@@ -232,9 +233,10 @@ class SecureAggregation:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Seed and device."""
+    """Seed, repeat and device."""
 
     seed: int = setting(0)
+    repeat: int = setting(1, "from 2 on: another first model and batch order; data and test pool stay")
     device: str = setting("auto", "auto | cpu | cuda")
 
 
@@ -252,6 +254,9 @@ class Config:
     settlement: Settlement = Settlement()
     secure_aggregation: SecureAggregation = SecureAggregation()
     run: Run = Run()
+    method_open: bool = field(default=False, compare=False, repr=False)
+    """Whether scoring.method was left out, so that a rehearsal takes "reports" where nothing can be settled.
+    This is no setting: it is not recorded."""
 
     def __post_init__(self) -> None:
         for section, key, value, hint in self._settings():
@@ -314,9 +319,14 @@ class Config:
 
     def _settings(self) -> Iterator[tuple[str, str, Any, Any]]:
         """Yield section, key, value and type of every setting."""
-        for section, part in vars(self).items():
+        for section in SECTIONS:
+            part = getattr(self, section)
             for key, hint in typing.get_type_hints(type(part)).items():
                 yield section, key, getattr(part, key), hint
+
+
+SECTIONS = tuple(item.name for item in dataclasses.fields(Config) if item.name != "method_open")
+"""The sections of the settings."""
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -461,10 +471,9 @@ def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
     for override in overrides:
         _override(tree, override)
     kinds = typing.get_type_hints(Config)
-    sections = [item.name for item in dataclasses.fields(Config)]
     for name, given in tree.items():
-        if name not in sections:
-            raise ConfigError(f"{name}: unknown section; expected one of {', '.join(sections)}")
+        if name not in SECTIONS:
+            raise ConfigError(f"{name}: unknown section; expected one of {', '.join(SECTIONS)}")
         if not isinstance(given, dict):
             raise ConfigError(f"{name}: expected a section [{name}], got {given!r}")
         if name == "partition" and "clients" not in given:
@@ -485,7 +494,23 @@ def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
     for number, meant in _BEFORE.items():
         for name, part in meant.items() if schema < number else ():
             tree[name] = {**tree[name], **part}
-    return Config(**{name: _section(name, kinds[name], given) for name, given in tree.items()})
+    parts = {name: _section(name, kinds[name], given) for name, given in tree.items()}
+    if is_open := "method" not in tree.get("scoring", {}):
+        scoring = parts.get("scoring", Scoring())
+        method = "reports" if unsettled_for(scoring) else scoring.method
+        parts["scoring"] = dataclasses.replace(scoring, method=method)
+    return Config(**parts, method_open=is_open)
+
+
+def unsettled_for(scoring: Scoring) -> Literal["", "utilities", "game"]:
+    """Return the key for which a run is not settled unless its settings ask for it; empty if there is none.
+
+    A utility without a gradient cannot be settled. A settlement scores the additive game, so whoever chooses
+    the other one means reports.
+    """
+    if scoring.utilities and scoring.utilities[0] in WITHOUT_GRADIENT:
+        return "utilities"
+    return "game" if scoring.game == "renormalised" else ""
 
 
 def _section(name: str, kind: type, given: Mapping[str, Any]) -> Any:
@@ -500,12 +525,18 @@ def _section(name: str, kind: type, given: Mapping[str, Any]) -> Any:
 
 def difference(there: Config, here: Config) -> str:
     """Return the first setting in which two configs differ, in words; an empty text if they are the same."""
+    for path, value, mine in differences(there, here):
+        return f"{path} is {value!r:.100} there and {mine!r:.100} here"
+    return ""
+
+
+def differences(there: Config, here: Config) -> Iterator[tuple[str, Any, Any]]:
+    """Yield every setting in which two configs differ: its path, its value there and its value here."""
     mine = here.as_dict()
     for section, values in there.as_dict().items():
         for key, value in values.items():
             if mine[section][key] != value:
-                return f"{section}.{key} is {value!r:.100} there and {mine[section][key]!r:.100} here"
-    return ""
+                yield f"{section}.{key}", value, mine[section][key]
 
 
 def _override(tree: dict[str, Any], override: str) -> None:
@@ -550,6 +581,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "secure_aggregation.threshold": (0, 1024, "0 (automatic) or a number of members"),
     "secure_aggregation.least": (0, 1024, "0 (automatic) or a number of members"),
     "run.seed": (0, 2**63 - 1, "0 or more"),
+    "run.repeat": (1, MOST, "1 or more"),
 }
 OF_MEMBERS = (
     ("corruption", "label_noise"), ("corruption", "label_flip"), ("corruption", "free_rider"),
@@ -644,7 +676,7 @@ def _check_method(config: Config) -> None:
         raise ConfigError.at(
             "scoring.utilities",
             f"{method!r} settles the first utility along its gradient, and {paid!r} has none: put "
-            "sharpened-accuracy or expected-accuracy first",
+            "sharpened-accuracy or expected-accuracy first, or take scoring.method = 'reports'",
         )
     reveal = config.data.test_reveal
     if (reveal == "end") == config.reports:

@@ -447,6 +447,13 @@ class Contributions:
 
     def _pool(self, config: Config) -> Pool:
         if isinstance(self.test, Pool):
+            own = self.test.settled > 0, self.test.slices > (self.test.settled > 0)
+            if own != (config.settles, config.reports):
+                cut = {(True, True): "both", (True, False): "settled", (False, True): "reports"}[own]
+                raise DataError(
+                    f"test: expected a pool for method={config.scoring.method!r}, got one that was cut for "
+                    f"{cut!r} (scoring.method of the settings it was made with)"
+                )
             return self.test
         if len(self.test) != 2:
             raise DataError(f"test: expected (samples, labels), got {len(self.test)} parts")

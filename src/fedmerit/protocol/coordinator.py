@@ -124,6 +124,9 @@ class Recorder(Protocol):
     ) -> None:
         """Record the end of a round."""
 
+    def verifies(self, name: str, kind: str, body: Mapping[str, Any], signature: bytes) -> bool:
+        """Return whether a member signed this; nothing is recorded."""
+
     def said(self, name: str, kind: str, body: Mapping[str, Any], signature: bytes) -> bool:
         """Record what a member signed, once; return whether it did sign it."""
 

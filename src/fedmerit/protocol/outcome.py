@@ -10,6 +10,7 @@ hashes differ from its own.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ import numpy.typing as npt
 
 from fedmerit.config import Config
 from fedmerit.errors import BindingError, BoundError, LedgerError, MessageError
-from fedmerit.identity import canonical, exact, new_salt, number
+from fedmerit.identity import canonical, commitment, exact, new_salt, number
 from fedmerit.notes import Note
 from fedmerit.protocol.pool import Slice
 from fedmerit.scoring.sampling import (
@@ -681,3 +682,37 @@ def file_name(number: int, what: str) -> str:
 def as_array(kept: Any, kind: str) -> npt.NDArray[Any]:
     """Return an array that was stored in a state, which may hand back its bytes."""
     return kept if isinstance(kept, np.ndarray) else np.frombuffer(kept, kind).copy()
+
+
+# The lines of a member's own file; `ledger.head_log` explains them and compares them with a ledger.
+
+
+def kept_head(number: int, head: str) -> str:
+    """Return the line for a head that was shown as the head after a round."""
+    return f"{number} {head}"
+
+
+def kept_trained(number: int, m0_hash: str) -> str:
+    """Return the line for a masked update, with the hash of the model it starts from."""
+    return f"{number} trained {m0_hash}"
+
+
+def kept_masked(number: int, member: str, digest: str) -> str:
+    """Return the line for the masked words that this member sent, hashed as in the record ``masked``."""
+    return f"{number} masked {json.dumps(member)} {digest}"
+
+
+def kept_complained(number: int, member: str, dealer: str) -> str:
+    """Return the line for a complaint of this member about a dealer of a bad share."""
+    return f"{number} complained {json.dumps([member, dealer])}"
+
+
+def kept_released(number: int, included: Sequence[str]) -> str:
+    """Return the line for shares that were released for the sum of these members."""
+    return f"{number} released {json.dumps(list(included))}"
+
+
+def kept_report(number: int, body: Mapping[str, Any], bound_to: Mapping[str, Any]) -> str:
+    """Return the line for a report and the outcome it is about, by their hashes."""
+    outcome = commitment({"round": number, **bound_to})
+    return f"{number} report {commitment(body).hex()} {outcome.hex()}"
