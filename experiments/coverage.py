@@ -484,8 +484,7 @@ def coverage_section(rows: Sequence[Row], results: Mapping[str, Result]) -> Line
     yield "## The committed runs"
     yield ""
     yield "Pairs of members told apart after the last round of the runs of [tab-phi](tab-phi.md), expected"
-    yield "accuracy. They hold no sketches, so"
-    yield "alpha is judged with the plain errors that they recorded."
+    yield "accuracy. They hold no sketches, so alpha is judged with the plain errors that they recorded."
     yield ""
     body = []
     for row in rows:
