@@ -277,7 +277,7 @@ def test_only_gross_doubts_stop_a_payment_and_the_equal_split_has_none():
 
 
 def measured():
-    """Utility and rounds of every committed run of the additive game in which all updates are members' own."""
+    """Utility and rounds of every committed run of the additive game in which nobody cheats."""
     for file in sorted((ROOT / "experiments" / "results").glob("*.json")):
         content = json.loads(file.read_text())
         settings = content.get("settings", {})
