@@ -23,6 +23,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 import numpy as np  # noqa: E402
 from axioms import axioms_section  # noqa: E402
 from cells import RESULTS, Result, Row, datasets, plan, read_results, subset_of  # noqa: E402
+from coverage import coverage_section  # noqa: E402
 from findings import findings  # noqa: E402
 from grid import mean, text  # noqa: E402
 from measures import EXPLAINED, SCORES, facts  # noqa: E402
@@ -119,6 +120,7 @@ def documents(rows: Sequence[Row], results: Mapping[str, Result], *, toy: bool =
         if lines_ := make(rows, results, paper):
             made[f"figures/{name}.csv"] = csv_text(lines_)
     if not toy:
+        made["tables/coverage.md"] = "\n".join(coverage_section(rows, results)) + "\n"
         made["FINDINGS.md"] = findings(rows, results, paper)
     return made
 
@@ -139,6 +141,7 @@ def readme(
     lines += ["## The data", "", *data_lines(rows, results)]
     lines += ["## What was run", "", *commands(rows, results)]
     lines += ["`tab:coalitions` needs no run: see [tables/tab-coalitions.md](tables/tab-coalitions.md).", ""]
+    lines += ["How sure scores are, by simulation: [tables/coverage.md](tables/coverage.md).", ""]
     lines += ["## Agreement: the paper's number and ours", "", *agreement_lines(rows, results, paper)]
     lines += ["## Detection, weighting, influence", "", *other_lines(rows, results, paper)]
     lines += ["## What was not run", "", *missing(rows, results)]

@@ -197,7 +197,7 @@ def test_rewards_are_exact_to_the_cent(fedmerit, reports):
     amounts = re.findall(r"^  (\w+) +[\d.]+% +([\d,.]+)", out, re.MULTILINE)
     assert [name for name, _ in amounts] == ["south", "north", "west"]
     assert sum(Decimal(amount.replace(",", "")) for _, amount in amounts) == Decimal("10000.01")
-    assert "budget 10,000.01, rule fair, unpaid 0.00" in out
+    assert "budget 10,000.01, rule shrunk, unpaid 0.00" in out
 
 
 def test_rewards_as_json_and_csv(fedmerit, reports):
@@ -212,7 +212,40 @@ def test_rewards_as_json_and_csv(fedmerit, reports):
     assert sum(float(row["share"]) for row in rows) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("rule", ["fair", "fenced", "impartial", "equal"])
+def test_every_share_and_amount_has_an_interval(fedmerit, reports):
+    _, out, _ = fedmerit("rewards", reports, "--budget", "100", "--format", "json")
+    content = json.loads(out)
+    assert content["rule"] == "shrunk"
+    assert 0 < content["pull"]["factor"] <= 1
+    for name, share in content["shares"].items():
+        low, high = content["share_intervals"][name]
+        assert low <= share <= high
+        assert high > low
+        least, most = map(Decimal, content["payout_intervals"][name])
+        assert least <= Decimal(content["payouts"][name]) <= most
+    _, out, _ = fedmerit("rewards", reports, "--budget", "100", "--format", "csv")
+    for row in csv.DictReader(io.StringIO(out)):
+        assert [float(row["share_low"]), float(row["share_high"])] == content["share_intervals"][
+            row["client"]
+        ]
+        assert [row["payout_low"], row["payout_high"]] == content["payout_intervals"][row["client"]]
+    _, out, _ = fedmerit("rewards", reports, "--budget", "100")
+    assert "share, 95 %" in out
+    assert "95 %: what the rule would pay by scores without the sampling error" in out
+
+
+def test_a_tie_that_is_paid_apart_is_said(fedmerit, tmp_path):
+    one = ROUND | {"clients": ["north", "south"], "se_alpha": [0.1, 0.1]}
+    path = write(tmp_path / "r.json", one)
+    _, out, _ = fedmerit("rewards", path, "--budget", "100", "--rule", "fair")
+    assert "are statistically indistinguishable, but the shares of this rule are" in out
+    _, out, _ = fedmerit("rewards", path, "--budget", "100", "--rule", "fair", "--format", "json")
+    assert any("statistically indistinguishable" in note for note in json.loads(out)["notes"])
+    _, out, _ = fedmerit("rewards", path, "--budget", "100", "--rule", "equal")
+    assert "statistically indistinguishable" not in out
+
+
+@pytest.mark.parametrize("rule", ["fair", "shrunk", "fenced", "impartial", "equal"])
 def test_every_rule_pays_at_most_the_budget(fedmerit, reports, rule):
     code, out, err = fedmerit("rewards", reports, "--budget", "7.77", "--rule", rule, "--format", "json")
     assert code == 0, err
@@ -770,7 +803,7 @@ def test_resume(fedmerit, run_folder, tmp_path):
     assert "holds a run with a different config: scoring.missing is 'own-mean' there and 'zero' here" in err
     code, out, _ = fedmerit("run", config, "--out", folder, "--resume", *own)
     assert code == 0
-    assert "ALPHA summed over 2 rounds" in out
+    assert "PHI summed over 2 rounds" in out
     assert (folder / "scores.json").read_bytes() == before
     code, _, err = fedmerit("run", config, "--out", tmp_path / "new", "--resume")
     assert code == 2
@@ -815,9 +848,10 @@ def test_a_run_in_which_every_round_was_aborted(fedmerit, tmp_path):
     assert code == 2
     assert "round 2/2: 2 scheduled, at least 3 of the 3 members are needed" in err
     assert err.splitlines()[-1] == (
-        f"error: {tmp_path / 'run'}: no round was scored, and the run is over: its ledger holds 17 records, "
+        f"error: {tmp_path / 'run'}: no round was scored, and the run is over: its ledger holds 18 records, "
         "2 of 2 rounds closed; rounds 1 and 2 aborted (round 2: 2 scheduled, at least 3 of the 3 members are "
-        "needed); start another in a new folder, with more members who stay to the end of a round"
+        "needed); no round has a sum; start another in a new folder, with more members who stay to the end "
+        "of a round"
     )
     code, out, _ = fedmerit("verify", tmp_path / "run")
     assert code == 0
@@ -859,7 +893,14 @@ def test_a_plan_says_what_a_run_will_cost(fedmerit, tmp_path):
         "(analysis)",
         "16",
     ]
-    assert "with 50 test samples, one round separates two members" in out
+    assert re.search(
+        r"^with 25 test samples, two of 3 members are told apart if their scores, summed over the run, "
+        r"differ by [\d.]+ to [\d.]+ fair shares .* a tenth of a fair share, you need [\d,]+ to [\d,]+ "
+        r"test samples$",
+        out,
+        flags=re.M,
+    )
+    assert "settlement after the last round, on 25 test samples: each member receives" in out
     assert "participation.fraction" not in out
     assert re.search(r"^training samples: client-0 \d+, client-1 \d+, client-2 \d+$", out, flags=re.M)
     code, out, _ = fedmerit("plan", tmp_path / "c.toml", "--set", "participation.fraction=0.1")
@@ -876,7 +917,7 @@ def test_a_plan_says_what_a_run_will_cost(fedmerit, tmp_path):
         out,
         flags=re.M,
     )
-    assert "separates two members" not in out
+    assert "with 50 test samples, two of 3 members are told apart" in out
     code, _, err = fedmerit("plan", tmp_path / "nothing.toml")
     assert (code, "nothing.toml: no such file" in err) == (2, True)
 

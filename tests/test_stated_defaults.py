@@ -82,15 +82,16 @@ def test_the_table_of_test_slices_says_who_has_which_by_default():
 
 
 def test_the_recommended_choice_departs_from_the_defaults_where_it_says_so():
-    """The expected accuracy is a default; in a config the method and the rule are not."""
+    """The expected accuracy is a default; a config also lets members report; the rule is none."""
     text = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
     (chosen,) = re.findall(r"^> \*\*(.*)\*\*$", text, re.MULTILINE)
     assert chosen == (
         "PHI of the expected accuracy, settled after the last round; the test set stays shut until then; "
-        "paid by the rule `fenced`."
+        "paid by the rule `shrunk`."
     )
     assert CONFIG.scoring.utilities[0] == "expected-accuracy"
-    assert CONFIG.scoring.method == "reports"
+    assert CONFIG.scoring.method == "both"
+    assert "A rehearsal settles half of the test set and lets members report on\nthe other half" in text
     assert argument(shares, "rule") == "fair"
 
 

@@ -28,7 +28,7 @@ from fedmerit.config import Config, of_folder
 from fedmerit.errors import InputError, MissingExtra, UndefinedShares
 from fedmerit.scoring.accumulate import Missing, accumulate, number_of
 from fedmerit.scoring.files import LEDGER, read_content
-from fedmerit.scoring.rewards import shares, usual_rule
+from fedmerit.scoring.rewards import USUAL_RULE, shares
 from fedmerit.scoring.scores import alpha
 from fedmerit.scoring.types import Reports, Scores
 from fedmerit.scoring.uncertainty import intervals, rank_intervals
@@ -180,7 +180,7 @@ def summary_of(rounds: Sequence[Reports], *, missing: Missing = "zero") -> dict[
 def _result(total: Scores) -> dict[str, float]:
     found = {f"total contribution/{name}": value for name, value in total.as_dict().items()}
     with suppress(UndefinedShares):  # without shares there are no points for them
-        divided = shares(total, usual_rule(total.score))
+        divided = shares(total, USUAL_RULE)
         found |= {f"share/{name}": value for name, value in divided.items()}
     return found
 
@@ -237,17 +237,18 @@ def replay(folder: Path, tracker: Tracker) -> int:
     config = of_folder(folder)
     found = recorded(folder) if (folder / LEDGER).is_file() else None
     rounds = (found.content if found else read_content(folder / "scores.json")).rounds
+    account = found.accounts[-1] if found and found.accounts else None
     tracker.start(config.as_dict())
-    if found and found.accounts:
-        account = found.accounts[-1]
-        _send(tracker, account, config)
-        tracker.end(_result(account.scores(config.scoring.missing)))
-        return len(account.rounds)
     for k, one in enumerate(rounds, start=1):
         points = curves(rounds[:k], missing=config.scoring.missing)
         tracker.round(number_of(one, k), points)
-    tracker.end(summary_of(rounds, missing=config.scoring.missing))
-    return len(rounds)
+    if account is None:
+        tracker.end(summary_of(rounds, missing=config.scoring.missing))
+        return len(rounds)
+    if not rounds:
+        _send(tracker, account, config)
+    tracker.end(_result(account.scores(config.scoring.missing)))
+    return len(rounds or account.rounds)
 
 
 def _send(tracker: Tracker, account: Account, config: Config) -> None:

@@ -17,21 +17,28 @@ from rich.text import Text
 
 from fedmerit.ledger.records import in_words
 from fedmerit.notes import words
+from fedmerit.report.comparison import Comparison
 from fedmerit.report.facts import Facts
 from fedmerit.report.text import (
+    amounts_text,
+    apart_text,
     made_worse,
     on_terminal,
     printable,
     rank_text,
+    rounds_enough,
     samples_text,
     settlement_sentences,
     share_text,
     signed,
+    span_text,
+    sure_share_text,
     total_text,
 )
 from fedmerit.scoring.agreement import agreement
 from fedmerit.scoring.doubts import Doubt
 from fedmerit.scoring.rewards import Payouts, Shares
+from fedmerit.scoring.share_intervals import PaidApart, Spans, amounts_within
 from fedmerit.scoring.types import Reports
 
 if TYPE_CHECKING:
@@ -48,6 +55,8 @@ def print_facts(console: Console, facts: Facts) -> None:
     unsettled = [words("terminal.unsettled", why=facts.source.unsettled)] if facts.source.unsettled else []
     _warn(console, [*unsettled, *facts.doubts])
     first, last = _standings(facts), _last_round(facts)
+    if not _fits(first, console.width):
+        first = _standings(facts, sure=False)
     both = {**first, **last}
     if not last or _fits(both, console.width):
         _print_table(console, both)
@@ -89,7 +98,14 @@ def _findings(facts: Facts) -> Iterator[str]:
             yield words("terminal.status", score=name, status=words(f"status-short.{status}"))
     if groups := tuple(words("list.comma").join(group) for group in facts.groups if len(group) > 1):
         yield words("terminal.alike", groups=groups)
-    yield words("terminal.unsure" if total.stderr is None else "terminal.sure")
+    if total.stderr is None:
+        yield words("terminal.unsure")
+    else:
+        yield words("terminal.sure")
+        if total.covariance is None and total.n > 1:
+            yield words("terminal.bound")
+    if enough := rounds_enough(facts):
+        yield enough
     if total.score in ("ALPHA", "PHI") and not facts.withheld and (worse := made_worse(facts)):
         yield worse
     for name in () if facts.withheld else facts.suspects:
@@ -105,13 +121,15 @@ def _last(facts: Facts, last: Reports) -> str:
     return words("terminal.last-round", round=number)
 
 
-def _standings(facts: Facts) -> Columns:
+def _standings(facts: Facts, *, sure: bool = True) -> Columns:
+    """Return the columns of the standings; ``sure`` says whether shares have intervals."""
     standings = facts.standings
+    shares = [sure_share_text(one) if sure else share_text(one.share) for one in standings]
     columns = {
         words("terminal.member"): [printable(one.client) for one in standings],
         facts.total.score.lower(): [total_text(one) for one in standings],
         words("terminal.rank"): [rank_text(one) for one in standings],
-        words("terminal.share"): [share_text(one.share) for one in standings],
+        words("terminal.share"): shares,
     }
     if any(one.coverage < 1 for one in standings):
         columns[words("terminal.rounds")] = [share_text(one.coverage, 0) for one in standings]
@@ -189,11 +207,16 @@ def print_payouts(
     paid: Payouts,
     divided: Shares,
     *,
+    spans: Spans | None = None,
+    apart: PaidApart | None = None,
     unscored: Sequence[str] = (),
     warning: str = "",
     doubts: Sequence[Doubt] = (),
 ) -> None:
-    """Print doubts, the share and amount of each member (also of those who never reported), and notes."""
+    """Print doubts, the share and amount of each member (also of those who never reported), and notes.
+
+    ``spans`` are the intervals of the shares, and ``apart`` a tie that is paid apart, if there is one.
+    """
     _warn(console, [*([warning] if warning else []), *doubts])
     best_first = sorted(paid.items(), key=lambda item: (-item[1], item[0]))
     best_first += [(name, Decimal(0)) for name in unscored]
@@ -202,13 +225,55 @@ def print_payouts(
         words("terminal.share"): [share_text(divided.by_client.get(name, 0.0), 2) for name, _ in best_first],
         words("terminal.payout"): [f"{amount:,.2f}" for _, amount in best_first],
     }
+    if spans is not None:
+        amounts = amounts_within(spans, paid)
+        columns[words("terminal.span-share")] = [span_text(spans.get(name)) for name, _ in best_first]
+        columns[words("terminal.span-payout")] = [amounts_text(amounts.get(name)) for name, _ in best_first]
     _print_table(console, columns)
     said = {"budget": paid.budget, "rule": divided.rule, "unpaid": paid.unpaid}
     if paid.currency:
         _say(console, words("terminal.paid-in", currency=paid.currency, **said))
     else:
         _say(console, words("terminal.paid", **said))
+    if spans is not None:
+        _say(console, words("terminal.spans"))
+    if apart is not None:
+        _say(console, apart_text(apart, divided))
     for note in divided.notes:
+        _say(console, words("terminal.note", text=note))
+
+
+def print_comparison(console: Console, found: Comparison) -> None:
+    """Print what training again changed: doubts, a table of members, findings, notes."""
+    for label, run in zip(found.labels, found.runs, strict=True):
+        _warn(console, [words("compare.doubt", run=label, doubt=str(doubt)) for doubt in run.facts.doubts])
+    rows = found.rows
+    columns = {
+        words("terminal.member"): [printable(one.client) for one in rows],
+        words("compare.col-mean"): [found.mean_text(one) for one in rows],
+        words("compare.col-training"): [found.spread_text(one.training) for one in rows],
+        words("compare.col-test"): [found.spread_text(one.test) for one in rows],
+        words("compare.col-ranks"): [one.rank_range for one in rows],
+    }
+    each = {label: [found.score_text(one.scores[k]) for one in rows] for k, label in enumerate(found.labels)}
+    if _fits(columns | each, console.width):
+        _print_table(console, columns | each)
+    else:
+        _print_table(console, columns)
+        _print_table(console, {words("terminal.member"): columns[words("terminal.member")], **each})
+    for label, run in zip(found.labels, found.runs, strict=True):
+        _say(console, words("compare.is", run=label, path=run.name))
+    score, utility = found.first.ranked_by, str(found.first.utility)
+    _say(console, words("compare.caption", score=score, utility=utility, rounds=found.first.total.rounds))
+    for line in (found.lede[1], found.wider, found.rough, found.common, *found.order):
+        if line:
+            _say(console, line)
+    for one, other, above, under in found.swaps:
+        _say(console, words("compare.swap", one=one, other=other, above=above, under=under))
+    _say(console, found.chance)
+    for label, told in found.enough:
+        _say(console, words("compare.enough", run=label, text=told))
+    for note in found.notes:
         _say(console, words("terminal.note", text=note))
 
 
@@ -245,10 +310,15 @@ def print_plan(console: Console, plan: Plan) -> None:
         console.print(_costs(plan))
     memory, sent = plan.memory_bytes / 2**20, plan.bytes_up / 2**20
     console.print(words("terminal.plan-memory", memory=memory, sent=sent))
-    if plan.gaps is not None:
-        low, high = plan.gaps
+    if plan.pool:
         console.print(words("terminal.plan-evaluates", models=plan.flower_models))
-        console.print(words("terminal.plan-gaps", pool=plan.pool, low=low, high=high))
+    samples, (low, high), (few, many) = plan.resolution.samples, plan.resolution.gaps, plan.resolution.needed
+    console.print(
+        words(
+            "terminal.plan-gaps",
+            samples=samples, members=plan.members, low=low, high=high, few=few, many=many,
+        )
+    )  # fmt: skip
     if (last := plan.settlement) is not None:
         received, disk = last.bytes_down / 2**20, last.disk_bytes / 2**20
         console.print(
