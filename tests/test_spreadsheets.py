@@ -331,10 +331,10 @@ def test_options_are_of_csv_files_alone(fedmerit, tmp_path):
     for command in ("score", "page"):
         code, out, err = fedmerit(command, tmp_path / "r.json", "--decimal", "comma")
         assert (code, out) == (2, "")
-        assert "delimiter, decimal and encoding are of CSV files, not of JSON" in err
+        assert "r.json: delimiter, decimal and encoding are only of CSV files" in err
         code, _, err = fedmerit(command, tmp_path, "--delimiter", "tab")
         assert code == 2
-        assert "are of CSV files, not of run folders" in err
+        assert f"{tmp_path}: delimiter, decimal and encoding are only of CSV files" in err
 
 
 # ------------------------------------------------------------------------------------------- where it is said
@@ -369,6 +369,18 @@ def test_every_command_says_how_it_read_the_file(fedmerit, tmp_path):
     assert (
         "note: the file was read with text in latin-1, cells separated by semicolons, decimal commas" in out
     )
+
+
+def test_comparing_says_how_each_file_was_read(fedmerit, tmp_path):
+    (tmp_path / "one.csv").write_text(SHEET, encoding="utf-8")
+    (tmp_path / "two.csv").write_text(PLAIN.replace("0.2", "0.25"), encoding="utf-8")
+    code, out, err = fedmerit("compare", tmp_path / "one.csv", tmp_path / "two.csv")
+    assert (code, err) == (0, "")
+    assert f"note: {tmp_path / 'one.csv'}: {GERMAN}\n" in out
+    assert f"note: {tmp_path / 'two.csv'}" not in out
+    code, _, err = fedmerit("compare", tmp_path / "one.csv", tmp_path / "two.csv", "--decimal", "point")
+    assert code == 2
+    assert "'0,1' does not have a decimal point, which was asked for" in err
 
 
 def test_pseudonyms_hide_what_a_note_says_of_the_file(tmp_path):

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import typer
 
 from fedmerit.cli.base import Decimal_, Delimiter_, Encoding_, Set_, app, err, fail, form_of, out
+from fedmerit.cli.score import tell_read
 from fedmerit.config import SCHEMA, Config, asked_for, of_folder, written
 from fedmerit.errors import ConfigError
 from fedmerit.notes import words
@@ -57,7 +58,7 @@ def page(
     """
     from fedmerit.report.page.html import NAME, check_target, facts_of, for_coordinator, render
     from fedmerit.report.page.html import figures as make_figures
-    from fedmerit.report.text import on_terminal, printable
+    from fedmerit.report.text import printable
     from fedmerit.storage.run_folder import write
 
     target = out_ or (source / NAME if source.is_dir() else source.with_suffix(".html"))
@@ -67,8 +68,7 @@ def page(
         facts = facts_of(source, pseudonyms=pseudonyms)
     write(target, render(facts).encode())
     out.print(f"wrote {target}")
-    for note in facts.source.notes:
-        out.print(f"note: {printable(on_terminal(note))}")
+    tell_read(facts.source, out)
     for doubt in facts.doubts:
         out.print(f"WARNING: {printable(str(doubt))}")
     if facts.source.broken:
@@ -242,7 +242,7 @@ def init(
     and member; spreadsheet programs in most of Europe open it with --delimiter semicolon. A file that exists
     is never overwritten.
     """
-    from fedmerit.scoring.files import template
+    from fedmerit.scoring.tidy import template
 
     if csv:
         path = path or Path("reports.csv")

@@ -150,7 +150,7 @@ def score(
     else:
         write(_scores_as(format, content, run, counts))
         _warn([*([source.unsettled] if source.unsettled else []), *facts.doubts])
-        _tell_read(source)
+        tell_read(source, err)
 
 
 def _check_score(score: SummedScore | None, source: Source) -> None:
@@ -280,7 +280,7 @@ def rewards(
             err.print(f"WARNING: {warning}")
         write(_payouts_as(format, paid, noted, without, spans))
         _warn(doubted)
-        _tell_read(source)
+        tell_read(source, err)
     if said:
         screen.print(said)
 
@@ -393,12 +393,12 @@ def _warn(doubted: Sequence[Doubt | str]) -> None:
         err.print(f"WARNING: {printable(str(doubt))}")
 
 
-def _tell_read(source: Source) -> None:
-    """Print how a file of reports was read on standard error, beside output for programs."""
+def tell_read(source: Source, screen: Console, name: str = "") -> None:
+    """Print how a file of reports was read, with its name if there are several."""
     from fedmerit.report.text import on_terminal, printable
 
     for note in source.notes:
-        err.print(f"note: {printable(on_terminal(note))}")
+        screen.print(f"note: {name}{': ' if name else ''}{printable(on_terminal(note))}")
 
 
 def read_reports(
@@ -410,11 +410,9 @@ def read_reports(
     written.
     """
     from fedmerit.scoring.files import read_content, scores_in
-    from fedmerit.scoring.spreadsheets import FOUND_OUT
+    from fedmerit.scoring.spreadsheets import FOUND_OUT, check_form
 
-    form = form or FOUND_OUT
-    if source.is_dir() and form != FOUND_OUT:
-        fail(f"{source}: --delimiter, --decimal and --encoding are of CSV files, not of run folders")
+    check_form(source, form or FOUND_OUT)
     for one in (*after, source) if after else ():
         if not (one / LEDGER).is_file():
             fail(f"{one}: expected a run folder, because several runs were given: there is no {LEDGER} in it")
@@ -424,7 +422,7 @@ def read_reports(
         found = recorded(source, utility=utility, after=after)
         return found.content, found
     file = scores_in(source) if source.is_dir() else source
-    return read_content(file, utility=utility, form=form), None
+    return read_content(file, utility=utility, form=form or FOUND_OUT), None
 
 
 def _settings(file: Path) -> Config | None:

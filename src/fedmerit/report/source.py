@@ -22,8 +22,9 @@ from fedmerit.ledger.records import first_body, unreported
 from fedmerit.notes import Note, planted, words
 from fedmerit.protocol.outcome import Round
 from fedmerit.scoring.accumulate import Missing, accumulate
-from fedmerit.scoring.files import LEDGER, VECTORS, Content, read_content, scores_in
-from fedmerit.scoring.spreadsheets import FOUND_OUT, SheetForm
+from fedmerit.scoring.files import LEDGER, Content, read_content, scores_in
+from fedmerit.scoring.spreadsheets import FOUND_OUT, SheetForm, check_form
+from fedmerit.scoring.tidy import VECTORS
 from fedmerit.scoring.types import Reports
 from fedmerit.storage.run_folder import Recorded, recorded, scored_in, write
 from fedmerit.verify import verify_folder
@@ -190,10 +191,9 @@ def read_source(path: str | Path, form: SheetForm = FOUND_OUT) -> Source:
         form: how a CSV file is written, as far as its owner says so.
     """
     path = Path(path)
+    check_form(path, form)
     if not path.is_dir():
         return _of_file(path, form)
-    if form != FOUND_OUT:
-        raise FileFormatError(f"{path}: delimiter, decimal and encoding are of CSV files, not of run folders")
     source = _of_run(path) if (path / LEDGER).is_file() else _of_file(scores_in(path))
     if (path / "config.toml").is_file():
         config = of_folder(path)

@@ -60,6 +60,12 @@ FOUND_OUT = SheetForm()
 """Nothing is said: all of it is found out."""
 
 
+def check_form(path: Path, form: SheetForm) -> None:
+    """Raise FileFormatError if something is said about a table, but there is no CSV file."""
+    if form != FOUND_OUT and (path.is_dir() or path.suffix.lower() != ".csv"):
+        raise FileFormatError(f"{path}: delimiter, decimal and encoding are only of CSV files")
+
+
 @dataclass(frozen=True)
 class Sheet:
     """A table: its columns, and per row the line in the file and the text of every cell by column.
