@@ -311,7 +311,7 @@ def _script_words() -> dict[str, str]:
     """Return the words that the page's script says."""
     return {
         "problem": words("pay.no-payouts", why="%s"), "unpaid": words("pay.unpaid"),
-        "budget": words("pay.budget"), "amount": words("pay.no-amount"),
+        "budget": words("pay.budget"), "amount": words("pay.no-amount"), "twice": words("pay.two-amounts"),
         "decimals": words("pay.many-decimals"), "large": words("pay.too-large"),
     }  # fmt: skip
 
