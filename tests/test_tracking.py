@@ -60,7 +60,7 @@ def test_a_tracker_is_told_settings_then_every_round_then_the_end(tracked_run):
         assert told["model/expected-accuracy"] == rounds[number - 1].grand
     assert "contribution of the round/B&C" not in recorder.told[2][1]  # it was away
     summary = recorder.told[-1][1]
-    divided = shares(accumulate(rounds))
+    divided = shares(accumulate(rounds), "shrunk")
     assert {f"share/{name}": value for name, value in divided.items()}.items() <= summary.items()
 
 
