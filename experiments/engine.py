@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from beyond import Paths, ensembles, measured
+from cheats import Cheating, Innovation, told_the_pool
 
 from fedmerit.config import Config
 from fedmerit.errors import ReportError
@@ -82,7 +83,9 @@ class BothGames(Rehearsal):
             Shapley values. ``sampled = n``: the Shapley value of a round from n coalitions. ``loop``:
             coalitions are retrained one after another, which suits large networks. ``again = k``: the same
             data in the same hands, but the k-th other first model and batch order. ``games = "additive"``
-            leaves the other game out. ``phi = true`` computes PHI in any case.
+            leaves the other game out. ``phi = true`` computes PHI in any case. ``cheat`` and ``factor``: what
+            a member sends in the place of its update, see `cheats.Cheating`. ``innovation = true``: PHI along
+            the innovation of each round too, see `cheats.Innovation`.
     """
 
     def __init__(
@@ -98,6 +101,8 @@ class BothGames(Rehearsal):
         special = special or {}
         seeds = functools.partial(other_seed, special["again"]) if "again" in special else seed_for
         federation, quick = federation_of(config, seeds=seeds), None
+        if special.get("cheat") == "pool":
+            federation = told_the_pool(federation)
         if federation.device.type == "cuda":
             federation = replace(federation, training=replace(federation.training, tf32=True))
             quick = QuickEvaluation(federation)
@@ -117,6 +122,9 @@ class BothGames(Rehearsal):
         self.other_truth: dict[str, list[list[float]]] = {}
         self.paths = Paths(federation.first)
         self.whole_run: dict[str, Any] = {}
+        analyses: list[Any] = [self] if special.get("games", "both") == "both" else []
+        if "innovation" in special:
+            analyses.append(Innovation(federation, along_path.rounds))
         super().__init__(
             config,
             folder,
@@ -125,10 +133,15 @@ class BothGames(Rehearsal):
             evaluate=quick,
             truth=truth,
             phi=along_path,
-            analyses=[self] if special.get("games", "both") == "both" else [],
+            analyses=analyses,
             current_weights=ShapleyWeights(federation) if special.get("weights") == "MR-SV" else None,
             stacked=False if loop else None,
         )
+        if "cheat" in special:
+            local = self.transport.local
+            self.transport.local = Cheating(
+                federation, stacked=local.stacked, kind=special["cheat"], factor=special["factor"]
+            )
 
     def summed(self, plain: PlainRound) -> None:
         """Both models of every member in the renormalised game."""
