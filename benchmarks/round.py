@@ -62,6 +62,7 @@ def config(folder: Path, images: int, *, secure: bool, scoring: bool) -> Config:
             "model": {"name": "cnn"},
             "training": {"rounds": 2, "local_epochs": 5},
             "participation": {"lost": silent},
+            "scoring": {"method": "reports"},
             "secure_aggregation": {"enabled": secure},
         }
     )

@@ -25,6 +25,7 @@ SETTINGS = {
     "partition": {"clients": 7, "scheme": "iid"},
     "model": {"name": "mlp"},
     "training": {"rounds": 8, "local_epochs": 5},
+    "scoring": {"method": "reports"},
 }
 
 

@@ -55,7 +55,12 @@ class Cheating(LocalTraining):
             raise ValueError(f"experiment.cheat: expected one of {', '.join(KINDS)}, got {self.kind!r}")
 
     def train(
-        self, number: int, scheduled: Sequence[str], start: Model, stale: Model, tell: Callable[[int, int], None]
+        self,
+        number: int,
+        scheduled: Sequence[str],
+        start: Model,
+        stale: Model,
+        tell: Callable[[int, int], None],
     ) -> dict[str, Model]:
         """As honest members do, then cheat."""
         models = super().train(number, scheduled, start, stale, tell)
@@ -70,7 +75,9 @@ class Cheating(LocalTraining):
             update = public
         length = self.factor
         if self.kind == "pool":
-            others = [float(np.linalg.norm(model - start)) for name, model in models.items() if name not in cheats]
+            others = [
+                float(np.linalg.norm(model - start)) for name, model in models.items() if name not in cheats
+            ]
             length *= float(np.mean(others)) / float(np.linalg.norm(update))
         models[cheats[0]] = (start + np.float32(length) * update).astype(np.float32)
         return models

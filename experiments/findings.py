@@ -18,6 +18,7 @@ from claims import directions, elsewhere, ranking, single_round, utilities
 from evidence import Evidence, Facts
 from halves import other_images
 from retrained import game
+from takings import cheats
 from uses import class_mix, downstream, flipper, lies, rules
 
 PARTS = (
@@ -33,6 +34,7 @@ PARTS = (
     downstream,
     rules,
     lies,
+    cheats,
 )
 FORM: dict[str, Any] = {"width": 118, "break_long_words": False, "break_on_hyphens": False}
 TEMPLATE = Path(__file__).resolve().parent / "findings.md.in"

@@ -110,9 +110,10 @@ def other_images_section() -> Lines:
     minutes = text(raw["seconds"] / 60, ".0f")
     yield f"fashion-mini, an MLP, 9 members, Dirichlet 0.5, 10 rounds, {len(raw['runs'])} seeds"
     yield f"({minutes} minutes on one core of a busy machine). The class-balanced test pool is cut into two"
-    yield f"class-balanced halves of {raw['images in a half']} images. The table shows the Spearman of a score"
-    yield "on one half with MR-SV, the mean of both directions; mean ± standard deviation over the seeds, in"
-    yield "the last column ± standard error. PHI of accuracy is that of sharpened accuracy."
+    size = raw["images in a half"]
+    yield f"class-balanced halves of {size} images. The table shows the Spearman of a score on one half with"
+    yield "MR-SV, the mean of both directions; mean ± standard deviation over the seeds, in the last column ±"
+    yield "standard error. PHI of accuracy is that of sharpened accuracy."
     yield ""
     yield from table(HEAD, rows(found))
     yield "Run by run, on the same / on other images:"

@@ -106,6 +106,7 @@ def run_cell(
         settings = {section: dict(values) for section, values in cell.settings.items()}
         settings["data"] |= {"name": "npz", "path": str(path)}
         settings |= {"run": {"seed": cell.seed}, "secure_aggregation": {"enabled": False}}
+        settings["scoring"] = {"method": "reports"} | settings["scoring"]
         special = settings.pop("experiment", {})
         made = config.from_dict(settings)
         made, _ = resolve(made, read(made))

@@ -10,7 +10,7 @@ import numpy as np
 from cells import Result, datasets
 from evidence import BOTH, LAST, PAIR, TITLES, Claims, Evidence, Facts, agree, lines, mean
 from grid import settled, text
-from measures import HIDDEN, SCORES, agreements, measured, reports, scores, seeds, spread
+from measures import HIDDEN, SCORES, agreements, is_thin, measured, reports, scores, seeds, spread
 
 from fedmerit import accumulate
 
@@ -60,7 +60,7 @@ def game(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     _named_first(known, cells, facts, claims)
     _own_runs(cells, facts)
     _again(evidence, facts, claims)
-    _sizes(evidence, facts)
+    _sizes(evidence, facts, claims)
     _currency(evidence, cells, facts, claims)
 
 
@@ -318,19 +318,21 @@ def _again(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     )
 
 
-def _sizes(evidence: Evidence, facts: Facts) -> None:
+def _sizes(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     """Rows of the retraining game beside the two large ones."""
     names = (DEFAULT, *CANDIDATES, "MR-SV", "FP")
-    body = []
+    body, thin = [], []
     for row in evidence.rows:
         cells = evidence.cells(row.experiment, row.dataset, row.row)
         if row.experiment != "tab-error-game" or row.row in ("", "trained again") or not cells:
             continue
+        thin.append(is_thin(cells))
         for u in PAIR:
             known = against_truth(cells, u)
             line = [f"{datasets()[row.dataset]['short']}, {row.row}", seeds(cells), TITLES[u]]
             body.append([*line, *(spread(list(known.get(name, {}).values())) for name in names)])
     facts["other games"] = lines(["row", "seeds", "utility", *map(shown, names)], body)
+    claims["most rows of other sizes are thin"] = sum(thin) > len(thin) / 2
 
 
 def _currency(evidence: Evidence, cells: Sequence[Result], facts: Facts, claims: Claims) -> None:

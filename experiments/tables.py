@@ -23,12 +23,15 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 import numpy as np  # noqa: E402
 from axioms import axioms_section  # noqa: E402
 from cells import RESULTS, Result, Row, datasets, plan, read_results, subset_of  # noqa: E402
+from coverage import coverage_section  # noqa: E402
 from findings import findings  # noqa: E402
 from grid import mean, text  # noqa: E402
 from halves import other_images_section  # noqa: E402
 from measures import ENOUGH, EXPLAINED, SCORES, facts, is_thin  # noqa: E402
 from overview import agreement_lines, commands, cost, data_lines, missing, other_lines, unlisted  # noqa: E402
-from sections import SECTIONS, Lines, agreement_section, done, table  # noqa: E402
+from sections import SECTIONS as OF_THE_PAPER  # noqa: E402
+from sections import Lines, agreement_section, done, table  # noqa: E402
+from takings import cheat_section, flip_section  # noqa: E402
 from tidy import FIGURES, csv_text  # noqa: E402
 
 HEAD = """# The paper's experiments
@@ -72,6 +75,8 @@ Other differences from the paper:
 
 A label flipper replaces class y by class C - 1 - y, with C classes.
 """
+
+SECTIONS = {**OF_THE_PAPER, "tab-cheat": cheat_section, "tab-flip": flip_section}
 
 TOY = "Runs at toy size, not on the data that the headings name: they only show that everything works.\n\n"
 
@@ -118,6 +123,9 @@ def documents(rows: Sequence[Row], results: Mapping[str, Result], *, toy: bool =
         if lines_ := make(rows, results, paper):
             made[f"figures/{name}.csv"] = csv_text(lines_)
     if not toy:
+        honest = [cell.name for row in rows if row.experiment == "tab-phi" for cell in row.cells]
+        judged = {name: results[name] for name in honest if name in results}
+        made["tables/coverage.md"] = "\n".join(coverage_section(judged)) + "\n"
         made["FINDINGS.md"] = findings(rows, results, paper)
     return made
 
@@ -137,11 +145,9 @@ def readme(
     lines = [TOY + head if toy else head]
     lines += ["## The data", "", *data_lines(rows, results)]
     lines += ["## What was run", "", *commands(rows, results)]
-    lines += ["`tab:coalitions` needs no run: see [tables/tab-coalitions.md](tables/tab-coalitions.md)."]
-    lines += [
-        "Small runs on a CPU say how scores carry over to [other test images](tables/other-images.md).",
-        "",
-    ]
+    lines += ["`tab:coalitions` needs no run: see [tables/tab-coalitions.md](tables/tab-coalitions.md).", ""]
+    lines += ["How sure scores are, by simulation: [tables/coverage.md](tables/coverage.md).", ""]
+    lines += ["How scores carry over to other images: [tables/other-images.md](tables/other-images.md).", ""]
     lines += ["## Agreement: the paper's number and ours", "", *agreement_lines(rows, results, paper)]
     lines += ["## Detection, weighting, influence", "", *other_lines(rows, results, paper)]
     lines += ["## What was not run", "", *missing(rows, results)]

@@ -32,6 +32,7 @@ from measures import (
     flipper_of,
     influences,
     intervals,
+    is_thin,
     reports,
     scores,
     seeds,
@@ -192,6 +193,11 @@ def downstream(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     near = [loss[way] for way in ("FP = EE", "LOO", "MR-SV")]
     claims["unlike in the paper LOO is not behind FP and MR-SV, and COS is behind FedAvg"] = (
         min(near) > loss["FedAvg"] > loss["COS"] and max(near) - min(near) < 0.05
+    )
+    claims["ISIC's rows of weights are thin"] = all(
+        is_thin(evidence.cells(row.experiment, row.dataset, row.row))
+        for row in evidence.rows
+        if row.experiment == "fig-perf" and row.dataset.startswith("isic")
     )
     _influence(evidence, facts, claims)
     clean = evidence.cells("tab-error", "brain_mri_clean")

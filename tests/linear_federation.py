@@ -387,7 +387,7 @@ class Federation:
         made: dict[str, dict[str, Any]] = {
             "partition": {"names": list(self.names)},
             "training": {"rounds": rounds, "weights": "roster" if weights else "uniform"},
-            "scoring": {"utilities": ["fit"]},
+            "scoring": {"method": "reports", "utilities": ["fit"]},
             "secure_aggregation": {"enabled": self.masks},
             "data": {} if self.masks else {"test_size": 0},
         }
@@ -437,7 +437,7 @@ class MemoryRecorder:
     def sign(self, message: bytes) -> bytes:
         return b"" if self.key is None else self.key.sign(message)
 
-    def _signed(self, name: str, kind: str, body: Mapping[str, Any], signature: bytes) -> bool:
+    def verifies(self, name: str, kind: str, body: Mapping[str, Any], signature: bytes) -> bool:
         message = content(name, kind, body)
         return self.key is None or self.roster.verifies(name, signature, message)
 
@@ -446,7 +446,7 @@ class MemoryRecorder:
         body = join_body(
             self.run, address, agreed.terms, agreed.commitment, agreed.server, run_config=run_config
         )
-        return self._signed(name, "join", body, signature)
+        return self.verifies(name, "join", body, signature)
 
     def schedule(self, number: int, members: Sequence[str], weights: Mapping[str, float] | None) -> None:
         """Do nothing."""
@@ -458,7 +458,7 @@ class MemoryRecorder:
         """Do nothing: the round names who is to blame."""
 
     def take(self, report: Report, signature: bytes) -> bool:
-        return self._signed(report.client, "report", report.body(self.run), signature)
+        return self.verifies(report.client, "report", report.body(self.run), signature)
 
     def close(self, found: Round, model: np.ndarray, outcome: Any, utilities: Any) -> None:
         measured = utilities or {}
@@ -470,7 +470,7 @@ class MemoryRecorder:
         self.head = hashlib.sha256(f"{self.head} {found.number}".encode()).hexdigest()
 
     def said(self, name: str, kind: str, body: Mapping[str, Any], signature: bytes) -> bool:
-        if not self._signed(name, kind, body, signature):
+        if not self.verifies(name, kind, body, signature):
             return False
         self.said_.append((name, kind, dict(body), signature))
         return True
@@ -488,7 +488,7 @@ class MemoryRecorder:
         """Do nothing."""
 
     def seen(self, name: str, head: str, signature: bytes) -> bool:
-        return self._signed(
+        return self.verifies(
             name, "seen", {"run": self.run, "round": len(self.rounds), "head": head}, signature
         )
 

@@ -770,7 +770,7 @@ def test_resume(fedmerit, run_folder, tmp_path):
     assert "holds a run with a different config: scoring.missing is 'own-mean' there and 'zero' here" in err
     code, out, _ = fedmerit("run", config, "--out", folder, "--resume", *own)
     assert code == 0
-    assert "ALPHA summed over 2 rounds" in out
+    assert "PHI summed over 2 rounds" in out
     assert (folder / "scores.json").read_bytes() == before
     code, _, err = fedmerit("run", config, "--out", tmp_path / "new", "--resume")
     assert code == 2
@@ -815,9 +815,10 @@ def test_a_run_in_which_every_round_was_aborted(fedmerit, tmp_path):
     assert code == 2
     assert "round 2/2: 2 scheduled, at least 3 of the 3 members are needed" in err
     assert err.splitlines()[-1] == (
-        f"error: {tmp_path / 'run'}: no round was scored, and the run is over: its ledger holds 17 records, "
+        f"error: {tmp_path / 'run'}: no round was scored, and the run is over: its ledger holds 18 records, "
         "2 of 2 rounds closed; rounds 1 and 2 aborted (round 2: 2 scheduled, at least 3 of the 3 members are "
-        "needed); start another in a new folder, with more members who stay to the end of a round"
+        "needed); no round has a sum; start another in a new folder, with more members who stay to the end "
+        "of a round"
     )
     code, out, _ = fedmerit("verify", tmp_path / "run")
     assert code == 0
@@ -859,7 +860,14 @@ def test_a_plan_says_what_a_run_will_cost(fedmerit, tmp_path):
         "(analysis)",
         "16",
     ]
-    assert "with 50 test samples, one round separates two members" in out
+    assert re.search(
+        r"^with 25 test samples, two of 3 members are told apart if their scores, summed over the run, "
+        r"differ by [\d.]+ to [\d.]+ fair shares .* a tenth of a fair share, you need [\d,]+ to [\d,]+ "
+        r"test samples$",
+        out,
+        flags=re.M,
+    )
+    assert "settlement after the last round, on 25 test samples: each member receives" in out
     assert "participation.fraction" not in out
     assert re.search(r"^training samples: client-0 \d+, client-1 \d+, client-2 \d+$", out, flags=re.M)
     code, out, _ = fedmerit("plan", tmp_path / "c.toml", "--set", "participation.fraction=0.1")
@@ -876,7 +884,7 @@ def test_a_plan_says_what_a_run_will_cost(fedmerit, tmp_path):
         out,
         flags=re.M,
     )
-    assert "separates two members" not in out
+    assert "with 50 test samples, two of 3 members are told apart" in out
     code, _, err = fedmerit("plan", tmp_path / "nothing.toml")
     assert (code, "nothing.toml: no such file" in err) == (2, True)
 

@@ -17,6 +17,7 @@ SETTINGS = {
     "partition": {"scheme": "sizes", "sizes": [60, 50, 70, 40], "names": ["A", "B", "C", "D"]},
     "model": {"name": "mlp"},
     "training": {"rounds": 2, "local_epochs": 1, "batch_size": 16},
+    "scoring": {"method": "reports"},
 }
 
 

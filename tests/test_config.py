@@ -1,6 +1,5 @@
 """Settings: what is read is what is written, and what cannot mean anything is refused by name."""
 
-import dataclasses
 import hashlib
 import json
 import math
@@ -18,6 +17,7 @@ import fedmerit
 from fedmerit.cli.run import DEMO, commented_config
 from fedmerit.config import (
     SCHEMA,
+    SECTIONS,
     STAGES,
     Config,
     Partition,
@@ -189,8 +189,8 @@ def _variants():
         "lost": {"client-1": "1:masked"}, "utilities": ["brier"], "truth": ["shapley"],
         "threshold": 5, "fraction": 0.5, "names": list("abcdef"),
     }  # fmt: skip
-    for section in dataclasses.fields(Config):
-        part = getattr(Config(), section.name)
+    for section in SECTIONS:
+        part = getattr(Config(), section)
         for key, hint in typing.get_type_hints(type(part)).items():
             value = getattr(part, key)
             if key in ("roster_weights", "sizes", "merge", "misstate"):
@@ -206,15 +206,17 @@ def _variants():
                 changed = other[key]
             else:
                 changed = value + 1
-            yield section.name, key, changed
+            yield section, key, changed
 
 
 @pytest.mark.parametrize(("section", "key", "value"), list(_variants()), ids=lambda v: str(v)[:20])
 def test_every_setting_is_compared_and_moves_the_hash(section, key, value):
-    changed = from_dict({section: {key: value}})
+    raw = {"scoring": {"method": "both"}}
+    raw[section] = raw.get(section, {}) | {key: value}
+    changed = from_dict(raw)
     assert difference(Config(), changed).startswith(f"{section}.{key} is ")
     assert recorded_hash(changed.to_toml()) != recorded_hash(Config().to_toml())
-    assert difference(from_dict({section: {key: value}}), changed) == ""
+    assert difference(from_dict(raw), changed) == ""
 
 
 def test_roster_weights_are_compared_but_not_the_order_of_names():
@@ -299,7 +301,12 @@ def test_keys_and_defaults_are_those_of_the_schema_and_a_change_needs_a_new_one(
 
 def test_a_text_without_schema_is_todays_for_a_user_and_the_first_where_it_was_recorded():
     assert from_dict({}) == Config()
-    assert recorded("") == from_dict(tomllib.loads((SCHEMAS / "1.toml").read_text(encoding="utf-8")))
+    first = tomllib.loads((SCHEMAS / "1.toml").read_text(encoding="utf-8"))
+    first["scoring"] |= {
+        "method": "reports",
+        "errors": "plain",
+    }  # what later settings are where they did not exist
+    assert recorded("") == from_dict(first)
 
 
 @pytest.mark.parametrize("schema", [0, SCHEMA + 1, -1, True, 1.0, "2", [2]])
@@ -535,6 +542,27 @@ def test_methods_say_what_is_done_and_only_traced_statements_need_long_words(
     assert (config.reports, config.settles, config.word_bytes) == (reports, settles, word_bytes)
     for short in ("settlement.naming=false", "secure_aggregation.enabled=false"):
         assert from_dict({"scoring": {"method": method}}, [short]).word_bytes == 4
+
+
+@pytest.mark.parametrize(
+    ("scoring", "method"),
+    [
+        ({}, "both"),
+        ({"utilities": ["brier", "accuracy"]}, "both"),
+        ({"utilities": ["accuracy"]}, "reports"),
+        ({"utilities": ["balanced-accuracy", "brier"]}, "reports"),
+        ({"game": "renormalised"}, "reports"),
+    ],
+)
+def test_a_method_that_is_left_out_is_reports_where_nothing_can_be_settled(scoring, method):
+    found = from_dict({"scoring": scoring})
+    assert (found.scoring.method, found.method_open) == (method, True)
+    again = recorded(found.to_toml())
+    assert (again, again.method_open) == (found, False)
+    if "utilities" in scoring and method == "reports":
+        with raises(ConfigError, setting="scoring.utilities") as caught:
+            from_dict({"scoring": {"method": "both", **scoring}})
+        assert "or take scoring.method = 'reports'" in str(caught.value)
 
 
 @pytest.mark.parametrize("schema", [1, 2])

@@ -310,7 +310,7 @@ def small():
             "data": {"test_size": 60},
             "model": {"name": "mlp"},
             "partition": {"clients": 3},
-            "scoring": {"utilities": names},
+            "scoring": {"method": "reports", "utilities": names},
         }
     )
 

@@ -82,7 +82,7 @@ def test_the_table_of_test_slices_says_who_has_which_by_default():
 
 
 def test_the_recommended_choice_departs_from_the_defaults_where_it_says_so():
-    """The expected accuracy is a default; in a config the method and the rule are not."""
+    """The expected accuracy is a default; a config also lets members report; the rule is none."""
     text = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
     (chosen,) = re.findall(r"^> \*\*(.*)\*\*$", text, re.MULTILINE)
     assert chosen == (
@@ -90,7 +90,8 @@ def test_the_recommended_choice_departs_from_the_defaults_where_it_says_so():
         "paid by the rule `fenced`."
     )
     assert CONFIG.scoring.utilities[0] == "expected-accuracy"
-    assert CONFIG.scoring.method == "reports"
+    assert CONFIG.scoring.method == "both"
+    assert "A rehearsal settles half of the test set and lets members report on\nthe other half" in text
     assert argument(shares, "rule") == "fair"
 
 
@@ -138,3 +139,30 @@ def test_what_training_on_the_test_set_earns_is_the_committed_result():
     shown, flower = ((ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("shown.md", "flower.md"))
     assert f"got {fixed} of the pay in place of {honest}, with fresh slices {fresh}." in shown
     assert f"doubled its share ({honest} to {fixed}," in flower
+
+
+def test_what_cheats_take_is_the_committed_result():
+    rows = {}
+    for line in (ROOT / "experiments" / "tables" / "tab-cheat.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("**"):
+            data = line.strip("*")
+        elif found := re.match(r"\| ([^|]+) \| 3 \| (-?\d+)% ", line):
+            rows[data, found[1]] = found[2]
+    page = (ROOT / "docs" / "settlement.md").read_text(encoding="utf-8")
+    stated = re.findall(
+        r"^\| ([^|]+) \| (?:together )?(-?\d+) % \| (?:together )?(-?\d+) % \|", page, re.MULTILINE
+    )
+    measured = [
+        "told the pool, length x 1",
+        "told the pool, length x 3",
+        "replays the last public update, x 1",
+        "replays the last public update, x 3",
+        "honest update x 2",
+        "two add and take away 3 public updates",
+    ]
+    assert [list(shares) for _, *shares in stated[1:]] == [
+        [rows[data, cheat] for data in ("CIFAR-10", "Brain-MRI")] for cheat in measured
+    ]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"took {stated[1][2]} % of the gain on one dataset and all of it on another" in readme
+    assert int(stated[1][1]) > 100

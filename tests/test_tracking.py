@@ -1,5 +1,6 @@
 """Curves of scores: what a tracker is told, and that TensorBoard and MLflow can read it back."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -23,6 +24,7 @@ CONFIG = from_dict(
         "participation": {"away": {"B&C": [2]}},
     }
 )  # fmt: skip
+REPORTED = from_dict(CONFIG.as_dict(), ["scoring.method=reports"])
 
 
 class Recorder:
@@ -60,8 +62,17 @@ def test_a_tracker_is_told_settings_then_every_round_then_the_end(tracked_run):
         assert told["model/expected-accuracy"] == rounds[number - 1].grand
     assert "contribution of the round/B&C" not in recorder.told[2][1]  # it was away
     summary = recorder.told[-1][1]
-    divided = shares(accumulate(rounds))
-    assert {f"share/{name}": value for name, value in divided.items()}.items() <= summary.items()
+    settled = json.loads((path / "scores.json").read_text())["settlement"]["cumulative"]  # PHI pays
+    assert [summary[f"total contribution/{name}"] for name in CONFIG.clients] == settled
+    assert sum(summary[f"share/{name}"] for name in CONFIG.clients) == pytest.approx(1)
+
+
+def test_without_a_settlement_the_summary_is_that_of_the_reports(tmp_path):
+    recorder = Recorder()
+    with tracked(lambda step: None, tmp_path / "run", REPORTED, [recorder]) as watch:
+        run(REPORTED, tmp_path / "run", watch=watch)
+    divided = shares(accumulate(read_content(tmp_path / "run" / "scores.json").rounds))
+    assert {f"share/{name}": value for name, value in divided.items()}.items() <= recorder.told[-1][1].items()
 
 
 def test_a_run_that_is_over_is_told_the_same(tracked_run):
@@ -78,20 +89,20 @@ def test_a_run_that_fails_ends_with_none_and_a_resumed_one_tells_what_it_adds(tm
     monkeypatch.setattr(Rehearsal, "round", lambda self, n: real(self, n) if n < 2 else 1 / 0)
     with (
         pytest.raises(ZeroDivisionError),
-        tracked(lambda step: None, tmp_path / "run", CONFIG, [recorder]) as watch,
+        tracked(lambda step: None, tmp_path / "run", REPORTED, [recorder]) as watch,
     ):
-        run(CONFIG, tmp_path / "run", watch=watch)
+        run(REPORTED, tmp_path / "run", watch=watch)
     assert [what for what, _ in recorder.told] == ["start", 1, "end"]
     assert recorder.told[-1] == ("end", None)
     monkeypatch.undo()
     recorder = Recorder()
-    with tracked(lambda step: None, tmp_path / "run", CONFIG, [recorder]) as watch:
-        run(CONFIG, tmp_path / "run", resume=True, watch=watch)
+    with tracked(lambda step: None, tmp_path / "run", REPORTED, [recorder]) as watch:
+        run(REPORTED, tmp_path / "run", resume=True, watch=watch)
     assert [what for what, _ in recorder.told] == ["start", 2, 3, "end"]
 
 
 def test_a_round_without_scores_adds_no_point(tmp_path):
-    config = from_dict(CONFIG.as_dict(), ["secure_aggregation.threshold=4"])
+    config = from_dict(REPORTED.as_dict(), ["secure_aggregation.threshold=4"])
     recorder = Recorder()
     with tracked(lambda step: None, tmp_path / "run", config, [recorder]) as watch:
         run(config, tmp_path / "run", watch=watch)

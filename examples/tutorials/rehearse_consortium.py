@@ -55,9 +55,11 @@ np.savez(
 #
 # Every key has a default (`fedmerit init` writes them all, explained). What must be agreed on is here: who
 # takes part, which test samples everybody is shown and when, what is measured, and what a missed round
-# counts. With `test_reveal = "per-round"` every round has fresh test samples, committed to before round 1
-# and shown after the round's masked updates are in. A member who trains on the test set then gains nothing
-# by it.
+# counts. All test samples are committed to before round 1. Half of them stay shut until the last round is
+# over: then the run is settled, and by that members are ranked and paid. The other half is for what members
+# report in the rounds. With `test_reveal = "per-round"` every round has fresh samples of that half, shown
+# after the round's masked updates are in. A member who trains on samples that it was shown gains nothing by
+# it.
 
 Path("ours.toml").write_text(
     f"""
@@ -101,7 +103,8 @@ fedmerit("plan", "ours.toml")
 
 fedmerit("run", "ours.toml", "--out", "first")
 
-# The table says who contributed what and how sure that is; the folder holds the signed ledger, the scores
+# The table says who contributed what and how sure that is, and whether the numbers that members stated add
+# up; the folder holds the signed ledger, the scores
 # as JSON and CSV, and `page.html` for everybody who does not open a terminal.
 
 # ## Divide a budget
@@ -114,9 +117,9 @@ print(Path("first/statements/Dale.md").read_text())
 
 # ## Check it
 #
-# Anybody with the folder can check everything offline: the chain of records, every signature, that scores
-# follow from the reports and cents from the scores. Keep the head that is printed at the end: given to
-# `--head` later, it shows whether history was rewritten.
+# Anybody with the folder can check everything offline: the chain of records, every signature, that what
+# members stated adds up, that scores follow from it and cents from the scores. Keep the head that is
+# printed at the end: given to `--head` later, it shows whether history was rewritten.
 
 fedmerit("verify", "first")
 

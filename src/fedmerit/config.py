@@ -40,7 +40,7 @@ VERSION = "0.1.0"
 
 SCHEMA = 3
 """The schema of the settings in this file. Texts of schema 1 do not name theirs."""
-_BEFORE: dict[int, dict[str, dict[str, Any]]] = {3: {"scoring": {"method": "reports"}}}
+_BEFORE: dict[int, dict[str, dict[str, Any]]] = {3: {"scoring": {"method": "reports", "errors": "plain"}}}
 """By schema: values that keys new in it have in settings of earlier schemas, if not their defaults."""
 DEEPEST = 16
 """The most parts of a key, and the deepest nesting of tables and lists."""
@@ -175,10 +175,11 @@ class Scoring:
     """What is measured. Members are paid by the first utility."""
 
     method: Literal["settled", "both", "reports"] = setting(
-        "reports",
+        "both",
         "both: reports and, on another part of the pool, a settlement",
         above="settled: after the last round members state their part in the gain, and the statements must "
-        "add up exactly; reports: members report in each round what they measured",
+        "add up exactly; reports: members report in each round what they measured; if you leave the key out, "
+        "it is reports where nothing can be settled",
     )
     utilities: Sequence[str] = setting(
         ("expected-accuracy", "accuracy", "brier"),
@@ -193,6 +194,12 @@ class Scoring:
     )
     disclose_samples: bool = setting(False, "members also report how many training samples they hold")
     solo: bool = setting(False, "members also train alone and report that model's utility")
+    errors: Literal["joint", "plain"] = setting(
+        "joint",
+        "plain: as if the pool were drawn at random, and no such numbers",
+        above="joint: standard errors by class if the pool is drawn by class, and 32 numbers with each "
+        "report, from which anybody can compute how sure a difference between two members is",
+    )
     truth: Sequence[str] = setting(
         (), '"mr-shapley", "shapley": need plain updates, so the run is marked as an analysis'
     )
@@ -226,9 +233,10 @@ class SecureAggregation:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Seed and device."""
+    """Seed, repeat and device."""
 
     seed: int = setting(0)
+    repeat: int = setting(1, "from 2 on: another first model and batch order; data and test pool stay")
     device: str = setting("auto", "auto | cpu | cuda")
 
 
@@ -246,6 +254,9 @@ class Config:
     settlement: Settlement = Settlement()
     secure_aggregation: SecureAggregation = SecureAggregation()
     run: Run = Run()
+    method_open: bool = field(default=False, compare=False, repr=False)
+    """Whether scoring.method was left out, so that a rehearsal takes "reports" where nothing can be settled.
+    This is no setting: it is not recorded."""
 
     def __post_init__(self) -> None:
         for section, key, value, hint in self._settings():
@@ -308,9 +319,14 @@ class Config:
 
     def _settings(self) -> Iterator[tuple[str, str, Any, Any]]:
         """Yield section, key, value and type of every setting."""
-        for section, part in vars(self).items():
+        for section in SECTIONS:
+            part = getattr(self, section)
             for key, hint in typing.get_type_hints(type(part)).items():
                 yield section, key, getattr(part, key), hint
+
+
+SECTIONS = tuple(item.name for item in dataclasses.fields(Config) if item.name != "method_open")
+"""The sections of the settings."""
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -342,6 +358,16 @@ def of_folder(path: str | Path) -> Config:
 def recorded(text: str) -> Config:
     """Return settings that were recorded as TOML, as the version that wrote them meant them."""
     return from_dict({"schema": 1, **_parsed(text)})
+
+
+def resumed(config: Config, path: Path) -> Config:
+    """Return the config with which the run in a folder goes on: with its standard errors, if it is older."""
+    try:
+        if schema_of(_text_in(path / "config.toml")) >= 3:
+            return config
+    except ConfigError:  # opening the folder says what is wrong with it
+        return config
+    return dataclasses.replace(config, scoring=dataclasses.replace(config.scoring, errors="plain"))
 
 
 def schema_of(text: str) -> int:
@@ -445,10 +471,9 @@ def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
     for override in overrides:
         _override(tree, override)
     kinds = typing.get_type_hints(Config)
-    sections = [item.name for item in dataclasses.fields(Config)]
     for name, given in tree.items():
-        if name not in sections:
-            raise ConfigError(f"{name}: unknown section; expected one of {', '.join(sections)}")
+        if name not in SECTIONS:
+            raise ConfigError(f"{name}: unknown section; expected one of {', '.join(SECTIONS)}")
         if not isinstance(given, dict):
             raise ConfigError(f"{name}: expected a section [{name}], got {given!r}")
         if name == "partition" and "clients" not in given:
@@ -469,7 +494,23 @@ def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
     for number, meant in _BEFORE.items():
         for name, part in meant.items() if schema < number else ():
             tree[name] = {**tree[name], **part}
-    return Config(**{name: _section(name, kinds[name], given) for name, given in tree.items()})
+    parts = {name: _section(name, kinds[name], given) for name, given in tree.items()}
+    if is_open := "method" not in tree.get("scoring", {}):
+        scoring = parts.get("scoring", Scoring())
+        method = "reports" if unsettled_for(scoring) else scoring.method
+        parts["scoring"] = dataclasses.replace(scoring, method=method)
+    return Config(**parts, method_open=is_open)
+
+
+def unsettled_for(scoring: Scoring) -> Literal["", "utilities", "game"]:
+    """Return the key for which a run is not settled unless its settings ask for it; empty if there is none.
+
+    A utility without a gradient cannot be settled. A settlement scores the additive game, so whoever chooses
+    the other one means reports.
+    """
+    if scoring.utilities and scoring.utilities[0] in WITHOUT_GRADIENT:
+        return "utilities"
+    return "game" if scoring.game == "renormalised" else ""
 
 
 def _section(name: str, kind: type, given: Mapping[str, Any]) -> Any:
@@ -484,12 +525,18 @@ def _section(name: str, kind: type, given: Mapping[str, Any]) -> Any:
 
 def difference(there: Config, here: Config) -> str:
     """Return the first setting in which two configs differ, in words; an empty text if they are the same."""
+    for path, value, mine in differences(there, here):
+        return f"{path} is {value!r:.100} there and {mine!r:.100} here"
+    return ""
+
+
+def differences(there: Config, here: Config) -> Iterator[tuple[str, Any, Any]]:
+    """Yield every setting in which two configs differ: its path, its value there and its value here."""
     mine = here.as_dict()
     for section, values in there.as_dict().items():
         for key, value in values.items():
             if mine[section][key] != value:
-                return f"{section}.{key} is {value!r:.100} there and {mine[section][key]!r:.100} here"
-    return ""
+                yield f"{section}.{key}", value, mine[section][key]
 
 
 def _override(tree: dict[str, Any], override: str) -> None:
@@ -534,6 +581,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "secure_aggregation.threshold": (0, 1024, "0 (automatic) or a number of members"),
     "secure_aggregation.least": (0, 1024, "0 (automatic) or a number of members"),
     "run.seed": (0, 2**63 - 1, "0 or more"),
+    "run.repeat": (1, MOST, "1 or more"),
 }
 OF_MEMBERS = (
     ("corruption", "label_noise"), ("corruption", "label_flip"), ("corruption", "free_rider"),
@@ -628,7 +676,7 @@ def _check_method(config: Config) -> None:
         raise ConfigError.at(
             "scoring.utilities",
             f"{method!r} settles the first utility along its gradient, and {paid!r} has none: put "
-            "sharpened-accuracy or expected-accuracy first",
+            "sharpened-accuracy or expected-accuracy first, or take scoring.method = 'reports'",
         )
     reveal = config.data.test_reveal
     if (reveal == "end") == config.reports:

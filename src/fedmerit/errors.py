@@ -9,6 +9,7 @@
     │   ├── FileFormatError     a file of reports: names file and line
     │   ├── ConfigError         a setting: names its path and the allowed values
     │   ├── DataError           a dataset, partition or corruption
+    │   ├── NotComparable       runs that are not repeats of each other: names both, and what differs
     │   └── NoGradient          a utility, parameter or buffer without a gradient, which PHI needs
     ├── NeedsTable              the value needs every coalition, which secure aggregation never yields
     ├── UndefinedScore          the score does not exist for these reports, and fedmerit does not guess
@@ -82,6 +83,25 @@ class ConfigError(InputError):
 
 class DataError(InputError):
     """A dataset, partition or corruption cannot be built."""
+
+
+class NotComparable(InputError):
+    """A run is not a repeat of another, so what differs between them is more than training.
+
+    ``first`` and ``other`` name the runs; ``expected`` and ``got`` are what the one has and the other has
+    in its place. ``code`` says what differs: ``few`` (one run alone), ``same`` (one run twice), ``training``
+    (one repeat twice), ``unfinished``, ``unsettled``, ``kind`` (a run and a file), ``engine``, ``members``,
+    ``keys``, ``settings``, ``scoring``, ``rounds``, ``data``, ``pool``, ``utility`` or ``score``.
+    """
+
+    def __init__(
+        self, problem: str, *, code: str, first: str, other: str, expected: object = None, got: object = None
+    ) -> None:
+        what = problem
+        if expected is not None:
+            what = f"{problem}: expected {expected}, as in {first}, got {got}"
+        super().__init__(f"{other} cannot be compared: {what}")
+        self.code, self.first, self.other, self.expected, self.got = code, first, other, expected, got
 
 
 class NoGradient(InputError):

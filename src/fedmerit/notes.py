@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import string
+import time
 import tomllib
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -349,6 +350,15 @@ def numbered(numbers: Sequence[int], most: int = 30) -> str:
     last = words("list.left", left=left) if left > 0 else told.pop()
     phrase = words("list.last", items=_by("comma", told, most), last=last) if told else last
     return words("list.rounds", count=len(numbers), numbers=phrase)
+
+
+def moment(seconds: int | None) -> str:
+    """Return a time for people, in UTC.
+
+    >>> moment(0)
+    '1970-01-01 00:00 UTC'
+    """
+    return "" if seconds is None else time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
 def planted(corruption: Corruption, names: Mapping[str, str] | None = None) -> Note:

@@ -255,7 +255,7 @@ def verify_folder(
         try:
             files, book = read_scores(path), snapshot(ledger)  # in this order: files must not be newer
             checked = _Checked(book, member, roster, earlier)
-            lines.extend(checked.lines(head, heads))
+            lines.extend(checked.lines(head, heads, judged=archive is not None))
             lines.extend(checked.archived(archive, gradient))
             check_config(path, checked.config)
             lines.extend(check_checkpoints(path, checked.rounds))
@@ -332,7 +332,7 @@ def verify_copy(
     """
     copy = Copy(path)
     checked = _Checked(copy, member, roster, _earlier(after, member, roster))
-    yield from checked.lines(head, heads)
+    yield from checked.lines(head, heads, judged=archive is not None)
     yield from checked.archived(archive, gradient)
     if checked.reader is None:
         yield Note("scores")
@@ -423,8 +423,8 @@ class _Checked:
         check_stated(self.records, rounds, self.config.scoring, self.reader)
         return rounds
 
-    def lines(self, head: str | None, heads: str | Path | None) -> Iterator[Note]:
-        """Yield lines on chain, signatures, heads and rounds."""
+    def lines(self, head: str | None, heads: str | Path | None, *, judged: bool) -> Iterator[Note]:
+        """Yield lines on chain, signatures, heads and rounds; ``judged``: verdicts are judged anew later."""
         yield Note("chain-signed" if self.signed else "chain", records=len(self.records))
         members = self.config.clients
         if not self.signed:
@@ -459,7 +459,7 @@ class _Checked:
             if record.kind == "blame":
                 yield _about_blame(record)
         if self.settlement is not None:
-            yield from self.settlement.lines()
+            yield from self.settlement.lines(judged=judged)
         if moves(self.run):
             yield Note("moves")
         for one in self.rounds:

@@ -325,7 +325,9 @@ def test_a_copy_holds_nothing_of_others_but_their_hashes(closed):
         values = [record.body["salt"]]
         if record.kind == "report":  # of the paid utility: of the others, two members may have the same
             measured = record.body["measured"][PAID]  # v(M0) and v(M) everybody knows
-            values += [value for key, value in measured.items() if key not in ("empty", "grand")]
+            values += measured["sketch"]
+            values += [value for value in measured.values() if isinstance(value, str)]
+            values = [value for value in values if value not in (measured["empty"], measured["grand"])]
         values += [record.body["cosine"]] if record.kind == "report" else []
         (own if about == "client-1" else secret).extend(values)
     assert len(secret) > 50

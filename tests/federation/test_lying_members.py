@@ -8,12 +8,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedmerit.errors import BindingError, ProtocolError
+from fedmerit.errors import BindingError, LedgerError, ProtocolError
 from fedmerit.identity import canonical, exact
+from fedmerit.protocol import coordinator
 from fedmerit.protocol.member import Participant
 from fedmerit.protocol.memory import MemoryState
 from fedmerit.protocol.messages import Parcel, pack, unpack
 from fedmerit.protocol.outcome import model_hash
+from fedmerit.scoring.accumulate import accumulate
+from fedmerit.scoring.uncertainty import compare_pairs
 from linear_federation import LIAR, Federation
 
 HONEST = {"client-0", "client-2", "client-3"}
@@ -127,6 +130,66 @@ def test_a_report_of_impossible_numbers_is_refused(federation, number, reason):
     rounds = ran(federation)
     assert any(reason in note for note in federation.notes)
     assert rounds[0].silent == (LIAR,)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda said: said.update(sketch=["1"] * 32), "its sketch is not that of an error of"),
+        (lambda said: said.update(sketch=["0"] * 32), "its sketch is not that of an error of"),
+        (lambda said: said.pop("sketch"), "expected a sketch exactly with degrees of freedom"),
+        (lambda said: said.update(freedom=3), "expected a sketch exactly with degrees of freedom"),
+        (lambda said: said.pop("freedom"), "expected a sketch exactly with degrees of freedom"),
+        (lambda said: said.update(freedom="3"), "expected a whole number, got '3'"),
+        (lambda said: said["sketch"].pop(), "a sketch has 32 numbers"),
+        (lambda said: said["sketch"].__setitem__(0, "nan"), "finite numbers with seven digits"),
+        (lambda said: said["sketch"].__setitem__(0, "0.12345678901"), "finite numbers with seven digits"),
+        (lambda said: said["sketch"].__setitem__(0, 1), "finite numbers with seven digits"),
+        (lambda said: said["sketch"].__setitem__(0, None), "not a report"),
+        (lambda said: said.update(sketch="0"), "a sketch has 32 numbers"),
+    ],
+)
+def test_a_sketch_that_cannot_be_that_of_the_error_is_refused(federation, change, reason):
+    federation.answering("report", 1, federation.resigned(lambda body: change(body["measured"]["fit"])))
+    rounds = ran(federation)
+    assert any(reason in note for note in federation.notes), federation.notes
+    assert rounds[0].silent == (LIAR,)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda said: said.update(sketch=["1"] * 32), "not that of an error of"),
+        (lambda said: (said.pop("sketch"), said.pop("freedom")), "unlike the terms"),
+        (lambda said: said.update(freedom=3), "degrees of freedom"),
+    ],
+)
+def test_a_ledger_with_such_a_sketch_does_not_verify(federation, monkeypatch, change, reason):
+    """As a server would record it that did not care."""
+    monkeypatch.setattr(coordinator, "accept", lambda *_: None)
+    federation.answering("report", 2, federation.resigned(lambda body: change(body["measured"]["fit"])))
+    federation.run()
+    with pytest.raises(LedgerError, match=reason):
+        federation.verified()
+
+
+def test_a_run_with_plain_errors_has_no_sketches_and_takes_none(tmp_path):
+    federation = Federation(tmp_path, settings={"scoring": {"utilities": ["fit"], "errors": "plain"}})
+    numbers = {"sketch": ["0"] * 32, "freedom": 3}
+    federation.answering(
+        "report", 1, federation.resigned(lambda body: body["measured"]["fit"].update(numbers))
+    )
+    rounds = ran(federation)
+    assert rounds[0].silent == (LIAR,)
+    assert rounds[1].to_reports("fit").sketch is None
+
+
+def test_the_ledger_knows_how_members_hang_together(federation):
+    rounds = [one.to_reports("fit") for one in ran(federation)]
+    total = accumulate(rounds)
+    assert total.sketch == pytest.approx(sum(one.sketch for one in rounds).T)
+    assert np.sqrt(np.diag(total.covariance)) == pytest.approx(total.stderr, rel=0.6)  # 32 degrees of freedom
+    assert compare_pairs(total).stderr.max() < compare_pairs(total, errors="conservative").stderr.max()
 
 
 def test_a_report_that_was_changed_on_the_way_is_refused(federation):

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedmerit.protocol.outcome import Evaluations, Scorer, standard_error
+from fedmerit.protocol.outcome import Evaluations, Sampling, Scorer, standard_error
+from fedmerit.scoring.sampling import error_parts, least_error, sketch
 from fedmerit.scoring.types import Scores
 from fedmerit.scoring.uncertainty import intervals
 
@@ -36,6 +37,52 @@ def test_right_answers_are_counted_and_anything_else_is_not():
         other = measured(*parts)
         assert 0.0 in (other.se_loo, other.se_ioi)  # the difference that does not know of the half
         assert other.se_alpha == pytest.approx(0.25 / 3)  # sd of (.25, 0, 0) over sqrt 3
+
+
+def joint(utility, labels, *parts, balanced=True):
+    """Errors by class, of a member that measured these outcomes."""
+    shown = SimpleNamespace(id="s", y=np.array(labels))
+    values = [{utility: np.array(part, dtype=float)} for part in parts]
+    member = Scorer("A", Evaluations(lambda model, shown: {}), "additive", Sampling(True, balanced))
+    return member, member._measure(utility, SimpleNamespace(slice=shown, round=1), *values, None)
+
+
+def test_errors_by_class_where_the_pool_was_drawn_by_class():
+    # LOO per sample (.1, .3 | .5, .5), IOI 0: only class 0 varies, sd .1414, over sqrt 2, times 2/4
+    before, after, outside = [0.5] * 4, [0.6, 0.8, 1.0, 1.0], [0.5] * 4
+    _, one = joint("u", [0, 0, 1, 1], before, after, before, outside)
+    assert one.se_loo == pytest.approx(0.05, rel=1e-3)
+    assert one.se_alpha == pytest.approx(0.025, rel=1e-3)
+    assert (one.freedom, len(one.sketch)) == (2, 32)
+    parts = error_parts(np.array([0.05, 0.15, 0.25, 0.25]), np.array([0, 0, 1, 1]))
+    least = least_error([np.array(part) for part in (before, after, before, outside)]) / 2
+    stated = sketch(parts, least, slice_id="s", round=1, client="A")
+    assert one.sketch == pytest.approx(stated, abs=1e-6 * max(stated))
+    _, other = joint("u", [0, 0, 1, 1], before, after, before, outside, balanced=False)
+    assert other.se_loo == pytest.approx(np.std([0.1, 0.3, 0.5, 0.5], ddof=1) / 2, rel=1e-3)
+    assert other.freedom == 3
+
+
+def test_one_changed_answer_is_added_each_way_and_counts_half_in_alpha():
+    right = [1, 0, 1, 1, 0, 1]
+    member, one = joint("accuracy", [0, 0, 0, 1, 1, 1], right, right, right, right)
+    assert (one.se_loo, one.se_ioi) == (pytest.approx(2**0.5 / 6), pytest.approx(2**0.5 / 6))
+    assert (one.se_alpha, one.se_alpha_total) == (pytest.approx(2**0.5 / 12), pytest.approx(2**0.5 / 12))
+    assert np.abs(one.sketch) == pytest.approx(2**0.5 / 12, rel=1e-6)
+    assert (
+        member.sampling.freedom("accuracy", SimpleNamespace(y=np.array([0, 0, 0, 1, 1, 1])))
+        == one.freedom
+        == 4
+    )
+
+
+def test_balanced_accuracy_counts_a_sample_of_the_rarest_class():
+    labels = [0] * 8 + [1] * 2
+    scale = np.array([10 / (2 * 8)] * 8 + [10 / (2 * 2)] * 2)
+    right = scale * [1, 1, 0, 1, 0, 1, 1, 1, 1, 0]
+    _, one = joint("balanced-accuracy", labels, right, right, right, right, balanced=False)
+    assert one.se_loo == pytest.approx(2**0.5 * 2.5 / 10)
+    assert one.freedom == 8  # classes are strata however the pool was drawn
 
 
 def coverage(m, changed, upwards, counted, seed=0, repeats=4000):

@@ -30,6 +30,7 @@ SMALL = {
     "partition": {"scheme": "group"},
     "model": {"name": "mlp"},
     "training": {"rounds": 2, "local_epochs": 1, "batch_size": 16},
+    "scoring": {"method": "reports"},
 }
 
 

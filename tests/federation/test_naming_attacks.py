@@ -679,6 +679,7 @@ def changed_end(change):
         lambda body, told: body["rounds"][0].update(participants=[LIAR]),
         lambda body, told: body["rounds"].clear(),
         lambda body, told: body.update(named=[LIAR]),
+        lambda body, told: body.update(named=[FRIEND]),
         lambda body, told: body.update(missing=[LIAR]),
         lambda body, told: body.update(missing=[FRIEND], final=True),
         lambda body, told: told["statements"].pop(LIAR),
@@ -687,8 +688,8 @@ def changed_end(change):
         lambda body, told: body.update(settlement="0" * 64),
     ],
     ids=[
-        "sum", "holds", "product", "participants", "rounds", "named", "missing", "final", "own", "another",
-        "forged", "settlement",
+        "sum", "holds", "product", "participants", "rounds", "named", "friend", "missing", "final", "own",
+        "another", "forged", "settlement",
     ],
 )  # fmt: skip
 def test_a_member_countersigns_nothing_else_than_what_it_can_check(tmp_path, change):

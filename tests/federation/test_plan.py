@@ -41,7 +41,9 @@ def test_only_statements_that_can_be_traced_cost_longer_words(settings, word_byt
     found = plan(config, calibrate=False)
     assert found.bytes_up == word_bytes * found.parameters + fixed_bytes(config, 4)
     utilities = 0 if config.scoring.method == "settled" else 3
-    assert fixed_bytes(config, 4) - fixed_bytes(tiny("scoring.method=settled"), 4) == 285 * utilities
+    assert fixed_bytes(config, 4) - fixed_bytes(tiny("scoring.method=settled"), 4) == 785 * utilities
+    plain = tiny(*settings, "scoring.errors=plain")
+    assert fixed_bytes(config, 4) - fixed_bytes(plain, 4) == 500 * utilities
 
 
 @pytest.mark.parametrize(("method", "samples"), [("both", 25), ("settled", 50)])
@@ -63,7 +65,8 @@ def test_what_a_settled_run_does_not_measure_is_not_planned():
     settled, both, reports = (
         plan(tiny(f"scoring.method={method}"), calibrate=False) for method in ("settled", "both", "reports")
     )
-    assert (settled.costs, settled.pool, settled.gaps, settled.flower_models) == ((), 0, None, 0)
+    assert (settled.costs, settled.pool, settled.flower_models) == ((), 0, 0)
+    assert settled.resolution.samples == settled.settlement.samples
     assert [cost.name for cost in both.costs] == [cost.name for cost in reports.costs]
     assert (both.pool, reports.pool) == (25, 50)
     assert reports.settlement is None

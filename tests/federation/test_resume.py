@@ -1,15 +1,11 @@
 """A run that is killed at any moment goes on and ends with the same bytes. Real processes, kill -9."""
 
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
+from killing import killed
 from tiny import tiny
 
 from fedmerit.errors import KeyFileError, StoreError
@@ -26,23 +22,10 @@ SETTINGS = (
     "corruption.free_rider={client-3='stale'}",
     "participation.lost={client-2='2:unmask'}",
 )
-CHILD = """
-import sys
-import torch
-torch.set_num_threads(1)
-sys.path.insert(0, {tests!r})
-from tiny import tiny
-from fedmerit.simulation.run import run
-print("ready", flush=True)
-run(tiny(*{settings!r}), {folder!r}, resume={resume!r}, watch=lambda step: print(step.stage, flush=True))
-"""
 
 
-def start(folder, *, resume):
-    tests = str(Path(__file__).parent)
-    code = CHILD.format(tests=tests, settings=SETTINGS, folder=str(folder), resume=resume)
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+def config():
+    return tiny(*SETTINGS)
 
 
 @pytest.fixture(scope="module")
@@ -55,25 +38,16 @@ def whole(tmp_path_factory):
 @pytest.mark.long
 @pytest.mark.timeout(280)
 def test_killed_at_ten_random_moments_it_ends_with_the_same_bytes(tmp_path, whole):
-    folder = tmp_path / "run"
-    rng = random.Random(20261115)
-    kills = 0
-    while kills < 10:
-        process = start(folder, resume=folder.joinpath("config.toml").exists())
-        try:
-            assert process.stdout.readline() == "ready\n"
-            # let it live for a few steps, then a random while longer: inside training, summing, writing
-            for _ in range(rng.randrange(1, 9)):
-                if not process.stdout.readline():
-                    break
-            time.sleep(rng.random() * 0.15)
-        finally:
-            finished = process.poll() is not None
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-        if finished:
-            assert process.returncode == 0
-            break
+    folder, rng, kills = tmp_path / "run", random.Random(20261115), 0
+
+    def live(stages):
+        """Let it live for a few steps, then a random while longer: inside training, summing, writing."""
+        for _ in range(rng.randrange(1, 9)):
+            if not stages.readline():
+                break
+        time.sleep(rng.random() * 0.15)
+
+    while kills < 10 and not killed(__name__, folder, live):
         kills += 1
     run(tiny(*SETTINGS), folder, resume=True)
     assert (folder / "scores.json").read_bytes() == whole[0]

@@ -5,12 +5,14 @@ import shutil
 
 import numpy as np
 import pytest
-from tiny import tiny
+from tiny import TINY, tiny
 
-from fedmerit.errors import ConfigError, LedgerError
+from fedmerit.config import from_dict, of_folder
+from fedmerit.errors import ConfigError, DataError, LedgerError
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.forms import check_forms
 from fedmerit.ledger.records import config_of, first_body
+from fedmerit.notes import Note
 from fedmerit.protocol.terms import cautious, check_version, pinned, roster_in, scheduled_encoding
 from fedmerit.secagg.quantise import Encoding
 from fedmerit.simulation.run import run
@@ -116,11 +118,53 @@ def test_a_utility_of_ones_own_without_a_gradient_is_refused_before_anybody_trai
     prepare(tiny("scoring.method=both", f"scoring.utilities=['brier', '{name}']"))
 
 
+def left_out(*overrides):
+    """Settings that do not name the method."""
+    return from_dict({section: part for section, part in TINY.items() if section != "scoring"}, overrides)
+
+
+def test_a_rehearsal_reports_and_settles_unless_its_settings_say_otherwise(tmp_path):
+    content = run(left_out("data.test_size=20"), tmp_path / "run")
+    assert of_folder(tmp_path / "run").scoring.method == "both"
+    assert content["rounds"][0]["reports"] is not None
+    assert content["settlement"]["rounds"][0]["holds"]
+
+
+@pytest.mark.parametrize(
+    ("override", "code", "said"),
+    [
+        ("scoring.utilities=['accuracy']", "method-utilities", "because accuracy, the first utility, has no"),
+        (f"scoring.utilities=['{__name__}:no_gradient']", "method-gradient", "has no gradient: "),
+        ("scoring.game=renormalised", "method-game", "a settlement scores the additive game"),
+        ("data.test_size=19", "method-pool", "expected at least 20 samples with scoring.method = 'both'"),
+    ],
+)
+def test_where_nothing_can_be_settled_members_report_and_a_note_says_why(override, code, said, tmp_path):
+    notes = prepare(left_out(override)).notes
+    assert [note.code for note in notes if isinstance(note, Note)].count(code) == 1
+    heard = []
+    content = run(left_out(override), tmp_path / "run", watch=heard.append)
+    assert "settlement" not in content
+    assert of_folder(tmp_path / "run").scoring.method == "reports"
+    told = [one.text for one in heard if one.stage == "note" and getattr(one.text, "code", "") == code]
+    assert len(told) == 1
+    assert said in told[0]
+    again = []
+    run(left_out(override), tmp_path / "run", resume=True, watch=again.append)  # as it was recorded
+    assert all(getattr(one.text, "code", "") != code for one in again)
+
+
+def test_a_pool_too_small_for_reports_is_refused_whatever_the_method():
+    with pytest.raises(DataError, match="fewer than the 10 classes"):
+        prepare(left_out("data.test_size=9"))
+
+
 @pytest.mark.parametrize("method", ["settled", "both", "reports"])
 def test_only_members_who_can_settle_join_a_run_with_a_settlement(method):
     config = tiny(f"scoring.method={method}")
     terms = terms_of(config.to_toml(), roster_in(config, None))
-    assert terms["features"] == ([] if method == "reports" else ["settlement"])
+    needed = {"reports": ["sketches"], "both": ["settlement", "sketches"], "settled": ["settlement"]}
+    assert terms["features"] == needed[method]
     check_version(terms, "client-0")
 
 

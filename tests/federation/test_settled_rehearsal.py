@@ -1,16 +1,12 @@
 """Rehearsals that are settled: what is stated, adds up and is kept; kills at any moment; planted lies."""
 
-import os
 import random
-import signal
 import stat
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
+from killing import killed
 from tiny import tiny
 
 import fedmerit as fm
@@ -301,54 +297,33 @@ def test_samples_that_were_shown_are_known_after_a_kill(tmp_path, monkeypatch):
     assert integers(tmp_path / "run") == integers(tmp_path / "whole")
 
 
-CHILD = """
-import sys
-import torch
-torch.set_num_threads(1)
-sys.path[:0] = {paths!r}
-from test_settled_rehearsal import PLAIN, settled
-from fedmerit.simulation.run import run
-print("ready", flush=True)
-run(settled(PLAIN), {folder!r}, resume={resume!r}, watch=lambda step: print(step.stage, flush=True))
-"""
+def config():
+    return settled(PLAIN)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(280)
 def test_killed_at_random_moments_it_states_the_same_integers(tmp_path, whole):
     """Real processes and kill -9: three kills in rounds, then in the settlement."""
-    folder, rng = tmp_path / "run", random.Random(20261116)
-    tests = Path(__file__).parent
-    paths, environment = [str(tests), str(tests.parent)], os.environ | {"OMP_NUM_THREADS": "1"}
-    kills, settling = 0, 0
-    while kills < 7:
-        resume = folder.joinpath("config.toml").exists()
-        code = CHILD.format(paths=paths, folder=str(folder), resume=resume)
-        process = subprocess.Popen(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment
-        )
-        late = kills >= 3
-        try:
-            assert process.stdout.readline() == "ready\n"
-            while late and (line := process.stdout.readline()) not in ("settle\n", ""):
-                pass
-            for _ in range(rng.randrange(1, 3 if late else 7)):
-                line = process.stdout.readline()
-            time.sleep(rng.random() * (0.01 if late else 0.1))
-        finally:
-            finished = process.poll() is not None
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-        if finished:
-            assert process.returncode == 0
-            break
+    folder, rng, seen = tmp_path / "run", random.Random(20261116), []
+
+    def live(stages):
+        late, line = len(seen) >= 3, ""
+        while late and (line := stages.readline()) not in ("settle\n", ""):
+            pass
+        for _ in range(rng.randrange(1, 3 if late else 7)):
+            line = stages.readline()
+        time.sleep(rng.random() * (0.01 if late else 0.1))
+        seen.append(line)
+
+    kills = 0
+    while kills < 7 and not killed(__name__, folder, live):
         kills += 1
-        settling += line == "settle\n"
     run(settled(PLAIN), folder, resume=True)
     assert integers(folder) == whole
     assert list(verify_folder(folder))
     assert kills >= 4
-    assert settling >= 1
+    assert "settle\n" in seen[:kills]
 
 
 # ---------------------------------------------------------------------------------- lies, and what is refused

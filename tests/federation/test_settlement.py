@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -21,13 +22,15 @@ from fedmerit.identity import canonical, content
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.records import rounds_of
 from fedmerit.ledger.settled import settlement_of
-from fedmerit.protocol import clearing
+from fedmerit.protocol import clearing, pool
 from fedmerit.protocol.direction import Manifest, differs, integers, product
 from fedmerit.protocol.messages import pack, unpack
 from fedmerit.protocol.settlement import Statement
+from fedmerit.protocol.settler import SETTLING
 from fedmerit.secagg.quantise import Encoding
 from fedmerit.storage.archive import FolderArchive, check_archive
 from fedmerit.verify import verify_folder
+from forging import body_of, written
 from linear_federation import LIAR, Federation, fit, fit_slope
 
 
@@ -521,6 +524,96 @@ def test_a_friend_who_never_states_pays_for_a_lie(tmp_path, detail):
     assert got[[0, 2, 4]].tolist() == due[[0, 2, 4]].tolist()
     assert got[1] - due[1] == pytest.approx(10**6 * found.manifest.scale)
     assert got.sum() == pytest.approx(due.sum())
+
+
+def test_parts_of_blocks_that_do_not_add_up_are_said(tmp_path):
+    """The scores are right, so whoever states such parts does not keep the others from being paid."""
+    federation = settled(tmp_path)
+
+    def shift(body):
+        one, two, *more = map(float, body["blocks"]["2"])
+        body["blocks"]["2"] = [f"{one + 0.1:.7g}", f"{two - 0.1:.7g}", *(f"{part:.7g}" for part in more)]
+
+    stating(federation, shift)
+    federation.run()
+    found = federation.coordinator.settled
+    assert [one.round for one in found.odd_parts] == [2]
+    said = [line for line in verify_folder(federation.folder) if line.code == "settlement-parts"]
+    assert [line.values for line in said] == [{"round": 2, "clients": federation.names}]
+    assert found.holding == 3
+
+
+@pytest.mark.parametrize("detail", ["rounds", "run"])
+@pytest.mark.parametrize("scale", [1, 1e-6])
+def test_honest_parts_of_blocks_add_up_within_their_rounding(tmp_path, detail, scale):
+    federation = settled(tmp_path, settlement={"detail": detail}, ledger=False).run()
+    found = federation.coordinator.settled
+    assert found.odd_parts == []
+    off = {
+        key: tuple(part + 1e-2 * scale for part in parts)
+        for key, parts in found.statements[LIAR].blocks.items()
+    }
+    moved = replace(found, statements=found.statements | {LIAR: replace(found.statements[LIAR], blocks=off)})
+    assert len(moved.odd_parts) == (0 if scale < 1 else len(found.equations))
+
+
+def test_the_opened_pool_is_hashed_when_it_comes_and_not_for_every_round(tmp_path, monkeypatch):
+    real, calls = pool.slice_id, []
+    monkeypatch.setattr(pool, "slice_id", lambda x, y: calls.append(len(y)) or real(x, y))
+    counts = []
+    for rounds in (1, 3):
+        calls.clear()
+        settled(tmp_path / str(rounds), rounds=rounds, ledger=False).run()
+        counts.append(len(calls))
+    assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.parametrize("days", [2, 40])
+def test_a_member_who_is_away_keeps_its_updates_for_the_window(tmp_path, monkeypatch, days):
+    federation = settled(tmp_path, files=True, settlement={"window_days": days})
+    federation.reaches = lambda name, ask: name != LIAR or ask.exchange not in (*SETTLING, "close")
+    federation.run()
+    assert federation.coordinator.settled.missing == (LIAR,)
+    began, day = time.time(), 86_400
+    for later, kept in ((days + 6.9, True), (days + 7.1, False)):
+        monkeypatch.setattr(time, "time", lambda later=later: began + later * day)
+        another = federation.member(LIAR).state(("f" if kept else "e") * 32)
+        another.open()  # the invitation to another run lets it tidy up
+        another.save()
+        state = federation.member(LIAR).state(federation.run_id)
+        assert (state.get("0001.update") is not None) == kept
+
+
+def test_verify_says_whether_a_verdict_was_judged_anew(tmp_path):
+    federation = settled(tmp_path, naming=True)
+    stating(federation, lambda body: body["rounds"].update({"2": str(int(body["rounds"]["2"]) + 1)}))
+    federation.run()
+    told = next(line for line in verify_folder(federation.folder) if line.code == "settlement-verdict")
+    assert (told.values["client"], told.values["round"]) == (LIAR, 2)
+    assert "not judged anew here: --archive" in told
+    archive = federation.folder / "archive"
+    judged = [line.code for line in verify_folder(federation.folder, archive=archive)]
+    assert "settlement-named" in judged
+    assert "settlement-verdict" not in judged
+    assert "archive-verdict" in judged
+
+
+def test_a_verdict_on_the_whole_run_follows_from_those_on_its_rounds(tmp_path):
+    federation = settled(tmp_path, naming=True, settlement={"detail": "run"})
+    stating(federation, lambda body: body["rounds"].update({"all": str(int(body["rounds"]["all"]) + 1)}))
+    federation.run()
+    assert book(federation).named[0] == {LIAR: "stated"}
+
+    def tell(ledger, records):
+        for record in records:
+            body = body_of(record)
+            if record.kind == "verdict" and not body["round"]:
+                body["named"] = {"client-0": "stated"}
+            yield record.author, record.kind, body, record.signature
+
+    written(federation.home, tell, anew=())
+    with pytest.raises(LedgerError, match="names others for the whole run"):
+        book(federation)
 
 
 def test_rounding_in_a_friends_favour_is_found():

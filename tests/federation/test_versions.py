@@ -81,7 +81,7 @@ def test_a_member_that_lacks_a_feature_names_it(mixed):
 
 def test_a_member_that_knows_the_feature_joins(mixed):
     federation = mixed(
-        ("protocol/terms.py", 'FEATURES = ("settlement",)', 'FEATURES = ("settlement", "sparse-sums")'),
+        ("protocol/terms.py", 'FEATURES = ("settlement", ', 'FEATURES = ("sparse-sums", '),
         terms={"features": ["sparse-sums"]},
     )
     with federation.begun():

@@ -1,4 +1,4 @@
-"""A federation small enough to run many of: real data, a real network, seconds."""
+"""A federation small enough to run many of: real data, a real network, seconds; scored by reports."""
 
 from fedmerit.config import from_dict
 
@@ -7,6 +7,7 @@ TINY = {
     "partition": {"clients": 4, "scheme": "sizes", "sizes": [60, 50, 70, 40]},
     "model": {"name": "mlp"},
     "training": {"rounds": 2, "local_epochs": 1, "batch_size": 16},
+    "scoring": {"method": "reports"},
 }
 
 

@@ -8,6 +8,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx
 
 import fedmerit.flower
+from fedmerit.data import Pool
 from fedmerit.errors import ConfigError, DataError, MessageError, ReportError, StoreError
 from fedmerit.verify import verify_folder
 
@@ -163,12 +164,23 @@ def test_a_broken_value_shows_before_anybody_trains(home, wrong, reason):
     assert not (home / "run").exists()
 
 
+HALVED = Pool(
+    indices=np.arange(40), x=X, y=np.arange(40) % 2, slices=2, balanced=False, classes=2,
+    utility_hash="0" * 64, key=bytes(32), settled=20,
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("options", "error", "reason"),
     [
         ({"test": (X, ["a"] * 40)}, DataError, "labels must be numbers"),
         ({"test": (X[:5], np.zeros(5))}, DataError, "at least 10 per slice"),
         ({"test": (X, X[:, 0], X)}, DataError, "got 3 parts"),
+        (
+            {"test": HALVED},
+            DataError,
+            "expected a pool for method='reports', got one that was cut for 'both'",
+        ),
         ({"strategy": FedAvg(min_train_nodes=5)}, ConfigError, "min_train_nodes is 5, but the roster has 4"),
     ],
 )

@@ -206,6 +206,11 @@ def test_a_statement_that_its_author_did_not_sign_is_refused(away):
     found["member"] = "client-1"
     (away / "statement.json").write_text(json.dumps(found))
     _, said = fedmerit_command("settle", "add", away / "run", away / "statement.json", *keyed(away))
+    assert "client-1: did not sign its statement" in said
+    other = load_key(away / "client-1.pem")
+    found["signature"] = other.sign(content("client-1", "statement", found["statement"])).hex()
+    (away / "statement.json").write_text(json.dumps(found))
+    _, said = fedmerit_command("settle", "add", away / "run", away / "statement.json", *keyed(away))
     assert "client-1: has stated something else before" in said
     assert len(records(away / "run", "statement")) == 3
 

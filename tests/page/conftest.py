@@ -24,6 +24,7 @@ def run_folder(tmp_path_factory):
             "model": {"name": "mlp"},
             "training": {"rounds": 3, "local_epochs": 1, "batch_size": 16},
             "participation": {"away": {"Elm": [1]}},
+            "scoring": {"method": "reports"},
         }
     )
     run(config, folder)

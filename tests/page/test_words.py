@@ -87,25 +87,26 @@ def branches(node):
     return [*branches(node.body), *branches(node.orelse)] if isinstance(node, ast.IfExp) else [node]
 
 
-def said_in_template():
-    tree = jinja2.Environment().parse((SOURCE / "report/page/page.html").read_text(encoding="utf-8"))
-    for call in tree.find_all(jinja2.nodes.Call):
-        if isinstance(call.node, jinja2.nodes.Name) and call.node.name in ("words", "marked"):
-            codes = [*call.args[0].find_all(jinja2.nodes.Const)]
-            if isinstance(call.args[0], jinja2.nodes.Const):
-                codes = [call.args[0]]
-            for one in codes:
-                if one.value in catalogue() or "." in str(one.value):
-                    yield f"page.html:{call.lineno}", one.value, {key.key for key in call.kwargs}
+def said_in_templates():
+    for file in (SOURCE / "report/page").glob("*.html"):
+        tree = jinja2.Environment().parse(file.read_text(encoding="utf-8"))
+        for call in tree.find_all(jinja2.nodes.Call):
+            if isinstance(call.node, jinja2.nodes.Name) and call.node.name in ("words", "marked"):
+                codes = [*call.args[0].find_all(jinja2.nodes.Const)]
+                if isinstance(call.args[0], jinja2.nodes.Const):
+                    codes = [call.args[0]]
+                for one in codes:
+                    if one.value in catalogue() or "." in str(one.value):
+                        yield f"{file.name}:{call.lineno}", one.value, {key.key for key in call.kwargs}
 
 
 def literals():
-    """Every string in the source, and in the calls of the template."""
+    """Every string in the source, and in the calls of the templates."""
     for file in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield node.value
-    yield from (code for _, code, _ in said_in_template())
+    yield from (code for _, code, _ in said_in_templates())
 
 
 SECTIONS = {code.partition(".")[0] for code in catalogue() if "." in code}
@@ -135,7 +136,7 @@ def test_a_section_that_is_asked_by_value_has_all_values_and_no_other(section):
 
 
 def test_what_is_said_gives_just_the_values_that_the_words_take():
-    calls = [*said_in_python(), *said_in_template()]
+    calls = [*said_in_python(), *said_in_templates()]
     assert len(calls) > 300
     for where, code, given in calls:
         if not by_key(code) or given:
@@ -182,9 +183,10 @@ VALUES = {
 def left_over(text):
     """Words of the first language on a page: scripts, code and settings are not read as words."""
     data = json.loads(re.search(r'id="data">(.*?)</script>', text, flags=re.S)[1])
-    said = [rule[key] for rule in data["rules"].values() for key in ("problem", "about")]
-    said += [note for rule in data["rules"].values() for note in rule["notes"]]
-    said += [*data["words"].values(), *re.findall(r'(?:aria-label|title)="([^"]*)"', text)]
+    rules = data.get("rules", {}).values()
+    said = [rule[key] for rule in rules for key in ("problem", "about")]
+    said += [note for rule in rules for note in rule["notes"]]
+    said += [*data.get("words", {}).values(), *re.findall(r'(?:aria-label|title)="([^"]*)"', text)]
     said += re.findall(r'"title":"([^"]*)"', json.dumps(data["charts"]).replace(": ", ":"))
     body = re.sub(r"<(script|style|code)\b.*?</\1>", " ", text, flags=re.S)
     body = re.sub(r'<th scope="row">[a-z_]+\.[a-z0-9_]+</th>', " ", body)  # settings

@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import sys
 
-from fedmerit.cli import run, score, settle
+from fedmerit.cli import compare, run, score, settle
 from fedmerit.cli.base import app, errors_as_messages
 
-__all__ = ["app", "main", "run", "score", "settle"]
+__all__ = ["app", "compare", "main", "run", "score", "settle"]
 
 
 def main() -> None:

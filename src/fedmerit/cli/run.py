@@ -13,6 +13,7 @@ import typer
 from fedmerit.cli.base import Set_, app, err, fail, out
 from fedmerit.config import SCHEMA, Config, asked_for, of_folder, written
 from fedmerit.errors import ConfigError
+from fedmerit.notes import words
 from fedmerit.scoring.files import LEDGER
 
 # ------------------------------------------------------------------------------------------------ the page
@@ -111,6 +112,15 @@ def run(
     track: Annotated[
         list[str] | None, typer.Option(help="Send curves to tensorboard:DIR or mlflow:URI; repeatable.")
     ] = None,
+    repeat: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            help="Train so many times, in DIR/run-1, DIR/run-2, ...: the same data and test pool, but other "
+            "first models and batch orders; then compare the runs.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Train a federation on this machine under secure aggregation, and score every member.
 
@@ -120,7 +130,37 @@ def run(
 
     settings = load(config, set_ or ())
     with _settings_of(config, set_ or ()):
-        _run(settings, out_, resume=resume, track=track or ())
+        if repeat is None:
+            _run(settings, out_, resume=resume, track=track or ())
+        elif track:
+            fail(
+                "--track: expected without --repeat; `fedmerit track` sends the curves of each run afterwards"
+            )
+        else:
+            _repeat(settings, out_, repeat, resume=resume)
+
+
+def _repeat(config: Config, folder: Path, count: int, *, resume: bool) -> None:
+    """Train several times on the same data, each time in a folder of its own, and compare the runs."""
+    from fedmerit.cli.compare import write_comparison
+    from fedmerit.report.comparison import compared
+    from fedmerit.report.page.html import installed
+    from fedmerit.report.terminal import print_comparison
+    from fedmerit.storage.repeat_folders import PAGE, repeats_in
+
+    if config.run.repeat != 1:
+        raise ConfigError.at("run.repeat", f"expected 1 with --repeat, got {config.run.repeat}")
+    planned = repeats_in(folder, config, count, resume=resume)
+    for one in planned:
+        out.print(f"run {one.number} of {count}: {one.folder}")
+        _run(one.config, one.folder, resume=one.begun, repeats=planned[0].folder if one.number > 1 else None)
+    found = compared([one.folder for one in planned])
+    print_comparison(out, found)
+    if installed():
+        write_comparison(found, folder / PAGE)
+        out.print(words("file.comparison", path=folder / PAGE))
+    else:
+        out.print(words("file.install-comparison", folder=folder, path=folder / PAGE))
 
 
 @app.command()
@@ -151,13 +191,14 @@ def demo(
 
 def _demo_liar(config: Config, folder: Path) -> None:
     """Run the hospitals once more, with one that lies about its score; say what the settlement shows."""
+    from fedmerit.storage.archive import ARCHIVE
     from fedmerit.verify import verify_folder
 
     with _engine():
         from fedmerit.simulation.run import run as run_embedded
     run_embedded(config, folder)
     out.print(f"The same hospitals once more ({folder}): Elm states 1 % more than its score.")
-    for line in verify_folder(folder):
+    for line in verify_folder(folder, archive=folder / ARCHIVE):
         if line.code.startswith("settlement"):
             out.print(line)
     write_page(folder)
@@ -218,7 +259,10 @@ def track(
     out.print(f"sent {rounds} round{'' if rounds == 1 else 's'} to {to}")
 
 
-def _run(config: Config, folder: Path, *, resume: bool, track: Sequence[str] = ()) -> None:
+def _run(
+    config: Config, folder: Path, *, resume: bool, track: Sequence[str] = (), repeats: Path | None = None
+) -> None:
+    """Run a federation, or go on with it, and print its scores; ``repeats`` is the run that it repeats."""
     from fedmerit.report.exports import tracked, tracker
     from fedmerit.report.facts import Facts
     from fedmerit.report.source import source_of, timed
@@ -228,9 +272,11 @@ def _run(config: Config, folder: Path, *, resume: bool, track: Sequence[str] = (
 
     trackers = [tracker(where) for where in track]
     with _engine():
+        from fedmerit.simulation.run import pool_key_in
         from fedmerit.simulation.run import run as run_embedded
+    key = None if repeats is None else pool_key_in(repeats)
     with watching(err) as watch, tracked(timed(watch, folder), folder, config, trackers) as watched:
-        written = run_embedded(config, folder, resume=resume, watch=watched)
+        written = run_embedded(config, folder, resume=resume, watch=watched, pool_key=key)
     found = recorded(folder)
     source = source_of(found.content, found, missing=config.scoring.missing)
     if source.planted:

@@ -399,4 +399,9 @@ def _missing(file: Path, given: Missing | None) -> Literal["zero", "own-mean"]:
     """Return what a missed round counts: as asked for, otherwise as in this run folder, otherwise zero."""
     if given is None and (config := _settings(file)):
         return config.scoring.missing
+    return counted(given)
+
+
+def counted(given: Missing | None) -> Literal["zero", "own-mean"]:
+    """Return what a missed round counts, as asked for; zero if nobody asked."""
     return "own-mean" if given is Missing.own_mean else "zero"

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.errors import ConfigError, DataError
-from fedmerit.protocol.pool import KEY_BYTES, Images, Labels, Pool, parts_of
+from fedmerit.protocol.pool import KEY_BYTES, Images, Labels, Pool, parts_of, span_of
 
 # -------------------------------------------------------------------------------------------------- tables
 # Strict readers of .npz files and of CSV files with a header.
@@ -207,6 +207,40 @@ def choose_pool(
         raise DataError(f"the pool key must have {KEY_BYTES} bytes, got {len(key)}")
     if len(utility_hash) != 64 or set(utility_hash) - set("0123456789abcdef"):
         raise DataError(f"utility_hash must be 64 lower-case hex digits, got {utility_hash!r}")
+    indices, slices, settled = pool_order(
+        dataset, size, rng, reveal=reveal, rounds=rounds, method=method, blocks=blocks
+    )
+    return Pool(
+        indices=indices,
+        x=dataset.x_test[indices],
+        y=dataset.y_test[indices],
+        slices=slices,
+        balanced=size not in (0, "all"),
+        classes=len(dataset.classes),
+        utility_hash=utility_hash,
+        key=bytes(key),
+        settled=settled,
+    )
+
+
+def pool_order(
+    dataset: Dataset,
+    size: int | Literal["all"],
+    rng: np.random.Generator,
+    *,
+    reveal: str = "fixed",
+    rounds: int = 1,
+    method: str = "reports",
+    blocks: int = 1,
+) -> tuple[npt.NDArray[np.int64], int, int]:
+    """Return the test samples of a pool in their order, its slices, and how many samples are settled.
+
+    The arguments are those of `choose_pool`.
+
+    Raises:
+        ConfigError: the pool is too small for rounds and settlement.
+        DataError: it cannot be chosen, or a slice would lack a class.
+    """
     allowed = ("end",) if method == "settled" else ("fixed", "per-round")
     if reveal not in allowed:
         raise DataError(f"test_reveal must be {' or '.join(allowed)}, got {reveal!r}")
@@ -243,25 +277,15 @@ def choose_pool(
         place[members] = (np.arange(len(members)) + 0.5) / len(members) if whole else np.arange(len(members))
         turn[members] = position
     indices = np.lexsort((turn, place))[:total].astype(np.int64)
-    pool = Pool(
-        indices=indices,
-        x=dataset.x_test[indices],
-        y=dataset.y_test[indices],
-        slices=slices,
-        balanced=not whole,
-        classes=len(counts),
-        utility_hash=utility_hash,
-        key=bytes(key),
-        settled=settled,
-    )
+    y = dataset.y_test[indices]
     for s in range(slices):
-        lacking = set(range(len(counts))) - set(pool.y[pool.span(s)].tolist())
+        lacking = set(range(len(counts))) - set(y[span_of(total, slices, s, settled)].tolist())
         if lacking:
             raise DataError(
                 f"test slice {s} of {slices} has no sample of class {dataset.classes[min(lacking)]!r}: "
                 "expected fewer rounds or a balanced pool"
             )
-    return pool
+    return indices, slices, settled
 
 
 def _check_parts(total: int, classes: int, method: str, for_rounds: int, blocks: int) -> None:

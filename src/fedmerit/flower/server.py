@@ -188,6 +188,8 @@ class Contributions:
         game: how coalition models are built.
         missing: what a missed round counts in the sum.
         visibility: whether all members may read all records, or each only its own and the totals.
+        errors: ``joint``: members add 32 numbers to a report, from which the error of a difference between
+            two of them follows; ``plain``: they do not, and differences are judged by an upper bound.
         patience: seconds to wait for an answer that needs neither training nor evaluation; for those two,
             ``timeout`` of `start` applies.
         join: seconds to wait at the start for all members of the roster, later for enough of them, and at a
@@ -223,6 +225,7 @@ class Contributions:
         game: Literal["additive", "renormalised"] = "additive",
         missing: Literal["zero", "own-mean"] = "zero",
         visibility: Literal["all", "coordinator"] = "all",
+        errors: Literal["joint", "plain"] = "joint",
         patience: float = 120.0,
         join: float = 300.0,
         page: bool = True,
@@ -271,6 +274,7 @@ class Contributions:
                 "game": game,
                 "missing": missing,
                 "visibility": visibility,
+                "errors": errors,
             },
             "secure_aggregation": {
                 "bound": float(bound),
@@ -443,6 +447,13 @@ class Contributions:
 
     def _pool(self, config: Config) -> Pool:
         if isinstance(self.test, Pool):
+            own = self.test.settled > 0, self.test.slices > (self.test.settled > 0)
+            if own != (config.settles, config.reports):
+                cut = {(True, True): "both", (True, False): "settled", (False, True): "reports"}[own]
+                raise DataError(
+                    f"test: expected a pool for method={config.scoring.method!r}, got one that was cut for "
+                    f"{cut!r} (scoring.method of the settings it was made with)"
+                )
             return self.test
         if len(self.test) != 2:
             raise DataError(f"test: expected (samples, labels), got {len(self.test)} parts")

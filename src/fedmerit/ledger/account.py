@@ -18,7 +18,7 @@ from fedmerit.config import Config
 from fedmerit.errors import UnsettledShares
 from fedmerit.ledger.chain import Records
 from fedmerit.ledger.settled import Book, settlement_of
-from fedmerit.notes import Note, words
+from fedmerit.notes import Note, moment, words
 from fedmerit.protocol.outcome import Round
 from fedmerit.protocol.settlement import Settled
 from fedmerit.scoring.accumulate import Missing
@@ -220,15 +220,6 @@ def _renamed(scores: Scores, names: Mapping[str, str]) -> Scores:
         stderr=None if scores.stderr is None else scores.stderr[at],
         blocks=None if scores.blocks is None else scores.blocks[:, at],
     )
-
-
-def moment(seconds: int | None) -> str:
-    """Return a time for people, in UTC.
-
-    >>> moment(0)
-    '1970-01-01 00:00 UTC'
-    """
-    return "" if seconds is None else time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
 # ---------------------------------------------------------------------------------------------- the total

@@ -22,11 +22,11 @@ import numpy as np
 from fedmerit.config import Scoring
 from fedmerit.errors import LedgerError, UnsettledShares
 from fedmerit.identity import SERVER, canonical, exact, new_salt, number
-from fedmerit.ledger.account import Account, account_of, moment, total_of
+from fedmerit.ledger.account import Account, account_of, total_of
 from fedmerit.ledger.chain import Record, Records
 from fedmerit.ledger.joined_runs import RunPart, joined, numbered_on, part_of
 from fedmerit.ledger.records import config_of, own_total, reading
-from fedmerit.notes import Note
+from fedmerit.notes import Note, moment
 from fedmerit.protocol.outcome import Round
 from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.doubts import Doubt, doubts

@@ -23,6 +23,7 @@ from fedmerit.protocol.messages import PACKAGE
 from fedmerit.protocol.outcome import Round
 from fedmerit.protocol.pool import parts_of
 from fedmerit.protocol.terms import EMBEDDED, ENGINES, LEAST, MOST, Agreed, from_past, roster_in
+from fedmerit.scoring.sampling import belongs
 from fedmerit.secagg.setting import LEAST_IN_SUM, Setting
 
 # --------------------------------------------------------------------------------------------------- forms
@@ -373,6 +374,7 @@ class _Walk:
         _hex(body["m"], "m")
         self._utilities(body, bool(one.reports or one.withheld))
         self._samples(body["samples"])
+        self._errors(one)
         if "phi" in body:
             self._phi(body["phi"], included, aborted=bool(body["aborted"]))
         _hex(body["checkpoint"], "the checkpoint")
@@ -392,6 +394,28 @@ class _Walk:
             if body["totals_on"] != (expected := self._totals_on()):
                 raise LedgerError(f"totals_on: expected {expected!r}, where the members' reports are summed")
         self.closed += 1
+
+    def _errors(self, one: Round) -> None:
+        """Raise LedgerError unless reports have sketches of their errors where the terms ask for them."""
+        joint, most = self.config.scoring.errors == "joint", self.pool["size"]
+        for name, report in one.reports.items():
+            for utility, said in report.measured.items():
+                first = next(iter(one.reports.values())).measured[utility]
+                if (said.sketch is None) == joint or (said.freedom is None) == joint:
+                    raise LedgerError(
+                        f"the report of {name} has a sketch of its error or none, unlike the terms"
+                    )
+                if said.sketch is None or said.freedom is None:
+                    continue
+                if said.freedom != first.freedom or not 1 <= said.freedom <= most:
+                    raise LedgerError(
+                        f"the report of {name} states {said.freedom} degrees of freedom, others "
+                        f"{first.freedom}, on at most {most} samples"
+                    )
+                if not belongs(said.sketch, said.se_alpha):
+                    raise LedgerError(
+                        f"the report of {name} has a sketch that is not that of an error of {said.se_alpha:g}"
+                    )
 
     def _totals_on(self) -> str:
         """Return the slice of the last report by the first member of the config who has reported at all."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate as accumulated
 from typing import Any
 
-from fedmerit.config import Config
+from fedmerit.config import Config, differences
 from fedmerit.errors import DoesNotFollow, LedgerError
 from fedmerit.identity import SERVER
 from fedmerit.ledger.account import Account, account_of
@@ -17,6 +17,9 @@ from fedmerit.protocol.outcome import Round
 from fedmerit.protocol.terms import REHEARSALS
 from fedmerit.scoring.files import LEDGER
 from fedmerit.scoring.validate import two_spellings
+
+RULES = tuple(f"scoring.{key}" for key in ("utilities", "game", "missing", "visibility", "method"))
+"""Settings that say what a score is; runs that are counted or compared together have the same."""
 
 
 @dataclass(frozen=True)
@@ -101,14 +104,22 @@ def _check_follows(earlier: RunPart, later: RunPart) -> None:
         told = f"expected engine {one['engine']}, as in {earlier.name}, got {two['engine']}"
         raise _apart(earlier, later, "engine", told)
     _check_members(earlier, later)
-    for key in ("utilities", "game", "missing", "visibility", "method"):
-        expected, came = (getattr(run.config.scoring, key) for run in (earlier, later))
-        if expected != came:
-            told = f"expected scoring.{key} = {expected!r}, as in {earlier.name}, got {came!r}"
+    for path, expected, came in differences(earlier.config, later.config):
+        if path in RULES:
+            told = f"expected {path} = {expected!r}, as in {earlier.name}, got {came!r}"
             raise _apart(earlier, later, "scoring", told)
     if ends != begins:
         told = f"expected the model {ends}, with which round {len(earlier.rounds)} of {earlier.name} ended"
         raise _apart(earlier, later, "model", f"{told}, as its first model, got {begins}")
+
+
+def other_key(one: RunPart, other: RunPart, names: Iterable[str]) -> tuple[str, Any, Any] | None:
+    """Return the first of these names with another key in another run, with both keys; None if none has."""
+    known, keys = one.first["keys"] or {}, other.first["keys"] or {}
+    for name in names if one.first["engine"] in REHEARSALS else (SERVER, *names):
+        if known.get(name) != keys.get(name):
+            return name, known.get(name), keys.get(name)
+    return None
 
 
 def _check_members(earlier: RunPart, later: RunPart) -> None:
@@ -123,9 +134,7 @@ def _check_members(earlier: RunPart, later: RunPart) -> None:
     if alike := two_spellings(names):
         told = f"expected one spelling of each name, got {alike[0]!r} and {alike[1]!r}"
         raise _apart(earlier, later, "names", told)
-    known, keys = earlier.first["keys"] or {}, later.first["keys"] or {}
-    same = before == here  # a next roster may give a member another key
-    for name in names if earlier.first["engine"] in REHEARSALS else (SERVER, *names):
-        if same and known.get(name) != keys.get(name):
-            told = f"expected the key {known.get(name)} of {name}, as in {earlier.name}, got {keys.get(name)}"
-            raise _apart(earlier, later, "keys", told)
+    if before == here and (found := other_key(earlier, later, names)):  # a next roster may give another key
+        name, expected, got = found
+        told = f"expected the key {expected} of {name}, as in {earlier.name}, got {got}"
+        raise _apart(earlier, later, "keys", told)

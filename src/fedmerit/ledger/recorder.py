@@ -162,9 +162,13 @@ class LedgerRecorder:
                 self._write(name, "join", body, signature)
         return True
 
+    def verifies(self, name: str, kind: str, body: Mapping[str, Any], signature: bytes) -> bool:
+        """Return whether a member signed this; nothing is recorded."""
+        return self._verifies(name, signature, content(name, kind, body))
+
     def said(self, name: str, kind: str, body: Mapping[str, Any], signature: bytes) -> bool:
         """Record what a member signed, once; return whether it did sign it."""
-        if not self._verifies(name, signature, content(name, kind, body)):
+        if not self.verifies(name, kind, body, signature):
             return False
         if (name, dict(body)) not in [(author, found) for author, found, _ in self.signed(kind)]:
             with self.folder.ledger.transaction():

@@ -69,26 +69,37 @@ class Book:
         """How many equations hold."""
         return 0 if self.settled is None else self.settled.holding
 
-    def lines(self) -> Iterator[Note]:
-        """Yield what `verify` says of the settlement."""
+    def lines(self, *, judged: bool) -> Iterator[Note]:
+        """Yield what `verify` says of the settlement.
+
+        Args:
+            judged: whether every verdict is judged anew; otherwise the lines on who lied say how to do that.
+        """
         if self.settled is None:
             yield Note("settlement-none", why=words(f"unsettled.{self.why or 'unfinished'}"))
             return
-        yield from about(self.settled)
+        yield from about(self.settled, judged=judged)
+        for one in self.settled.odd_parts:
+            if one.round is None:
+                yield Note("settlement-parts-run", clients=one.participants)
+            else:
+                yield Note("settlement-parts", round=one.round, clients=one.participants)
         if len(self.countersigned) < self.threshold:
             yield Note("settlement-uncountersigned", count=len(self.countersigned), needed=self.threshold)
 
 
-def about(settled: Settled) -> Iterator[Note]:
+def about(settled: Settled, *, judged: bool = True) -> Iterator[Note]:
     """Yield what a settlement came to: how many equations hold, who was named, who is missing."""
     yield Note("settlement", holding=settled.holding, equations=len(settled.equations))
     for number, named in settled.named.items():
         for name, why in named.items():
             how = words(f"lie.{why}")
             if number:
-                yield Note("settlement-named", round=number, client=name, how=how)
+                code = "settlement-named" if judged else "settlement-verdict"
+                yield Note(code, round=number, client=name, how=how)
             else:
-                yield Note("settlement-named-run", client=name, how=how)
+                code = "settlement-named-run" if judged else "settlement-verdict-run"
+                yield Note(code, client=name, how=how)
     if settled.missing:
         yield Note("settlement-rest" if settled.final else "settlement-missing", clients=settled.missing)
 
@@ -196,8 +207,14 @@ class _SettlementWalk:
             raise LedgerError("speaks of members who are not in the sum")
         if number:
             self.book.values[number] = values
+        elif not self.book.withheld and named != self._so_far(manifest).lies_over_run:
+            raise LedgerError("names others for the whole run than the verdicts on its rounds prove")
         self.book.silent[number] = silent
         self.book.named[number] = named
+
+    def _so_far(self, manifest: Manifest) -> Settled:
+        book = self.book
+        return Settled(manifest, book.statements, self.config.settlement.detail, book.values)
 
     def settled(self, record: Record) -> None:
         manifest, book = self._manifest(record), self.book

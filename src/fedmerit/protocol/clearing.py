@@ -20,6 +20,7 @@ import numpy.typing as npt
 from fedmerit.config import Config
 from fedmerit.errors import FedmeritError, MessageError, SettlementError, StoreError
 from fedmerit.identity import canonical
+from fedmerit.notes import moment
 from fedmerit.protocol.direction import (
     Direction,
     Entry,
@@ -376,14 +377,15 @@ class Clearing:
         match unpack(answer, "a statement", values=3):
             case [bytes(text), bytes(signature)]:
                 body = parsed(text, "state")
+                if not recorder.verifies(name, "statement", body, signature):
+                    raise MessageError("did not sign its statement", stage="state", member=name)
                 statement = Statement.from_body(name, body, manifest, detail=config.settlement.detail)
                 if config.word_bytes == 6:
                     self._refuse_beyond(manifest, statement)
                 before = self.statements.get(name)
                 if before is not None and before[0].body(recorder.run) != body:
                     raise MessageError("has stated something else before", stage="state", member=name)
-                if not recorder.said(name, "statement", body, signature):
-                    raise MessageError("did not sign its statement", stage="state", member=name)
+                recorder.said(name, "statement", body, signature)
                 self.statements[name] = statement, signature
                 return
         raise MessageError("not a statement", stage="state", member=name)
@@ -418,9 +420,10 @@ class Clearing:
         if last["final"]:
             return settled
         if last["closes"] is not None and now < last["closes"]:
-            until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(last["closes"]))
             waiting = ", ".join(settled.missing) or "members about their masks"
-            raise SettlementError(f"statements of {waiting} are taken until {until}", code="open")
+            raise SettlementError(
+                f"statements of {waiting} are taken until {moment(last['closes'])}", code="open"
+            )
         self.coordinator.recorder.state("settled", settled.body())
         return settled
 

@@ -30,6 +30,7 @@ from fedmerit.protocol.outcome import (
     Outcome,
     Report,
     Round,
+    Sampling,
     Told,
     accept,
     check_numbers,
@@ -122,6 +123,9 @@ class Recorder(Protocol):
         utilities: Mapping[str, Mapping[str, float]] | None,
     ) -> None:
         """Record the end of a round."""
+
+    def verifies(self, name: str, kind: str, body: Mapping[str, Any], signature: bytes) -> bool:
+        """Return whether a member signed this; nothing is recorded."""
 
     def said(self, name: str, kind: str, body: Mapping[str, Any], signature: bytes) -> bool:
         """Record what a member signed, once; return whether it did sign it."""
@@ -377,10 +381,12 @@ class Coordinator:
             server = self._new_server(self._setting(number + 1, following))
         ask = outcome_ask(self.recorder.run, told, following if server else [])
         asks = dict.fromkeys(there, ask.pack(self.recorder.sign)) if there else {}
+        utilities = self.config.scoring.utilities if self.config.reports else ()
+        sampling = Sampling.of(self.config, self.recorder.agreed.commitment)
         for name, answer in self.transport.exchange("report", asks) if asks else ():
             try:
                 report, signature, keys = self._opened(name, answer)
-                accept(report, outcome, self.config.scoring.utilities if self.config.reports else ())
+                accept(report, outcome, utilities, sampling)
                 if not self.rehearsal:
                     check_numbers(report)
                 if not self.recorder.take(report, signature):

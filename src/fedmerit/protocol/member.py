@@ -12,7 +12,6 @@ update. A member who is told an impossible outcome leaves the run.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,18 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.config import (
-    Config,
-)
-from fedmerit.errors import (
-    BindingError,
-    FedmeritError,
-    MessageError,
-    ProtocolError,
-    RefusedError,
-    StoreError,
-)
-from fedmerit.identity import Roster, canonical, commitment, content, seed_from
+from fedmerit.config import Config
+from fedmerit.errors import BindingError, FedmeritError, MessageError, ProtocolError, RefusedError, StoreError
+from fedmerit.identity import Roster, canonical, content, seed_from
 from fedmerit.notes import Note
 from fedmerit.protocol.direction import Gradient
 from fedmerit.protocol.memory import KEPT, MemberState
@@ -42,11 +32,18 @@ from fedmerit.protocol.outcome import (
     Evaluate,
     Evaluations,
     Model,
+    Sampling,
     Scorer,
     Told,
     Work,
     as_array,
     file_name,
+    kept_complained,
+    kept_head,
+    kept_masked,
+    kept_released,
+    kept_report,
+    kept_trained,
 )
 from fedmerit.protocol.pool import samples_in
 from fedmerit.protocol.settler import SETTLING, Gradients, Settler
@@ -81,41 +78,6 @@ KEPT_ROUNDS = 2
 """How many rounds before the latest a member still answers in; it deletes the files of those before."""
 Evaluator = Callable[[Any, Sequence[str]], Evaluate]
 """(shape noted by training, names of utilities) -> a function that evaluates a model on a test slice."""
-
-# ------------------------------------------------------------------------------------------- stored values
-# Lines of a member's own file; `ledger.head_log` explains them and compares them with a ledger.
-
-
-def kept_head(number: int, head: str) -> str:
-    """Return the line for a head that was shown as the head after a round."""
-    return f"{number} {head}"
-
-
-def kept_trained(number: int, m0_hash: str) -> str:
-    """Return the line for a masked update, with the hash of the model it starts from."""
-    return f"{number} trained {m0_hash}"
-
-
-def kept_masked(number: int, member: str, digest: str) -> str:
-    """Return the line for the masked words that this member sent, hashed as in the record ``masked``."""
-    return f"{number} masked {json.dumps(member)} {digest}"
-
-
-def kept_complained(number: int, member: str, dealer: str) -> str:
-    """Return the line for a complaint of this member about a dealer of a bad share."""
-    return f"{number} complained {json.dumps([member, dealer])}"
-
-
-def kept_released(number: int, included: Sequence[str]) -> str:
-    """Return the line for shares that were released for the sum of these members."""
-    return f"{number} released {json.dumps(list(included))}"
-
-
-def kept_report(number: int, body: Mapping[str, Any], bound_to: Mapping[str, Any]) -> str:
-    """Return the line for a report and the outcome it is about, by their hashes."""
-    outcome = commitment({"round": number, **bound_to})
-    return f"{number} report {commitment(body).hex()} {outcome.hex()}"
-
 
 # ---------------------------------------------------------------------------------------------- the member
 
@@ -567,7 +529,8 @@ class Participant:
         evaluate = self.evaluator(shape, scoring.utilities)
         if not isinstance(evaluate, Evaluations):
             evaluate = Evaluations(evaluate)
-        scorer = Scorer(self.name, evaluate, scoring.game)
+        sampling = Sampling.of(agreed.config, agreed.commitment)
+        scorer = Scorer(self.name, evaluate, scoring.game, sampling)
         if (last := _sums(state, number)) is not None:
             scorer.totals_on, scorer.totals = last
         return scorer

@@ -160,12 +160,7 @@ def named(clearing: Clearing, settled: Settled, failed: Sequence[Equation]) -> S
         _record(clearing, manifest, number, liars[number], values[number], silent[number], evidence)
     found = replace(settled, values=values, named=liars, silent=silent)
     if whole_run:
-        wrong = {
-            name: "stated"
-            for name, statement in settled.statements.items()
-            if (proved := found.proved(name)) is not None and proved != statement.rounds.get(ALL, 0)
-        }
-        liars[WHOLE_RUN] = wrong
+        liars[WHOLE_RUN] = wrong = found.lies_over_run
         _record(clearing, manifest, WHOLE_RUN, wrong, {}, (), {})
         found = replace(found, named=liars)
     for number, each in liars.items():
@@ -314,13 +309,14 @@ class _Naming:
 
     def _take(self, name: str, body: Mapping[str, Any], signature: bytes) -> MaskTable:
         recorder = self.coordinator.recorder
+        if not recorder.verifies(name, "table", body, signature):
+            raise MessageError("did not sign its table", stage="table", member=name)
         table = table_of(name, body, recorder.run, self.manifest.digest, self.entry.round)
         if name in self.tables and self.tables[name][0] != table:
             raise MessageError("has signed another table before", stage="table", member=name)
         if not set(table.pairs) <= set(self.setting.members):
             raise MessageError("has masks with nobody else", stage="table", member=name)
-        if not recorder.said(name, "table", body, signature):
-            raise MessageError("did not sign its table", stage="table", member=name)
+        recorder.said(name, "table", body, signature)
         return table
 
     def _most(self) -> int:

@@ -10,6 +10,7 @@ hashes differ from its own.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -22,9 +23,20 @@ import numpy.typing as npt
 
 from fedmerit.config import Config
 from fedmerit.errors import BindingError, BoundError, LedgerError, MessageError
-from fedmerit.identity import canonical, exact, new_salt, number
+from fedmerit.identity import canonical, commitment, exact, new_salt, number
 from fedmerit.notes import Note
 from fedmerit.protocol.pool import Slice
+from fedmerit.scoring.sampling import (
+    SKETCH,
+    Strata,
+    belongs,
+    degrees,
+    error_parts,
+    least_error,
+    sketch,
+    standard_error,
+    strata_for,
+)
 from fedmerit.scoring.scores import from_blocks
 from fedmerit.scoring.types import Reports, Scores
 from fedmerit.secagg.quantise import Decoded, Encoding, Words
@@ -172,6 +184,24 @@ class Measured:
     solo: float | None = None
     empty: float | None = None  # v(M0) and v(M) as the member measured them
     grand: float | None = None
+    sketch: tuple[float, ...] | None = None  # of the error of alpha, see `fedmerit.scoring.sampling`
+    freedom: int | None = None  # degrees of freedom of these errors: test samples minus strata
+
+    def body(self) -> dict[str, Any]:
+        """Return the numbers as they are recorded and sent: as text, but for whole numbers."""
+        told: dict[str, Any] = {key: value for key, value in vars(self).items() if value is not None}
+        if self.sketch is not None:
+            told["sketch"] = [f"{value:.7g}" for value in self.sketch]
+        return {key: value if key in _OTHERS else exact(value) for key, value in told.items()}
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> Measured:
+        """Read what `body` wrote."""
+        found: dict[str, Any] = {}
+        for key, value in body.items():
+            read: Callable[[Any], Any] = _OTHERS.get(key, _finite)
+            found[key] = read(value)
+        return cls(**found)
 
 
 @dataclass(frozen=True)
@@ -193,10 +223,7 @@ class Report:
             "round": self.round,
             "bound_to": dict(self.bound_to),
             "cosine": None if self.cosine is None else exact(self.cosine),
-            "measured": {
-                name: {key: exact(value) for key, value in vars(one).items() if value is not None}
-                for name, one in self.measured.items()
-            },
+            "measured": {name: one.body() for name, one in self.measured.items()},
         }
 
     @classmethod
@@ -210,10 +237,7 @@ class Report:
                 client=client,
                 round=_whole(body["round"]),
                 bound_to={str(key): str(value) for key, value in body["bound_to"].items()},
-                measured={
-                    str(name): Measured(**{key: _finite(value) for key, value in one.items()})
-                    for name, one in body["measured"].items()
-                },
+                measured={str(name): Measured.from_body(one) for name, one in body["measured"].items()},
                 cosine=None if cosine is None else _finite(cosine),
                 salt=_salt(body["salt"]),
             )
@@ -221,8 +245,17 @@ class Report:
             raise MessageError(f"not a report: {error!r:.200}", stage="report", member=client) from error
 
 
-def accept(report: Report, outcome: Outcome, utilities: Sequence[str]) -> None:
-    """Raise unless a report is about this round and computed on exactly these models, weights and samples."""
+def accept(
+    report: Report, outcome: Outcome, utilities: Sequence[str], sampling: Sampling | None = None
+) -> None:
+    """Raise unless a report is about this round and computed on exactly these models, weights and samples.
+
+    Args:
+        report: what the member sent.
+        outcome: of the round.
+        utilities: those that members measure.
+        sampling: how standard errors are measured; None does not ask.
+    """
     if report.round != outcome.round:
         raise BindingError(
             f"answers round {report.round}, but this is round {outcome.round}",
@@ -243,6 +276,17 @@ def accept(report: Report, outcome: Outcome, utilities: Sequence[str]) -> None:
             stage="report",
             member=report.client,
         )
+    shown = outcome.slice
+    for name, one in report.measured.items():
+        if sampling is None or shown is None:
+            break
+        expected, problem = sampling.freedom(name, shown), ""
+        if one.freedom != expected or (one.sketch is None) != (expected is None):
+            problem = f"expected a sketch exactly with degrees of freedom, and {expected} of them"
+        elif one.sketch is not None and not belongs(one.sketch, one.se_alpha):
+            problem = f"its sketch is not that of an error of {one.se_alpha:g}"
+        if problem:
+            raise MessageError(f"{name}: {problem}", stage="report", member=report.client)
 
 
 def _salt(value: Any) -> str:
@@ -259,14 +303,31 @@ def _finite(text: Any) -> float:
 
 def _whole(value: Any) -> int:
     if type(value) is not int:
-        raise ValueError("a round is a whole number")
+        raise ValueError(f"expected a whole number, got {value!r:.40}")
     return value
+
+
+def _sketch(given: Any) -> tuple[float, ...]:
+    if not isinstance(given, list) or len(given) != SKETCH:
+        raise ValueError(f"a sketch has {SKETCH} numbers")
+    found = tuple(float(text) for text in given)
+    if any(
+        f"{value:.7g}" != text or not math.isfinite(value) for value, text in zip(found, given, strict=True)
+    ):
+        raise ValueError("a sketch holds finite numbers with seven digits")
+    return found
+
+
+_OTHERS: dict[str, Callable[[Any], Any]] = {"sketch": _sketch, "freedom": _whole}
+"""How the fields of `Measured` are read that are not numbers in hexadecimal."""
 
 
 def check_numbers(report: Report) -> None:
     """Raise MessageError if a report has numbers that no utility in [0, 1] can have; not for rehearsals."""
     for name, one in report.measured.items():
         for key, value in vars(one).items():
+            if key in ("sketch", "freedom"):
+                continue  # `accept` compares them with the test slice and with se_alpha
             most = float(report.round) if key == "se_alpha_total" else 1.0
             needed = key in ("empty", "grand")
             if (value is None and needed) or (value is not None and not 0 <= value <= most):
@@ -310,6 +371,37 @@ class Evaluations:
         return self._kept[key]
 
 
+BALANCED = "balanced-accuracy"
+"""The utility that is a mean over classes: each class is a stratum, however the test set was drawn."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How standard errors are measured, which follows from the terms and the commitment to the test pool.
+
+    Args:
+        joint: errors by stratum, with a sketch; otherwise plain errors, as in runs of earlier versions.
+        balanced: whether the pool was drawn class by class.
+    """
+
+    joint: bool = False
+    balanced: bool = False
+
+    @classmethod
+    def of(cls, config: Config, commitment: Mapping[str, Any]) -> Sampling:
+        """Return how members of a run measure."""
+        return cls(config.scoring.errors == "joint", bool(commitment.get("balanced")))
+
+    def strata(self, utility: str, shown: Slice) -> Strata | None:
+        """Return the strata of a test slice; None for plain errors."""
+        return strata_for(shown.y, balanced=self.balanced or utility == BALANCED) if self.joint else None
+
+    def freedom(self, utility: str, shown: Slice) -> int | None:
+        """Return the degrees of freedom that every report on this slice must name; None if it names none."""
+        strata = self.strata(utility, shown)
+        return None if strata is None else degrees(strata)
+
+
 @dataclass(eq=False)
 class Scorer:
     """One member's side of scoring: what it keeps between rounds, and how it measures.
@@ -318,6 +410,7 @@ class Scorer:
         name: the member's name on the roster.
         evaluate: returns per-sample utilities of a model on a slice; runs the member's own code.
         game: how coalition models are built.
+        sampling: how standard errors are measured.
         totals: per utility, alpha per test sample, summed over the rounds on one slice (private).
         totals_on: id of that slice.
     """
@@ -325,6 +418,7 @@ class Scorer:
     name: str
     evaluate: Evaluations
     game: Game = "additive"
+    sampling: Sampling = Sampling()
     totals: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
     totals_on: str = ""
 
@@ -385,18 +479,50 @@ class Scorer:
         if self.totals_on != outcome.slice.id:
             self.totals, self.totals_on = {}, outcome.slice.id
         self.totals[name] = self.totals.get(name, np.zeros_like(alpha)) + alpha
-        counted = all(np.isin(part[name], (0.0, 1.0)).all() for part in (before, after, inside, outside))
+        models = [part[name] for part in (before, after, inside, outside)]
         return Measured(
             alone=mean(inside[name]),
             without=mean(outside[name]),
-            se_loo=standard_error(loo, counted=counted),
-            se_ioi=standard_error(ioi, counted=counted),
-            se_alpha=standard_error(alpha, counted=counted),
-            se_alpha_total=standard_error(self.totals[name], counted=counted),
             solo=None if own is None else mean(own[name]),
             empty=mean(before[name]),
             grand=mean(after[name]),
+            **self._errors(name, outcome, models, loo, ioi, alpha),
         )
+
+    def _errors(
+        self,
+        name: str,
+        outcome: Outcome,
+        models: Sequence[npt.NDArray[np.float64]],
+        loo: npt.NDArray[np.float64],
+        ioi: npt.NDArray[np.float64],
+        alpha: npt.NDArray[np.float64],
+    ) -> dict[str, Any]:
+        """Return the standard errors of a report, by field."""
+        shown = outcome.slice
+        assert shown is not None
+        strata = self.sampling.strata(name, shown)
+        terms = {"se_loo": loo, "se_ioi": ioi, "se_alpha": alpha, "se_alpha_total": self.totals[name]}
+        if strata is None:
+            counted = all(np.isin(one, (0.0, 1.0)).all() for one in models)
+            return {key: standard_error(values, counted=counted) for key, values in terms.items()}
+        scale = class_scale(shown.y) if name == BALANCED else np.ones(1)
+        least = least_error([one / scale for one in models], scale)  # where a change of one outcome counts 1
+        parts = {key: error_parts(values, strata) for key, values in terms.items()}
+        found: dict[str, Any] = {
+            key: math.hypot(least / (1 if key in ("se_loo", "se_ioi") else 2), *one.tolist())
+            for key, one in parts.items()
+        }
+        stated = sketch(
+            parts["se_alpha"], least / 2, slice_id=shown.id, round=outcome.round, client=self.name
+        )
+        return {**found, "sketch": stated, "freedom": degrees(strata)}
+
+
+def class_scale(labels: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Return m / (C m_y) for every sample: what balanced accuracy multiplies its outcome by."""
+    _, classes, counts = np.unique(np.asarray(labels), return_inverse=True, return_counts=True)
+    return np.asarray(len(classes) / (len(counts) * counts[classes]), dtype=np.float64)
 
 
 def coalition_models(
@@ -423,27 +549,6 @@ def cosine(contribution: npt.NDArray[np.float64], change: npt.NDArray[np.float64
     """Return the cosine of a member's update and the whole change; None if one of them is zero."""
     scale = math.sqrt(float(contribution @ contribution)) * math.sqrt(float(change @ change))
     return None if scale == 0.0 else max(-1.0, min(1.0, float(contribution @ change) / scale))
-
-
-def standard_error(values: npt.NDArray[np.float64], *, counted: bool = False) -> float:
-    r"""Return the standard error of a mean over test samples.
-
-    .. math:: \frac{\mathrm{sd}(x_1, \ldots, x_m)}{\sqrt m}, \qquad \text{counted: }
-        \frac{\mathrm{sd}(x_1, \ldots, x_m, 1, -1)}{\sqrt{m + 2}}
-
-    A utility that counts right answers is 0 or 1 per sample, and few samples change. If 2 % of 50 samples
-    change on average, 36 % of all test sets show no change, and the standard error would be exactly 0. So one
-    changed sample is added in each direction (Bonett & Price 2012; after Agresti & Min 2005). We simulated
-    25 to 1000 samples, with changes in 0.5 to 30 % of them: 95 % intervals made this way cover at least 93 %.
-    Without the two added samples, they cover 12 to 93 %.
-
-    Args:
-        values: shape (m,), differences of utilities.
-        counted: whether all utilities behind the differences are 0 or 1.
-    """
-    if counted:
-        values = np.append(values, (1.0, -1.0))
-    return float(np.std(values, ddof=1) / math.sqrt(values.size)) if values.size > 1 else 0.0
 
 
 def mean(values: npt.NDArray[np.float64]) -> float:
@@ -488,13 +593,14 @@ class Round:
         named = [name for name in self.included if name in self.reports]
         measured = [self.reports[name].measured[utility] for name in named]
 
-        def column(key: str) -> list[float] | None:
+        def column(key: str) -> list[Any] | None:
             values = [getattr(one, key) for one in measured]
             return None if any(value is None for value in values) else values
 
         cosines = [self.reports[name].cosine for name in named]  # all None where members leave them out
         utilities, samples = self.body["utilities"][utility], self.body.get("samples")
         solo = column("solo") if "first" in utilities else None
+        sketches, freedoms = column("sketch"), column("freedom")
         return Reports(
             empty=number(utilities["empty"]),
             grand=number(utilities["grand"]),
@@ -508,6 +614,8 @@ class Round:
             utility=utility,
             round=self.number,
             since=self.since,
+            sketch=sketches,  # type: ignore[arg-type]
+            freedom=None if freedoms is None else int(min(freedoms)),
             **{key: column(key) for key in _COLUMNS},  # type: ignore[arg-type]
         )
 
@@ -574,3 +682,37 @@ def file_name(number: int, what: str) -> str:
 def as_array(kept: Any, kind: str) -> npt.NDArray[Any]:
     """Return an array that was stored in a state, which may hand back its bytes."""
     return kept if isinstance(kept, np.ndarray) else np.frombuffer(kept, kind).copy()
+
+
+# The lines of a member's own file; `ledger.head_log` explains them and compares them with a ledger.
+
+
+def kept_head(number: int, head: str) -> str:
+    """Return the line for a head that was shown as the head after a round."""
+    return f"{number} {head}"
+
+
+def kept_trained(number: int, m0_hash: str) -> str:
+    """Return the line for a masked update, with the hash of the model it starts from."""
+    return f"{number} trained {m0_hash}"
+
+
+def kept_masked(number: int, member: str, digest: str) -> str:
+    """Return the line for the masked words that this member sent, hashed as in the record ``masked``."""
+    return f"{number} masked {json.dumps(member)} {digest}"
+
+
+def kept_complained(number: int, member: str, dealer: str) -> str:
+    """Return the line for a complaint of this member about a dealer of a bad share."""
+    return f"{number} complained {json.dumps([member, dealer])}"
+
+
+def kept_released(number: int, included: Sequence[str]) -> str:
+    """Return the line for shares that were released for the sum of these members."""
+    return f"{number} released {json.dumps(list(included))}"
+
+
+def kept_report(number: int, body: Mapping[str, Any], bound_to: Mapping[str, Any]) -> str:
+    """Return the line for a report and the outcome it is about, by their hashes."""
+    outcome = commitment({"round": number, **bound_to})
+    return f"{number} report {commitment(body).hex()} {outcome.hex()}"

@@ -94,7 +94,8 @@ KEY_BYTES = SALT_BYTES = 32
 class Slice:
     """Test samples of a round or of the settlement, and the proof that they were committed to.
 
-    ``id`` is a SHA-256 over the samples in order, without salts: equal samples have equal ids in any run.
+    ``id`` is a SHA-256 over the samples in order, without salts: equal samples have equal ids in any run. It
+    is computed unless whoever makes the slice has done so before.
     """
 
     index: int
@@ -102,12 +103,13 @@ class Slice:
     y: Labels
     salts: bytes
     path: tuple[bytes, ...]
-    id: str = field(init=False)
+    id: str = ""
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
             raise BindingError(f"test slice {self.index} has {len(self.x)} images and {len(self.y)} labels")
-        object.__setattr__(self, "id", slice_id(self.x, self.y))
+        if not self.id:
+            object.__setattr__(self, "id", slice_id(self.x, self.y))
 
     def verify(self, commitment: Mapping[str, Any], round: int | None = None) -> None:
         """Raise `BindingError` unless the commitment binds exactly these samples (to ``round``, if given).

@@ -22,7 +22,7 @@ import numpy as np
 
 from fedmerit.errors import MessageError
 from fedmerit.identity import SERVER, canonical, new_salt
-from fedmerit.protocol.direction import Entry, Manifest, whole_number
+from fedmerit.protocol.direction import BLOCKS_SLACK, Entry, Manifest, whole_number
 from fedmerit.scoring.scores import from_blocks
 from fedmerit.scoring.types import Scores
 
@@ -248,6 +248,29 @@ class Settled:
     def liars(self) -> tuple[str, ...]:
         """Everybody who was named in a round."""
         return tuple(dict.fromkeys(name for each in self.named.values() for name in each))
+
+    @property
+    def lies_over_run(self) -> dict[str, str]:
+        """Who stated another number for the run than masks proved, round by round."""
+        return {
+            name: "stated"
+            for name, statement in self.statements.items()
+            if (proved := self.proved(name)) is not None and proved != statement.rounds.get(ALL, 0)
+        }
+
+    @property
+    def odd_parts(self) -> list[Equation]:
+        """The equations that hold although the parts of the blocks do not add up: somebody's are false."""
+        found = []
+        for one in self.equations if not self.withheld else ():
+            key = ALL if one.round is None else str(one.round)
+            whole = [entry.blocks for entry in self.manifest.rounds if one.round in (None, entry.round)]
+            if one.holds:
+                parts = np.array([self.statements[name].blocks[key] for name in one.participants])
+                most = BLOCKS_SLACK * np.abs(parts).sum(axis=0).max() + 1e-9
+                if not (np.abs(parts.sum(axis=0) - np.sum(whole, axis=0)) <= most).all():
+                    found.append(one)
+        return found
 
     def body(self) -> dict[str, Any]:
         """Return the record ``settled``."""

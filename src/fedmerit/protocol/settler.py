@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from fedmerit.identity import canonical, content
 from fedmerit.protocol.direction import (
     BLOCKS_SLACK,
     REST,
+    Direction,
     Entry,
     Gradient,
     Manifest,
@@ -201,31 +203,22 @@ class Settler:
         m = moved(m0, decoded.weighted_sum, decoded.total_weight)
         if (decoded.total_weight, encoding.step, model_hash(m)) != (entry.weight, entry.step, entry.m):
             return ["0", [], "its total weight, step or model does not follow from the sum"]
-        shown = self._pool()
+        shown = self._pool(manifest)
         blocks, _ = blocks_of(shown, self.config.settlement.blocks)
         slopes, _, rest = slopes_of(
             self.member.gradient_for(shape, manifest.utility), m0, m, shown, blocks, entry.points
         )
-        values = as_units(slopes, manifest.blocks, entry.step, entry.weight)
-        gain = slopes.grand - slopes.empty
-        whole = block_products(x, slopes, encoding, entry.step, entry.weight)
-        problem = differs(g, values, manifest.scale, encoding)
-        if not problem and not _near(entry, values, length(x, encoding)):
-            problem = "the length of the sum or the direction, or its largest coordinate, is another"
-        if not problem and not _near_values(entry, slopes, rest):
-            problem = "the utility of a model, or the rest of the gain, is another"
-        if not problem and product(x, g) != entry.product:
-            problem = "the product of the sum and the direction is another"
-        if not problem and entry.points < 7 and abs(rest) > 1.05 * REST * abs(gain) + 1e-9:
-            problem = f"{entry.points} points of the path leave a rest of {rest:.3g} of the gain {gain:.3g}"
-        most = max(map(abs, whole), default=0.0)
-        if not problem and any(
-            abs(own - told) > BLOCKS_SLACK * most + 1e-9
-            for own, told in zip(whole, entry.blocks, strict=True)
-        ):
-            problem = "the parts of the blocks are others"
-        own = product(words, g)
-        most = largest_stated(len(entry.participants))
+        again = _Recomputed(manifest, entry, encoding, x, g, slopes, rest)
+        problem = next(again.problems(), "")
+        if problem and not self.member.rehearsal:
+            log.warning("%s disagrees with the direction of round %d: %s", self.name, entry.round, problem)
+        own_blocks = block_products(words, slopes, encoding, entry.step, entry.weight)
+        digits = [float(f"{value:.7g}") for value in own_blocks]  # seven do for standard errors
+        return [str(self._product(words, g, entry)), digits, problem]
+
+    def _product(self, words: Words, g: Direction, entry: Entry) -> int:
+        """Return this member's product with the direction of a round; raise if masks could not prove it."""
+        own, most = product(words, g), largest_stated(len(entry.participants))
         if self.config.word_bytes == 6 and abs(own) > most:
             raise SettlementError(
                 f"its product in round {entry.round} is {own}, and masks can prove at most {most}: settle "
@@ -233,14 +226,7 @@ class Settler:
                 code="overflow",
                 member=self.name,
             )
-        if problem and not self.member.rehearsal:
-            log.warning("%s disagrees with the direction of round %d: %s", self.name, entry.round, problem)
-        own_blocks = block_products(words, slopes, encoding, entry.step, entry.weight)
-        return [
-            str(own),
-            [float(f"{value:.7g}") for value in own_blocks],
-            problem,
-        ]  # seven digits do for standard errors
+        return own
 
     def _contradiction(self, entry: Entry) -> str:
         """Return how the manifest contradicts what this member signed in the round; empty if it does not.
@@ -422,7 +408,11 @@ class Settler:
                 raise BindingError("an equation does not hold as it says", stage="settle", member=self.name)
 
     def _check_end(self, settled: Mapping[str, Any]) -> None:
-        """Raise if this member is named, or if the settlement is closed before its window is over."""
+        """Raise if somebody is named without need, or this member, or if the window is closed early."""
+        if settled["named"] and all(one["holds"] for one in settled["rounds"]):
+            raise BindingError(
+                "somebody is named though every equation holds", stage="settle", member=self.name
+            )
         if self.name in settled["named"] and self.member.misstates is None:
             raise RefusedError("is named, and has not lied", stage="settle", member=self.name)
         closes = self.state.get("closes")
@@ -436,9 +426,10 @@ class Settler:
             raise BindingError("was not shown the pool", stage=stage, member=self.name)
         return Manifest.from_body(parsed(bytes(kept[1]), "settlement"))
 
-    def _pool(self) -> Slice:
+    def _pool(self, manifest: Manifest) -> Slice:
+        """Return the opened samples; they were hashed, and compared with the manifest, when they came."""
         x, y, index = self.state.get(POOL)
-        return Slice(index=index, x=_shaped(x), y=_shaped(y), salts=b"", path=())
+        return Slice(index=index, x=_shaped(x), y=_shaped(y), salts=b"", path=(), id=manifest.pool)
 
     def is_signed(self, name: str, kind: str, body: Mapping[str, Any], signature: Any) -> bool:
         """Return whether a member signed a record; True in a rehearsal where nothing is signed."""
@@ -460,18 +451,42 @@ class Settler:
             )
 
 
-def _near(entry: Entry, values: npt.NDArray[np.float64], sum_norm: float) -> bool:
-    """Return whether what the scale follows from is right."""
-    norm, largest = float(np.sqrt(np.dot(values, values))), float(np.abs(values).max(initial=0.0))
-    told = ((norm, entry.norm), (largest, entry.largest), (sum_norm, entry.sum_norm))
-    return all(abs(own - said) <= NEAR * own for own, said in told)
+@dataclass(frozen=True, eq=False)
+class _Recomputed:
+    """A round as a member recomputes it, beside what the manifest says of it."""
 
+    manifest: Manifest
+    entry: Entry
+    encoding: Encoding
+    x: Words
+    g: Direction
+    slopes: Slopes
+    rest: float
 
-def _near_values(entry: Entry, slopes: Slopes, rest: float) -> bool:
-    """Return whether the utilities of a round are those that this member finds."""
-    told = ((slopes.empty, entry.empty), (slopes.grand, entry.grand), (rest, entry.rest))
-    most = NEAR * max(abs(slopes.empty), abs(slopes.grand)) + 1e-9
-    return all(abs(own - said) <= most for own, said in told)
+    def problems(self) -> Iterator[str]:
+        """Yield what is wrong with the manifest, in words."""
+        entry, slopes, rest = self.entry, self.slopes, self.rest
+        values = as_units(slopes, self.manifest.blocks, entry.step, entry.weight)
+        if problem := differs(self.g, values, self.manifest.scale, self.encoding):
+            yield problem
+        norm, largest = float(np.sqrt(np.dot(values, values))), float(np.abs(values).max(initial=0.0))
+        own_length = length(self.x, self.encoding)
+        lengths = ((norm, entry.norm), (largest, entry.largest), (own_length, entry.sum_norm))
+        if not all(abs(own - said) <= NEAR * own for own, said in lengths):  # the scale follows from these
+            yield "the length of the sum or the direction, or its largest coordinate, is another"
+        utilities = ((slopes.empty, entry.empty), (slopes.grand, entry.grand), (rest, entry.rest))
+        most = NEAR * max(abs(slopes.empty), abs(slopes.grand)) + 1e-9
+        if not all(abs(own - said) <= most for own, said in utilities):
+            yield "the utility of a model, or the rest of the gain, is another"
+        if product(self.x, self.g) != entry.product:
+            yield "the product of the sum and the direction is another"
+        gain = slopes.grand - slopes.empty
+        if entry.points < 7 and abs(rest) > 1.05 * REST * abs(gain) + 1e-9:
+            yield f"{entry.points} points of the path leave a rest of {rest:.3g} of the gain {gain:.3g}"
+        whole = block_products(self.x, slopes, self.encoding, entry.step, entry.weight)
+        most = BLOCKS_SLACK * max(map(abs, whole), default=0.0) + 1e-9
+        if not all(abs(own - said) <= most for own, said in zip(whole, entry.blocks, strict=True)):
+            yield "the parts of the blocks are others"
 
 
 def _flat(values: npt.NDArray[Any]) -> list[Any]:

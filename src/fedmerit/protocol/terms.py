@@ -146,7 +146,7 @@ LARGEST_BOUND = 100.0
 """Largest bound that `cautious` accepts: no training moves a coordinate further in one round."""
 
 
-FEATURES = ("settlement",)
+FEATURES = ("settlement", "sketches")
 """What this version can do beyond its protocol. A run's terms list what its members must be able to do."""
 
 
@@ -180,7 +180,8 @@ def proposed(
 
 def features_of(config: Config) -> list[str]:
     """Return what the members of a run with these settings must be able to do, of `FEATURES`."""
-    return ["settlement"] if config.settles else []
+    sketched = config.reports and config.scoring.errors == "joint"
+    return [*(["settlement"] if config.settles else []), *(["sketches"] if sketched else [])]
 
 
 def stated_of(roster: Roster) -> dict[str, Any]:

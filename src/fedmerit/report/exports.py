@@ -237,17 +237,18 @@ def replay(folder: Path, tracker: Tracker) -> int:
     config = of_folder(folder)
     found = recorded(folder) if (folder / LEDGER).is_file() else None
     rounds = (found.content if found else read_content(folder / "scores.json")).rounds
+    account = found.accounts[-1] if found and found.accounts else None
     tracker.start(config.as_dict())
-    if found and found.accounts:
-        account = found.accounts[-1]
-        _send(tracker, account, config)
-        tracker.end(_result(account.scores(config.scoring.missing)))
-        return len(account.rounds)
     for k, one in enumerate(rounds, start=1):
         points = curves(rounds[:k], missing=config.scoring.missing)
         tracker.round(number_of(one, k), points)
-    tracker.end(summary_of(rounds, missing=config.scoring.missing))
-    return len(rounds)
+    if account is None:
+        tracker.end(summary_of(rounds, missing=config.scoring.missing))
+        return len(rounds)
+    if not rounds:
+        _send(tracker, account, config)
+    tracker.end(_result(account.scores(config.scoring.missing)))
+    return len(rounds or account.rounds)
 
 
 def _send(tracker: Tracker, account: Account, config: Config) -> None:

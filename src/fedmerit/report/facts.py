@@ -33,6 +33,7 @@ from fedmerit.report.source import Source
 from fedmerit.report.text import digits_for
 from fedmerit.scoring.accumulate import Missing, ScoredRound, accumulate, number_of
 from fedmerit.scoring.agreement import agreement
+from fedmerit.scoring.convergence import Convergence, convergence_of
 from fedmerit.scoring.doubts import Doubt, doubts
 from fedmerit.scoring.files import scores_of, totals_of
 from fedmerit.scoring.rewards import Rule, Shares, payouts, shares, usual_rule
@@ -231,6 +232,17 @@ class Facts:
         rows = dict(zip(total.clients, alike, strict=True))
         at = {name: i for i, name in enumerate(total.clients)}
         return {name: tuple(one for one in total.ranking() if row[at[one]]) for name, row in rows.items()}
+
+    @cached_property
+    def convergence(self) -> Convergence | None:
+        """How the order of members settled over the rounds; None if that cannot be said."""
+        if self.ranked_by == "MERIT" or not self.by_round:  # more than a sum over rounds, or not known
+            return None
+        rounds: Sequence[Reports] | Sequence[Scores] = self.source.rounds
+        if self.settled:
+            rounds = [one.scores for one in self.source.settled_rounds if one.scores is not None]
+        numbers = [number_of(one, place) for place, one in enumerate(self.measured, start=1)]
+        return convergence_of(self.total, rounds, numbers, missing=self.source.missing)
 
     @cached_property
     def suspects(self) -> tuple[str, ...]:

@@ -395,7 +395,9 @@ def pseudonymised(source: Source) -> Source:
 def _renamed(reports: Reports, names: Mapping[str, str]) -> Reports:
     shown = [names[name] for name in reports.clients]
     order = np.argsort(shown)
-    vectors = {key: values[order] for key in VECTORS if (values := getattr(reports, key)) is not None}
+    vectors = {
+        key: values[order] for key in (*VECTORS, "sketch") if (values := getattr(reports, key)) is not None
+    }
     return replace(
         reports,
         clients=tuple(shown[i] for i in order),

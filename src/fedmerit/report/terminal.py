@@ -17,12 +17,14 @@ from rich.text import Text
 
 from fedmerit.ledger.records import in_words
 from fedmerit.notes import words
+from fedmerit.report.comparison import Comparison
 from fedmerit.report.facts import Facts
 from fedmerit.report.text import (
     made_worse,
     on_terminal,
     printable,
     rank_text,
+    rounds_enough,
     samples_text,
     settlement_sentences,
     share_text,
@@ -89,7 +91,14 @@ def _findings(facts: Facts) -> Iterator[str]:
             yield words("terminal.status", score=name, status=words(f"status-short.{status}"))
     if groups := tuple(words("list.comma").join(group) for group in facts.groups if len(group) > 1):
         yield words("terminal.alike", groups=groups)
-    yield words("terminal.unsure" if total.stderr is None else "terminal.sure")
+    if total.stderr is None:
+        yield words("terminal.unsure")
+    else:
+        yield words("terminal.sure")
+        if total.covariance is None and total.n > 1:
+            yield words("terminal.bound")
+    if enough := rounds_enough(facts):
+        yield enough
     if total.score in ("ALPHA", "PHI") and not facts.withheld and (worse := made_worse(facts)):
         yield worse
     for name in () if facts.withheld else facts.suspects:
@@ -208,6 +217,40 @@ def print_payouts(
         _say(console, words("terminal.note", text=note))
 
 
+def print_comparison(console: Console, found: Comparison) -> None:
+    """Print what training again changed: doubts, a table of members, findings, notes."""
+    for label, run in zip(found.labels, found.runs, strict=True):
+        _warn(console, [words("compare.doubt", run=label, doubt=str(doubt)) for doubt in run.facts.doubts])
+    rows = found.rows
+    columns = {
+        words("terminal.member"): [printable(one.client) for one in rows],
+        words("compare.col-mean"): [found.mean_text(one) for one in rows],
+        words("compare.col-training"): [found.spread_text(one.training) for one in rows],
+        words("compare.col-test"): [found.spread_text(one.test) for one in rows],
+        words("compare.col-ranks"): [one.rank_range for one in rows],
+    }
+    each = {label: [found.score_text(one.scores[k]) for one in rows] for k, label in enumerate(found.labels)}
+    if _fits(columns | each, console.width):
+        _print_table(console, columns | each)
+    else:
+        _print_table(console, columns)
+        _print_table(console, {words("terminal.member"): columns[words("terminal.member")], **each})
+    for label, run in zip(found.labels, found.runs, strict=True):
+        _say(console, words("compare.is", run=label, path=run.name))
+    score, utility = found.first.ranked_by, str(found.first.utility)
+    _say(console, words("compare.caption", score=score, utility=utility, rounds=found.first.total.rounds))
+    for line in (found.lede[1], found.wider, found.rough, found.common, *found.order):
+        if line:
+            _say(console, line)
+    for one, other, above, under in found.swaps:
+        _say(console, words("compare.swap", one=one, other=other, above=above, under=under))
+    _say(console, found.chance)
+    for label, told in found.enough:
+        _say(console, words("compare.enough", run=label, text=told))
+    for note in found.notes:
+        _say(console, words("terminal.note", text=note))
+
+
 def print_truth(console: Console, content: Mapping[str, Any]) -> None:
     """Print that plain updates were analysed, and how close the summed scores come to the ground truth."""
     console.print(words("terminal.analysis"))
@@ -241,10 +284,12 @@ def print_plan(console: Console, plan: Plan) -> None:
         console.print(_costs(plan))
     memory, sent = plan.memory_bytes / 2**20, plan.bytes_up / 2**20
     console.print(words("terminal.plan-memory", memory=memory, sent=sent))
-    if plan.gaps is not None:
-        low, high = plan.gaps
+    if plan.pool:
         console.print(words("terminal.plan-evaluates", models=plan.flower_models))
-        console.print(words("terminal.plan-gaps", pool=plan.pool, low=low, high=high))
+    found = plan.resolution
+    (low, high), (few, many) = found.gaps, found.needed
+    told = {"samples": found.samples, "low": low, "high": high, "few": few, "many": many}
+    console.print(words("terminal.plan-gaps", members=plan.members, **told))
     if (last := plan.settlement) is not None:
         received, disk = last.bytes_down / 2**20, last.disk_bytes / 2**20
         console.print(

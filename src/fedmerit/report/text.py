@@ -6,9 +6,9 @@ import math
 from typing import TYPE_CHECKING
 
 from fedmerit.identity import SERVER
-from fedmerit.ledger.account import Account, moment
+from fedmerit.ledger.account import Account
 from fedmerit.ledger.decisions import Terms
-from fedmerit.notes import Note, called, listed, words
+from fedmerit.notes import Note, called, listed, moment, words
 
 if TYPE_CHECKING:
     from fedmerit.report.facts import Facts
@@ -101,6 +101,25 @@ def made_worse(facts: Facts, most: int | None = None) -> str:
     """
     harmful = facts.harmful
     return words("said.worse", clients=listed(harmful, most or len(harmful))) if harmful else ""
+
+
+def rounds_enough(facts: Facts) -> str:
+    """Return whether the order of members has settled over the rounds; empty if that cannot be said."""
+    found = facts.convergence
+    if found is None:
+        return ""
+    since, last, sure = found.since, found.numbers[-1], found.sure_since
+    if since == found.numbers[0]:
+        return words("enough.always")
+    if found.settled(since):
+        return words("enough.settled", since=since, last=last)
+    if sure is None:
+        return words("enough.changing", since=since, last=last)
+    if not found.settled(sure):
+        return words("enough.changing-sure", since=since, last=last)
+    if sure == found.numbers[0]:
+        return words("enough.alike-always", since=since, last=last)
+    return words("enough.alike", since=since, last=last, sure=sure)
 
 
 # ---------------------------------------------------------------------------------------------- settlement

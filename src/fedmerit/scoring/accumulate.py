@@ -55,6 +55,9 @@ def accumulate(
     report did not arrive. An aborted round makes no gap, because the utility stays the same over it. A client
     in neither ``clients`` nor ``silent`` was not in that round's sum and measured nothing.
 
+    If every counted report carries a ``sketch``, the sums of ALPHA have one too, the sum of the sketches, and
+    so a ``covariance``: rounds on the same slice have the same signs, other slices have other samples.
+
     Of several runs that are counted as one (``since``), each has standard errors of its own, and these are
     added up: an upper bound, with a note. Slices with different ids prove independence within a run only:
     the next run may measure the same test samples in another order. Over several runs, there is no MERIT.
@@ -121,6 +124,7 @@ def accumulate(
     for name in dict.fromkeys(name for reports in counted for name in reports.silent):
         if name not in index:
             notes.append(Note("never-reported", client=name))
+    sketched = _sketched(counted, index, factor, notes) if score == "ALPHA" else {}
     return Scores(
         score=score,
         clients=clients,
@@ -131,7 +135,29 @@ def accumulate(
         rounds=len(counted),
         coverage=reported / len(counted),
         notes=tuple(notes),
+        **sketched,
     )
+
+
+def _sketched(
+    rounds: Sequence[Reports], index: Mapping[str, int], factor: Vector, notes: list[str]
+) -> dict[str, Any]:
+    """Return the sum of the sketches and its freedom, the least of a round; nothing unless all rounds fit.
+
+    Sketches of several runs do not add up: the next run may measure the same samples with other signs.
+    """
+    there = [reports for reports in rounds if reports.sketch is not None]
+    widths = {reports.sketch.shape[1] for reports in there if reports.sketch is not None}
+    if not there or len({reports.since for reports in rounds}) > 1:
+        return {}
+    if len(there) < len(rounds) or len(widths) > 1:
+        notes.append(Note("bound-pairs", rounds=len(rounds) - len(there)))
+        return {}
+    total = np.zeros((widths.pop(), len(index)))
+    for reports in there:
+        assert reports.sketch is not None
+        total[:, [index[name] for name in reports.clients]] += reports.sketch.T
+    return {"sketch": total * factor, "freedom": min(reports.freedom or 1 for reports in there)}
 
 
 def _of_scores(rounds: Any, score: str, missing: Missing, warmup: int) -> Scores:

@@ -1,8 +1,9 @@
 """Reports read from and written to files: JSON, or a tidy CSV with one line per round and client.
 
 CSV columns: round, client, empty, grand, alone, without; optional: se_loo, se_ioi, se_alpha, se_alpha_total,
-samples, cosine, solo, solo_empty, slice, since, utility, silent. ``empty``, ``grand``, ``solo_empty``,
-``slice``, ``since`` and ``utility`` are the same on all lines of a round. An empty cell of an optional column
+samples, cosine, solo, solo_empty, slice, since, utility, silent, sketch, freedom. ``empty``, ``grand``,
+``solo_empty``, ``slice``, ``since``, ``utility`` and ``freedom`` are the same on all lines of a round.
+``sketch`` holds several numbers, separated by blanks. An empty cell of an optional column
 means that the value is not given. A line with ``silent`` = yes names a client that was summed but sent no
 report. Columns named after scores (LOO, FP, ...) are written by fedmerit itself; when it reads them back,
 they are recomputed.
@@ -35,7 +36,7 @@ from fedmerit.scoring.validate import A_NUMBER, LARGEST, spelled, two_spellings,
 
 REQUIRED = ("round", "client", "empty", "grand", "alone", "without")
 PER_CLIENT = ("se_loo", "se_ioi", "se_alpha", "se_alpha_total", "samples", "cosine", "solo")
-PER_ROUND = ("empty", "grand", "solo_empty", "slice", "since", "utility")
+PER_ROUND = ("empty", "grand", "solo_empty", "slice", "since", "utility", "freedom")
 TEXT = ("slice", "utility")
 VECTORS = ("alone", "without", *PER_CLIENT)
 LEDGER = "ledger.sqlite"
@@ -92,7 +93,7 @@ def rounds_of_csv(path: Path, text: str) -> list[FileRound]:
 
 
 def _check_columns(path: Path, line: int, columns: Sequence[str]) -> None:
-    known = {*REQUIRED, *PER_CLIENT, *PER_ROUND, *SCORES, "silent"}
+    known = {*REQUIRED, *PER_CLIENT, *PER_ROUND, *SCORES, "silent", "sketch"}
     missing = [name for name in REQUIRED if name not in columns]
     unknown = [name for name in columns if name not in known]
     if missing or unknown:
@@ -159,14 +160,21 @@ def _round_of(path: Path, number: int, lines: list[tuple[int, dict[str, str]]]) 
                 _number(path, line, cells, name) if there else None
                 for there, (line, cells) in zip(filled, lines, strict=True)
             ]
+    if any(cells.get("sketch", "") for _, cells in lines):
+        given["sketch"] = [_sketch(path, line, cells) for line, cells in lines]
     return FileRound(given, where, seen)
+
+
+def _sketch(path: Path, line: int, cells: Mapping[str, str]) -> list[float]:
+    parts = cells["sketch"].split() or [""]
+    return [_number(path, line, {**cells, "sketch": part}, "sketch") for part in parts]
 
 
 def _is_silent(path: Path, number: int, line: int, cells: Mapping[str, str]) -> bool:
     said = cells.get("silent", "")
     if said not in ("", "yes"):
         fail(path, f"line {line}", f"round {number}: silent must be yes or left empty, got {said!r}")
-    told = [name for name in VECTORS if cells.get(name, "") != ""]
+    told = [name for name in (*VECTORS, "sketch") if cells.get(name, "") != ""]
     if said and told:
         who = f"client {cells['client']!r} is silent but has {told[0]}"
         fail(path, f"line {line}", f"round {number}: {who}")
@@ -289,7 +297,7 @@ def _round_object(path: Path, place: int, one: Any, shared: Mapping[str, Any]) -
         if given.get(name) is None:
             fail(path, where, f"{name} is missing")
     _check_kinds(path, where, given)
-    for name in VECTORS:
+    for name in (*VECTORS, "sketch"):
         if isinstance(given.get(name), dict):
             given[name] = _by_name(path, where, name, given[name], given["clients"])
     return FileRound(given, where)
@@ -307,7 +315,7 @@ def _round_number(path: Path, where: str, place: int, given: dict[str, Any]) -> 
 
 def _check_kinds(path: Path, where: str, given: dict[str, Any]) -> None:
     """Raise FileFormatError if a field has the wrong type; nothing is converted silently."""
-    for name in ("empty", "grand", "solo_empty", "since"):
+    for name in ("empty", "grand", "solo_empty", "since", "freedom"):
         if given.get(name) is not None:
             _check_number(path, where, name, given[name])
     for name in VECTORS:
@@ -319,6 +327,14 @@ def _check_kinds(path: Path, where: str, given: dict[str, Any]) -> None:
         for value in values.values() if isinstance(values, dict) else values:
             if value is not None:
                 _check_number(path, where, name, value)
+    rows = given.get("sketch")
+    if rows is not None and not isinstance(rows, list | dict):
+        fail(path, where, f"sketch: expected a list of numbers per client, got {rows!r:.60}")
+    for row in (rows.values() if isinstance(rows, dict) else rows) or ():
+        if not isinstance(row, list):
+            fail(path, where, f"sketch: expected a list of numbers per client, got {row!r:.60}")
+        for value in row:
+            _check_number(path, where, "sketch", value)
     for name in ("clients", "silent"):
         if not isinstance(given[name], list) or not all(isinstance(one, str) for one in given[name]):
             fail(path, where, f"{name}: expected a list of names, got {given[name]!r:.60}")
@@ -496,7 +512,8 @@ def round_object(reports: Reports) -> dict[str, Any]:
     """Return one round for JSON: its clients, their reports, every score that exists, and status."""
     scores = scores_of(reports)
     given = {name: _numbers(getattr(reports, name)) for name in PER_CLIENT}
-    told = {"solo_empty": reports.solo_empty, "slice": reports.slice, "since": reports.since}
+    told = {name: getattr(reports, name) for name in ("solo_empty", "slice", "since", "freedom")}
+    told["sketch"] = None if reports.sketch is None else reports.sketch.tolist()
     return {
         "round": reports.round,
         "participants": list(reports.clients),
@@ -559,20 +576,21 @@ def as_csv(content: Mapping[str, Any]) -> str:
     """Return a document as tidy CSV, one line per round and client; ``fedmerit score`` can read it."""
     rounds = content["rounds"]
     per_client = [name for name in PER_CLIENT if any(name in one["reports"] for one in rounds)]
-    told = ("solo_empty", "slice", "since")
+    told = ("solo_empty", "slice", "since", "freedom")
+    sketch = ["sketch"] if any("sketch" in one["reports"] for one in rounds) else []
     per_round = [name for name in told if any(name in one["reports"] for one in rounds)]
     scores = [name for name in SCORES if any(name in one["scores"] for one in rounds)]
     silent = ["silent"] if any(one.get("silent") for one in rounds) else []
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     head = ["round", "client", *silent, "utility", "empty", "grand", *per_round]
-    writer.writerow([*head, "alone", "without", *per_client, *scores])
+    writer.writerow([*head, "alone", "without", *per_client, *sketch, *scores])
     for one in rounds:
         reports = one["reports"]
         shared = [content["utility"], reports["empty"], reports["grand"]]
         shared += [reports.get(name) for name in per_round]
         for client in one.get("silent", ()):
-            nothing = [None] * (2 + len(per_client) + len(scores))
+            nothing = [None] * (2 + len(per_client) + len(sketch) + len(scores))
             writer.writerow([one["round"], client, "yes", *shared, *nothing])
         for k, client in enumerate(one["participants"]):
             writer.writerow(
@@ -581,6 +599,7 @@ def as_csv(content: Mapping[str, Any]) -> str:
                     (reports[name][k] if name in reports else None)
                     for name in ("alone", "without", *per_client)
                 ]
+                + [" ".join(map(str, reports["sketch"][k])) if name in reports else None for name in sketch]
                 + [(one["scores"][name][k] if one["scores"].get(name) else None) for name in scores]
             )
     return out.getvalue()

@@ -196,7 +196,7 @@ def alpha(reports: Reports) -> Scores:
     array([0., 1., 2.])
     """
     _check(reports, "ALPHA")
-    return _linear("ALPHA", _alpha(reports), reports, reports.se_alpha)
+    return replace(_linear("ALPHA", _alpha(reports), reports, reports.se_alpha), **_sketched(reports))
 
 
 def fp(reports: Reports, *, pot: Pot = "grand") -> Scores:
@@ -220,7 +220,8 @@ def fp(reports: Reports, *, pot: Pot = "grand") -> Scores:
         ("LOO", reports.grand - reports.without, lost),
         ("IOI", reports.alone - reports.empty, lost),
     )
-    return share_out("FP", candidates, reports, pot, stderr=reports.se_alpha)
+    shared = share_out("FP", candidates, reports, pot, stderr=reports.se_alpha)
+    return replace(shared, **_sketched(reports))
 
 
 def ee(reports: Reports, *, pot: Pot = "grand", combine: Combine = "mean") -> Scores:
@@ -488,6 +489,11 @@ _OTHERS: dict[str, Callable[[Vector], Vector]] = {
     "median": median_of_others,
     "trimmed": trimmed_mean_of_others,
 }
+
+
+def _sketched(reports: Reports) -> dict[str, Any]:
+    """Return what the reports say about how the clients' errors of alpha hang together."""
+    return {} if reports.sketch is None else {"sketch": reports.sketch.T, "freedom": reports.freedom}
 
 
 def _alpha(reports: Reports) -> Vector:

@@ -69,6 +69,9 @@ class Reports(ReadOnly):
         utility: name of the utility; values of those in ``UNIT_UTILITIES`` must lie in [0, 1].
         round: round number, 0 or more.
         since: number of the first round of its run, if several runs are counted as one; None for the first.
+        sketch: shape (N, K), each client's sketch of the error of alpha on this slice; see
+            :mod:`fedmerit.scoring.sampling`. With them, the errors of differences between clients are known.
+        freedom: degrees of freedom of these errors: test samples minus strata.
 
     >>> r = Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1], clients=["A", "B", "C"])
     >>> r.n, r.gain
@@ -93,6 +96,8 @@ class Reports(ReadOnly):
     utility: str | None = None
     round: int | None = None
     since: int | None = None
+    sketch: npt.NDArray[np.float64] | None = None
+    freedom: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "round", round_of(self.round))
@@ -128,6 +133,7 @@ class Reports(ReadOnly):
         for name in ("se_loo", "se_ioi", "se_alpha", "se_alpha_total"):
             put.vector(name, optional=True, minimum=0.0)
         put.vector("samples", optional=True, minimum=0.0, whole=True)
+        _check_sketch(self, clients)
         put.vector("cosine", optional=True, nullable=True, minimum=-1.0 - 1e-6, maximum=1.0 + 1e-6)
         put.vector("solo", optional=True, unit=unit)
         if self.solo is not None and self.solo_empty is None:
@@ -167,6 +173,30 @@ class Reports(ReadOnly):
             clients=table.clients,
             **extra,
         )
+
+
+def _check_sketch(reports: Reports, clients: tuple[str, ...]) -> None:
+    """Check the sketches of a round and store them as a read-only array."""
+    freedom = round_of(reports.freedom, "freedom")
+    if (reports.sketch is None) != (freedom is None) or freedom == 0:
+        raise ReportError("sketch and freedom (1 or more) belong together, got one without the other")
+    if reports.sketch is None:
+        return
+    if reports.slice is None:
+        raise ReportError("sketches are about a test slice, which must be named (slice)")
+    found = floats(reports.sketch, "sketch")
+    if (
+        found.ndim != 2
+        or len(found) != len(clients)
+        or not found.shape[1]
+        or not (abs(found) <= LARGEST).all()
+    ):
+        raise ReportError(
+            f"sketch: expected finite numbers of shape ({len(clients)}, K), one row per client, got shape "
+            f"{found.shape}"
+        )
+    object.__setattr__(reports, "sketch", frozen(found))
+    object.__setattr__(reports, "freedom", freedom)
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,7 +249,8 @@ class Scores(ReadOnly):
     normalisation; rankings and shares use it, because a normalisation can reverse the order. ``stderr`` is
     the standard error of ``raw``: the sampling error of the test set in this run, not that of training.
     ``blocks`` is ``raw`` in each block of the test set, shape (B, N), if it was measured so; ``sizes`` are
-    the numbers of samples in the blocks.
+    the numbers of samples in the blocks. ``sketch``, shape (K, N), says how the clients' errors hang together
+    if they were measured on single samples, with ``freedom`` degrees of freedom.
     """
 
     score: str
@@ -234,6 +265,8 @@ class Scores(ReadOnly):
     notes: tuple[str, ...] = ()
     blocks: npt.NDArray[np.float64] | None = None
     sizes: Vector | None = None
+    sketch: npt.NDArray[np.float64] | None = None
+    freedom: int | None = None
 
     def __post_init__(self) -> None:
         clients = names_of(self.clients, None, f"{self.score}: ")
@@ -256,6 +289,18 @@ class Scores(ReadOnly):
                 )
             object.__setattr__(self, "blocks", frozen(blocks))
             object.__setattr__(self, "sizes", frozen(sizes))
+        if self.sketch is not None:
+            found = floats(self.sketch, f"{self.score}: sketch")
+            if (
+                found.ndim != 2
+                or found.shape[1] != len(clients)
+                or not (np.abs(found) <= LARGEST_SCORE).all()
+            ):
+                raise ReportError(
+                    f"{self.score}: sketch must be finite numbers of shape (K, {len(clients)}), got shape "
+                    f"{found.shape}"
+                )
+            object.__setattr__(self, "sketch", frozen(found))
         object.__setattr__(self, "clients", clients)
 
     @property
@@ -265,14 +310,18 @@ class Scores(ReadOnly):
 
     @property
     def covariance(self) -> npt.NDArray[np.float64] | None:
-        r"""The covariance of ``raw``, shape (N, N), from two or more blocks; None without them.
+        r"""The covariance of ``raw``, shape (N, N), from two or more blocks or from sketches; None without.
 
         .. math:: \frac{1}{B - 1} \sum_b \frac{n_b}{n} (x_b - x)(x_b - x)^\top, \qquad
                   x = \sum_b \frac{n_b}{n} x_b
 
         The n_b samples of each of the B blocks stand for a test set of their own. Blocks with the same mix of
-        classes do not show what another mix would change. B - 1 degrees of freedom.
+        classes do not show what another mix would change. B - 1 degrees of freedom. From a sketch z of K
+        numbers per client, it is the mean of their products, :math:`z^\top z / K`
+        (:mod:`fedmerit.scoring.sampling`).
         """
+        if self.sketch is not None:
+            return np.asarray(self.sketch.T @ self.sketch / len(self.sketch), dtype=np.float64)
         if self.blocks is None or self.sizes is None or len(self.blocks) < 2:
             return None
         weights = self.sizes / self.sizes.sum()

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.errors import InputError, ReportError
+from fedmerit.scoring.sampling import pair_freedom
 from fedmerit.scoring.types import Scores, Vector, rounding
 from fedmerit.scoring.validate import A_NUMBER, LARGEST, floats, in_order_of_both, level_of, number, whole
 
@@ -77,13 +78,31 @@ Quantile = Callable[[float], float]
 
 
 def quantile_of(scores: Scores) -> Quantile:
-    """Return the quantiles for these scores: Student's if their standard errors come from blocks.
+    """Return the quantiles for these scores: Student's if the freedom of their standard errors is known.
 
-    With B blocks there are B - 1 degrees of freedom; other standard errors come from many samples.
+    With B blocks there are B - 1 degrees of freedom, with sketches those that the scores name. Other standard
+    errors come from many samples.
     """
     if scores.blocks is None or len(scores.blocks) < 2:
+        return _student(scores.freedom)
+    return _student(len(scores.blocks) - 1)
+
+
+def pair_quantile_of(scores: Scores) -> Quantile:
+    """Return the quantiles for differences of these scores: Student's if their covariance is an estimate.
+
+    From B blocks it has B - 1 degrees of freedom; from sketches see
+    :func:`fedmerit.scoring.sampling.pair_freedom`.
+    """
+    if scores.sketch is None:
+        return quantile_of(scores)
+    return _student(pair_freedom(len(scores.sketch), scores.freedom))
+
+
+def _student(freedom: int | None) -> Quantile:
+    """Return Student's quantiles; the normal ones beyond 1,000 degrees of freedom, 0.1 % smaller."""
+    if freedom is None or freedom > 1000:
         return upper_quantile
-    freedom = len(scores.blocks) - 1
     return lambda tail: student_quantile(tail, freedom)
 
 
@@ -215,10 +234,11 @@ def intervals(scores: Scores, *, level: float = 0.95) -> Matrix:
 
     .. math:: \mathrm{raw}_i \pm z_{(1 + \mathrm{level})/2} \, s_i
 
-    If standard errors come from B blocks (PHI), z is Student's quantile with B - 1 degrees of freedom.
-    Each interval on its own covers with probability ``level``, but not all of them at once. This holds as far
-    as the normal distribution fits a mean over the test samples. The fit is poor if the utility is 0 or 1 per
-    sample and few samples change. Standard errors measured by fedmerit allow for that, see
+    If the degrees of freedom of the standard errors are known, z is Student's quantile: B - 1 if they come
+    from B blocks (PHI), the test samples minus their strata if reports carry sketches. Each interval on its
+    own covers with probability ``level``, but not all of them at once. This holds as far as the normal
+    distribution fits a mean over the test samples. The fit is poor if the utility is 0 or 1 per sample and
+    few samples change. Standard errors measured by fedmerit allow for that, see
     :func:`fedmerit.protocol.outcome.standard_error`; your own should too.
 
     Args:
@@ -236,7 +256,7 @@ def intervals(scores: Scores, *, level: float = 0.95) -> Matrix:
 
 
 def pair_errors(
-    scores: Scores, *, errors: Errors = "conservative", covariance: npt.ArrayLike | None = None
+    scores: Scores, *, errors: Errors | None = None, covariance: npt.ArrayLike | None = None
 ) -> Matrix:
     r"""Return the standard error of raw_i - raw_j for every pair, shape (N, N).
 
@@ -244,11 +264,12 @@ def pair_errors(
               \sqrt{c_{ii} + c_{jj} - 2 c_{ij}}
 
     The first, "conservative", is valid for any correlation (clients share their test samples). The second,
-    "independent", is valid if the correlation is not negative. The third is exact, given the covariance.
+    "independent", is valid if the correlation is not negative. The third is exact, given the covariance; it
+    is the default for scores with a ``covariance``, and for others the first is.
 
     Args:
-        scores: with ``stderr``, unless ``covariance`` is given.
-        errors: "conservative" or "independent".
+        scores: with ``stderr``, unless there is a covariance.
+        errors: "conservative" or "independent"; None takes the scores' own covariance, if they have one.
         covariance: covariance of the raw scores, shape (N, N); takes the place of ``stderr``. A pandas frame
             labelled with the clients' names may have them in any order.
 
@@ -256,16 +277,21 @@ def pair_errors(
     >>> pair_errors(s)[0, 1], pair_errors(s, errors="independent")[0, 1]
     (np.float64(7.0), np.float64(5.0))
     """
-    if covariance is not None and isinstance(scores, Scores):
+    if covariance is None and errors is None and isinstance(scores, Scores):
+        known = scores.covariance
+    elif covariance is not None and isinstance(scores, Scores):
         known = checked_covariance(covariance, scores.clients)
+    else:
+        known = None
+    if known is not None:
         both = np.add.outer(np.diag(known), np.diag(known))
         square = both - 2 * known
         out = np.sqrt(np.where(square > 1e-12 * both, square, 0.0))  # anything smaller is rounding
     else:
         s = _stderr(scores)
-        if errors not in ("conservative", "independent"):
+        if errors not in (None, "conservative", "independent"):
             raise InputError(f"errors must be 'conservative' or 'independent', got {errors!r}")
-        add = np.add if errors == "conservative" else np.hypot
+        add = np.hypot if errors == "independent" else np.add
         out = add(s[:, None], s[None, :])
     np.fill_diagonal(out, 0.0)
     return np.asarray(out, dtype=np.float64)
@@ -275,7 +301,7 @@ def compare_pairs(
     scores: Scores,
     *,
     level: float = 0.95,
-    errors: Errors = "conservative",
+    errors: Errors | None = None,
     covariance: npt.ArrayLike | None = None,
     simultaneous: bool = True,
     draws: int = 20_000,
@@ -284,8 +310,11 @@ def compare_pairs(
     """Test for every pair of clients whether one is significantly better than the other.
 
     With ``simultaneous``, the probability that any of the claims is wrong is at most 1 - level. This uses
-    Holm's method over the N(N-1) ordered pairs or, if a covariance is given, the distribution of the largest
-    standardised difference (max-T, by Gaussian simulation). Otherwise each pair is tested on its own.
+    Holm's method over the N(N-1) ordered pairs, with Student's quantiles if the scores' own covariance is an
+    estimate from sketches or blocks. For a covariance that you give, which counts as known, it uses the
+    distribution of the largest standardised difference (max-T, by Gaussian simulation). Max-T with an
+    estimated covariance would be wrong too often: in 5 to 23 % of all test sets
+    (experiments/tables/coverage.md). Otherwise each pair is tested on its own.
 
     Args:
         scores: with ``stderr``, unless ``covariance`` is given.
@@ -312,12 +341,14 @@ def compare_pairs(
     def better(critical: float) -> npt.NDArray[np.bool_]:
         return np.asarray(difference > critical * stderr + tie)
 
+    own = errors is None and covariance is None
+    quantile = pair_quantile_of(scores) if own else quantile_of(scores)
     if not simultaneous:
-        critical = quantile_of(scores)((1 - level) / 2)
+        critical = quantile((1 - level) / 2)
     elif covariance is not None:
         critical = max_t(checked_covariance(covariance, scores.clients), stderr, level, draws, seed)
     else:
-        pairs, quantile = scores.n * (scores.n - 1), quantile_of(scores)
+        pairs = scores.n * (scores.n - 1)
         critical = holm(lambda c: int(np.count_nonzero(better(c))), pairs, level, quantile)
     return Pairs(scores.clients, difference, stderr, better(critical), critical)
 
@@ -333,7 +364,8 @@ def rank_intervals(
 
     Args:
         scores: with ``stderr``, unless ``pairs`` are given.
-        pairs: from :func:`compare_pairs`; by default, its defaults at ``level`` are used, in O(N log N).
+        pairs: from :func:`compare_pairs`; by default, its defaults at ``level`` are used, in O(N log N) for
+            scores without a covariance.
         level: in (0, 1); ignored if ``pairs`` are given, which have their own.
 
     >>> s = Scores(score="ALPHA", clients=("A", "B", "C"), values=[1, 3, 3.1], raw=[1, 3, 3.1], gain=7,
@@ -343,6 +375,8 @@ def rank_intervals(
            [1, 2],
            [1, 2]])
     """
+    if pairs is None and isinstance(scores, Scores) and scores.covariance is not None:
+        pairs = compare_pairs(scores, level=level)
     if pairs is None:
         above, below = _counts_by_sorting(scores, level)
     else:
@@ -376,7 +410,13 @@ def indistinguishable(scores: Scores, pairs: Pairs | None = None) -> tuple[tuple
 
 
 def samples_needed(
-    gap: float, sd: float, *, level: float = 0.95, power: float = 0.8, comparisons: int = 1
+    gap: float,
+    sd: float,
+    *,
+    level: float = 0.95,
+    power: float = 0.8,
+    comparisons: int = 1,
+    freedom: int | None = None,
 ) -> int:
     r"""Return the number of test samples needed to tell two clients apart.
 
@@ -391,19 +431,32 @@ def samples_needed(
         sd: standard deviation, over test samples, of the difference of the two clients' per-sample terms.
         level: 1 minus the probability of finding a difference where there is none.
         power: probability of finding the gap if it exists.
-        comparisons: number of pairs tested at once (Bonferroni).
+        comparisons: number of pairs tested at once (Bonferroni): N(N-1)/2 for N clients.
+        freedom: degrees of freedom of the errors, as in :func:`compare_pairs`: 30 with sketches on 500
+            samples, B - 1 with B blocks; None for very many. With :math:`\nu` of them, the z become
+
+            .. math:: t \Big(1 - \frac{1}{4 \nu}\Big), \quad z_{\mathrm{power}} \sqrt{1 + \frac{t^2}{2 \nu}},
+                      \qquad t = t_{\nu, 1 - a/2}
+
+            because the error varies from test set to test set, and the claim needs t of it.
 
     >>> samples_needed(gap=0.002, sd=(0.02 - 0.002**2) ** 0.5)
     39237
     """
-    sds = _reach(level, power, comparisons) * _positive(sd, "sd") / _positive(gap, "gap")
+    sds = _reach(level, power, comparisons, freedom) * _positive(sd, "sd") / _positive(gap, "gap")
     if not sds <= 1e15:
         raise InputError(f"gap {gap:g} is too small beside sd {sd:g}: more than 1e30 samples are needed")
     return math.ceil(sds**2)
 
 
 def resolvable_gap(
-    samples: float, sd: float, *, level: float = 0.95, power: float = 0.8, comparisons: int = 1
+    samples: float,
+    sd: float,
+    *,
+    level: float = 0.95,
+    power: float = 0.8,
+    comparisons: int = 1,
+    freedom: int | None = None,
 ) -> float:
     r"""Return the smallest difference between two clients that ``samples`` test samples can detect.
 
@@ -415,16 +468,23 @@ def resolvable_gap(
     0.002
     """
     root = math.sqrt(_positive(samples, "samples"))
-    return _reach(level, power, comparisons) * _positive(sd, "sd") / root
+    return _reach(level, power, comparisons, freedom) * _positive(sd, "sd") / root
 
 
-def _reach(level: float, power: float, comparisons: int) -> float:
+def _reach(level: float, power: float, comparisons: int, freedom: int | None = None) -> float:
     """Return z_{1 - a/2} + z_power, 2.80 by default; its square is the 7.85 of the rule of thumb."""
     tests = whole(comparisons, "comparisons", 1)
     found = number(power)
     if found is None or not 0.5 <= found < 1:
         raise InputError(f"power must lie in [0.5, 1), got {power!r:.100}")
-    return upper_quantile((1 - level_of(level)) / tests / 2) + upper_quantile(1 - found)
+    tail = (1 - level_of(level)) / tests / 2
+    if freedom is None:
+        return upper_quantile(tail) + upper_quantile(1 - found)
+    free = whole(freedom, "freedom", 1)
+    critical = student_quantile(tail, free)
+    return critical * (1 - 1 / (4 * free)) + upper_quantile(1 - found) * math.sqrt(
+        1 + critical**2 / (2 * free)
+    )
 
 
 def _counts_by_sorting(scores: Scores, level: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -1,8 +1,8 @@
 """What a run will cost, before it starts: models, trainings, minutes, memory, bytes; and what it can resolve.
 
 Minutes are an estimate from a few seconds of calibration on this device with this network and these images.
-The smallest gap between two members that the test pool can resolve follows from the spread of
-per-sample differences; the plan uses the range of spreads seen on real networks.
+Which members the test pool can tell apart, by the criterion of :func:`fedmerit.uncertainty.compare_pairs`,
+follows from the spread of per-sample differences; the plan uses the range of spreads seen on real networks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import torch
 
 from fedmerit.config import Config
 from fedmerit.protocol.direction import POINTS
-from fedmerit.scoring.uncertainty import resolvable_gap
+from fedmerit.scoring.sampling import SKETCH, pair_freedom
+from fedmerit.scoring.uncertainty import resolvable_gap, samples_needed
 from fedmerit.simulation.analysis import BUDGET, MOST_EXACT
 from fedmerit.simulation.direction import direction
 from fedmerit.simulation.models import load_vector, to_vector
@@ -26,7 +27,7 @@ from fedmerit.simulation.training import TrainingSettings, train
 
 CALIBRATION = 1.0
 """Seconds for each measurement."""
-IN_A_ROUND, PER_UTILITY, PER_MEMBER = 1920, 285, 374
+IN_A_ROUND, PER_UTILITY, PER_SKETCH, PER_MEMBER = 1920, 285, 500, 374
 """Bytes that a member sends in a round beside its masked update: keys, sealed shares, commitments to the keys
 of its pairs, signatures, its report. Fitted to a federation in memory with 3 to 36 members and 1 to 4
 utilities, from its second round on."""
@@ -37,14 +38,55 @@ KEPT = 4
 SALT_AND_LABEL = 32 + 8
 """Bytes of a revealed test sample beside its image."""
 SPREAD = {
-    "expected-accuracy": (0.041, 0.232),
-    "brier": (0.038, 0.219),
-    "accuracy": (0.178, 0.546),
-    "neg-loss": (0.209, 1.315),
+    "expected-accuracy": (6.5, 26.5),
+    "sharpened-accuracy": (12.4, 56.0),
+    "accuracy": (21.9, 74.8),
+    "brier": (25.9, 162.2),
+    "neg-loss": (36.6, 152.6),
 }
-"""Standard deviation over test samples of the difference between two members' alpha in one round: from the
-lowest 10th to the highest 90th percentile over pairs and rounds of the runs in experiments/results (CIFAR-10
-and Brain-MRI; the squared errors of the two members are added). Other utilities use the range of accuracy."""
+"""Standard deviation over test samples of the difference between two members' scores, summed over a run, in
+fair shares (the gain divided by the members): from the lowest 10th to the highest 90th percentile over pairs
+of the runs in experiments/results (CIFAR-10 and Brain-MRI). The first two are PHI's, from its blocks. The
+others are alpha's, from plain standard errors, which are too large. Utilities not named here use the range of
+accuracy."""
+TENTH = 0.1
+"""The difference, in fair shares, for which the plan says how many test samples it needs."""
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """What the scores of a run can tell apart, each pair with 80 % power and all claims together at 95 %.
+
+    Pairs of numbers are for the smallest and the largest spread seen on real networks.
+    """
+
+    samples: int  # test samples that the scores are measured on: per round, or of the settlement
+    gaps: tuple[float, float]  # difference of two members' sums, in fair shares, that is found
+    needed: tuple[int, int]  # test samples that find a tenth of a fair share
+
+
+def resolution(config: Config, members: int, samples: int) -> Resolution:
+    """Return what so many members can tell apart on so many test samples, by the criterion of the scores.
+
+    Settled scores have errors from blocks, reports from sketches. With plain errors, a difference must exceed
+    the sum of two errors, not the root of the sum of squares, hence a factor of the square root of 2.
+    """
+    spread = SPREAD.get(config.scoring.utilities[0], SPREAD["accuracy"])
+    pairs, wider = max(1, members * (members - 1) // 2), 1.0
+    if config.settles:
+        freedom: int | None = min(config.settlement.blocks, samples) - 1
+    elif config.scoring.errors == "joint":
+        freedom = pair_freedom(SKETCH, samples)
+    else:
+        freedom, wider = None, math.sqrt(2)
+    low, high = (
+        (
+            resolvable_gap(samples, sd * wider, comparisons=pairs, freedom=freedom),
+            samples_needed(TENTH, sd * wider, comparisons=pairs, freedom=freedom),
+        )
+        for sd in spread
+    )
+    return Resolution(samples, (low[0], high[0]), (low[1], high[1]))
 
 
 @dataclass(frozen=True)
@@ -89,7 +131,7 @@ class Plan:
     bytes_up: int  # per member and round
     flower_models: int  # most models per member and round when members evaluate
     pool: int  # test samples per round; 0 if rounds are not measured
-    gaps: tuple[float, float] | None  # smallest difference in alpha that one round resolves, for two spreads
+    resolution: Resolution
     settlement: SettlementCost | None
     notes: tuple[str, ...]  # what a run of this config would print before it starts
 
@@ -109,7 +151,7 @@ def plan(config: Config, *, calibrate: bool = True) -> Plan:
     evaluation = pool * per_image / 60
     length = to_vector(federation.network).size
     members = len(federation.names)
-    spread = SPREAD.get(config.scoring.utilities[0], SPREAD["accuracy"])
+    settled = len(federation.pool.settlement().y) if config.settles else 0
     return Plan(
         device=str(federation.device),
         parameters=length,
@@ -123,7 +165,7 @@ def plan(config: Config, *, calibrate: bool = True) -> Plan:
         bytes_up=config.word_bytes * length + fixed_bytes(config, max(present)),
         flower_models=4 + 2 * config.scoring.solo if config.reports else 0,
         pool=pool,
-        gaps=(resolvable_gap(pool, spread[0]), resolvable_gap(pool, spread[1])) if pool else None,
+        resolution=resolution(config, max(present), settled or pool),
         settlement=_settlement(federation, length, calibrate=calibrate) if config.settles else None,
         notes=federation.notes,
     )
@@ -158,7 +200,8 @@ def _memory(config: Config, federation: Federation, length: int) -> int:
 def fixed_bytes(config: Config, members: int) -> int:
     """Return about how many bytes a member sends in a round of so many members beside its masked update."""
     utilities = len(config.scoring.utilities) if config.reports else 0
-    return IN_A_ROUND + PER_UTILITY * utilities + PER_MEMBER * members
+    each = PER_UTILITY + (PER_SKETCH if config.scoring.errors == "joint" else 0)
+    return IN_A_ROUND + each * utilities + PER_MEMBER * members
 
 
 def _settlement(federation: Federation, length: int, *, calibrate: bool) -> SettlementCost:

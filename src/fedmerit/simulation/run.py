@@ -25,7 +25,7 @@ from fedmerit.protocol.terms import EMBEDDED, SIMULATED, from_past, proposed
 from fedmerit.scoring.files import LEDGER
 from fedmerit.simulation.analysis import Phi, Truth, from_this_round
 from fedmerit.simulation.direction import PathGradients
-from fedmerit.simulation.setup import Federation, prepare, read, resolve
+from fedmerit.simulation.setup import Federation, continued, prepare, read, resolve
 from fedmerit.simulation.transport import (
     Analysis,
     Identities,
@@ -50,6 +50,7 @@ def run(
     resume: bool = False,
     watch: Watch | None = None,
     observe: Observer | None = None,
+    pool_key: bytes | None = None,
 ) -> dict[str, Any]:
     """Run or resume a federation and return the content of its ``scores.json``.
 
@@ -59,14 +60,17 @@ def run(
         resume: continue after the last round in the ledger.
         watch: called with every step.
         observe: sees every byte that the server receives.
+        pool_key: of the run that this one repeats, so that both commit to the same pool and show the same
+            fingerprint of the data; None makes a new one.
     """
     check_usable(Path(path), resume=resume)
     if resume:
         check_engine(Path(path))
+        config = continued(config, Path(path))
     dataset = read(config)
     config, _ = resolve(config, dataset)
     with Folder(path, config, resume=resume) as folder:
-        rehearsal = Rehearsal(config, folder, watch, observe=observe, dataset=dataset)
+        rehearsal = Rehearsal(config, folder, watch, observe=observe, dataset=dataset, pool_key=pool_key)
         del dataset  # members hold their own parts
         return rehearsal.run()
 
@@ -88,6 +92,7 @@ class Rehearsal:
         current_weights: returns members' weights from (round, M0, local models) if the settings ask for
             weights from current scores; None computes them from ``training.weight_score``.
         stacked: whether all members train at once; None does so on a GPU.
+        pool_key: of the run that this one repeats; None makes a new one. A resumed run has its own.
     """
 
     def __init__(
@@ -105,11 +110,12 @@ class Rehearsal:
         analyses: Sequence[Analysis] = (),
         current_weights: CurrentWeights | None = None,
         stacked: bool | None = None,
+        pool_key: bytes | None = None,
     ) -> None:
         self.folder, self.watch = folder, watch or (lambda _: None)
         started = len(folder.ledger) > 0
         if federation is None:  # wrong settings raise here
-            key = pool_key_in(folder) if started else secrets.token_bytes(32)
+            key = pool_key_in(folder.path) if started else pool_key or secrets.token_bytes(32)
             federation = prepare(config, pool_key=key, dataset=dataset)
         self.federation, self.config = federation, federation.config
         if not started:
@@ -356,9 +362,9 @@ def keep_pool_key(folder: Folder, key: bytes) -> None:
     write(path, key, mode=0o600)
 
 
-def pool_key_in(folder: Folder) -> bytes:
+def pool_key_in(folder: Path) -> bytes:
     """Return the secret from which the pool's salts are derived, as stored when the run started."""
-    path = folder.path / "keys" / "pool.key"
+    path = folder / "keys" / "pool.key"
     try:
         key = path.read_bytes()
     except OSError as error:

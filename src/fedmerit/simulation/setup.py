@@ -8,18 +8,20 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedmerit import data
-from fedmerit.config import Config, check_schedule, usual_schedule
-from fedmerit.data.dataset import Dataset
+from fedmerit.config import Config, check_schedule, of_folder, resumed, unsettled_for, usual_schedule
+from fedmerit.data.dataset import Dataset, pool_order
 from fedmerit.data.partitions import ClientData
-from fedmerit.errors import ConfigError
+from fedmerit.errors import ConfigError, DataError
 from fedmerit.identity import canonical, seed_from
-from fedmerit.notes import numbered, planted
+from fedmerit.notes import Note, numbered, planted
 from fedmerit.protocol.outcome import Model, PerSample
 from fedmerit.protocol.pool import Images, Labels, Pool, Slice
 from fedmerit.protocol.terms import least_scheduled
@@ -33,10 +35,19 @@ from fedmerit.simulation.utilities import Utility, evaluate, resolve_all
 OTHER_MIX = 0.2
 """A run notes it when a class's share of the training data exceeds its share of the test pool by more."""
 
+AGAIN = ("model", "train")
+"""What another repeat of a run draws anew; all else follows from the run's seed alone."""
+
 
 def seed_for(config: Config, *what: str | int) -> int:
-    """Return a seed that depends only on the run's seed and on what it is for."""
-    return seed_from(config.run.seed, *what)
+    """Return a seed that depends only on the run's seed and on what it is for.
+
+    The first model and the batch order also depend on the repeat, so that members train again on the same
+    data, with the same test pool.
+    """
+    repeat = config.run.repeat
+    again = ("repeat", repeat) if repeat > 1 and what[0] in AGAIN else ()
+    return seed_from(config.run.seed, *again, *what)
 
 
 Seeds = Callable[..., int]
@@ -122,24 +133,67 @@ def read(config: Config) -> Dataset:
 
 
 def resolve(config: Config, dataset: Dataset) -> tuple[Config, tuple[str, ...]]:
-    """Return the config with the names of its members, and the notes of a run about them.
+    """Return the config with its members and its method, and the notes of a run about them.
 
     With the schemes ``group`` and ``file`` the data or the saved partition names the members. The returned
-    config has these names in ``partition.names`` and has passed all checks that involve members' names.
-    Resolving a resolved config changes nothing.
+    config has these names in ``partition.names`` and has passed all checks that involve members' names. If
+    the settings leave ``scoring.method`` out, it is "reports" where nothing can be settled. Resolving a
+    resolved config changes nothing.
     """
-    part = config.partition
-    if part.scheme not in ("group", "file"):
-        return config, ()
-    names, notes = data.members(
-        part.scheme,
-        part.names,
-        clients=part.clients,
-        groups=dataset.group_train,
-        merge=part.merge,
-        file=part.file,
-    )
-    return replace(config, partition=replace(part, names=names, clients=len(names))), notes
+    part, notes = config.partition, tuple[str, ...]()
+    if part.scheme in ("group", "file"):
+        names, notes = data.members(
+            part.scheme,
+            part.names,
+            clients=part.clients,
+            groups=dataset.group_train,
+            merge=part.merge,
+            file=part.file,
+        )
+        config = replace(config, partition=replace(part, names=names, clients=len(names)))
+    if config.method_open and (why := _unsettled(config, dataset)):
+        config = replace(config, scoring=replace(config.scoring, method="reports"))
+        notes = (*notes, why)
+    return config, notes
+
+
+def _unsettled(config: Config, dataset: Dataset) -> Note | None:
+    """Return why a run of these settings is not settled unless they ask for it; None if it is."""
+    paid = config.scoring.utilities[0]
+    match unsettled_for(config.scoring):
+        case "utilities":
+            return Note("method-utilities", utility=paid)
+        case "game":
+            return Note("method-game")
+    try:
+        indices, _, settled = pool_order(
+            dataset,
+            config.data.test_size,
+            generator_for(config, "pool"),
+            **_pool_settings(config) | {"method": "both"},
+        )
+    except (ConfigError, DataError) as error:
+        return Note("method-pool", why=str(error))
+    if not any(":" in name for name in (config.model.name, paid)):
+        return None  # the models and utilities of this package have a gradient
+    shown, network = indices[:-settled], _network(config, dataset, seed_for)
+    why = missing_gradient(network, dataset.x_test[shown], dataset.y_test[shown], paid)
+    return Note("method-gradient", utility=paid, why=str(why)) if why else None
+
+
+def continued(config: Config, path: Path) -> Config:
+    """Return the config with which a run goes on: a method that it leaves out may be "reports" there.
+
+    A run of an older version keeps its standard errors.
+    """
+    config = resumed(config, path)
+    try:
+        there = of_folder(path).scoring.method
+    except ConfigError:  # opening the folder says what is wrong with it
+        return config
+    if not config.method_open or there != "reports":
+        return config
+    return replace(config, scoring=replace(config.scoring, method="reports"), method_open=False)
 
 
 def prepare(
@@ -168,10 +222,7 @@ def prepare(
         generator_for(config, "pool"),
         key=pool_key or secrets.token_bytes(32),
         utility_hash=utility_hash(utilities),
-        reveal=config.data.test_reveal,
-        rounds=config.training.rounds,
-        method=config.scoring.method,
-        blocks=config.settlement.blocks,
+        **_pool_settings(config),
     )
     parts = data.split(
         dataset.y_train,
@@ -199,10 +250,7 @@ def prepare(
         free_rider=corruption.free_rider,
         duplicate=corruption.duplicate,
     )
-    shape = dataset.x_train.shape[1:]
-    network = build(
-        config.model.name, shape, len(dataset.classes), norm=config.model.norm, seed=seeds(config, "model")
-    )
+    network = _network(config, dataset, seeds)
     network.to(device)
     training = TrainingSettings(
         local_epochs=config.training.local_epochs,
@@ -236,6 +284,21 @@ def prepare(
         notes=tuple(notes),
         seeds=seeds,
     )
+
+
+def _network(config: Config, dataset: Dataset, seeds: Seeds) -> nn.Module:
+    shape, classes = dataset.x_train.shape[1:], len(dataset.classes)
+    return build(config.model.name, shape, classes, norm=config.model.norm, seed=seeds(config, "model"))
+
+
+def _pool_settings(config: Config) -> dict[str, Any]:
+    """Return how the pool is cut."""
+    return {
+        "reveal": config.data.test_reveal,
+        "rounds": config.training.rounds,
+        "method": config.scoring.method,
+        "blocks": config.settlement.blocks,
+    }
 
 
 def start_notes(config: Config) -> Iterator[str]:

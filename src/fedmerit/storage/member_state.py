@@ -49,7 +49,7 @@ from fedmerit.ledger.records import first_body
 from fedmerit.notes import Note
 from fedmerit.protocol.memory import POOL
 from fedmerit.protocol.messages import pack, unpack
-from fedmerit.protocol.terms import Lineage, lineage_of
+from fedmerit.protocol.terms import Agreed, Lineage, lineage_of
 from fedmerit.scoring.files import LEDGER
 from fedmerit.secagg.state import Released
 from fedmerit.storage.run_folder import snapshot, sweep, write
@@ -63,10 +63,11 @@ _VALUE = re.compile(
     r"(?:terms|left|seen|pool|settlement|agreed|statement|settled|shown|summed|[0-9]+\.[a-z]+)"
     r"(?:\.[0-9a-f]{8})?"
 )
-IDLE = 86_400.0
+IDLE = DAY = 86_400.0
 """Seconds without a message after which a run counts as over although it never ended."""
-UNSETTLED = 30 * 86_400.0
-"""Seconds for which what was summed in an idle run is kept, so that the run can be settled."""
+BEFORE_OPENING = 7 * DAY
+"""Seconds for which a member who is away keeps what was summed, beside the window for statements: the window
+opens after the last round, and such a member is not told when that was."""
 MOST_RUNS = 100
 """Most runs that a member stores: a single invitation by a server makes a folder."""
 SMALL = 4096
@@ -412,8 +413,10 @@ class MemberFiles:
         if not any(name.endswith(".update") for name in names) or "summed" not in names or "left" in names:
             return False
         closes = self.file.get(run, "closes")
-        until = kept["time"] + UNSETTLED if closes is None else closes
-        return bool(time.time() < until)
+        if closes is None:
+            window = Agreed(*self.file.get(run, "terms")).config.settlement.window_days * DAY
+            closes = kept["time"] + window + BEFORE_OPENING
+        return bool(time.time() < closes)
 
     # ----------------------------------------------------------------------------------------- stored values
 

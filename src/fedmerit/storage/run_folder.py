@@ -93,7 +93,7 @@ class Folder:
         recorded = (self.path / LEDGER).exists() and _has_records(self.path / LEDGER)
         trained = any((self.path / "checkpoints").glob("*.safetensors"))
         if resume:
-            self._check_config(config)
+            check_settings(self.path, config)
             if trained and not recorded:
                 raise StoreError(f"{self.path}: damaged run folder: checkpoints, but no record of a run")
         else:
@@ -111,18 +111,6 @@ class Folder:
     def __exit__(self, *_: object) -> None:
         self.ledger.close()
         self._lock.close()
-
-    def _check_config(self, config: Config) -> None:
-        try:
-            there = of_folder(self.path)
-        except ConfigError as error:
-            raise StoreError(f"{self.path}: damaged run folder: {error}") from error
-        older = ""
-        if config.resolved and not there.resolved:
-            there = replace(there, partition=replace(there.partition, names=there.clients))
-            older = "; the version that started it did not take members and names from the data"
-        if found := difference(there, config):
-            raise StoreError(f"{self.path}: holds a run with a different config: {found}{older}")
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file of the run in one step."""
@@ -160,6 +148,26 @@ def check_usable(path: Path, *, resume: bool) -> None:
             raise _not_empty(path)
     except OSError as error:
         raise StoreError(f"{path}: cannot be used as a run folder: {error}") from error
+
+
+def check_settings(path: Path, config: Config) -> None:
+    """Raise StoreError unless a run folder holds a run of these settings.
+
+    Settings whose members the data names (see `Config.resolved`) are compared without names and numbers.
+    """
+    try:
+        there = of_folder(path)
+    except ConfigError as error:
+        raise StoreError(f"{path}: damaged run folder: {error}") from error
+    older = ""
+    if config.resolved and not there.resolved:
+        there = replace(there, partition=replace(there.partition, names=there.clients))
+        older = "; the version that started it did not take members and names from the data"
+    if there.resolved and not config.resolved:
+        who = there.partition
+        config = replace(config, partition=replace(config.partition, names=who.names, clients=who.clients))
+    if found := difference(there, config):
+        raise StoreError(f"{path}: holds a run with a different config: {found}{older}")
 
 
 def write(path: Path, data: bytes, *, mode: int = 0o644) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import altair as alt
 
 from fedmerit.notes import labels, words
+from fedmerit.report.comparison import Comparison
 from fedmerit.report.facts import Facts
 from fedmerit.report.text import bare_text, spoken
 from fedmerit.scoring.accumulate import number_of
@@ -318,6 +319,103 @@ def sums(facts: Facts) -> alt.TopLevelMixin:
     )
     chart = alt.layer(zero(horizontal=True), bars, points.encode(x=x, y="explained:Q"))
     return dressed(chart.properties(height=220), words("chart.sums"))
+
+
+def settling(runs: Sequence[tuple[str, Facts]]) -> alt.TopLevelMixin:
+    """Return the share of pairs of members in their final order after each round, one line for each run."""
+    rows: list[dict[str, Any]] = [
+        {"run": name, "round": number, "share": ordered / max(1, found.pairs)}
+        for name, facts in runs
+        if (found := facts.convergence) is not None
+        for number, ordered in zip(found.numbers, found.ordered, strict=True)
+    ]
+    first, last = rows[0]["round"], rows[-1]["round"]
+    x = alt.X(
+        "round:Q",
+        title=words("chart.round"),
+        scale=alt.Scale(domain=[first, last], nice=False),
+        axis=alt.Axis(format="d", values=ticks_of(first, last), grid=False),
+    )
+    y = alt.Y(
+        "share:Q",
+        title=words("chart.settling"),
+        scale=alt.Scale(domain=[0, 1]),
+        axis=alt.Axis(tickCount=5, format="%"),
+    )
+    base = on(rows)
+    line = base.mark_line(strokeWidth=2, color="var(--accent)", opacity=0.75)
+    point = base.mark_point(filled=True, size=30, color="var(--accent)", opacity=0.75)
+    chart = alt.layer(line.encode(x=x, y=y, detail="run:N"), point.encode(x=x, y=y))
+    return dressed(chart.properties(height=180), words("chart.settling-title"))
+
+
+# ------------------------------------------------------------------------------------------------ comparison
+
+
+def scores_of_runs(found: Comparison) -> alt.TopLevelMixin:
+    """Return every member's mean over runs as a bar, with the runs as dots and the interval as whiskers."""
+    kept = found.rows[:MOST_ROWS]
+    short = labels([one.client for one in kept])
+    rows: list[dict[str, Any]] = []
+    dots = []
+    for one in kept:
+        low, high = one.interval or (one.mean, one.mean)
+        rows.append({"member": short[one.client], "mean": one.mean, "low": low, "high": high})
+        dots += [{"member": short[one.client], "score": value} for value in one.scores]
+    x = alt.X(
+        "mean:Q",
+        title=words("chart.contribution-to", measure=spoken(found.first.utility)),
+        axis=alt.Axis(tickCount=5, format="+f", labelExpr=PLAIN_ZERO, labelBound=True),
+    )
+    base, y = on(rows), _members(rows)
+    layers = [zero(), base.mark_bar(size=17, color="var(--ghost)", opacity=0.55).encode(x=x, y=y)]
+    if found.numbers.test is not None:
+        rule = base.mark_rule(strokeWidth=1.4, color="var(--ink)")
+        layers.append(rule.encode(x=alt.X("low:Q"), x2="high:Q", y=y))
+        for end in ("low", "high"):
+            tick = base.mark_tick(thickness=1.4, size=9, color="var(--ink)")
+            layers.append(tick.encode(x=alt.X(f"{end}:Q"), y=y))
+    point = on(dots).mark_point(
+        filled=True, size=58, color="var(--accent)", stroke="var(--paper)", strokeWidth=1, opacity=0.9
+    )
+    layers.append(point.encode(x="score:Q", y=y))
+    return dressed(alt.layer(*layers).properties(height=alt.Step(ROW)), words("chart.scores"))
+
+
+def spreads(found: Comparison) -> alt.TopLevelMixin:
+    """Return both spreads of every member, one bar above the other."""
+    kept = found.rows[:MOST_ROWS]
+    short = labels([one.client for one in kept])
+    rows = [{"member": short[one.client], "training": one.training, "test": one.test or 0.0} for one in kept]
+    sure = found.numbers.test is not None
+    axis = alt.Axis(tickCount=4, labelBound=True)
+    layers = []
+    for key, colour, shift in (("training", "accent", -5), ("test", "below", 5))[: 2 if sure else 1]:
+        bar = on(rows).mark_bar(size=9, color=f"var(--{colour})", opacity=0.75, yOffset=shift if sure else 0)
+        layers.append(
+            bar.encode(x=alt.X(f"{key}:Q", title=words("chart.spread"), axis=axis), y=_members(rows))
+        )
+    return dressed(alt.layer(*layers).properties(height=alt.Step(ROW)), words("chart.spreads"))
+
+
+def ranks_of_runs(found: Comparison) -> alt.TopLevelMixin:
+    """Return every member's ranks in the runs as dots, on a band from the best to the worst."""
+    kept = found.rows[:MOST_ROWS]
+    short = labels([one.client for one in kept])
+    rows = [{"member": short[one.client], "low": min(one.ranks), "high": max(one.ranks)} for one in kept]
+    dots = [{"member": short[one.client], "rank": rank} for one in kept for rank in sorted(set(one.ranks))]
+    n = len(found.rows)
+    axis = alt.Axis(format="d", tickMinStep=1, tickCount=min(n, 10), grid=True)
+    scale = alt.Scale(domain=[0.7, n + 0.3], nice=False)
+    x = alt.X("low:Q", title=words("chart.rank"), scale=scale, axis=axis)
+    y = _members(rows)
+    span = on(rows).mark_rule(strokeWidth=7, strokeCap="round", color="var(--accent)", opacity=0.3)
+    point = on(dots).mark_point(filled=True, size=60, color="var(--accent)", opacity=1)
+    chart = alt.layer(span.encode(x=x, x2="high:Q", y=y), point.encode(x="rank:Q", y=y))
+    return dressed(chart.properties(height=alt.Step(ROW)), words("chart.ranks-of-runs"))
+
+
+# -------------------------------------------------------------------------------------------------- helpers
 
 
 def _apart(ends: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -13,11 +13,13 @@ from functools import partial
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, get_args
 
 from fedmerit.config import VERSION, written
 from fedmerit.errors import FedmeritError, InputError, MissingExtra, StoreError
-from fedmerit.notes import words
+from fedmerit.notes import capital, words
+from fedmerit.report.comparison import Comparison
 from fedmerit.report.facts import Facts
 from fedmerit.report.page import text
 from fedmerit.report.source import pseudonymised, read_source
@@ -27,12 +29,14 @@ from fedmerit.report.text import (
     digits_for,
     on_page,
     rank_text,
+    rounds_enough,
     samples_text,
     share_text,
     signed,
     spoken,
     total_text,
 )
+from fedmerit.scoring.convergence import FEWEST_ROUNDS
 from fedmerit.scoring.rewards import Payouts, payouts
 from fedmerit.storage.run_folder import write
 
@@ -74,7 +78,7 @@ either, because names are escaped."""
 
 def page_of_run(folder: Path) -> str:
     """Write a run's page beside its scores; return where it is, or how to get one, or why there is none."""
-    if not _installed():
+    if not installed():
         return words("file.install", folder=folder)
     try:
         facts = facts_of(folder)
@@ -99,7 +103,7 @@ def refreshed(folder: Path) -> str:
     there = path.read_text(encoding="utf-8", errors="replace")
     if not _ours(there):
         return words("file.not-ours", path=path)
-    if not _installed():
+    if not installed():
         return words("file.old", path=path, folder=folder)
     try:
         hidden = any(mark in there for mark in HIDDEN)
@@ -121,7 +125,8 @@ def check_target(path: Path, *, force: bool) -> None:
         raise StoreError(f"{path}: exists, and is no page of fedmerit: --out another file, or --force")
 
 
-def _installed() -> bool:
+def installed() -> bool:
+    """Return whether everything that a page needs is installed."""
     return all(find_spec(name) is not None for name in ("altair", "jinja2", "vl_convert"))
 
 
@@ -152,46 +157,31 @@ def facts_of(path: str | Path, *, pseudonyms: bool = False) -> Facts:
 
 def render(facts: Facts) -> str:
     """Return the page with these facts."""
-    try:
-        import jinja2
-        import vl_convert
-
-        from fedmerit.report.page import charts
-    except ModuleNotFoundError as error:
-        if error.name not in ("altair", "jinja2", "vl_convert"):
-            raise
-        raise MissingExtra(f"the page needs: {INSTALL}") from error
+    charts = _charts()
     rows = charts.course_rows(facts)
     drawn = {
         "contribution": charts.contribution(facts),
         "ranks": charts.ranks(facts),
         "course": charts.course(facts, rows, next(iter(facts.courses))) if facts.courses else None,
+        "settling": charts.settling([("", facts)]) if facts.convergence else None,
         "quality": charts.quality(facts),
         "sums": charts.sums(facts),
     }
-    specs = {}
-    for name, chart in drawn.items():
-        if chart is not None:
-            specs[name] = vl_convert.vegalite_to_vega(chart.to_dict(), vl_version="6.4")
-            specs[name].pop("$schema", None)  # an address, but the page fetches nothing
-    style = _asset("page.css")
-    script = _asset("vega.js") + "\n" + _asset("money.js") + "\n" + _asset("page.js")
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {
+    filters = {
         "signed": partial(signed, digits=facts.digits), "total": total_text, "bare": bare_text,
         "level": f"{{:.{facts.level_digits}f}}".format, "rank": rank_text, "share": share_text,
-        "samples": samples_text, "spoken": spoken, "toml": written,
+        "samples": samples_text, "toml": written,
     }  # fmt: skip
-    return environment.from_string(
-        _asset("page.html")
-    ).render(
+    return _page(
+        "page.html",
+        drawn,
+        filters,
+        scripts=("money.js", "page.js"),
+        data={"rules": _rules(facts), "unscored": facts.unscored, "words": _script_words()},
         facts=facts,
         text=text,
-        words=words,
-        marked=_marked,
-        version=VERSION,
+        enough=rounds_enough(facts),
+        fewest=FEWEST_ROUNDS,
         budget=_budget(facts),
         decided=_decided(facts),
         basis=_basis(facts),
@@ -203,16 +193,93 @@ def render(facts: Facts) -> str:
         most_bars=charts.MOST_BARS,
         brackets=0 < sum(len(group) > 1 for group in facts.groups) <= charts.MOST_BRACKETS,
         cells=len(facts.courses) * len(facts.shown) <= MOST_CELLS,
+    )
+
+
+def render_comparison(found: Comparison) -> str:
+    """Return the page that compares runs."""
+    charts = _charts()
+    settled = [
+        (label, run.facts)
+        for label, run in zip(found.labels, found.runs, strict=True)
+        if run.facts.convergence is not None
+    ]
+    drawn = {
+        "scores": charts.scores_of_runs(found),
+        "spreads": charts.spreads(found),
+        "ranks": charts.ranks_of_runs(found),
+        "settling": charts.settling(settled) if settled else None,
+    }
+    filters = {"score": found.score_text, "mean": found.mean_text, "spread": found.spread_text}
+    return _page(
+        "comparison.html",
+        drawn,
+        filters,
+        found=found,
+        settled=settled,
+        fewest=FEWEST_ROUNDS,
+        most_rows=charts.MOST_ROWS,
+        each=len(found.rows) * len(found.runs) <= MOST_CELLS,
+    )
+
+
+def _charts() -> ModuleType:
+    """Return the charts; raise MissingExtra if what a page needs is not installed."""
+    if not installed():
+        raise MissingExtra(f"the page needs: {INSTALL}")
+    from fedmerit.report.page import charts
+
+    return charts
+
+
+def _page(
+    template: str,
+    drawn: Mapping[str, Any],
+    filters: Mapping[str, Any],
+    *,
+    scripts: Sequence[str] = (),
+    data: Mapping[str, Any] | None = None,
+    **shown: Any,
+) -> str:
+    """Return a page from its template: with styles, scripts, charts and data, and nothing to load.
+
+    Args:
+        template: its file.
+        drawn: its charts, by the name that the template gives them; None where there is none.
+        filters: that the template uses.
+        scripts: files of its own scripts.
+        data: what these scripts read, beside the charts.
+        shown: what the template shows.
+    """
+    import jinja2
+    import vl_convert
+
+    specs = {}
+    for name, chart in drawn.items():
+        if chart is not None:
+            specs[name] = vl_convert.vegalite_to_vega(chart.to_dict(), vl_version="6.4")
+            specs[name].pop("$schema", None)  # an address, but the page fetches nothing
+    style = _asset("page.css")
+    script = "\n".join([_asset("vega.js"), _DATA, *map(_asset, scripts), _asset("charts.js")])
+    loader = jinja2.FunctionLoader(_asset)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=loader
+    )
+    environment.filters |= {"spoken": spoken, "capital": capital, **filters}
+    return environment.get_template(template).render(
+        words=words,
+        marked=_marked,
+        version=VERSION,
         style=style,
         script=script,
         style_hash=_hash(style),
         script_hash=_hash(script),
-        data=_json(
-            {"charts": specs, "rules": _rules(facts), "unscored": facts.unscored, "words": _script_words()}
-        ),
+        data=_json({"charts": specs, **(data or {})}),
+        **shown,
     )
 
 
+_DATA = 'const data = JSON.parse(document.getElementById("data").textContent);'
 _HTML = {
     "b": "<strong>", "/b": "</strong>", "code": "<code>", "/code": "</code>", "key": '<span class="key">',
     "/key": "</span>", "below": '<span class="key below">', "/below": "</span>",
@@ -351,6 +418,7 @@ def _specs(facts: Facts) -> Iterator[tuple[str, dict[str, Any]]]:
     drawn = {
         "contribution": charts.contribution(facts),
         "ranks": charts.ranks(facts),
+        "settling": charts.settling([("", facts)]) if facts.convergence else None,
         "quality": charts.quality(facts),
         "sums": charts.sums(facts),
     }

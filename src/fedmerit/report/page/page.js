@@ -1,22 +1,4 @@
-// Draws the charts and computes the payouts. All data is in the page; nothing is loaded.
-
-const data = JSON.parse(document.getElementById("data").textContent);
-
-const views = [];
-
-function draw(element) {
-  const spec = data.charts[element.dataset.chart];
-  const options = { renderer: "svg", container: element, hover: false, logLevel: vega.Warn };
-  const view = new vega.View(vega.parse(spec), options);
-  if (element.dataset.who !== undefined) view.signal("who", element.dataset.who);
-  views.push(view);
-  return view.runAsync();
-}
-
-function redraw() {
-  window.dispatchEvent(new Event("resize")); // charts measure their containers
-  views.forEach((view) => view.run());
-}
+// Computes the payouts for any budget and rule.
 
 const field = document.getElementById("budget");
 const choice = document.getElementById("rule");
@@ -75,22 +57,3 @@ function pay() {
 field.addEventListener("input", pay);
 choice.addEventListener("change", pay);
 pay();
-
-// Printed pages show every table, and charts as wide as paper; afterwards all is as it was.
-const opened = [];
-window.addEventListener("beforeprint", () => {
-  document.body.classList.add("paper");
-  redraw();
-  for (const each of document.querySelectorAll("details:not([open])")) {
-    each.open = true;
-    opened.push(each);
-  }
-});
-window.addEventListener("afterprint", () => {
-  document.body.classList.remove("paper");
-  redraw();
-  opened.splice(0).forEach((each) => (each.open = false));
-});
-
-await Promise.all([...document.querySelectorAll("[data-chart]")].map(draw));
-document.documentElement.dataset.drawn = "yes";

@@ -191,7 +191,9 @@ def gaps_known(facts: Facts) -> bool:
 
 def how_sure(facts: Facts) -> str:
     """Return what the plus-minus covers and what it does not."""
-    return words("sure.unknown" if facts.total.stderr is None else "sure.covers")
+    if facts.total.stderr is None:
+        return words("sure.unknown")
+    return words("sure.covers" if facts.total.covariance is not None else "sure.covers-bound")
 
 
 def together(facts: Facts) -> str:

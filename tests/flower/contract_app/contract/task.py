@@ -10,6 +10,7 @@ TINY = {
     "partition": {"clients": 4, "scheme": "sizes", "sizes": [60, 50, 70, 40]},
     "model": {"name": "mlp"},
     "training": {"rounds": 2, "local_epochs": 1, "batch_size": 16},
+    "scoring": {"method": "reports"},
 }
 
 
