@@ -123,7 +123,7 @@ def documents(rows: Sequence[Row], results: Mapping[str, Result], *, toy: bool =
         if lines_ := make(rows, results, paper):
             made[f"figures/{name}.csv"] = csv_text(lines_)
     if not toy:
-        made["tables/coverage.md"] = "\n".join(coverage_section(results)) + "\n"
+        made["tables/coverage.md"] = "\n".join(coverage_section(rows, results)) + "\n"
         made["FINDINGS.md"] = findings(rows, results, paper)
     return made
 

@@ -277,10 +277,13 @@ def test_only_gross_doubts_stop_a_payment_and_the_equal_split_has_none():
 
 
 def measured():
-    """Utility and rounds of every committed run of the additive game."""
+    """Utility and rounds of every committed run of the additive game in which nobody cheats."""
     for file in sorted((ROOT / "experiments" / "results").glob("*.json")):
         content = json.loads(file.read_text())
-        if content.get("settings", {}).get("scoring", {}).get("game", "additive") != "additive":
+        settings = content.get("settings", {})
+        if settings.get("scoring", {}).get("game", "additive") != "additive":
+            continue
+        if "cheat" in settings.get("experiment", {}):
             continue
         for utility, part in content.get("utilities", {}).items():
             given = (one.get("reports", one) for one in part["rounds"])

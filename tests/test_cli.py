@@ -197,7 +197,7 @@ def test_rewards_are_exact_to_the_cent(fedmerit, reports):
     amounts = re.findall(r"^  (\w+) +[\d.]+% +([\d,.]+)", out, re.MULTILINE)
     assert [name for name, _ in amounts] == ["south", "north", "west"]
     assert sum(Decimal(amount.replace(",", "")) for _, amount in amounts) == Decimal("10000.01")
-    assert "budget 10,000.01, rule fair, unpaid 0.00" in out
+    assert "budget 10,000.01, rule shrunk, unpaid 0.00" in out
 
 
 def test_rewards_as_json_and_csv(fedmerit, reports):
@@ -212,7 +212,40 @@ def test_rewards_as_json_and_csv(fedmerit, reports):
     assert sum(float(row["share"]) for row in rows) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("rule", ["fair", "fenced", "impartial", "equal"])
+def test_every_share_and_amount_has_an_interval(fedmerit, reports):
+    _, out, _ = fedmerit("rewards", reports, "--budget", "100", "--format", "json")
+    content = json.loads(out)
+    assert content["rule"] == "shrunk"
+    assert 0 < content["pull"]["factor"] <= 1
+    for name, share in content["shares"].items():
+        low, high = content["share_intervals"][name]
+        assert low <= share <= high
+        assert high > low
+        least, most = map(Decimal, content["payout_intervals"][name])
+        assert least <= Decimal(content["payouts"][name]) <= most
+    _, out, _ = fedmerit("rewards", reports, "--budget", "100", "--format", "csv")
+    for row in csv.DictReader(io.StringIO(out)):
+        assert [float(row["share_low"]), float(row["share_high"])] == content["share_intervals"][
+            row["client"]
+        ]
+        assert [row["payout_low"], row["payout_high"]] == content["payout_intervals"][row["client"]]
+    _, out, _ = fedmerit("rewards", reports, "--budget", "100")
+    assert "share, 95 %" in out
+    assert "95 %: what the rule would pay by scores without the sampling error" in out
+
+
+def test_a_tie_that_is_paid_apart_is_said(fedmerit, tmp_path):
+    one = ROUND | {"clients": ["north", "south"], "se_alpha": [0.1, 0.1]}
+    path = write(tmp_path / "r.json", one)
+    _, out, _ = fedmerit("rewards", path, "--budget", "100", "--rule", "fair")
+    assert "are statistically indistinguishable, but the shares of this rule are" in out
+    _, out, _ = fedmerit("rewards", path, "--budget", "100", "--rule", "fair", "--format", "json")
+    assert any("statistically indistinguishable" in note for note in json.loads(out)["notes"])
+    _, out, _ = fedmerit("rewards", path, "--budget", "100", "--rule", "equal")
+    assert "statistically indistinguishable" not in out
+
+
+@pytest.mark.parametrize("rule", ["fair", "shrunk", "fenced", "impartial", "equal"])
 def test_every_rule_pays_at_most_the_budget(fedmerit, reports, rule):
     code, out, err = fedmerit("rewards", reports, "--budget", "7.77", "--rule", rule, "--format", "json")
     assert code == 0, err

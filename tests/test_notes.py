@@ -40,7 +40,7 @@ NUMBERS = dict.fromkeys(
         "joined", "later", "least", "members", "own", "pairs", "percent", "planned", "positive", "pot",
         "record", "records", "reports", "round", "seen", "signed", "sum", "there", "total", "unreported",
         "counter", "count", "disk", "bytes", "factor", "lines", "most", "runs", "changes",
-        "holding", "equations", "needed",
+        "holding", "equations", "needed", "part",
     ],
     7,
 )  # fmt: skip

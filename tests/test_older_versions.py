@@ -87,7 +87,7 @@ def test_a_run_folder_is_scored_and_shown(old, name):
 @pytest.mark.parametrize("name", SCORED)
 def test_a_run_folder_is_paid_and_the_decision_verifies(old, name):
     call("rewards", name, "--budget", "321.09")
-    assert "321.09 by the rule fair follows from the scores, to the cent" in call("verify", name)
+    assert "321.09 by the rule shrunk follows from the scores, to the cent" in call("verify", name)
     cents = [json.loads(path.read_text())["cents"] for path in (old / name / "statements").glob("*.json")]
     assert sum(cents) == 32109
 

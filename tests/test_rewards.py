@@ -9,7 +9,7 @@ from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedmerit.errors import InputError, UndefinedShares
@@ -192,35 +192,47 @@ def test_fence_by_hand():
     # Others of the liar: 1, 2, 3, 4: median 2.5, deviations 1.5, .5, .5, 1.5: MAD 1: 2.5 + 3 * 1.4826.
     s = scored([1, 2, 3, 4, 50])
     assert fence(s)[4] == pytest.approx(2.5 + 3 * 1.4826)
-    found = shares(s, "fenced")
+    found = shares(s, "fenced", formula=1)
     w = [1, 2, 3, 4, 2.5 + 3 * 1.4826]
     assert list(found.values()) == pytest.approx([x / sum(w) for x in w])
     assert found.notes == ("held back by the fence: m4",)
     assert found["m4"] < shares(s)["m4"]
 
 
-def test_only_contributor_is_paid():
+def before(scores):
+    return shares(scores, "fenced", formula=1)
+
+
+def test_only_contributor_was_paid():
     # All others 0: MAD 0 and no standard errors, so no fence.
-    assert dict(shares(scored([0, 0, 0, 5]), "fenced")) == {"m0": 0, "m1": 0, "m2": 0, "m3": 1}
+    assert dict(before(scored([0, 0, 0, 5]))) == {"m0": 0, "m1": 0, "m2": 0, "m3": 1}
     # With standard errors of .1 the fence is 0 + 3 * .1, which is still everything there is.
     s = scored([0, 0, 0, 5], stderr=[0.1] * 4)
     assert fence(s)[3] == pytest.approx(0.3)
-    assert shares(s, "fenced")["m3"] == 1.0
+    assert before(s)["m3"] == 1.0
 
 
-def test_rounding_is_no_spread():
+def test_rounding_was_no_spread():
     others = [0.3 - 0.2 - 0.1, 0.0, 0.8 - 0.5 - 0.3]
     assert sorted(others)[0] < 0  # zeros on paper
     assert fence(scored([*others, 5]))[3] == math.inf
-    assert shares(scored([*others, 5]), "fenced")["m3"] == 1.0
+    assert before(scored([*others, 5]))["m3"] == 1.0
 
 
-def test_a_fence_at_zero_leaves_nothing():
+def test_a_fence_at_zero_left_nothing():
     # Others -1, -1.1, -.9: median -1, MAD .1: -1 + .44 < 0.
     s = scored([5, -1, -1.1, -0.9])
     with pytest.raises(UndefinedShares, match="the fence leaves no positive ALPHA"):
-        shares(s, "fenced")
+        before(s)
     assert shares(s, "fair")["m0"] == 1.0
+
+
+def test_the_earlier_fence_paid_less_for_more_and_the_present_one_does_not():
+    scores = [[5.999, 0.074, own, 0.077, 6.917] for own in (0.091, 1.363)]
+    low, high = (before(scored(raw))["m2"] for raw in scores)
+    assert high < low
+    low, high = (shares(scored(raw), "fenced")["m2"] for raw in scores)
+    assert high > low
 
 
 @given(payable(min_size=3), st.integers(64, 10**6))
@@ -389,7 +401,12 @@ def test_forty_nine_at_the_cap():
         ({"floor": None}, "floor must be a number, got None"),
         ({"cap": "1"}, "cap must be a number, got '1'"),
         ({"cap": True}, "cap must be a number, got True"),
-        ({"rule": "merit"}, "rule must be one of fair, fenced, impartial, equal, got 'merit'"),
+        ({"rule": "merit"}, "rule must be one of fair, shrunk, fenced, impartial, equal, got 'merit'"),
+        ({"formula": 3}, "formula must be 2, or 1 for decisions of earlier versions, got 3"),
+        (
+            {"rule": "shrunk", "formula": 1},
+            "formula must be 2, or 1 for decisions of earlier versions, got 1",
+        ),
         ({"negative": "shift"}, "negative must be one of zero, refuse, got 'shift'"),
     ],
 )
@@ -556,7 +573,7 @@ def test_undefined_scores_can_pay_nothing():
 def test_ten_thousand_clients():
     raw = np.random.default_rng(0).normal(1, 1, 10_000)
     s = scored(raw, stderr=np.full(10_000, 0.01))
-    for rule in ("fair", "fenced", "impartial", "equal"):
+    for rule in ("fair", "shrunk", "fenced", "impartial", "equal"):
         start = time.process_time()
         found = shares(s, rule)
         assert time.process_time() - start < 0.3
@@ -679,11 +696,34 @@ def test_one_huge_score_hides_nobodys_negative_one(huge):
     assert not shares(scored([huge, -1e-12, 3]), negative="refuse").notes  # rounding is not negative
 
 
-def test_weights_too_small_to_reach_the_cap_are_divided_too():
-    """Their corner lies beyond the largest float."""
-    assert list(shares(scored([1, 1e-310])).values()) == [1, 1e-310]
-    assert list(shares(scored([1, 1e-310]), cap=0.5).values()) == [0.5, 0.5]
+def test_what_only_rounding_separates_from_zero_counts_as_zero():
+    """A cap used to pay it what the others may not take."""
+    assert list(shares(scored([1, 1e-310])).values()) == [1, 0]
     assert list(shares(scored([1, 1e-310, 0]), floor=0.25).values()) == [0.5, 0.25, 0.25]
+    with pytest.raises(InputError, match=r"cap=0\.4 leaves a part that nobody may take: only 2 of 3 clients"):
+        shares(scored([1, 0.8, 1e-17]), cap=0.4)
+    assert list(shares(scored([1, 0.8, 1e-17]), cap=0.4, formula=1).values()) == pytest.approx(
+        [0.4, 0.4, 0.2]
+    )
+
+
+@pytest.mark.parametrize("cap", [0.4, 0.5, 0.9])
+def test_shares_never_add_up_to_more_than_one(cap):
+    """These added up to 2."""
+    with pytest.raises(InputError, match=r"leaves a part that nobody may take: only 1 of 5 clients"):
+        shares(scored([1, 1e-49, 3e-318, 3e-318, 3e-318]), cap=cap)
+    wide = st.floats(-1e150, 1e150)
+
+    @settings(max_examples=50)
+    @given(st.lists(wide, min_size=3, max_size=6))
+    def together(raw):
+        try:
+            found = shares(scored(raw, gain=1.0), cap=cap)
+        except (UndefinedShares, InputError):
+            return
+        assert math.fsum(found.values()) == pytest.approx(1, abs=1e-9)
+
+    together()
 
 
 # --- what noise pays a null client ---------------------------------------------------------------------
@@ -696,3 +736,10 @@ def test_null_share_is_what_noise_pays():
     assert null_share(scored([0, 2, 3], stderr=[s] * 3)) == pytest.approx(paid.mean(), rel=0.05)
     assert null_share(scored([0, 2, 3])) is None
     assert null_share(scored([0, -2], stderr=[1, 1])) is None
+
+
+def test_null_share_under_shrunk_is_what_it_pays():
+    truth, s = np.array([0.0, 1.0, 1.5, 2.0]), 0.3
+    raws = truth + np.random.default_rng(1).normal(0, s, size=(3000, 4))
+    paid = [shares(scored(raw, stderr=[s] * 4), "shrunk")["m0"] for raw in raws]
+    assert null_share(scored(truth, stderr=[s] * 4), "shrunk") == pytest.approx(np.mean(paid), rel=0.25)

@@ -87,7 +87,7 @@ def test_the_recommended_choice_departs_from_the_defaults_where_it_says_so():
     (chosen,) = re.findall(r"^> \*\*(.*)\*\*$", text, re.MULTILINE)
     assert chosen == (
         "PHI of the expected accuracy, settled after the last round; the test set stays shut until then; "
-        "paid by the rule `fenced`."
+        "paid by the rule `shrunk`."
     )
     assert CONFIG.scoring.utilities[0] == "expected-accuracy"
     assert CONFIG.scoring.method == "both"

@@ -26,6 +26,7 @@ from fedmerit.scoring.scores import (
     solo,
     surplus,
 )
+from fedmerit.scoring.share_intervals import share_intervals
 from fedmerit.scoring.types import Reports, Scores, Table
 
 __version__ = _VERSION
@@ -54,6 +55,7 @@ __all__ = [
     "read",
     "semivalue",
     "shapley",
+    "share_intervals",
     "shares",
     "solo",
     "surplus",

@@ -178,6 +178,46 @@ def test_a_decision_that_does_not_follow_is_named(folder, edit, message):
     assert str(caught.value).startswith(f"record {made.record} (decision by server): ")
 
 
+def pull(**values):
+    return lambda body: body["pull"].update(values)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (pull(factor=exact(0.5)), "pull.factor: states .*, the scores give"),
+        (pull(fence=exact(0.9)), "pull.fence: states"),
+        (pull(more=exact(0.9)), "pull: expected factor, mean, fence"),
+        (lambda body: body.pop("pull"), "pull: expected factor, mean, fence"),
+        (put(pull=3), "not a record of its kind"),
+        (put(formula=3), "formula: expected 1 to 2, got 3"),
+        (put(formula=True), "formula: expected 1 to 2, got True"),
+        (put(formula=1), "formula must be 2, or 1 for decisions of earlier versions"),
+    ],
+)
+def test_the_numbers_behind_shrunk_are_recomputed(folder, edit, message):
+    made, _ = record_decision(folder, Terms("1000.00", PAID, rule="shrunk"))
+    assert lines(folder)
+    as_server(folder, lambda kind, body: edit(body) if kind == "decision" else None)
+    with pytest.raises(LedgerError, match=message) as caught:
+        lines(folder)
+    assert caught.value.record == made.record
+
+
+def test_a_decision_of_an_earlier_version_is_recomputed_by_its_formula(folder):
+    """It has no field for the version of its formulas, and the fence was another one."""
+    before, _ = record_decision(folder, Terms("1000.00", PAID, rule="fenced", formula=1))
+    as_server(folder, lambda kind, body: body.pop("formula") if kind == "decision" else None)
+    _, (again,), _ = read_run(folder)
+    assert (again.terms.formula, dict(again.paid)) == (1, dict(before.paid))
+    assert "the formula of an earlier version" in as_markdown(
+        facts_of(folder, OPEN, rule="fenced", formula=1), "client-0"
+    )
+    after, new = record_decision(folder, Terms("1000.00", PAID, rule="fenced"))
+    assert new
+    assert after.shares.pull is not None
+
+
 # -------------------------------------------------------------------------------------------- statements
 
 
@@ -185,6 +225,21 @@ def facts_of(folder, config, **terms):
     decision, _ = record_decision(folder, Terms("1000.00", PAID, **terms))
     rounds, _, head = read_run(folder)
     return facts_as_decided(rounds, config, decision, head)
+
+
+def test_a_statement_says_how_sure_the_share_is_and_which_ties_are_paid_apart(folder):
+    facts = facts_of(folder, OPEN)
+    for name in OPEN.clients:
+        text, told = as_markdown(facts, name), as_dict(facts, name)
+        low, high = told["share_interval"]
+        assert low <= told["share"] <= high
+        assert told["cents_interval"][0] <= told["cents"] <= told["cents_interval"][1]
+        assert f"The 95 % interval of your share is {low:.2%} to {high:.2%}, which is" in text
+        for code, word in (("less", "more"), ("more", "less")):
+            others = told["indistinguishable_but_paid"][code]
+            assert set(others) <= set(told["cannot_be_told_apart_from"])
+            assert (f"You are paid visibly {word} than" in text) == bool(others)
+    assert any(as_dict(facts, name)["indistinguishable_but_paid"]["less"] for name in OPEN.clients)
 
 
 def test_a_statement_says_what_one_did_earns_and_missed(folder):
@@ -298,7 +353,7 @@ def test_where_only_the_coordinator_sees_all_a_statement_names_nobody_else(close
 # ------------------------------------------------------------------------- only the coordinator sees all
 
 
-@pytest.mark.parametrize("rule", ["fair", "fenced", "impartial", "equal"])
+@pytest.mark.parametrize("rule", ["fair", "shrunk", "fenced", "impartial", "equal"])
 def test_a_member_recomputes_its_own_scores_and_cents_from_its_own_copy(closed, rule):
     made, _ = record_decision(closed, Terms("1000.01", PAID, rule=rule))
     assert any("decision 1" in line for line in lines(closed))
@@ -308,7 +363,7 @@ def test_a_member_recomputes_its_own_scores_and_cents_from_its_own_copy(closed, 
         assert f"scores: {member}'s follow from its own reports; nobody else's were recomputed" in told
         (line,) = [line for line in told if line.startswith("payouts")]
         assert amount in line
-        assert ("share and cents follow" in line) == (rule != "fenced")
+        assert "share and cents follow" in line
         assert told[-1] == lines(closed)[-1]  # the head is that of the whole ledger
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fedmerit.scoring.doubts import Doubt
     from fedmerit.scoring.files import Content
     from fedmerit.scoring.rewards import Payouts, Shares
+    from fedmerit.scoring.share_intervals import Spans
     from fedmerit.storage.run_folder import Recorded
 
 
@@ -57,6 +58,7 @@ class SummedScore(StrEnum):
 class Rule(StrEnum):
     """Rules by which scores become shares."""
 
+    shrunk = "shrunk"
     fair = "fair"
     fenced = "fenced"
     impartial = "impartial"
@@ -181,12 +183,9 @@ def rewards(
     files: Reports_,
     budget: Annotated[str, typer.Option(help="The amount to divide, such as 10000.00.")],
     rule: Annotated[
-        Rule | None,
-        typer.Option(
-            help="How scores become shares [default: fenced for settled scores, otherwise fair].",
-            show_default=False,
-        ),
-    ] = None,
+        Rule,
+        typer.Option(help="How scores become shares."),
+    ] = Rule.shrunk,
     utility: Utility_ = None,
     score: Score_ = None,
     missing: Missing_ = None,
@@ -217,9 +216,10 @@ def rewards(
     from fedmerit.report.facts import Facts
     from fedmerit.report.source import source_of
     from fedmerit.report.terminal import print_payouts
-    from fedmerit.report.text import on_terminal
+    from fedmerit.report.text import apart_text, on_terminal
     from fedmerit.scoring.doubts import check_payable
     from fedmerit.scoring.rewards import payouts, shares
+    from fedmerit.scoring.share_intervals import share_intervals
 
     *earlier, file = files
     (content, run), counts = read_reports(file, utility, after=earlier), _missing(file, missing)
@@ -228,17 +228,18 @@ def rewards(
     if source.unsettled and score is None:
         raise UnsettledShares(Note("settlement-reported", why=source.unsettled), code="unsettled")
     facts = Facts(source, score=score and score.value)
-    by = facts.usual_rule if rule is None else rule.value
+    by = rule.value
     total, doubted, without = facts.total, facts.doubts, facts.unscored
     with _option_names(doubted):
         check_payable(doubted, by, despite=despite_doubts)
         for account in source.accounts if facts.settled else ():
             account.check_payable(by, despite=despite_doubts)
-        divided = shares(total, by, floor=floor, cap=cap, on_undefined=on_undefined.value)
+        divided = shares(total, rule.value, floor=floor, cap=cap, on_undefined=on_undefined.value)
     told = (*divided.notes, *facts.absence_notes, *(run.notes if run else ()))
     notes = dict.fromkeys(on_terminal(note, "--on-undefined") for note in told)
     divided = replace(divided, notes=tuple(notes))
     paid = payouts(divided, budget)
+    spans, apart = share_intervals(total, divided, floor=floor, cap=cap), facts.apart(divided)
     warning, said = _unfinished(run, "pays for"), ""
     if warning:
         warning += "; a later decision can replace it"
@@ -255,28 +256,39 @@ def rewards(
     screen = out if format is Format.table else err
     _tell_planted(source, screen)
     if format is Format.table:
-        print_payouts(out, paid, divided, unscored=without, warning=warning, doubts=doubted)
+        print_payouts(
+            out, paid, divided, spans=spans, apart=apart, unscored=without, warning=warning, doubts=doubted
+        )
     else:
-        more = (warning,) if warning else ()
+        more = (*((apart_text(apart, divided),) if apart else ()), *((warning,) if warning else ()))
         noted = replace(divided, notes=(*map(str, doubted), *divided.notes, *more))
         if warning:
             err.print(f"WARNING: {warning}")
-        write(_payouts_as(format, paid, noted, without))
+        write(_payouts_as(format, paid, noted, without, spans))
         _warn(doubted)
     if said:
         screen.print(said)
 
 
-def _payouts_as(format: Format, paid: Payouts, divided: Shares, unscored: Sequence[str]) -> str:
+def _payouts_as(
+    format: Format, paid: Payouts, divided: Shares, unscored: Sequence[str], spans: Spans | None
+) -> str:
     """Return payouts as text for programs; members who never reported are listed with 0."""
+    from fedmerit.scoring.share_intervals import amounts_within
+
     none = dict.fromkeys(unscored, 0.0)
     divided_all = {**divided, **none}
     amounts = {name: str(paid.by_client.get(name, "0.00")) for name in divided_all}
+    within = spans or {}
+    amounts_sure = amounts_within(within, paid)
     if format is Format.csv:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(("client", "share", "payout"))
-        writer.writerows((name, repr(share), amounts[name]) for name, share in divided_all.items())
+        ends = ("share_low", "share_high", "payout_low", "payout_high")
+        writer.writerow(("client", "share", "payout", *(ends if spans else ())))
+        for name, share in divided_all.items():
+            sure = (*within.get(name, ("", "")), *amounts_sure.get(name, ("", "")))
+            writer.writerow((name, repr(share), amounts[name], *(sure if spans else ())))
         return text.getvalue()
     plain = {
         "budget": str(paid.budget),
@@ -285,6 +297,11 @@ def _payouts_as(format: Format, paid: Payouts, divided: Shares, unscored: Sequen
         "unpaid": str(paid.unpaid),
         "shares": divided_all,
         "payouts": amounts,
+        "share_intervals": None if spans is None else {name: list(span) for name, span in spans.items()},
+        "payout_intervals": None
+        if spans is None
+        else {name: [str(end) for end in span] for name, span in amounts_sure.items()},
+        "pull": None if divided.pull is None else divided.pull.as_dict(),
         "notes": list(divided.notes),
     }
     return json.dumps(plain, indent=1, ensure_ascii=False) + "\n"

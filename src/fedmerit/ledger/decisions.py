@@ -31,6 +31,7 @@ from fedmerit.protocol.outcome import Round
 from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.doubts import Doubt, doubts
 from fedmerit.scoring.rewards import (
+    FORMULA,
     Division,
     OnUndefined,
     Payouts,
@@ -42,6 +43,7 @@ from fedmerit.scoring.rewards import (
     shares,
     spelled,
 )
+from fedmerit.scoring.shrinkage import Pull
 from fedmerit.scoring.types import Reports, Scores
 
 # ----------------------------------------------------------------------------------------------- decisions
@@ -62,6 +64,19 @@ class Terms:
     cap: float = 1.0
     on_undefined: OnUndefined = "refuse"
     despite_doubts: bool = False  # whether to pay despite gross doubts about the reports
+    formula: int = FORMULA  # version of the formulas behind the rules
+
+    def divide(self, total: Scores, rule: Rule | None = None) -> Shares:
+        """Return the shares of these scores by these terms, or by another rule."""
+        by = rule or self.rule
+        return shares(
+            total,
+            by,
+            floor=self.floor,
+            cap=self.cap,
+            on_undefined=self.on_undefined,
+            formula=self.formula if by == self.rule else FORMULA,
+        )
 
     def body(self) -> dict[str, Any]:
         """Return the terms as they are recorded."""
@@ -75,8 +90,10 @@ class Terms:
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Terms:
         """Read the terms in a record."""
-        plain = {"despite_doubts": False, **body}  # decisions of earlier versions do not have it
+        plain = {"despite_doubts": False, "formula": 1, **body}  # decisions of earlier versions lack them
         plain = {key: plain[key] for key in cls.__dataclass_fields__}
+        if type(plain["formula"]) is not int or not 1 <= plain["formula"] <= FORMULA:
+            raise LedgerError(f"formula: expected 1 to {FORMULA}, got {plain['formula']!r:.40}")
         if not isinstance(plain["despite_doubts"], bool):
             raise LedgerError(f"despite_doubts: expected true or false, got {plain['despite_doubts']!r:.40}")
         if (again := spelled(plain["budget"])) != plain["budget"]:
@@ -125,6 +142,7 @@ class Decision:
             "status": self.shares.status,
             "unpaid": cents(self.paid.unpaid),
             **({"after": [list(one) for one in self.after]} if self.after else {}),
+            **({"pull": _pull(self.shares.pull)} if self.shares.pull else {}),
         }
         amounts = {name: cents(amount) for name, amount in self.paid.items()}
         if scoring.visibility == "all":
@@ -136,6 +154,11 @@ class Decision:
         for name, share in self.shares.items():
             own = {"member": name, "salt": new_salt(), "share": exact(share), "cents": amounts[name]}
             yield "payout", {"decision": self.number, **own}
+
+
+def _pull(how: Pull) -> dict[str, str]:
+    """Return the numbers behind "shrunk" or "fenced" as they are recorded."""
+    return {name: exact(value) for name, value in how.as_dict().items()}
 
 
 def cents(amount: Any) -> int:
@@ -169,7 +192,7 @@ def decide(
     else:
         scored = [reports for one in rounds if (reports := one.to_reports(terms.utility)) is not None]
         total = accumulate(scored, score=terms.score, missing=terms.missing)
-    divided = shares(total, terms.rule, floor=terms.floor, cap=terms.cap, on_undefined=terms.on_undefined)
+    divided = terms.divide(total)
     return Decision(
         number=len(before) + 1,
         replaces=before[-1].number if before else None,
@@ -258,6 +281,8 @@ def decisions_of(
             _same(told["cents"], paid, exactly=True)
             if one.record.body["unpaid"] != anew.cents - sum(paid.values()):
                 raise LedgerError("the unpaid amount is not the rest of the budget")
+            if again.recomputed:
+                _same_pull(one.record.body.get("pull"), again.shares.pull)
             if scoring.visibility == "coordinator":
                 _same_totals(one.record.body["totals"], again, told["shares"])
             found.append(again)
@@ -402,6 +427,16 @@ def _same(told: Mapping[str, Any], again: Mapping[str, Any], *, exactly: bool) -
             raise LedgerError(f"{what} of {name}: states {told[name]!r:.40}, the reports give {value!r}")
 
 
+def _same_pull(told: Any, again: Pull | None) -> None:
+    """Raise unless the numbers behind "shrunk" or "fenced" are those that the scores give."""
+    right = {} if again is None else again.as_dict()
+    if set(told or {}) != set(right):
+        raise LedgerError(f"pull: expected {', '.join(right) or 'nothing'}, got {told!r:.80}")
+    for name, value in right.items():
+        if not math.isclose(number(told[name]), value, rel_tol=1e-9, abs_tol=TOLERANCE):
+            raise LedgerError(f"pull.{name}: states {told[name]!r:.40}, the scores give {value!r}")
+
+
 def _same_totals(told: Mapping[str, Any], again: Decision, stated: Mapping[str, float]) -> None:
     divided = Shares(stated, again.shares.rule)
     if again.total is None:
@@ -540,6 +575,16 @@ def _check_unpaid(unpaid: Any, made: Division, own: int) -> None:
         raise LedgerError(f"unpaid: states {unpaid!r:.40}, the division leaves about {float(rest):.0f}")
 
 
+def _pull_of(told: Mapping[str, Any]) -> Pull:
+    """Return the numbers behind "shrunk" or "fenced", as a decision states them."""
+    if odd := sorted(set(told) ^ set(Pull.__dataclass_fields__)):
+        raise LedgerError(f"pull.{odd[0]}: {'not one of its numbers' if odd[0] in told else 'missing'}")
+    how = Pull(**{name: number(value) for name, value in told.items()})
+    if not (0 <= how.factor <= 1 and how.positive > 0 and how.rest >= 0):
+        raise LedgerError(f"pull: expected a factor from 0 to 1 and a positive sum, got {told!r:.120}")
+    return how
+
+
 def _own_share(own: float, body: Mapping[str, Any], terms: Terms) -> float | None:
     """Return a member's share from the totals; None if it depends on more than they state."""
     totals = body["totals"]
@@ -548,8 +593,10 @@ def _own_share(own: float, body: Mapping[str, Any], terms: Terms) -> float | Non
         return 1 / float(n)
     if body["status"] == "undefined":
         return terms.floor
-    if (terms.floor, terms.cap) != (0.0, 1.0) or terms.rule == "fenced":
+    if (terms.floor, terms.cap) != (0.0, 1.0) or (terms.rule == "fenced" and terms.formula == 1):
         return None
+    if terms.rule in ("shrunk", "fenced"):
+        return _pull_of(body["pull"]).share(own)
     if terms.rule == "impartial":
         part = min(max(own / number(totals["gain"]), 0.0), 1.0)
         return float((1 - (number(totals["clipped"]) - part) / (n - 1)) / n)

@@ -28,7 +28,7 @@ from fedmerit.config import Config, of_folder
 from fedmerit.errors import InputError, MissingExtra, UndefinedShares
 from fedmerit.scoring.accumulate import Missing, accumulate, number_of
 from fedmerit.scoring.files import LEDGER, read_content
-from fedmerit.scoring.rewards import shares, usual_rule
+from fedmerit.scoring.rewards import USUAL_RULE, shares
 from fedmerit.scoring.scores import alpha
 from fedmerit.scoring.types import Reports, Scores
 from fedmerit.scoring.uncertainty import intervals, rank_intervals
@@ -180,7 +180,7 @@ def summary_of(rounds: Sequence[Reports], *, missing: Missing = "zero") -> dict[
 def _result(total: Scores) -> dict[str, float]:
     found = {f"total contribution/{name}": value for name, value in total.as_dict().items()}
     with suppress(UndefinedShares):  # without shares there are no points for them
-        divided = shares(total, usual_rule(total.score))
+        divided = shares(total, USUAL_RULE)
         found |= {f"share/{name}": value for name, value in divided.items()}
     return found
 

@@ -36,8 +36,9 @@ from fedmerit.scoring.agreement import agreement
 from fedmerit.scoring.convergence import Convergence, convergence_of
 from fedmerit.scoring.doubts import Doubt, doubts
 from fedmerit.scoring.files import scores_of, totals_of
-from fedmerit.scoring.rewards import Rule, Shares, payouts, shares, usual_rule
+from fedmerit.scoring.rewards import USUAL_RULE, Rule, Shares, payouts, shares
 from fedmerit.scoring.scores import alpha, influence
+from fedmerit.scoring.share_intervals import PaidApart, Spans, paid_apart, share_intervals, visible_gaps
 from fedmerit.scoring.types import Reports, Scores
 from fedmerit.scoring.uncertainty import (
     compare_pairs,
@@ -95,7 +96,7 @@ class Facts:
     @property
     def usual_rule(self) -> Rule:
         """The rule that pays unless somebody chooses another one."""
-        return usual_rule(self.ranked_by)
+        return USUAL_RULE
 
     # ------------------------------------------------------------------------------------------ who, how much
 
@@ -128,6 +129,7 @@ class Facts:
             reported = accumulate(self.source.rounds, missing=self.source.missing).as_dict()
         places, digits = total.ranks(), digits_for(float(np.max(np.abs(total.raw))))
         ranks, divided = self._ranks, self._usual[0]
+        sure = None if divided is None else share_intervals(total, divided)
         made = []
         for name in total.ranking():
             i, k = at[name], of_last.get(name)
@@ -145,6 +147,7 @@ class Facts:
                     coverage=1.0 if total.coverage is None else float(total.coverage[i]),
                     last=of_round,
                     share=None if divided is None else divided[name],
+                    share_interval=None if sure is None else sure[name],
                     samples=samples.get(name),
                     digits=digits,
                     surely=signs[i],
@@ -226,7 +229,8 @@ class Facts:
         total = self.total
         if total.stderr is None or total.n > MOST_COMPARED:
             return {}
-        better = compare_pairs(total).better
+        better = self._better
+        assert better is not None
         alike = ~(better | better.T)
         np.fill_diagonal(alike, False)
         rows = dict(zip(total.clients, alike, strict=True))
@@ -243,6 +247,18 @@ class Facts:
             rounds = [one.scores for one in self.source.settled_rounds if one.scores is not None]
         numbers = [number_of(one, place) for place, one in enumerate(self.measured, start=1)]
         return convergence_of(self.total, rounds, numbers, missing=self.source.missing)
+
+    @cached_property
+    def _better(self) -> npt.NDArray[np.bool_] | None:
+        """Who is significantly better than whom, shape (N, N); None if unknown."""
+        return _better(self.total)
+
+    def apart(self, divided: Mapping[str, float]) -> PaidApart | None:
+        """Return indistinguishable members whose shares differ visibly; the score that ranks them decides."""
+        better = self._better
+        if better is None or set(divided) != set(self.total.clients):
+            return None
+        return paid_apart(self.total, divided, better)
 
     @cached_property
     def suspects(self) -> tuple[str, ...]:
@@ -481,6 +497,37 @@ class Facts:
         return not self.other_basis and (self.terms.floor, self.terms.cap) == (0.0, 1.0)
 
     @cached_property
+    def spans(self) -> Spans | None:
+        """The intervals of the decided shares, with the real names; None if they are unknown."""
+        one, terms = self.decision, self.terms
+        if one is None or one.total is None:
+            return None
+        return share_intervals(one.total, one.shares, floor=terms.floor, cap=terms.cap, formula=terms.formula)
+
+    @cached_property
+    def _decided_better(self) -> npt.NDArray[np.bool_] | None:
+        one = self.decision
+        return None if one is None or one.total is None else _better(one.total)
+
+    @property
+    def decided_apart(self) -> PaidApart | None:
+        """Indistinguishable members whom the decision pays visibly apart, with the real names."""
+        one, better = self.decision, self._decided_better
+        if one is None or one.total is None or better is None:
+            return None
+        return paid_apart(one.total, one.shares, better)
+
+    def apart_from(self, client: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return who is indistinguishable from a member: those paid visibly less, and those paid more."""
+        one, better = self.decision, self._decided_better
+        if one is None or one.total is None or better is None or client not in one.total.clients:
+            return (), ()
+        names, gap = one.total.clients, visible_gaps(one.total, one.shares, better)
+        place = names.index(client)
+        less, more = (np.flatnonzero(row) for row in (gap[place], gap[:, place]))
+        return tuple(names[i] for i in less), tuple(names[i] for i in more)
+
+    @cached_property
     def payable(self) -> Scores:
         """The summed score to pay by: the one that the decision names, or the contribution."""
         return self._payable(self.source)
@@ -513,6 +560,8 @@ class Facts:
             divided = self._divided(total, rule)
         except (UndefinedShares, InputError):
             return RuleFacts(rule, problem or Note("no-division"), {}, 1, {}, ())
+        spans = share_intervals(total, divided, floor=self.terms.floor, cap=self.terms.cap)
+        apart = self.apart({names[name]: share for name, share in divided.items()})
         ratios = {names[name]: share.as_integer_ratio() for name, share in divided.items()}
         one = math.lcm(*(bottom for _, bottom in ratios.values()))
         return RuleFacts(
@@ -522,6 +571,8 @@ class Facts:
             one=one,
             shares={names[name]: share for name, share in divided.items()},
             notes=tuple(note for note in said if note not in self.payable.notes),
+            spans=None if spans is None else {names[name]: span for name, span in spans.items()},
+            apart=apart,
         )
 
     def _divided(self, total: Scores, rule: Rule) -> Shares:
@@ -550,7 +601,7 @@ class Facts:
             stderr = np.array(total.stderr)
             stderr[place] = other.stderr[place]
         try:
-            divided = self._divided(replace(total, values=raw, raw=raw, stderr=stderr), terms.rule)
+            divided = terms.divide(replace(total, values=raw, raw=raw, stderr=stderr))
             other_cents: int | None = cents(payouts(divided, terms.budget)[client])
         except UndefinedShares:
             other_cents = None
@@ -622,6 +673,11 @@ class Facts:
                     spearman["PHI"] = agreement(summed, truth).spearman if whole else None
                 found.append((utility, value, spearman))
         return tuple(found)
+
+
+def _better(total: Scores) -> npt.NDArray[np.bool_] | None:
+    compared = total.stderr is not None and total.n <= MOST_COMPARED
+    return compare_pairs(total).better if compared else None
 
 
 def _agreements(

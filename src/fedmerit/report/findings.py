@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from fedmerit.scoring.rewards import Rule
+from fedmerit.scoring.share_intervals import PaidApart, Spans
 
 if TYPE_CHECKING:
     from fedmerit.report.facts import Facts
@@ -38,6 +39,7 @@ class Standing:
     coverage: float
     last: dict[str, float | None]  # LOO, FP, EE of the last round
     share: float | None
+    share_interval: tuple[float, float] | None
     samples: float | None
     digits: int = 4  # decimals to show for numbers of this size
     surely: int = 0  # 1: total surely above zero, -1: surely below; at 95 % for all members together
@@ -103,6 +105,8 @@ class RuleFacts:
     one: int
     shares: Mapping[str, float]
     notes: tuple[str, ...]
+    spans: Spans | None = None  # intervals of the shares
+    apart: PaidApart | None = None  # indistinguishable members whom it pays visibly apart
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from fedmerit.report.text import (
     spoken,
     total_text,
 )
+from fedmerit.scoring.share_intervals import amounts_within
 from fedmerit.storage.run_folder import write
 
 STATUSES: tuple[Happened, ...] = ("counted", "silent", "unstated", "declined", "blamed", "lost", "away")
@@ -278,20 +279,40 @@ def _sure(facts: Facts, client: str) -> Iterator[str]:
     else:
         yield words("statement.ranks", score=score, total=total, low=low, high=high, n=n)
     like = facts.alike.get(client)
-    if like is None:
-        return
-    if not like:
+    if like is not None and not like:
         yield words("statement.alone")
-    elif facts.source.private:
+    elif like and facts.source.private:
         yield words("statement.like-others", others=len(like))
-    else:
+    elif like:
         yield words("statement.like", clients=like)
+    yield from _share_sure(facts, client)
+
+
+def _share_sure(facts: Facts, client: str) -> Iterator[str]:
+    """Yield how sure a member's share is, and which ties are paid apart."""
+    decision, _ = _decided(facts)
+    if facts.spans is not None:
+        low, high = facts.spans[client]
+        ends = [money(cents(end)) for end in amounts_within(facts.spans, decision.paid)[client]]
+        yield words("statement.span", low=low, high=high, low_amount=ends[0], high_amount=ends[1])
+    less, more = facts.apart_from(client)
+    private = facts.source.private
+    if less and private:
+        yield words("statement.apart-more-others", others=len(less))
+    elif less:
+        yield words("statement.apart-more", clients=less)
+    if more and private:
+        yield words("statement.apart-less-others", others=len(more))
+    elif more:
+        yield words("statement.apart-less", clients=more)
 
 
 def as_dict(facts: Facts, client: str) -> dict[str, Any]:
     """Return a member's statement as a dictionary for JSON."""
     decision, book = _decided(facts)
     standing, like, cost = facts.standing.get(client), facts.alike.get(client), facts.absence_cost(client)
+    spans = None if facts.spans is None or client not in facts.spans else facts.spans
+    ends = None if spans is None else amounts_within(spans, decision.paid)
     return {
         "member": client,
         "decision": decision.number,
@@ -311,10 +332,16 @@ def as_dict(facts: Facts, client: str) -> dict[str, Any]:
         "aborted": list(facts.source.aborted),
         "unreported": list(facts.source.unreported),
         "cents": cents(decision.paid.by_client.get(client, Decimal(0))),
+        "cents_interval": None if ends is None else [cents(end) for end in ends[client]],
         "share": decision.shares.by_client.get(client, 0.0),
+        "share_interval": None if spans is None else list(spans[client]),
         "contribution": None if standing is None else standing.total,
         "interval": None if standing is None or standing.interval is None else list(standing.interval),
         "ranks": None if standing is None or standing.rank_interval is None else list(standing.rank_interval),
         "cannot_be_told_apart_from": len(like) if like is not None and facts.source.private else like,
+        "indistinguishable_but_paid": {
+            code: len(others) if facts.source.private else list(others)
+            for code, others in zip(("less", "more"), facts.apart_from(client), strict=True)
+        },
         "absence": None if cost is None else {"estimate": True, **vars(cost)},
     }

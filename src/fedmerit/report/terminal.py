@@ -20,6 +20,8 @@ from fedmerit.notes import words
 from fedmerit.report.comparison import Comparison
 from fedmerit.report.facts import Facts
 from fedmerit.report.text import (
+    amounts_text,
+    apart_text,
     made_worse,
     on_terminal,
     printable,
@@ -29,11 +31,14 @@ from fedmerit.report.text import (
     settlement_sentences,
     share_text,
     signed,
+    span_text,
+    sure_share_text,
     total_text,
 )
 from fedmerit.scoring.agreement import agreement
 from fedmerit.scoring.doubts import Doubt
 from fedmerit.scoring.rewards import Payouts, Shares
+from fedmerit.scoring.share_intervals import PaidApart, Spans, amounts_within
 from fedmerit.scoring.types import Reports
 
 if TYPE_CHECKING:
@@ -50,6 +55,8 @@ def print_facts(console: Console, facts: Facts) -> None:
     unsettled = [words("terminal.unsettled", why=facts.source.unsettled)] if facts.source.unsettled else []
     _warn(console, [*unsettled, *facts.doubts])
     first, last = _standings(facts), _last_round(facts)
+    if not _fits(first, console.width):
+        first = _standings(facts, sure=False)
     both = {**first, **last}
     if not last or _fits(both, console.width):
         _print_table(console, both)
@@ -114,13 +121,15 @@ def _last(facts: Facts, last: Reports) -> str:
     return words("terminal.last-round", round=number)
 
 
-def _standings(facts: Facts) -> Columns:
+def _standings(facts: Facts, *, sure: bool = True) -> Columns:
+    """Return the columns of the standings; ``sure`` says whether shares have intervals."""
     standings = facts.standings
+    shares = [sure_share_text(one) if sure else share_text(one.share) for one in standings]
     columns = {
         words("terminal.member"): [printable(one.client) for one in standings],
         facts.total.score.lower(): [total_text(one) for one in standings],
         words("terminal.rank"): [rank_text(one) for one in standings],
-        words("terminal.share"): [share_text(one.share) for one in standings],
+        words("terminal.share"): shares,
     }
     if any(one.coverage < 1 for one in standings):
         columns[words("terminal.rounds")] = [share_text(one.coverage, 0) for one in standings]
@@ -198,11 +207,16 @@ def print_payouts(
     paid: Payouts,
     divided: Shares,
     *,
+    spans: Spans | None = None,
+    apart: PaidApart | None = None,
     unscored: Sequence[str] = (),
     warning: str = "",
     doubts: Sequence[Doubt] = (),
 ) -> None:
-    """Print doubts, the share and amount of each member (also of those who never reported), and notes."""
+    """Print doubts, the share and amount of each member (also of those who never reported), and notes.
+
+    ``spans`` are the intervals of the shares, and ``apart`` a tie that is paid apart, if there is one.
+    """
     _warn(console, [*([warning] if warning else []), *doubts])
     best_first = sorted(paid.items(), key=lambda item: (-item[1], item[0]))
     best_first += [(name, Decimal(0)) for name in unscored]
@@ -211,8 +225,16 @@ def print_payouts(
         words("terminal.share"): [share_text(divided.by_client.get(name, 0.0), 2) for name, _ in best_first],
         words("terminal.payout"): [f"{amount:,.2f}" for _, amount in best_first],
     }
+    if spans is not None:
+        amounts = amounts_within(spans, paid)
+        columns[words("terminal.span-share")] = [span_text(spans.get(name)) for name, _ in best_first]
+        columns[words("terminal.span-payout")] = [amounts_text(amounts.get(name)) for name, _ in best_first]
     _print_table(console, columns)
     _say(console, words("terminal.paid", budget=paid.budget, rule=divided.rule, unpaid=paid.unpaid))
+    if spans is not None:
+        _say(console, words("terminal.spans"))
+    if apart is not None:
+        _say(console, apart_text(apart, divided))
     for note in divided.notes:
         _say(console, words("terminal.note", text=note))
 
@@ -286,10 +308,13 @@ def print_plan(console: Console, plan: Plan) -> None:
     console.print(words("terminal.plan-memory", memory=memory, sent=sent))
     if plan.pool:
         console.print(words("terminal.plan-evaluates", models=plan.flower_models))
-    found = plan.resolution
-    (low, high), (few, many) = found.gaps, found.needed
-    told = {"samples": found.samples, "low": low, "high": high, "few": few, "many": many}
-    console.print(words("terminal.plan-gaps", members=plan.members, **told))
+    samples, (low, high), (few, many) = plan.resolution.samples, plan.resolution.gaps, plan.resolution.needed
+    console.print(
+        words(
+            "terminal.plan-gaps",
+            samples=samples, members=plan.members, low=low, high=high, few=few, many=many,
+        )
+    )  # fmt: skip
     if (last := plan.settlement) is not None:
         received, disk = last.bytes_down / 2**20, last.disk_bytes / 2**20
         console.print(

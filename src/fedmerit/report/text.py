@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from fedmerit.identity import SERVER
 from fedmerit.ledger.account import Account
 from fedmerit.ledger.decisions import Terms
 from fedmerit.notes import Note, called, listed, moment, words
+from fedmerit.scoring.share_intervals import PaidApart
 
 if TYPE_CHECKING:
     from fedmerit.report.facts import Facts
@@ -56,6 +59,42 @@ def rank_text(one: Standing) -> str:
 def share_text(share: float | None, digits: int = 1) -> str:
     """Return a share in percent, or a dash."""
     return "-" if share is None else f"{share:.{digits}%}"
+
+
+def span_text(span: tuple[float, float] | None, digits: int = 1) -> str:
+    """Return the interval of a share in percent, or a dash.
+
+    >>> span_text((0.1, 0.25))
+    '10.0-25.0%'
+    """
+    return "-" if span is None else f"{100 * span[0]:.{digits}f}-{span[1]:.{digits}%}"
+
+
+def amounts_text(span: tuple[Decimal, Decimal] | None) -> str:
+    """Return the interval of an amount, or a dash."""
+    return "-" if span is None else f"{span[0]:,.2f}-{span[1]:,.2f}"
+
+
+def sure_share_text(one: Standing) -> str:
+    """Return a member's share, with its interval if it has one."""
+    if one.share is None or one.share_interval is None:
+        return share_text(one.share)
+    return f"{share_text(one.share)} ({span_text(one.share_interval, 0)})"
+
+
+def apart_text(apart: PaidApart, divided: Mapping[str, float], names: Mapping[str, str] | None = None) -> str:
+    """Return that indistinguishable members are paid visibly apart.
+
+    Args:
+        apart: who.
+        divided: the shares.
+        names: the names to show, if they are not those in ``apart``.
+    """
+    more, less = (one if names is None else names[one] for one in (apart.more, apart.less))
+    first, second = divided[apart.more], divided[apart.less]
+    if apart.pairs > 1:
+        return words("pay.apart-pairs", pairs=apart.pairs, more=more, less=less, first=first, second=second)
+    return words("pay.apart", more=more, less=less, first=first, second=second)
 
 
 def samples_text(samples: float | None) -> str:
@@ -170,6 +209,8 @@ def about(terms: Terms) -> str:
     'Shares are in proportion to the summed LOO; a member below zero earns nothing.'
     """
     rule = words(f"rule.{terms.rule}", score=noun(terms.score))
+    if terms.rule == "fenced" and terms.formula == 1:
+        rule = words("pay.fenced-before", score=noun(terms.score))
     floor, cap = terms.floor > 0, terms.cap < 1
     if not (floor or cap):
         return rule

@@ -10,5 +10,7 @@ Its modules::
     uncertainty       intervals, significant differences between pairs, ranks
     doubts            whether reports can be believed
     rewards           scores -> shares -> cents
+    shrinkage         the rules "shrunk" and "fenced": scores pulled towards their mean, and a fence
+    share_intervals   how sure shares and amounts are, and which ties are paid apart
     files             reports in CSV and JSON
 """

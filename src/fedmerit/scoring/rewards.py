@@ -19,6 +19,7 @@ import numpy as np
 from fedmerit.errors import InputError, UndefinedShares
 from fedmerit.notes import Note, code_of
 from fedmerit.scoring.scores import median_of_others, sum_of_others
+from fedmerit.scoring.shrinkage import Pull, pulled
 from fedmerit.scoring.types import Scores, Vector, rounding, settle
 from fedmerit.scoring.validate import is_number, number
 
@@ -208,7 +209,7 @@ def _money(cents: int) -> Decimal:
 
 # -------------------------------------------------------------------------------------------------- shares
 
-Rule = Literal["fair", "fenced", "impartial", "equal"]
+Rule = Literal["fair", "shrunk", "fenced", "impartial", "equal"]
 Negative = Literal["zero", "refuse"]
 OnUndefined = Literal["refuse", "equal", "zero"]
 
@@ -217,26 +218,22 @@ SELF_REPORTED = frozenset({"ALPHA", "LOO", "IOI"})
 that report. FP is not among them: its raw entries are alpha, but any client can change its status for all."""
 
 _NOTHING = 1e-12  # utility that may be left by rounding alone
+_LEAST = 1e-200  # a weight that is smaller beside the largest one cannot be scaled with full precision
 
 
-def usual_rule(score: str) -> Rule:
-    """Return the rule that commands and the page use unless another one is chosen.
-
-    Settled scores (PHI) add up exactly, so two members can move score from one to the other at will: one adds
-    +d to its update, the other -d. Under "fair" the one below zero pays nothing for that, and the pair takes
-    87 % in place of 32 %. "fenced" limits what the other one is paid for.
-
-    >>> usual_rule("ALPHA"), usual_rule("PHI")
-    ('fair', 'fenced')
-    """
-    return "fenced" if score == "PHI" else "fair"
+USUAL_RULE: Rule = "shrunk"
+"""The rule that commands and the page use unless another one is chosen; :func:`shares` itself uses "fair"."""
+FORMULA = 2
+"""Version of the formulas behind the rules. Version 1, of earlier decisions: "fenced" by :func:`fence`, which
+is not monotone, and scores that only rounding separates from 0 had a weight."""
 
 
 @dataclass(frozen=True, eq=False)
 class Shares(Mapping[str, float]):
     """Shares by name. They sum to 1 minus ``unpaid``.
 
-    ``status`` is "ok", or "undefined" if the scores allowed no shares and ``on_undefined`` decided.
+    ``status`` is "ok", or "undefined" if the scores allowed no shares and ``on_undefined`` decided. How sure
+    they are: :func:`~fedmerit.share_intervals`.
     """
 
     by_client: Mapping[str, float]
@@ -244,6 +241,7 @@ class Shares(Mapping[str, float]):
     status: Literal["ok", "undefined"] = "ok"
     unpaid: float = 0.0
     notes: tuple[str, ...] = ()
+    pull: Pull | None = None  # the numbers behind "shrunk" and "fenced"
 
     def __getitem__(self, client: str) -> float:
         return self.by_client[client]
@@ -263,28 +261,32 @@ def shares(
     cap: float = 1.0,
     negative: Negative = "zero",
     on_undefined: OnUndefined = "refuse",
+    formula: int = FORMULA,
 ) -> Shares:
     r"""Return the share of a reward that each client gets.
 
     .. math:: \text{fair: } \frac{w_i}{\sum_j w_j}, \quad w_i = \max(x_i, 0), \qquad
-              \text{fenced: } w_i = \min(\max(x_i, 0), h_i), \qquad
+              \text{shrunk: } \frac{m + b\,(w_i - m)}{\sum_j w_j}, \qquad
               \text{impartial: } \frac1N \Big(1 - \frac{1}{N-1}
               \sum_{j \ne i} \mathrm{clip}(x_j / D, 0, 1)\Big)
 
-    where x is ``scores.raw``, D is ``scores.gain``, and :math:`h_i` is :func:`fence`. "fair" and "fenced" sum
-    to 1; "fenced" limits what an exaggerated report earns. Under "impartial", a client's own report does not
-    affect its own share at all. In return, the shares are nearly equal, a part stays unpaid, D must be above
-    1e-12, and x must be ALPHA, LOO or IOI. "equal" ignores the scores. N is the number of clients that have a
-    score: a client that never reported gets nothing under any rule, not even under "equal".
+    where x is ``scores.raw``, m the mean of w, b the part of its variance that is not noise, and D
+    ``scores.gain``. "shrunk" also has a fence: nobody gets more than four times the mean of the others, and
+    what is cut off is divided equally. "fenced" is the same with b = 1. `fedmerit.scoring.shrinkage` has the
+    whole formula and the proof that it never pays less for a higher score. "fair", "shrunk" and "fenced" sum
+    to 1. Under "impartial", a client's own report does not affect its own share at all. In return, the shares
+    are nearly equal, a part stays unpaid, D must be above 1e-12, and x must be ALPHA, LOO or IOI. "equal"
+    ignores the scores. N is the number of clients that have a score: a client that never reported gets
+    nothing under any rule, not even under "equal". A score that only rounding separates from 0 counts as 0.
 
-    All rules but "equal" need scores with status "ok". "fair" and "fenced" also need something to divide: the
-    positive scores must sum to more than 1e-12 and more than two standard errors. The standard errors of the
-    clients with a positive score are added up, because clients share their test samples and errors may point
-    the same way.
+    All rules but "equal" need scores with status "ok". "fair", "shrunk" and "fenced" also need something to
+    divide: the positive scores must sum to more than 1e-12 and more than two standard errors. The standard
+    errors of the clients with a positive score are added up, because clients share their test samples and
+    errors may point the same way.
 
     Args:
         scores: usually ``alpha`` summed over rounds (``accumulate``).
-        rule: "fair", "fenced", "impartial" or "equal".
+        rule: "fair", "shrunk", "fenced", "impartial" or "equal".
         floor: smallest share a client may get, 0 to 1/N.
         cap: largest share a client may get, 1/N to 1. The difference that floor and cap make is spread over
             the other clients in proportion. Under "impartial" it changes ``unpaid`` instead, so that the rule
@@ -294,6 +296,7 @@ def shares(
             cannot be used with "impartial", where anybody could stop all payment by a negative report.
         on_undefined: what to do if the scores allow no shares: "refuse" raises, "equal" gives 1/N to each,
             "zero" gives the floor to each.
+        formula: version of the formulas; 1 recomputes decisions of earlier versions.
 
     >>> s = Scores(score="ALPHA", clients=("A", "B", "C"), values=[-1, 1, 3], raw=[-1, 1, 3], gain=4)
     >>> dict(shares(s))
@@ -301,14 +304,15 @@ def shares(
     >>> dict(shares(s, "impartial")), shares(s, "impartial").unpaid
     ({'A': 0.16666666666666666, 'B': 0.20833333333333334, 'C': 0.2916666666666667}, 0.33333333333333326)
     """
-    floor, cap = _check(scores, rule, floor, cap, negative, on_undefined)
+    floor, cap = _check(scores, rule, floor, cap, negative, on_undefined, formula)
     below = [scores.clients[i] for i in np.flatnonzero(scores.raw < -rounding(scores.raw))]
     if below and negative == "refuse" and rule != "equal":
         raise UndefinedShares(Note("negative-refused", score=scores.score, clients=below))
     notes = _notes(scores, rule, below)
-    reason = _why_undefined(scores, rule)
+    reason, how = _why_undefined(scores, rule, formula), None
     if reason is None:
-        vector = _by_rule(scores, rule, floor, cap)
+        vector, how = by_rule(scores, rule, floor, cap, formula)
+        notes += _notes_on(scores, rule, formula, how)
     elif on_undefined == "refuse":
         raise UndefinedShares(Note("undefined", reason=reason))
     else:
@@ -321,16 +325,19 @@ def shares(
         status="ok" if reason is None else "undefined",
         unpaid=left if left > 1e-9 else 0.0,
         notes=tuple(notes),
+        pull=how,
     )
 
 
 def fence(scores: Scores) -> Vector:
-    r"""Return the largest score that each client is paid for, from the others' scores; infinite if no fence.
+    r"""Return the largest score each client was paid for under "fenced" of formula 1; infinite if no fence.
 
     .. math:: h_i = \max\big(0,\;
               \mathrm{med}_{-i} + 3 \max(1.4826\, \mathrm{MAD}_{-i},\, \mathrm{SE}_{-i})\big)
 
-    These are the median, the median absolute deviation and the median standard error of the OTHERS. If
+    Decisions that earlier versions recorded are recomputed with it. It is not monotone: by raising its score,
+    a client also raises the fences of the others. These are the median, the median absolute deviation and the
+    median standard error of the OTHERS. If
     neither of the last two is positive (above 1e-12, to allow for rounding), there is no fence, because it
     would pay the only contributor nothing.
 
@@ -353,15 +360,24 @@ def fence(scores: Scores) -> Vector:
     return np.where(spread > _NOTHING, np.maximum(0.0, centre + 3 * spread), np.inf)
 
 
-def null_share(scores: Scores) -> float | None:
-    r"""Return the share that noise alone gives a client without contribution under "fair"; None if unknown.
+_COUNTS_OF_NULL = 0.8048
+"""The mean of clip(1 + Z / 2, 0, 1) for a standard normal Z."""
+
+
+def null_share(scores: Scores, rule: Rule = "fair") -> float | None:
+    r"""Return the share that a client without contribution may expect from noise; None if unknown.
+
+    Under "fair", noise alone pays it
 
     .. math:: \frac{\mathrm{E} \max(s Z, 0)}{\sum_j \max(x_j, 0)} = \frac{s}{\sqrt{2 \pi} \sum_j \max(x_j, 0)}
 
-    with s the median standard error: max(x, 0) keeps such a client's good luck and drops its bad luck.
+    with s the median standard error: max(x, 0) keeps such a client's good luck and drops its bad luck. Under
+    "shrunk" it gets b times that, and the equal part as far as it counts: 80 % of it on average, because in
+    half of all cases it is below zero.
 
     Args:
         scores: with ``stderr``; without it, the result is None.
+        rule: "fair" or "shrunk".
 
     >>> s = Scores(score="ALPHA", clients=("A", "B"), values=[1, 3], raw=[1, 3], gain=4, stderr=[.1, .1])
     >>> round(null_share(s), 4)
@@ -370,21 +386,34 @@ def null_share(scores: Scores) -> float | None:
     positive = math.fsum(np.maximum(scores.raw, 0.0))
     if scores.stderr is None or positive <= 0:
         return None
-    return float(np.median(scores.stderr)) / math.sqrt(2 * math.pi) / positive
+    lucky = float(np.median(scores.stderr)) / math.sqrt(2 * math.pi) / positive
+    if rule == "fair" or not weights_of(scores).max() > 0:
+        return lucky
+    how = pulled(scores, weights_of(scores))[1]
+    return how.factor * lucky + _COUNTS_OF_NULL * how.rest
 
 
-def _by_rule(scores: Scores, rule: Rule, floor: float, cap: float) -> Vector:
+def by_rule(scores: Scores, rule: Rule, floor: float, cap: float, formula: int) -> tuple[Vector, Pull | None]:
+    """Return the shares of scores that allow them, and the numbers behind "shrunk" and "fenced"."""
     if rule == "equal":
-        return np.full(scores.n, 1 / scores.n)
+        return np.full(scores.n, 1 / scores.n), None
     if rule == "impartial":  # each share is at most 1/N, and so is the floor: no overspending
         part = np.clip(scores.raw, 0.0, scores.gain) / scores.gain
-        return np.clip((1 - sum_of_others(part) / (scores.n - 1)) / scores.n, floor, cap)
-    return _between(_weights(scores, rule), floor, cap)
+        return np.clip((1 - sum_of_others(part) / (scores.n - 1)) / scores.n, floor, cap), None
+    weights, how = weights_of(scores, rule, formula), None
+    if rule == "shrunk" or (rule == "fenced" and formula > 1):
+        weights, how = pulled(scores, weights, pull=rule == "shrunk")
+        if (floor, cap) == (0.0, 1.0):
+            return weights, how
+    return _between(weights, floor, cap), how
 
 
-def _weights(scores: Scores, rule: Rule) -> Vector:
+def weights_of(scores: Scores, rule: Rule = "fair", formula: int = FORMULA) -> Vector:
+    """Return the positive part of each score; scores that are equal up to rounding have equal weights."""
     weights = np.maximum(scores.raw, 0.0)
-    if rule == "fenced":
+    if formula > 1:
+        weights[weights <= np.maximum(rounding(scores.raw), _LEAST * weights.max())] = 0.0
+    elif rule == "fenced":
         weights = np.minimum(weights, fence(scores))
     ordered = np.sort(weights)
     grid, first = np.unique(settle(ordered), return_index=True)
@@ -424,7 +453,7 @@ def _between(weights: Vector, floor: float, cap: float) -> Vector:
     return np.asarray(np.clip(t * w, floor, cap), dtype=np.float64)
 
 
-def _why_undefined(scores: Scores, rule: Rule) -> Note | None:
+def _why_undefined(scores: Scores, rule: Rule, formula: int) -> Note | None:
     """Return why this rule must not turn these scores into money; None if it may."""
     if rule == "equal":
         return None
@@ -439,7 +468,7 @@ def _why_undefined(scores: Scores, rule: Rule) -> Note | None:
         if noise > _NOTHING:
             return Note("within-errors", score=scores.score, positive=positive, noise=noise)
         return Note("nothing-positive", score=scores.score, positive=positive)
-    if rule == "fenced" and _weights(scores, rule).max() <= _NOTHING:
+    if rule == "fenced" and weights_of(scores, rule, formula).max() <= _NOTHING:
         return Note("all-fenced", score=scores.score)
     return None
 
@@ -455,15 +484,38 @@ def _notes(scores: Scores, rule: Rule, below: list[str]) -> list[str]:
         notes.append(Note("no-gain", gain=scores.gain))
     if scores.score == "EE":
         notes.append(Note("raw-ee"))
-    if rule == "fenced":
-        held = np.flatnonzero(scores.raw > np.maximum(fence(scores), 0.0))
-        if held.size:
-            notes.append(Note("fenced", clients=[scores.clients[i] for i in held]))
+    return notes
+
+
+def _notes_on(scores: Scores, rule: Rule, formula: int, how: Pull | None) -> list[str]:
+    """Return notes on what a rule did to the scores."""
+    notes: list[str] = []
+    if rule == "shrunk" and how is not None:
+        if how.error <= 0:
+            notes.append(Note("not-pulled", score=scores.score))
+        elif how.factor <= 0:
+            notes.append(Note("pulled-together", score=scores.score))
+        elif how.factor < 0.995:
+            notes.append(Note("pulled", score=scores.score, part=1 - how.factor))
+    held = np.zeros(scores.n, dtype=bool)
+    if how is not None:
+        part = how.factor * np.maximum(scores.raw, 0.0) / how.positive
+        held = part + how.rest > how.fence * (1 + 1e-12)
+    elif rule == "fenced" and formula == 1:
+        held = scores.raw > np.maximum(fence(scores), 0.0)
+    if held.any():
+        notes.append(Note("fenced", clients=[scores.clients[i] for i in np.flatnonzero(held)]))
     return notes
 
 
 def _check(
-    scores: Scores, rule: Rule, floor: float, cap: float, negative: Negative, on_undefined: OnUndefined
+    scores: Scores,
+    rule: Rule,
+    floor: float,
+    cap: float,
+    negative: Negative,
+    on_undefined: OnUndefined,
+    formula: int,
 ) -> tuple[float, float]:
     """Check all arguments; return floor and cap as float64."""
     if not isinstance(scores, Scores):
@@ -473,6 +525,10 @@ def _check(
     ):  # fmt: skip
         if given not in get_args(allowed):
             raise InputError(f"{name} must be one of {', '.join(get_args(allowed))}, got {given!r}")
+    if formula not in (1, FORMULA) or isinstance(formula, bool) or (rule == "shrunk" and formula == 1):
+        raise InputError(
+            f"formula must be {FORMULA}, or 1 for decisions of earlier versions, got {formula!r:.40}"
+        )
     floor, cap = _number("floor", floor), _number("cap", cap)
     n = scores.n
     if n < (2 if rule == "impartial" else 1):

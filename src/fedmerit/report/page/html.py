@@ -25,6 +25,8 @@ from fedmerit.report.page import text
 from fedmerit.report.source import pseudonymised, read_source
 from fedmerit.report.text import (
     about,
+    amounts_text,
+    apart_text,
     bare_text,
     digits_for,
     on_page,
@@ -33,11 +35,14 @@ from fedmerit.report.text import (
     samples_text,
     share_text,
     signed,
+    span_text,
     spoken,
+    sure_share_text,
     total_text,
 )
 from fedmerit.scoring.convergence import FEWEST_ROUNDS
 from fedmerit.scoring.rewards import Payouts, payouts
+from fedmerit.scoring.share_intervals import STEP, Spans, amounts_within
 from fedmerit.storage.run_folder import write
 
 # -------------------------------------------------------------------------------------------------- bundle
@@ -170,14 +175,19 @@ def render(facts: Facts) -> str:
     filters = {
         "signed": partial(signed, digits=facts.digits), "total": total_text, "bare": bare_text,
         "level": f"{{:.{facts.level_digits}f}}".format, "rank": rank_text, "share": share_text,
-        "samples": samples_text, "toml": written,
+        "sure": sure_share_text, "samples": samples_text, "toml": written,
     }  # fmt: skip
     return _page(
         "page.html",
         drawn,
         filters,
         scripts=("money.js", "page.js"),
-        data={"rules": _rules(facts), "unscored": facts.unscored, "words": _script_words()},
+        data={
+            "rules": _rules(facts),
+            "unscored": facts.unscored,
+            "words": _script_words(),
+            "sure": any(one.spans for one in facts.rules),
+        },
         facts=facts,
         text=text,
         enough=rounds_enough(facts),
@@ -186,6 +196,7 @@ def render(facts: Facts) -> str:
         decided=_decided(facts),
         basis=_basis(facts),
         paid=_paid(facts),
+        sure_rules=any(one.spans for one in facts.rules),
         about=_rules(facts)[facts.rules[0].name]["about"],
         checks=[line for line in facts.source.checks if line.code != "head"],  # shown separately
         small=list(facts.courses)[: charts.MOST_SMALL],
@@ -309,16 +320,29 @@ def _rules(facts: Facts) -> dict[str, Any]:
         one.name: {
             "problem": on_page(one.problem),
             "one": str(one.one),
-            "parts": [[name, str(one.parts[name]), f"{one.shares[name]:.2%}"] for name in sorted(one.parts)],
-            "notes": [on_page(note) for note in one.notes],
+            "parts": [
+                [name, str(one.parts[name]), f"{one.shares[name]:.2%}", *_span(one.spans, name)]
+                for name in sorted(one.parts)
+            ],
+            "notes": [
+                *([apart_text(one.apart, one.shares)] if one.apart else []),
+                *(on_page(note) for note in one.notes),
+            ],
             "about": about(replace(facts.terms, rule=one.name)),
         }
         for one in facts.rules
     }
 
 
-Lines = tuple[list[tuple[str, str, str]], list[tuple[str, str]]]
-"""Member, share and amount, best paid first; and the foot of the table."""
+def _span(spans: Spans | None, name: str) -> list[Any]:
+    """Return the interval of a share as text, and its ends in steps; nothing if there is none."""
+    if spans is None:
+        return []
+    return [span_text(spans[name]), *(str(round(end * STEP)) for end in spans[name])]
+
+
+Lines = tuple[list[tuple[str, str, str, str, str]], list[tuple[str, str]]]
+"""Member, share, amount and their intervals, best paid first; and the foot of the table."""
 
 
 def _paid(facts: Facts) -> Lines:
@@ -327,7 +351,7 @@ def _paid(facts: Facts) -> Lines:
     if first.problem:
         return [], []
     paid = payouts({name: Fraction(part, first.one) for name, part in first.parts.items()}, _budget(facts))
-    return _lines(paid, first.shares, {name: name for name in paid}, facts.unscored)
+    return _lines(paid, first.shares, first.spans, {name: name for name in paid}, facts.unscored)
 
 
 def _decided(facts: Facts) -> Lines:
@@ -337,7 +361,7 @@ def _decided(facts: Facts) -> Lines:
     names = facts.source.names
     paid = {names[name] for name in facts.decision.paid}  # some may have reported in another run
     unpaid = [name for name in facts.unscored if name not in paid]
-    return _lines(facts.decision.paid, facts.decision.shares, names, unpaid)
+    return _lines(facts.decision.paid, facts.decision.shares, facts.spans, names, unpaid)
 
 
 def _basis(facts: Facts) -> dict[str, str]:
@@ -351,11 +375,25 @@ def _basis(facts: Facts) -> dict[str, str]:
 
 
 def _lines(
-    paid: Payouts, divided: Mapping[str, float], names: Mapping[str, str], unscored: Sequence[str]
+    paid: Payouts,
+    divided: Mapping[str, float],
+    spans: Spans | None,
+    names: Mapping[str, str],
+    unscored: Sequence[str],
 ) -> Lines:
     best_first = sorted(paid.items(), key=lambda item: (-item[1], names[item[0]]))
-    lines = [(names[name], f"{divided[name]:.2%}", f"{amount:,.2f}") for name, amount in best_first]
-    lines += [(name, "0.00%", "0.00") for name in unscored]
+    sure = amounts_within(spans or {}, paid)
+    lines = [
+        (
+            names[name],
+            f"{divided[name]:.2%}",
+            f"{amount:,.2f}",
+            span_text((spans or {}).get(name)),
+            amounts_text(sure.get(name)),
+        )
+        for name, amount in best_first
+    ]
+    lines += [(name, "0.00%", "0.00", "-", "-") for name in unscored]
     foot = [(words("pay.unpaid"), f"{paid.unpaid:,.2f}"), (words("pay.budget"), f"{paid.budget:,.2f}")]
     return lines, foot
 

@@ -42,6 +42,15 @@ function payouts(rule, name, budget) {
   return { amounts, unpaid: budget - amounts.reduce((sum, { amount }) => sum + amount, 0n) };
 }
 
+const STEP = 10000n; // ends of intervals of shares are whole numbers of these parts
+
+// The interval of an amount: that of its share, of the budget, rounded outwards to the cent.
+function within(budget, amount, low, high) {
+  const down = (budget * BigInt(low)) / STEP;
+  const up = (budget * BigInt(high) + STEP - 1n) / STEP;
+  return `${money(down < amount ? down : amount)}-${money(up > amount ? up : amount)}`;
+}
+
 function money(amount) {
   const digits = (amount / 100n).toString().replace(/\B(?=([0-9]{3})+$)/g, ",");
   return `${digits}.${(amount % 100n).toString().padStart(2, "0")}`;

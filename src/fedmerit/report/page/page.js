@@ -37,21 +37,30 @@ function pay() {
   problem.textContent = "";
   field.setAttribute("aria-invalid", "false");
   result.hidden = false;
-  const share = new Map(rule.parts.map(([who, , text]) => [who, text]));
+  const told = new Map(rule.parts.map(([who, , ...rest]) => [who, rest]));
+  const cells = (who, amount) => {
+    const [share, span, low, high] = told.get(who);
+    if (!data.sure) return [who, share, money(amount)];
+    return [who, share, span ?? "-", money(amount), span === undefined ? "-" : within(budget, amount, low, high)];
+  };
+  const bare = data.sure ? (name, ...last) => [name, last[0], last[2] ?? "", last[1], last[2] ?? ""] : (name, ...last) => [name, last[0], last[1]];
   const most = paid.amounts.reduce((found, { amount }) => (amount > found ? amount : found), 1n);
   const best = [...paid.amounts].sort((a, b) => (a.amount < b.amount ? 1 : a.amount > b.amount ? -1 : 0));
   body.replaceChildren(
     ...best.map(({ who, amount }) => {
-      const line = row([who, share.get(who), money(amount)]);
+      const line = row(cells(who, amount));
       const bar = line.insertCell();
       bar.className = "bar";
       const fill = bar.appendChild(document.createElement("span"));
       fill.style.inlineSize = `${Number((amount * 1000n) / most) / 10}%`;
       return line;
     }),
-    ...data.unscored.map((who) => row([who, "0.00%", money(0n), ""])),
+    ...data.unscored.map((who) => row([...bare(who, "0.00%", money(0n), "-"), ""])),
   );
-  foot.replaceChildren(row([data.words.unpaid, "", money(paid.unpaid), ""]), row([data.words.budget, "", money(budget), ""]));
+  foot.replaceChildren(
+    row([...bare(data.words.unpaid, "", money(paid.unpaid)), ""]),
+    row([...bare(data.words.budget, "", money(budget)), ""]),
+  );
 }
 
 field.addEventListener("input", pay);

@@ -18,6 +18,7 @@ from fedmerit.report.facts import Facts
 from fedmerit.report.findings import RoundFacts, Standing
 from fedmerit.report.text import (
     about,
+    apart_text,
     lies,
     made_worse,
     noun,
@@ -323,12 +324,18 @@ def decision(facts: Facts) -> list[str]:
     return [*said, about(terms)]
 
 
+def decided_apart(facts: Facts) -> str:
+    """Return that the decision pays indistinguishable members visibly apart; empty if it does not."""
+    apart, one = facts.decided_apart, facts.decision
+    return apart_text(apart, one.shares, facts.source.names) if apart is not None and one is not None else ""
+
+
 def noise_share(facts: Facts) -> str:
     """Return the share that a member without any contribution could expect from noise."""
-    nothing = null_share(facts.payable)
-    if nothing is None or facts.usual_rule != "fair" or (facts.terms.floor, facts.terms.cap) != (0.0, 1.0):
+    nothing = null_share(facts.payable, facts.usual_rule)
+    if nothing is None or (facts.terms.floor, facts.terms.cap) != (0.0, 1.0):
         return ""
-    return words("pay.noise", share=nothing)
+    return words("pay.noise", share=nothing, rule=facts.usual_rule)
 
 
 # -------------------------------------------------------------------------------------- 4: can we trust it

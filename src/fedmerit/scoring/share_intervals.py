@@ -1,0 +1,179 @@
+"""How sure shares and amounts are: intervals from the errors of the scores, and ties that are paid apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmerit.errors import InputError
+from fedmerit.scoring.rewards import FORMULA, Payouts, Rule, Shares, by_rule, weights_of
+from fedmerit.scoring.shrinkage import Rows, counts_of, cut, noise_of
+from fedmerit.scoring.types import Scores
+from fedmerit.scoring.uncertainty import compare_pairs, quantile_of, upper_quantile
+from fedmerit.scoring.validate import level_of
+
+Spans = Mapping[str, tuple[float, float]]
+"""Client -> lower and upper end of the interval of its share."""
+
+DRAWS = 4000
+"""How often scores are drawn; less often for more than 1000 clients."""
+STEP = 10_000
+"""Ends of intervals are rounded outwards to one part in this: further digits are those of the simulation."""
+VISIBLE = 0.1
+"""Shares differ visibly if they differ by more than this part of an equal share."""
+
+
+def share_intervals(
+    scores: Scores,
+    divided: Shares,
+    *,
+    floor: float = 0.0,
+    cap: float = 1.0,
+    formula: int = FORMULA,
+    level: float = 0.95,
+    seed: int = 0,
+) -> dict[str, tuple[float, float]] | None:
+    """Return the interval of each share: what the rule would pay by scores that are free of error.
+
+    Scores are drawn around those that were measured, with their covariance (without one, errors count as
+    uncorrelated), 4000 times with a fixed seed. Each drawn vector is divided by the rule as if it were exact:
+    under "shrunk" nothing is then pulled together. The interval holds the middle ``level`` of these shares,
+    and the share that is paid. Like all intervals here, it is about the test set of this run, not about
+    training. If standard errors come from B blocks (PHI), they are widened to fit Student's distribution.
+
+    Args:
+        scores: the scores that were divided.
+        divided: the shares.
+        floor: as in :func:`~fedmerit.shares`.
+        cap: as in :func:`~fedmerit.shares`.
+        formula: as in :func:`~fedmerit.shares`.
+        level: in (0, 1), for each interval alone.
+        seed: seed of the simulation.
+
+    Returns:
+        Client -> lower and upper end, rounded outwards to 0.01 %; None if the scores have no errors, or if
+        they did not define the shares.
+
+    >>> from fedmerit.scoring.rewards import shares
+    >>> s = Scores(score="ALPHA", clients=("A", "B"), values=[1, 3], raw=[1, 3], gain=4, stderr=[.1, .1])
+    >>> low, high = share_intervals(s, shares(s))["A"]
+    >>> round(low, 2), round(high, 2)
+    (0.21, 0.29)
+    """
+    noise, rule, tail = noise_of(scores), divided.rule, (1 - level_of(level)) / 2
+    if divided.status != "ok" or noise is None:
+        return None
+    if rule == "equal":
+        return {name: (share, share) for name, share in divided.items()}
+    drawn = _drawn(scores, seed, quantile_of(scores)(tail) / upper_quantile(tail))
+    rows = _divided(scores, drawn, rule, floor, cap, formula)
+    rows = rows[~np.isnan(rows).any(axis=1)]
+    paid = np.array([divided[name] for name in scores.clients])
+    ends = np.quantile(rows, [tail, 1 - tail], axis=0) if len(rows) else np.stack([paid, paid])
+    low = np.floor(np.minimum(ends[0], paid) * STEP + 1e-5) / STEP  # what only rounding separates from a step
+    high = np.ceil(np.maximum(ends[1], paid) * STEP - 1e-5) / STEP  # is that step
+    each = zip(low.tolist(), (high + 0.0).tolist(), strict=True)  # no minus zero
+    return dict(zip(scores.clients, each, strict=True))
+
+
+def _drawn(scores: Scores, seed: int, wider: float) -> Rows:
+    """Return raw scores drawn around the measured ones, in pairs that mirror each other."""
+    pairs = int(min(DRAWS, max(DRAWS / 10, 1000 * DRAWS / scores.n))) // 2
+    normal = np.random.default_rng(seed).standard_normal((pairs, scores.n))
+    if scores.covariance is not None:
+        values, vectors = np.linalg.eigh(scores.covariance)
+        root = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T  # the one symmetric root
+        away = normal @ root
+    else:
+        assert scores.stderr is not None
+        away = normal * scores.stderr
+    return np.asarray(scores.raw + wider * np.concatenate([away, -away]), dtype=np.float64)
+
+
+def _divided(scores: Scores, drawn: Rows, rule: Rule, floor: float, cap: float, formula: int) -> Rows:
+    """Return the shares of each drawn vector as if it were exact; a row of NaN where there are none."""
+    exact: Rule = "fenced" if rule == "shrunk" else rule
+    if (floor, cap) != (0.0, 1.0) or rule == "impartial" or (rule == "fenced" and formula == 1):
+        rows = np.full(drawn.shape, np.nan)
+        for k, raw in enumerate(drawn):
+            one = replace(scores, values=raw, raw=raw, blocks=None, sizes=None)
+            if rule == "impartial" or weights_of(one, exact, formula).max() > 0:
+                try:
+                    rows[k] = by_rule(one, exact, floor, cap, formula)[0]
+                except InputError:  # so few positive scores that the cap leaves a part that nobody may take
+                    continue
+        return rows
+    positive = np.maximum(drawn, 0.0)
+    total = positive.sum(axis=1, keepdims=True)
+    part = np.divide(positive, total, out=np.full(drawn.shape, np.nan), where=total > 0)
+    if rule == "fair":
+        return np.asarray(part, dtype=np.float64)
+    error = 0.0 if (noise := noise_of(scores)) is None else noise[1]
+    return cut(part, counts_of(drawn, error))[0]
+
+
+def amounts_within(spans: Spans, paid: Payouts) -> dict[str, tuple[Decimal, Decimal]]:
+    """Return the interval of each amount: that of its share, of the budget, rounded outwards to the cent.
+
+    >>> from fedmerit.scoring.rewards import payouts
+    >>> amounts_within({"A": (0.2, 0.3), "B": (0.7, 0.8)}, payouts({"A": 0.25, "B": 0.75}, "10.00"))["A"]
+    (Decimal('2.00'), Decimal('3.00'))
+    """
+    found = {}
+    for name, (low, high) in spans.items():
+        whole, amount = int(paid.budget * 100), int(paid[name] * 100)
+        down, up = whole * round(low * STEP) // STEP, -(-whole * round(high * STEP) // STEP)
+        low_cents, high_cents = min(down, amount), max(up, amount)
+        found[name] = (Decimal(low_cents).scaleb(-2), Decimal(high_cents).scaleb(-2))
+    return found
+
+
+@dataclass(frozen=True)
+class PaidApart:
+    """Two members who are statistically indistinguishable but visibly paid apart; the better paid first."""
+
+    more: str
+    less: str
+    pairs: int  # how many such pairs there are in all
+
+
+def visible_gaps(
+    scores: Scores, divided: Mapping[str, float], better: npt.NDArray[np.bool_] | None = None
+) -> Rows:
+    """Return by how much the share of i exceeds that of j, shape (N, N); 0 unless it is a tie paid apart.
+
+    Args:
+        scores: with ``stderr``.
+        divided: the shares.
+        better: from :func:`~fedmerit.uncertainty.compare_pairs`; by default, with its defaults.
+    """
+    if better is None:
+        better = compare_pairs(scores).better
+    share = np.array([divided[name] for name in scores.clients])
+    gap = share[:, None] - share[None, :]
+    visible = ~(better | better.T) & (gap > VISIBLE / scores.n + 1e-9)
+    return np.where(visible, gap, 0.0)
+
+
+def paid_apart(
+    scores: Scores, divided: Mapping[str, float], better: npt.NDArray[np.bool_] | None = None
+) -> PaidApart | None:
+    """Return the pair of indistinguishable clients whose shares differ most, if they differ visibly.
+
+    Arguments are those of `visible_gaps`.
+
+    >>> s = Scores(score="ALPHA", clients=("A", "B"), values=[1, 2], raw=[1, 2], gain=3, stderr=[.3, .3])
+    >>> paid_apart(s, {"A": 1 / 3, "B": 2 / 3})
+    PaidApart(more='B', less='A', pairs=1)
+    >>> paid_apart(s, {"A": .49, "B": .51})
+    """
+    gap = visible_gaps(scores, divided, better)
+    if not gap.any():
+        return None
+    largest = np.argwhere(gap >= gap.max() - 1e-9)  # equal up to rounding: by name
+    more, less = min((scores.clients[i], scores.clients[j]) for i, j in largest)
+    return PaidApart(more, less, int(np.count_nonzero(gap)))

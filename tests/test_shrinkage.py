@@ -1,0 +1,350 @@
+"""The rule "shrunk": by hand, its corners, and what holds for all scores; the intervals of shares."""
+
+import math
+from decimal import Decimal
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from fedmerit.errors import InputError, UndefinedShares
+from fedmerit.scoring.rewards import payouts, shares
+from fedmerit.scoring.share_intervals import amounts_within, paid_apart, share_intervals
+from fedmerit.scoring.shrinkage import noise_of, pulled
+from fedmerit.scoring.types import Scores
+
+numbers = st.integers(-256, 512).map(lambda k: k / 64)
+errors = st.integers(0, 128).map(lambda k: k / 64)
+
+
+def scored(raw, stderr=None, *, gain=1.0, clients=None, **extra):
+    names = clients or tuple(f"m{i}" for i in range(len(raw)))
+    stderr = [stderr] * len(raw) if isinstance(stderr, float) else stderr
+    return Scores(score="ALPHA", clients=names, values=raw, raw=raw, gain=gain, stderr=stderr, **extra)
+
+
+def in_blocks(blocks):
+    """Scores measured in blocks of equal size."""
+    blocks = np.array(blocks, dtype=float)
+    raw = blocks.mean(axis=0)
+    named = {"score": "PHI", "clients": tuple(f"m{i}" for i in range(len(raw))), "gain": 1.0}
+    return Scores(values=raw, raw=raw, blocks=blocks, sizes=np.ones(len(blocks)), **named)
+
+
+def paid(scores, **options):
+    return list(shares(scores, "shrunk", **options).values())
+
+
+# --- by hand -------------------------------------------------------------------------------------------
+
+
+def test_by_hand():
+    # 1, 2, 3: S^2 = 1; V = .25: b = .75; 2 - .75, 2, 2 + .75 of 6
+    found = shares(scored([1, 2, 3], 0.5), "shrunk")
+    assert list(found.values()) == pytest.approx([1.25 / 6, 2 / 6, 2.75 / 6])
+    assert (found.pull.factor, found.pull.mean, found.pull.fence) == pytest.approx((0.75, 2, 4 / 6))
+    assert found.notes == (
+        "25% of the spread of ALPHA is noise: the scores were pulled towards their mean by that much",
+    )
+
+
+def test_two_members_are_pulled_together_by_the_error_of_their_difference():
+    # S^2 = (x_1 - x_2)^2 / 2 and V = (s_1^2 + s_2^2) / 2: b = 1 - (s_1^2 + s_2^2) / (x_1 - x_2)^2
+    found = shares(scored([1, 3], [0.6, 0.8]), "shrunk")
+    assert found.pull.factor == pytest.approx(1 - 1 / 4)
+    assert paid(scored([2.5, 3], [0.6, 0.8])) == [0.5, 0.5]
+
+
+def test_with_a_covariance_only_noise_between_members_counts():
+    """An error that all members share moves their mean, and none of their differences."""
+    together = [[1 + e, 2 + e, 3 + e] for e in (-0.5, 0.1, 0.4)]
+    assert noise_of(in_blocks(together))[0] == pytest.approx(0, abs=1e-15)
+    assert paid(in_blocks(together)) == pytest.approx([1 / 6, 2 / 6, 3 / 6])
+    apart = [[1 + e, 2, 3 - e] for e in (-0.5, 0.1, 0.4)]
+    known = in_blocks(apart).covariance
+    noise = (np.trace(known) - known.sum() / 3) / 2
+    assert noise_of(in_blocks(apart))[0] == pytest.approx(noise)
+    assert shares(in_blocks(apart), "shrunk").pull.factor == pytest.approx(1 - noise)
+
+
+def test_ties_are_paid_alike():
+    found = shares(scored([1.0, 1.1, 0.9, 1.05, 0.95, 1.0], 0.3), "shrunk")
+    assert list(found.values()) == pytest.approx([1 / 6] * 6)
+    assert "everybody who is not below zero is paid the same" in found.notes[0]
+
+
+def test_clear_differences_stay():
+    assert paid(scored([1, 2, 3], 0.01)) == pytest.approx([1 / 6, 2 / 6, 3 / 6], abs=1e-4)
+
+
+# --- corners -------------------------------------------------------------------------------------------
+
+
+def test_without_standard_errors_nothing_is_pulled():
+    found = shares(scored([1, 2, 3]), "shrunk")
+    assert list(found.values()) == pytest.approx([1 / 6, 2 / 6, 3 / 6])
+    assert found.pull.factor == 1
+    assert found.notes[-1].startswith("there are no standard errors: ALPHA was not pulled")
+
+
+def test_one_member_gets_all():
+    assert paid(scored([2.0], 0.1)) == [1.0]
+
+
+def test_scores_that_are_all_negative_allow_no_shares():
+    with pytest.raises(UndefinedShares, match="the positive part of ALPHA is 0"):
+        shares(scored([-1, -2, -3], 0.1), "shrunk")
+    assert paid(scored([-1, -2, -3], 0.1), on_undefined="equal") == [1 / 3] * 3
+
+
+def test_who_is_surely_below_zero_gets_nothing_and_who_may_not_be_gets_part_of_what_is_equal():
+    # sigma .5: a member at -.5 counts half, one at -1 not at all
+    raw = [2.0, 2.2, 1.8, -0.5, -1.0]
+    found = shares(scored(raw, 0.5), "shrunk")
+    assert found.pull.counted == pytest.approx(3.5)
+    assert found["m4"] == 0
+    assert found["m3"] == pytest.approx(found.pull.rest / 2)
+    assert 0 < found["m3"] < found["m2"]
+
+
+@pytest.mark.parametrize(("n", "most"), [(2, 4 / 5), (3, 4 / 6), (6, 4 / 9), (9, 4 / 12)])
+def test_one_huge_score_gets_four_times_the_mean_of_the_others(n, most):
+    for error in (None, 0.1):
+        found = shares(scored([*[1.0] * (n - 1), 1e6], error), "shrunk")
+        assert found[f"m{n - 1}"] == pytest.approx(most)
+        assert found["m0"] == pytest.approx(most / 4, rel=1e-3)
+        assert found.notes[-1] == f"held back by the fence: m{n - 1}"
+
+
+def test_two_huge_scores_leave_the_rest_to_the_others():
+    assert paid(scored([1.0, 1.0, 1.0, 1.0, 1e6, 1e6])) == pytest.approx([1 / 36] * 4 + [4 / 9] * 2, rel=1e-4)
+
+
+def test_floor_and_cap():
+    raw = [0, 1, 2, 3]  # S^2 = 5/3, V = .25: b = .85: .15/4, ...
+    plain = paid(scored(raw, 0.5))
+    assert plain == pytest.approx([0.15 / 4, 0.15 / 4 + 0.85 / 6, 0.15 / 4 + 0.85 / 3, 0.15 / 4 + 0.85 / 2])
+    capped = paid(scored(raw, 0.5), cap=0.4)
+    assert capped[3] == 0.4
+    assert capped[0] / capped[1] == pytest.approx(plain[0] / plain[1])  # the others in proportion
+    assert paid(scored(raw, 0.5), floor=0.1)[0] == 0.1
+    assert paid(scored(raw, 0.5), floor=0.25) == pytest.approx([0.25] * 4)
+
+
+def test_a_single_contributor_shares_with_those_who_may_have_contributed():
+    # nobody can tell a single contributor from a liar: four times the mean of the others
+    assert paid(scored([10, 0, 0, 0], 0.1)) == pytest.approx([4 / 7, 1 / 7, 1 / 7, 1 / 7])
+    # those who surely did harm do not count
+    assert paid(scored([10, -5, -5, -5], 0.1)) == [1, 0, 0, 0]
+
+
+def test_scores_that_only_rounding_separates_are_paid_alike():
+    found = shares(scored([0.1 + 0.2, 0.3, 0.4], 0.01, clients=("Z", "A", "B")), "shrunk")
+    assert found["Z"] == found["A"]
+
+
+# --- what holds for all scores -------------------------------------------------------------------------
+
+
+@st.composite
+def cases(draw):
+    n = draw(st.integers(2, 7))
+    raw = draw(st.lists(numbers, min_size=n, max_size=n))
+    if draw(st.booleans()):
+        raw[0] *= draw(st.sampled_from([4, 64, 10**6]))
+    assume(max(raw) > 0)
+    stderr = draw(st.none() | st.lists(errors, min_size=n, max_size=n))
+    return raw, stderr
+
+
+def divided(raw, stderr, rule="shrunk", **options):
+    """Shares whether or not they are above noise: the guard against noise is that of every rule."""
+    scores = scored(raw, stderr)
+    try:
+        return list(shares(scores, rule, **options).values())
+    except UndefinedShares:
+        assume(not options)
+        return pulled(scores, np.maximum(scores.raw, 0.0), pull=rule == "shrunk")[0].tolist()
+
+
+@given(
+    cases(),
+    st.integers(0, 6),
+    st.integers(1, 640).map(lambda k: k / 64),
+    st.sampled_from(["shrunk", "fenced"]),
+)
+@example(([5.999, 0.074, 0.091, 0.077, 6.917], None), 2, 1.272, "fenced")
+@example(([5.999, 0.074, 0.091, 0.077, 6.917], [0.1] * 5), 2, 1.272, "shrunk")
+def test_nobody_earns_less_by_a_higher_score(case, who, more, rule):
+    raw, stderr = case
+    who %= len(raw)
+    higher = [x + more * (k == who) for k, x in enumerate(raw)]
+    assert divided(higher, stderr, rule)[who] >= divided(raw, stderr, rule)[who] - 1e-12
+
+
+@settings(max_examples=50)
+@given(cases(), st.integers(0, 6), st.sampled_from(["shrunk", "fenced"]))
+def test_there_is_no_cliff(case, who, rule):
+    """Look ever more closely where the share moves most, from far below to far above the others."""
+    raw, stderr = case
+    who %= len(raw)
+    assume(max(x for k, x in enumerate(raw) if k != who) > 0)
+
+    def share(own):
+        return divided([own if k == who else x for k, x in enumerate(raw)], stderr, rule)[who]
+
+    size = 2 * max(map(abs, raw))
+    way = [(share(x), x) for x in np.linspace(-size, size, 41)]
+    (low, a), (high, b) = max(pairwise(way), key=lambda step: step[1][0] - step[0][0])
+    for _ in range(40):
+        middle = share((a + b) / 2)
+        if middle - low > high - middle:
+            high, b = middle, (a + b) / 2
+        else:
+            low, a = middle, (a + b) / 2
+    assert high - low < 1e-6
+
+
+@given(cases(), st.randoms(use_true_random=False), st.integers(1, 10**8))
+def test_the_order_of_members_changes_no_cent(case, random, cents):
+    raw, stderr = case
+    order = random.sample(range(len(raw)), len(raw))
+    options = {"on_undefined": "equal"}
+    first = shares(scored(raw, stderr), "shrunk", **options)
+    other = scored(
+        [raw[k] for k in order],
+        None if stderr is None else [stderr[k] for k in order],
+        clients=tuple(f"m{k}" for k in order),
+    )
+    again, budget = shares(other, "shrunk", **options), Decimal(cents).scaleb(-2)
+    assert dict(first) == dict(again)
+    assert dict(payouts(first, budget)) == dict(payouts(again, budget))
+    assert sum(payouts(first, budget).values()) == budget
+
+
+@given(cases())
+def test_shares_add_up_follow_the_scores_and_keep_the_fence(case):
+    raw, stderr = case
+    scores = scored(raw, stderr)
+    found, how = pulled(scores, np.maximum(scores.raw, 0.0))
+    assert math.fsum(found) == pytest.approx(1, abs=1e-12)
+    assert all(found[j] <= found[i] + 1e-12 for i, j in pairwise(np.argsort(-scores.raw, kind="stable")))
+    assert (found >= 0).all()
+    assert found.max() <= how.fence + 1e-12
+    assert [how.share(x) for x in raw] == pytest.approx(found.tolist(), abs=1e-12)  # what a member recomputes
+
+
+@given(cases(), st.floats(0.01, 100))
+def test_the_unit_of_the_scores_does_not_matter(case, unit):
+    raw, stderr = case
+    scores = scored(raw, stderr)
+    other = scored([unit * x for x in raw], None if stderr is None else [unit * s for s in stderr])
+    first, second = (pulled(one, np.maximum(one.raw, 0.0))[0] for one in (scores, other))
+    assert second == pytest.approx(first, abs=1e-7)
+
+
+@given(
+    cases(), st.integers(0, 6), st.integers(1, 640).map(lambda k: k / 64), st.floats(0, 1), st.floats(0, 1)
+)
+def test_nobody_earns_less_by_a_higher_score_within_a_floor_and_a_cap(case, who, more, low, high):
+    raw, stderr = case
+    n = len(raw)
+    options = {"floor": low / n, "cap": 1 / n + high * (1 - 1 / n)}
+    higher = [x + more * (k == who % n) for k, x in enumerate(raw)]
+    try:
+        before, after = (divided(one, stderr, **options)[who % n] for one in (raw, higher))
+    except InputError:
+        assume(False)
+    assert after >= before - 1e-9
+
+
+# --- intervals -----------------------------------------------------------------------------------------
+
+
+def test_an_interval_by_hand():
+    # two members, share x / (x + y) = 1/4: its error is |y dx - x dy| / 16 = .1 * sqrt(10) / 16
+    s = scored([1, 3], 0.1)
+    low, high = share_intervals(s, shares(s))["m0"]
+    half = 1.96 * 0.1 * math.sqrt(10) / 16
+    assert (low, high) == pytest.approx((0.25 - half, 0.25 + half), abs=0.004)
+
+
+def test_an_interval_knows_correlation_and_the_number_of_blocks():
+    rng = np.random.default_rng(0)
+    common = rng.normal(0, 1, (8, 1)) * [1.0, 2.0, 3.0]  # in proportion: no share moves
+    found = in_blocks(np.array([1, 2, 3]) + 0.2 * common)
+    assert share_intervals(found, shares(found))["m0"] == pytest.approx((1 / 6, 1 / 6), abs=2e-4)
+    own = in_blocks(np.array([1, 2, 3]) + rng.normal(0, 0.3, (8, 3)))
+    alone = Scores(
+        score="PHI", clients=own.clients, values=own.raw, raw=own.raw, gain=1,
+        stderr=np.sqrt(np.diag(own.covariance)),
+    )  # fmt: skip
+    wide, narrow = (share_intervals(s, shares(s)) for s in (own, alone))
+    assert any(b - a > d - c for (a, b), (c, d) in zip(wide.values(), narrow.values(), strict=True))
+
+
+@pytest.mark.parametrize("rule", ["fair", "shrunk", "fenced", "impartial", "equal"])
+@pytest.mark.parametrize("limits", [{}, {"floor": 0.05, "cap": 0.5}])
+def test_what_is_paid_lies_in_its_interval(rule, limits):
+    s = scored([0.2, 1.0, 1.1, 3.0], 0.2, gain=5.0)
+    found = shares(s, rule, **limits)
+    spans = share_intervals(s, found, **limits)
+    amounts, money = amounts_within(spans, payouts(found, "1000.01")), payouts(found, "1000.01")
+    for name in s.clients:
+        low, high = spans[name]
+        assert low <= found[name] + 1e-9
+        assert found[name] - 1e-9 <= high
+        assert (low, high) == (round(low, 4), round(high, 4))
+        assert amounts[name][0] <= money[name] <= amounts[name][1]
+    assert (rule == "equal") == all(high - low < 2e-4 for low, high in spans.values())
+
+
+def test_there_is_no_interval_without_errors_or_without_shares():
+    s = scored([1, 2, 3])
+    assert share_intervals(s, shares(s)) is None
+    undefined = scored([0.1, 0.1], 1.0)
+    assert share_intervals(undefined, shares(undefined, on_undefined="equal")) is None
+
+
+def test_intervals_of_two_thousand_members():
+    s = scored(np.random.default_rng(0).normal(1, 0.2, 2000), [0.1] * 2000)
+    low, high = share_intervals(s, shares(s, "shrunk"))["m0"]
+    assert 0 <= low < high < 0.002
+
+
+def test_intervals_cover_in_a_small_simulation(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "experiments"))
+    from share_coverage import Cell, coverage
+
+    for cell in (Cell(6, "spread", "standard errors", 0.0), Cell(4, "alike", "8 blocks", 0.3)):
+        for held, _, _ in coverage(cell, 60).values():
+            assert 0.9 <= held <= 0.99
+
+
+# --- ties that are paid apart --------------------------------------------------------------------------
+
+
+def test_a_tie_that_is_paid_apart_is_named():
+    s = scored([1.0, 1.3, 5.0], 0.3, clients=("A", "B", "C"))
+    fair = shares(s)
+    found = paid_apart(s, fair)
+    assert (found.more, found.less, found.pairs) == ("B", "A", 1)
+    tied = scored([1.0, 1.3, 1.2], 0.3, clients=("A", "B", "C"))
+    assert paid_apart(tied, shares(tied)) is not None
+    assert paid_apart(tied, shares(tied, "shrunk")) is None
+
+
+# --- what the documents say ----------------------------------------------------------------------------
+
+
+def test_the_table_of_what_each_rule_pays_is_what_the_rules_pay(monkeypatch):
+    root = Path(__file__).parent.parent
+    monkeypatch.syspath_prepend(str(root / "experiments"))
+    from rules import paid as table
+
+    lines = "\n".join(table())
+    assert lines in (root / "docs" / "money.md").read_text(encoding="utf-8")
+    assert lines in (root / "experiments" / "tables" / "rules.md").read_text(encoding="utf-8")
