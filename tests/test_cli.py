@@ -235,7 +235,7 @@ def test_every_share_and_amount_has_an_interval(fedmerit, reports):
 
 
 def test_a_tie_that_is_paid_apart_is_said(fedmerit, tmp_path):
-    one = ROUND | {"clients": ["north", "south"], "se_alpha": [0.1, 0.1]}
+    one = ROUND | {"clients": ["north", "south"], "se_alpha": [0.04, 0.04]}
     path = write(tmp_path / "r.json", one)
     _, out, _ = fedmerit("rewards", path, "--budget", "100", "--rule", "fair")
     assert "are statistically indistinguishable, but the shares of this rule are" in out
