@@ -123,6 +123,11 @@ def test_payouts_are_those_of_fedmerit_to_the_cent(run_folder, written, opened, 
         "99.9",
         "123456789.01",
         "90071992547409.93",
+        "1,234,567.89",
+        "1.234.567,8",
+        "1\u202f234\u202f567,89",
+        "10'000",
+        "0,5",
         "9" * 24 + ".99",
     ]
     for budget in budgets:
@@ -163,7 +168,8 @@ def test_the_table_of_payouts_is_there_before_any_script_runs(run_folder, writte
 
 
 @pytest.mark.parametrize(
-    "text", ["", "abc", "-1", "1.234", "1e9", "1,000.00", ".5", "1.", "NaN", "1" + "0" * 24]
+    "text",
+    ["", "abc", "-1", "1.234", "1e9", "1,000", "1 00", "1,00,000.00", ".5", "1.", "NaN", "1" + "0" * 24],
 )
 def test_what_is_no_budget_is_refused_in_words(written, opened, text):
     tab = opened(written)

@@ -297,7 +297,7 @@ class Facts:
     @cached_property
     def notes(self) -> tuple[str, ...]:
         """What readers should know before they rely on the standings."""
-        found = [*self.total.notes, *self.absence_notes]
+        found = [*self.source.notes, *self.total.notes, *self.absence_notes]
         for one in self._last_scores.values():
             found += one.notes if one else ()
         return tuple(dict.fromkeys([*found, *self._usual[1]]))

@@ -230,7 +230,11 @@ def print_payouts(
         columns[words("terminal.span-share")] = [span_text(spans.get(name)) for name, _ in best_first]
         columns[words("terminal.span-payout")] = [amounts_text(amounts.get(name)) for name, _ in best_first]
     _print_table(console, columns)
-    _say(console, words("terminal.paid", budget=paid.budget, rule=divided.rule, unpaid=paid.unpaid))
+    said = {"budget": paid.budget, "rule": divided.rule, "unpaid": paid.unpaid}
+    if paid.currency:
+        _say(console, words("terminal.paid-in", currency=paid.currency, **said))
+    else:
+        _say(console, words("terminal.paid", **said))
     if spans is not None:
         _say(console, words("terminal.spans"))
     if apart is not None:
