@@ -96,6 +96,7 @@ def read_sheet(
     optional: Collection[str] = (),
     *,
     ignored: Collection[str] = (),
+    likely: Sequence[str] = (),
     numbers: Collection[str] = (),
     counts: Collection[str] = (),
     form: SheetForm = FOUND_OUT,
@@ -108,6 +109,7 @@ def read_sheet(
         optional: columns that may be there. If there are none, all other columns are taken as they are. If
             there are some, others are named in a note, or refused if they are almost spelled like known ones.
         ignored: columns that need no note, although nobody reads them.
+        likely: columns that show what separates cells, if none are required.
         numbers: columns whose cells are numbers, or empty.
         counts: those among them that count something, in which 1,234 is read as 1234 if the decimal mark of
             the table is a point.
@@ -116,7 +118,7 @@ def read_sheet(
     text, told = _decoded(path, _bytes(path), form)
     if not text.strip("".join(SEPARATORS) + "\r\n "):
         raise FileFormatError(f"{path}: the file is empty")
-    delimiter, text, before = _separator(path, text, required, form)
+    delimiter, text, before = _separator(path, text, required or likely, form)
     lines = _lines(path, text, delimiter, before)
     if not lines:
         raise FileFormatError(f"{path}: the file is empty")
