@@ -54,6 +54,7 @@ READ = {
         ["the file was read with decimal commas"],
     ),
     "a line that names the separator": (b"sep=;\r\n" + SHEET.encode(), [GERMAN]),
+    "the same on an old Mac": (b'"sep=;"\r' + SHEET.replace("\n", "\r").encode(), [GERMAN]),
     "UTF-16, as Excel's Unicode text": (
         SHEET.replace(";", "\t").replace("\n", "\r\n").encode("utf-16-le").join([b"\xff\xfe", b""]),
         ["the file was read with text in UTF-16, cells separated by tabs, decimal commas"],
@@ -397,7 +398,7 @@ def test_tables_of_data_are_read_in_the_same_forms(tmp_path):
     )
     with pytest.raises(DataError, match="'age' is '0,5', which is no number"):
         load("table", file, target="y", group="site")
-    with pytest.raises(DataError, match="data.options.separator: expected a comma, semicolon, tab or bar"):
+    with pytest.raises(DataError, match=r"separator: expected a comma, semicolon, tab or bar"):
         load("table", file, target="y", separator=":")
 
 

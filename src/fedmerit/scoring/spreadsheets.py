@@ -225,13 +225,12 @@ _Line = tuple[int, int, list[str]]
 
 def _separator(path: Path, text: str, required: Sequence[str], form: SheetForm) -> tuple[str, str, int]:
     """Return what separates cells, the text without a line that says so, and the lines before that text."""
-    first, _, rest = text.partition("\n")
     said, before = form.delimiter, 0
-    if match := re.fullmatch(r'"?sep=(.)"?[,;\t|]*\r?', first, re.IGNORECASE):
+    if match := re.match(r'"?sep=(.)"?[,;\t|]*(\r\n|\r|\n)', text, re.IGNORECASE):
         if match[1] not in SEPARATORS or said not in (None, match[1]):
             expected = SEPARATORS[said] if said else ", ".join(SEPARATORS.values())
-            fail(path, "line 1", f"expected cells separated by {expected}, got {first.strip()!r:.40}")
-        said, text, before = match[1], rest, 1
+            fail(path, "line 1", f"expected cells separated by {expected}, got {match[0].strip()!r}")
+        said, text, before = match[1], text[match.end() :], 1
     if said:
         return said, text, before
     headers = {mark: _header(text, mark) for mark in SEPARATORS}
