@@ -102,6 +102,8 @@ def table(
         held = np.arange(len(joined[target])) >= count
     else:
         joined = cells
+    y, classes = _target(path, target, joined[target], kind, decimal)
+    if other is None:
         held = _held(path, cells, split, [name for name in (target, group) if name and kind == "classes"],
                      test_fraction, split_seed)  # fmt: skip
     kept = np.ones(len(held), dtype=bool)
@@ -120,7 +122,6 @@ def table(
         spread = x[train].std(axis=0)
         x = (x - x[train].mean(axis=0)) / np.where(spread > 0, spread, 1.0)
         notes.append(f"{path.name}: features standardised over the training rows of all members")
-    y, classes = _target(path, target, joined[target], kind, decimal)
     groups = None
     if group:
         groups = np.array(cells[group], dtype=str)[train[:count]]

@@ -177,13 +177,14 @@ def decide(
     before: Sequence[Decision] = (),
     *,
     game: str | None = None,
+    metrics: Sequence[str] = (),
     after: Sequence[RunPart] = (),
     account: Account | None = None,
 ) -> Decision:
     """Return what these rounds pay under these terms, as the decision that follows those in ``before``.
 
     ``after`` are the runs before this one that the first of the rounds are from (see `joined`). ``account``
-    is the one of this run, if it is settled.
+    is the one of this run, if it is settled. ``game`` and ``metrics`` are those of `doubts`.
     """
     scored: list[Reports] = []
     if terms.score == "PHI":
@@ -201,7 +202,7 @@ def decide(
         total=total,
         shares=divided,
         paid=payouts(divided, terms.budget),
-        doubts=doubts(scored, game=game) if scored else (),
+        doubts=doubts(scored, game=game, metrics=metrics) if scored else (),
         after=tuple((run.id, run.head) for run in after),
         counts=tuple(len(run.rounds) for run in after),
     )
@@ -368,7 +369,9 @@ def _again(
         )
     else:
         whole = numbered_on(after, rounds[: one.rounds])
-        made = decide(whole, terms, before, game=scoring.game, after=after, account=account)
+        made = decide(
+            whole, terms, before, game=scoring.game, metrics=scoring.whole, after=after, account=account
+        )
     if (body["decision"], body["replaces"]) != (made.number, made.replaces):
         raise LedgerError(f"expected decision {made.number}, which replaces {made.replaces}")
     if body["status"] != made.shares.status:

@@ -34,6 +34,7 @@ from fedmerit.report.text import (
     span_text,
     sure_share_text,
     total_text,
+    unit_values,
 )
 from fedmerit.scoring.agreement import agreement
 from fedmerit.scoring.doubts import Doubt
@@ -79,6 +80,8 @@ def _findings(facts: Facts) -> Iterator[str]:
             "terminal.caption-utility",
             score=total.score, rounds=total.rounds, utility=utility, gain=gain, summed=summed,
         )  # fmt: skip
+        if unit := unit_values(facts):
+            yield words("terminal.caption-unit", name=unit["name"], low=unit["low"], high=unit["high"])
     else:
         yield words("terminal.caption", score=total.score, rounds=total.rounds, gain=gain, summed=summed)
     if facts.last is not None:
