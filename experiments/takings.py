@@ -12,8 +12,9 @@ from grid import mean, text
 from measures import Vector, detected, phi, scores
 from sections import Lines, done, table
 
-from fedmerit import Scores, shares
+from fedmerit import shares
 from fedmerit.errors import UndefinedShares
+from fedmerit.scoring.scores import from_blocks
 
 UTILITY = "expected-accuracy"
 MEASURES = {"PHI sum": "PHI", "ALPHA sum": "alpha", "innovation": "PHI along the innovation"}
@@ -43,10 +44,9 @@ def paid(cells: Sequence[Result], at: int, rule: str, *, both: bool) -> list[flo
     """What a rule pays the cheat for PHI, as a share of the budget; of a pair what it pays both."""
     found = []
     for cell in cells:
-        values = totals(cell, at)["PHI sum"]
-        made = Scores(
-            score="PHI", clients=tuple(cell["clients"]), values=values, raw=values, gain=float(values.sum())
-        )
+        rounds = [one for one in cell["phi"][UTILITY] if one["round"] <= at]
+        blocks = np.sum([one["blocks"] for one in rounds], axis=0)  # one slice in all rounds
+        made = from_blocks(blocks, rounds[0]["sizes"], cell["clients"])
         try:
             given = shares(made, rule=rule)  # type: ignore[arg-type]
         except UndefinedShares:  # the rule refuses to pay

@@ -277,10 +277,13 @@ def test_only_gross_doubts_stop_a_payment_and_the_equal_split_has_none():
 
 
 def measured():
-    """Utility and rounds of every committed run of the additive game."""
+    """Utility and rounds of every committed run of the additive game in which nobody cheats."""
     for file in sorted((ROOT / "experiments" / "results").glob("*.json")):
         content = json.loads(file.read_text())
-        if content.get("settings", {}).get("scoring", {}).get("game", "additive") != "additive":
+        settings = content.get("settings", {})
+        if settings.get("scoring", {}).get("game", "additive") != "additive":
+            continue
+        if "cheat" in settings.get("experiment", {}):
             continue
         for utility, part in content.get("utilities", {}).items():
             given = (one.get("reports", one) for one in part["rounds"])
@@ -496,7 +499,7 @@ def test_despite_doubts_pays_and_says_so(swapped):
     rows = csv.DictReader(io.StringIO(call(*command, "--format", "csv").stdout))
     assert next(iter(rows))["client"] == "Abbey"
     equal = call("rewards", swapped, "--budget", "600", "--rule", "equal")  # it pays by no score
-    assert (equal.exit_code, equal.output.count("100.00")) == (0, 6)
+    assert (equal.exit_code, equal.output.count(" 100.00 ")) == (0, 6)
     assert equal.output.startswith(f"WARNING: {BOTH_NUMBERS}")
 
 

@@ -306,11 +306,18 @@ def test_folder_groups(images: Path):
     data = load("folder", images, groups="groups.csv")
     assert data.group_train is not None
     assert data.group_train.tolist() == ["hospital cat2", "hospital cat2", "hospital dog2", "hospital dog2"]
+    text = "\r\n".join(";".join(row) for row in listed)
+    (images / "groups.csv").write_bytes(text.replace("hospital", "Köln").encode("utf-16"))
+    european = load("folder", images, groups="groups.csv")
+    assert european.group_train is not None
+    assert european.group_train.tolist()[0] == "Köln cat2"
+    said = "groups.csv: the file was read with text in UTF-16, cells separated by semicolons"
+    assert said in european.notes
     table(images / "groups.csv", listed[:-1])
     refused(f"{images / 'groups.csv'}: no group for dog/10.png", "folder", images, groups="groups.csv")
     table(images / "groups.csv", [["path", "group"]])
     refused(
-        f"{images / 'groups.csv'}: column 'file' is missing, found path, group",
+        f"{images / 'groups.csv'}: line 1: missing column 'file'; expected file, group; got 'path, group'",
         "folder",
         images,
         groups="groups.csv",

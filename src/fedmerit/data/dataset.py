@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import zipfile
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,34 +12,25 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.errors import ConfigError, DataError
+from fedmerit.errors import ConfigError, DataError, FileFormatError
 from fedmerit.protocol.pool import KEY_BYTES, Images, Labels, Pool, parts_of, span_of
+from fedmerit.scoring.spreadsheets import Sheet, read_sheet
 
 # -------------------------------------------------------------------------------------------------- tables
-# Strict readers of .npz files and of CSV files with a header.
+# Readers of .npz files, and of CSV files with a header in any form that spreadsheet programs write.
 
 
-def rows(file: Path, *columns: str) -> list[tuple[int, dict[str, str]]]:
-    """Return (line number, cells by column) of every row.
-
-    The columns ``columns`` must exist, and every row must be as long as the header.
-    """
+def sheet(file: Path, *columns: str) -> Sheet:
+    """Return the table in a CSV file. The columns ``columns`` must exist."""
     try:
-        with file.open(newline="", encoding="utf-8-sig") as text:
-            reader = csv.reader(text, strict=True)
-            header = [name.strip() for name in next(reader, [])]
-            listed = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
-    except FileNotFoundError as error:
-        raise DataError(f"{file}: no such file") from error
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{file}: cannot be read as CSV: {error}") from error
-    for name in columns:
-        if name not in header:
-            raise DataError(f"{file}: column {name!r} is missing, found {', '.join(header) or 'none'}")
-    for line, row in listed:
-        if len(row) != len(header):
-            raise DataError(f"{file}, line {line}: expected {len(header)} cells, got {len(row)}")
-    return [(line, dict(zip(header, row, strict=True))) for line, row in listed]
+        return read_sheet(file, columns)
+    except FileFormatError as error:
+        raise DataError(str(error)) from error
+
+
+def rows(file: Path, *columns: str) -> list[tuple[int, Mapping[str, str]]]:
+    """Return (line number, cells by column) of every row of such a table."""
+    return list(sheet(file, *columns).rows)
 
 
 def arrays(file: Path) -> dict[str, Any]:

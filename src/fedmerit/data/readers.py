@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.config import load_object
-from fedmerit.data.dataset import Dataset, Groups, arrays, rows
+from fedmerit.data.dataset import Dataset, Groups, arrays, rows, sheet
 from fedmerit.data.tables import table
 from fedmerit.errors import DataError, FedmeritError, MissingExtra
 from fedmerit.protocol.pool import Images, Labels
@@ -75,6 +75,8 @@ def folder(
     if channels is None:
         channels = 1 if all(mode in GREY for mode in modes([*files_train, *files_test])) else 3
     together = read_images([*files_train, *files_test], size=size, channels=channels)
+    names = [f"{f.parent.name}/{f.name}" for f in files_train]
+    group, said = _groups(path / groups, names) if groups else (None, ())
     return Dataset(
         name=path.name,
         x_train=together[: len(files_train)],
@@ -82,10 +84,8 @@ def folder(
         x_test=together[len(files_train) :],
         y_test=y_test,
         classes=tuple(classes),
-        group_train=_groups(path / groups, [f"{f.parent.name}/{f.name}" for f in files_train])
-        if groups
-        else None,
-        notes=(f"resized to {size}x{size}",) if size else (),
+        group_train=group,
+        notes=(*([f"resized to {size}x{size}"] if size else []), *said),
     )
 
 
@@ -190,12 +190,14 @@ def _files(path: Path, classes: Sequence[str]) -> tuple[list[Path], Labels]:
     return files, np.array(labels, dtype=np.int64)
 
 
-def _groups(table: Path, files: Sequence[str]) -> Groups:
-    found = {row["file"]: row["group"] for _, row in rows(table, "file", "group")}
+def _groups(table: Path, files: Sequence[str]) -> tuple[Groups, tuple[str, ...]]:
+    """Return the group of every file, and notes on how the table was read."""
+    listed = sheet(table, "file", "group")
+    found = {row["file"]: row["group"] for _, row in listed.rows}
     for file in files:
         if not found.get(file):
             raise DataError(f"{table}: no group for {file}")
-    return np.array([found[file] for file in files])
+    return np.array([found[file] for file in files]), tuple(f"{table.name}: {note}" for note in listed.notes)
 
 
 # ------------------------------------------------------------------------------------------------ CIFAR-10
@@ -448,12 +450,12 @@ def _one_hot(file: Path) -> tuple[list[str], dict[str, str]]:
     return classes, found
 
 
-def _metadata(file: Path) -> dict[str, dict[str, str]]:
+def _metadata(file: Path) -> dict[str, Mapping[str, str]]:
     """Return the metadata cells by image; empty if there is no file."""
     return {row["image"]: row for _, row in rows(file, "image")} if file.is_file() else {}
 
 
-def _group(row: dict[str, str], column: str | None) -> str:
+def _group(row: Mapping[str, str], column: str | None) -> str:
     if column is not None or "center" in row:
         return row.get(column or "center") or "unknown"
     archive = re.match(r"[A-Za-z]+", row.get("lesion_id", ""))
