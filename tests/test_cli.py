@@ -235,7 +235,7 @@ def test_every_share_and_amount_has_an_interval(fedmerit, reports):
 
 
 def test_a_tie_that_is_paid_apart_is_said(fedmerit, tmp_path):
-    one = ROUND | {"clients": ["north", "south"], "se_alpha": [0.1, 0.1]}
+    one = ROUND | {"clients": ["north", "south"], "se_alpha": [0.04, 0.04]}
     path = write(tmp_path / "r.json", one)
     _, out, _ = fedmerit("rewards", path, "--budget", "100", "--rule", "fair")
     assert "are statistically indistinguishable, but the shares of this rule are" in out
@@ -267,13 +267,13 @@ def test_rewards_that_must_not_be_paid(fedmerit, tmp_path):
     assert "50.00" in out
 
 
-@pytest.mark.parametrize("budget", ["", "abc", "nan", "-1", "inf", "1.005", "1e999", "10,000.00"])
+@pytest.mark.parametrize("budget", ["", "abc", "nan", "-1", "inf", "1.005", "1e999", "10,000"])
 def test_budgets_that_are_no_money(fedmerit, reports, budget):
     code, out, err = fedmerit("rewards", reports, "--budget", budget)
     assert (code, out) == (2, "")
     assert_one_line(err)
     assert "budget" in err
-    assert ("without a comma" in err) == ("," in budget)
+    assert ("can be read as 10000 and as 10.000" in err) == ("," in budget)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def assert_one_line(err):
         ("1,south,0.1", "1,south,0.2", "line 3: round 1: empty is '0.2', but '0.1' on line 2"),
         ("1,south,0.1", "1,south", "line 3: expected 7 cells, got 6"),
         (",without", ",outside", "line 1: missing column 'without'; expected round, client"),
-        (",se_alpha", ",sigma", "line 1: unknown column 'sigma'"),
+        (",se_alpha", ",se_alphas", "line 1: unknown column 'se_alphas'"),
         (",se_alpha", ",alone", "line 1: column 'alone' appears twice"),
         ("2,south,0.5,0.6,0.6,0.5,0.02\n", "", "lines 5-5: round 2: expected at least 2 clients, got 1"),
         ("1,west", "x,west", "line 4: round must be a number, got 'x'"),
@@ -387,10 +387,10 @@ def test_a_value_of_the_whole_round_on_one_line_only_is_not_dropped(fedmerit, tm
 
 def test_a_name_with_a_line_break_stays_one_name(tmp_path):
     path = tmp_path / "r.csv"
-    path.write_bytes(b'round,client,empty,grand,alone,without\r\n1,"a\nb",0,1,0,1\r\n1,c\x0bd,0,1,2,3,\r\n')
+    path.write_bytes(b'round,client,empty,grand,alone,without\r\n1,"a\nb",0,1,0,1\r\n1,c\x0bd,0,1,2,3,4\r\n')
     with pytest.raises(FileFormatError, match="line 4: expected 6 cells, got 7"):
         read(path)
-    path.write_bytes(path.read_bytes().replace(b"2,3,", b"2,3"))
+    path.write_bytes(path.read_bytes().replace(b"2,3,4", b"2,3"))
     assert read(path)[0].clients == ("a\nb", "c\x0bd")
 
 

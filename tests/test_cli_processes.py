@@ -95,7 +95,7 @@ def test_a_folder_that_is_no_run_is_said_to_be_none_and_nothing_is_written(
 
 
 def test_a_folder_without_settings_holds_no_run_either(tmp_path):
-    with pytest.raises(ConfigError, match="holds no run: no config.toml"):
+    with pytest.raises(ConfigError, match=r"holds no run: no config\.toml"):
         of_folder(tmp_path)
 
 

@@ -176,14 +176,15 @@ def test_the_commented_file_explains_every_choice():
     assert "# settled | both | reports; both: " in lines["method"]
     assert lines["lost"].startswith('lost = {}  # {client-2 = "3:masked"}')
     assert "# Who takes part when." in commented_config()
-    assert "called as factory(input_shape, classes)" in commented_config()
-    assert "called as function(model, images, labels)" in commented_config()
+    assert "called as factory(input_shape, outputs)" in commented_config()
+    assert "called as function(model, x, y)" in commented_config()
 
 
 def _variants():
     """For every setting a value that differs from its default and is allowed on its own."""
     other = {
-        "path": "x", "options": {"size": 64}, "file": "x", "name": "x", "device": "cpu",
+        "path": "x", "options": {"size": 64}, "file": "x", "name": "my:own", "loss": "mse",
+        "whole": ["brier"], "device": "cpu",
         "label_noise": {"client-1": 0.5}, "label_flip": ["client-1"], "free_rider": {"client-1": "zero"},
         "duplicate": {"client-1": "client-0"}, "test_set": ["client-1"], "away": {"client-1": [1]},
         "lost": {"client-1": "1:masked"}, "utilities": ["brier"], "truth": ["shapley"],
@@ -193,7 +194,7 @@ def _variants():
         part = getattr(Config(), section)
         for key, hint in typing.get_type_hints(type(part)).items():
             value = getattr(part, key)
-            if key in ("roster_weights", "sizes", "merge", "misstate"):
+            if key in ("roster_weights", "sizes", "merge", "misstate", "momentum"):
                 continue  # stand with weights, scheme or method of another kind only, see below
             if typing.get_origin(hint) is typing.Literal:
                 alone = (
@@ -337,8 +338,8 @@ def test_counts_stay_counts_and_fractions_fractions():
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        ({"trainin": {}}, r"^trainin: unknown section \(did you mean training\?\); expected one of data, partition, corruption"),
-        ({"training": {"round": 1}}, r"^training\.round: unknown key \(did you mean rounds\?\); expected one of rounds, local_epochs"),
+        ({"trainin": {}}, r"^trainin: unknown section \(did you mean training\?\); expected one of data, "),
+        ({"training": {"round": 1}}, r"^training\.round: unknown key \(did you mean rounds\?\); expected "),
         ({"training": 3}, r"^training: expected a section \[training\], got 3"),
         ({"training": {"rounds": True}}, r"^training\.rounds: expected a whole number, got True"),
         ({"training": {"rounds": 2.0}}, r"^training\.rounds: expected a whole number, got 2\.0"),
@@ -359,7 +360,7 @@ def test_counts_stay_counts_and_fractions_fractions():
          r'^training\.roster_weights: only with training\.weights = "roster"'),
         ({"training": {"weights": "roster"}},
          r"^training\.roster_weights\.client-0: expected a weight above 0, got None"),
-        ({"data": {"name": "mnist"}}, r"^data\.name: expected one of fashion-mini, npz, folder, cifar10"),
+        ({"data": {"name": "mnist"}}, r"^data\.name: expected one of fashion-mini, npz, folder, table"),
         ({"data": {"options": {"when": tomllib.loads("d = 2024-01-01")["d"]}}},
          r"^data\.options: expected a table of text, numbers, true or false, or lists and tables"),
         ({"data": {"options": {"size": math.nan}}}, r"^data\.options: expected a table"),

@@ -32,6 +32,7 @@ LISTS = {
     "gaps": (Note("gap-between", earlier=1, later=3),),
     "jumps": (Note("jump-between", earlier=1, later=2, ends=0.5, begins=0.25),),
     "files": (Note("file-gone", file="scores.csv"),),
+    "columns": ("comment", "checked by"),
     "sums": (Note("kept-sum", round=2, clients=["North"]),),
 }
 NUMBERS = dict.fromkeys(
@@ -53,7 +54,14 @@ NESTED = {
     "after": Note("payouts-after", round=2, planned=3),
     "mine": Note("payouts-mine", amount=Decimal("1.5"), client="North"),
 }
-TEXTS = {"client": "North", "other": "South", "roster": "roster.toml", "path": "runs/North", "option": "--on"}
+TEXTS = {
+    "client": "North",
+    "other": "South",
+    "roster": "roster.toml",
+    "path": "runs/North",
+    "option": "--on",
+    "text": "North",
+}
 
 
 def fields(words):

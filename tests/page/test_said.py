@@ -327,7 +327,7 @@ def test_a_smallest_and_a_largest_share_are_told_with_who_pays_for_them(folder):
     ) in said
     assert said.count("no member who reported has a share below 10.00%") == 2  # decision and calculator
     assert "The score and the smallest and largest share are as decided." in said
-    other = "The shares follow the rule “fair”, not the decision in part 3, which has other terms."
+    other = "The shares follow the rule “shrunk”, not the decision in part 3, which has other terms."
     assert other in said
     assert "By chance alone" not in said  # that is of shares without bounds
 

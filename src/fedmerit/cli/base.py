@@ -6,7 +6,7 @@ import io
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import click
 import typer
@@ -15,6 +15,9 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from fedmerit.config import VERSION
 from fedmerit.errors import FedmeritError
+
+if TYPE_CHECKING:
+    from fedmerit.scoring.spreadsheets import SheetForm
 
 WORK = {
     "Begin": ("demo", "doctor", "init", "plan", "run"),
@@ -58,6 +61,36 @@ out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 Set_ = Annotated[list[str] | None, typer.Option("--set", help="Override: section.key=value, repeatable.")]
+
+Delimiter_ = Annotated[
+    str | None,
+    typer.Option(
+        help="What separates the cells of a CSV file: comma, semicolon, tab or bar.",
+        show_default="found out from the file",
+    ),
+]
+Decimal_ = Annotated[
+    str | None,
+    typer.Option(
+        help="The decimal mark in a CSV file: point or comma.",
+        show_default="found out from the file",
+    ),
+]
+Encoding_ = Annotated[
+    str | None,
+    typer.Option(
+        help="How a CSV file encodes letters, such as latin-1.",
+        show_default="found out from the file",
+    ),
+]
+_SIGNS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|", "point": "."}
+
+
+def form_of(delimiter: str | None, decimal: str | None, encoding: str | None) -> SheetForm:
+    """Return how a CSV file is written, as far as options say so, by name or by sign."""
+    from fedmerit.scoring.spreadsheets import SheetForm
+
+    return SheetForm(_SIGNS.get(delimiter or "", delimiter), _SIGNS.get(decimal or "", decimal), encoding)
 
 
 @app.callback(invoke_without_command=True)

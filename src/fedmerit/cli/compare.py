@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedmerit.cli.base import app, err, out, write
-from fedmerit.cli.score import Missing_, Score_, Utility_, counted
+from fedmerit.cli.base import Decimal_, Delimiter_, Encoding_, app, err, form_of, out, write
+from fedmerit.cli.score import Missing_, Score_, Utility_, counted, tell_read
 
 if TYPE_CHECKING:
     from fedmerit.report.comparison import Comparison
@@ -42,6 +42,9 @@ def compare(
         bool,
         typer.Option("--force", help="Overwrite any file that is there, even if fedmerit did not write it."),
     ] = False,
+    delimiter: Delimiter_ = None,
+    decimal: Decimal_ = None,
+    encoding: Encoding_ = None,
 ) -> None:
     """Print what training again changes: each member's score over runs that repeat each other.
 
@@ -60,11 +63,14 @@ def compare(
         utility=utility,
         score=score and score.value,
         missing=None if missing is None else counted(missing),
+        form=form_of(delimiter, decimal, encoding),
     )
     if format is CompareFormat.table:
         print_comparison(out, found)
     else:
         write(json.dumps(found.as_dict(), indent=1, ensure_ascii=False) + "\n")
+    for run in found.runs:
+        tell_read(run.facts.source, out if format is CompareFormat.table else err, run.name)
     if out_ is not None:
         write_comparison(found, out_)
         (out if format is CompareFormat.table else err).print(f"wrote {out_}")

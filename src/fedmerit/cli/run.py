@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
-from fedmerit.cli.base import Set_, app, err, fail, out
+from fedmerit.cli.base import Decimal_, Delimiter_, Encoding_, Set_, app, err, fail, form_of, out
+from fedmerit.cli.score import tell_read
 from fedmerit.config import SCHEMA, Config, asked_for, of_folder, written
 from fedmerit.errors import ConfigError
 from fedmerit.notes import words
@@ -49,6 +50,9 @@ def page(
         bool,
         typer.Option("--force", help="Overwrite any file that is there, even if fedmerit did not write it."),
     ] = False,
+    delimiter: Delimiter_ = None,
+    decimal: Decimal_ = None,
+    encoding: Encoding_ = None,
 ) -> None:
     """Write one HTML page that anybody can open: who contributed what, how sure that is, who is paid what.
 
@@ -61,11 +65,12 @@ def page(
 
     target = out_ or (source / NAME if source.is_dir() else source.with_suffix(".html"))
     check_target(target, force=force)
-    facts = facts_of(source, pseudonyms=pseudonyms)
+    facts = facts_of(source, pseudonyms=pseudonyms, form=form_of(delimiter, decimal, encoding))
     if out_ is None and facts.source.book is not None and _renewed(source):
         facts = facts_of(source, pseudonyms=pseudonyms)
     write(target, render(facts).encode())
     out.print(f"wrote {target}")
+    tell_read(facts.source, out)
     for doubt in facts.doubts:
         out.print(f"WARNING: {printable(str(doubt))}")
     if facts.source.broken:
@@ -210,20 +215,64 @@ def _demo_liar(config: Config, folder: Path) -> None:
 
 
 @app.command()
-def init(path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("fedmerit.config")) -> None:
-    """Write a commented config with every setting and its default.
+def init(
+    path: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Where to write it.",
+            show_default="fedmerit.config, or reports.csv with --csv",
+        ),
+    ] = None,
+    csv: Annotated[
+        bool, typer.Option("--csv", help="Write a table of reports to fill in, not a config.")
+    ] = False,
+    member: Annotated[
+        list[str] | None,
+        typer.Option(help="With --csv: the name of a member; repeatable.", show_default="Member 1 to 3"),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="With --csv: how many rounds.", show_default="3")] = None,
+    delimiter: Annotated[
+        str | None,
+        typer.Option(
+            help="With --csv: what separates cells, comma, semicolon, tab or bar.", show_default="comma"
+        ),
+    ] = None,
+) -> None:
+    """Write a commented config with every setting and its default; or, with --csv, a table of reports.
 
-    PATH is the file to write, by default fedmerit.config. A file that exists is never overwritten.
+    PATH is the file to write, by default fedmerit.config, or reports.csv. The table has one line per round
+    and member; spreadsheet programs in most of Europe open it with --delimiter semicolon. A file that exists
+    is never overwritten.
     """
+    from fedmerit.scoring.tidy import template
 
+    if csv:
+        path = path or Path("reports.csv")
+        if path.suffix.lower() != ".csv":
+            fail(f"{path}: expected a name that ends in .csv")
+        names = member or [f"Member {k}" for k in range(1, 4)]
+        count = 3 if rounds is None else rounds
+        text = template(names, count, form_of(delimiter, None, None).delimiter or ",")
+        _write_new(path, "\ufeff" + text)  # the mark tells spreadsheet programs that this is UTF-8
+        out.print(f"wrote {path}: fill in {count * len(names)} lines; next: fedmerit score {path}")
+        return
+    for name, given in (("--member", member), ("--rounds", rounds), ("--delimiter", delimiter)):
+        if given is not None:
+            fail(f"{name}: expected together with --csv; a config has its own settings")
+    path = path or Path("fedmerit.config")
+    _write_new(path, commented_config())
+    out.print(f"wrote {path}; next: fedmerit run {path} --out runs/first")
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Write a file that does not exist yet."""
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(commented_config())
+            file.write(text)
     except FileExistsError:
         fail(f"{path}: exists already and is not overwritten")
     except OSError as error:
         fail(f"{path}: cannot be written: {error.strerror}")
-    out.print(f"wrote {path}; next: fedmerit run {path} --out runs/first")
 
 
 @app.command()

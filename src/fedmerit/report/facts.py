@@ -297,7 +297,7 @@ class Facts:
     @cached_property
     def notes(self) -> tuple[str, ...]:
         """What readers should know before they rely on the standings."""
-        found = [*self.total.notes, *self.absence_notes]
+        found = [*self.source.notes, *self.total.notes, *self.absence_notes]
         for one in self._last_scores.values():
             found += one.notes if one else ()
         return tuple(dict.fromkeys([*found, *self._usual[1]]))
@@ -540,7 +540,9 @@ class Facts:
     def rules(self) -> tuple[RuleFacts, ...]:
         """What every rule would pay."""
         total = self._payable(self.original or self.source)
-        known = dict.fromkeys((self.usual_rule, *get_args(Rule)))  # the usual one first
+        known = dict.fromkeys(
+            (self.terms.rule, *get_args(Rule))
+        )  # that of the decision, or the usual one, first
         return tuple(self._rule(total, rule) for rule in known)
 
     def _rule(self, total: Scores, rule: Rule) -> RuleFacts:

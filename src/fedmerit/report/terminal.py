@@ -230,7 +230,11 @@ def print_payouts(
         columns[words("terminal.span-share")] = [span_text(spans.get(name)) for name, _ in best_first]
         columns[words("terminal.span-payout")] = [amounts_text(amounts.get(name)) for name, _ in best_first]
     _print_table(console, columns)
-    _say(console, words("terminal.paid", budget=paid.budget, rule=divided.rule, unpaid=paid.unpaid))
+    said = {"budget": paid.budget, "rule": divided.rule, "unpaid": paid.unpaid}
+    if paid.currency:
+        _say(console, words("terminal.paid-in", currency=paid.currency, **said))
+    else:
+        _say(console, words("terminal.paid", **said))
     if spans is not None:
         _say(console, words("terminal.spans"))
     if apart is not None:
@@ -308,10 +312,13 @@ def print_plan(console: Console, plan: Plan) -> None:
     console.print(words("terminal.plan-memory", memory=memory, sent=sent))
     if plan.pool:
         console.print(words("terminal.plan-evaluates", models=plan.flower_models))
-    found = plan.resolution
-    (low, high), (few, many) = found.gaps, found.needed
-    told = {"samples": found.samples, "low": low, "high": high, "few": few, "many": many}
-    console.print(words("terminal.plan-gaps", members=plan.members, **told))
+    samples, (low, high), (few, many) = plan.resolution.samples, plan.resolution.gaps, plan.resolution.needed
+    console.print(
+        words(
+            "terminal.plan-gaps",
+            samples=samples, members=plan.members, low=low, high=high, few=few, many=many,
+        )
+    )  # fmt: skip
     if (last := plan.settlement) is not None:
         received, disk = last.bytes_down / 2**20, last.disk_bytes / 2**20
         console.print(

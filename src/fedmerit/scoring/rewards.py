@@ -7,7 +7,6 @@ shares raise ``UndefinedShares``, and decisions made on the way are in ``Shares.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -18,6 +17,7 @@ import numpy as np
 
 from fedmerit.errors import InputError, UndefinedShares
 from fedmerit.notes import Note, code_of
+from fedmerit.scoring.amounts import amount_of
 from fedmerit.scoring.scores import median_of_others, sum_of_others
 from fedmerit.scoring.shrinkage import Pull, pulled
 from fedmerit.scoring.types import Scores, Vector, rounding, settle
@@ -32,11 +32,15 @@ _LARGEST_BUDGET = 10**24  # its cents fit into Decimal's default precision, so s
 
 @dataclass(frozen=True, eq=False)
 class Payouts(Mapping[str, Decimal]):
-    """Amounts by name, exact to the cent. The amounts and ``unpaid`` add up to ``budget`` exactly."""
+    """Amounts by name, exact to the cent. The amounts and ``unpaid`` add up to ``budget`` exactly.
+
+    ``currency`` is the one that the budget named, if it did.
+    """
 
     by_client: Mapping[str, Decimal]
     budget: Decimal
     unpaid: Decimal
+    currency: str | None = None
 
     def __getitem__(self, client: str) -> Decimal:
         return self.by_client[client]
@@ -58,7 +62,8 @@ def payouts(shares: Mapping[str, float | Fraction | Decimal], budget: str | int 
 
     Args:
         shares: name -> share, from :func:`~fedmerit.shares` or any mapping that sums to at most 1.
-        budget: an amount with at most 2 decimals: an int, a Decimal, or text such as "10000.00". A float is
+        budget: an amount with at most 2 decimals: an int, a Decimal, or text such as "10000.00",
+            "10,000.00" or "10 000,00 EUR" (see :func:`~fedmerit.scoring.amounts.amount_of`). A float is
             refused, because it has no exact cents.
 
     >>> paid = payouts({"A": 1 / 3, "B": 1 / 3, "C": 1 / 3}, budget="100.00")
@@ -71,6 +76,7 @@ def payouts(shares: Mapping[str, float | Fraction | Decimal], budget: str | int 
         by_client={name: _money(amount) for name, amount in amounts.items()},
         budget=_money(divided.cents),
         unpaid=_money(divided.cents - sum(amounts.values())),
+        currency=_amount(budget)[1] if isinstance(budget, str) else None,
     )
 
 
@@ -180,18 +186,20 @@ def _cents(budget: str | int | Decimal) -> int:
     if isinstance(budget, bool) or not isinstance(budget, str | int | Decimal):
         why = "; a float has no exact cents" if isinstance(budget, float) else ""
         raise InputError(f"budget must be text, int or Decimal, like '10000.00', got {budget!r}{why}")
-    if isinstance(budget, str) and not re.fullmatch(r"[0-9]+(\.[0-9]+)?", budget):
-        comma = ", without a comma" if "," in budget else ""
-        raise InputError(f"budget must be an amount like '10000.00'{comma}, got {budget!r:.100}")
-    if isinstance(budget, str) and len(budget.partition(".")[2]) > 2:
-        raise InputError(f"budget must have at most 2 decimals, got {budget!r:.100}")
-    amount = Decimal(budget)
+    amount = _amount(budget)[0] if isinstance(budget, str) else Decimal(budget)
     if not amount.is_finite() or not 0 <= amount < _LARGEST_BUDGET:
         raise InputError(f"budget must be finite, at least 0 and below 1e24, got {budget!r}")
     cents = Fraction(amount) * 100
-    if cents.denominator != 1:
+    if cents.denominator != 1 or (isinstance(budget, str) and int(amount.as_tuple().exponent) < -2):
         raise InputError(f"budget must have at most 2 decimals, got {budget!r}")
     return int(cents)
+
+
+def _amount(budget: str) -> tuple[Decimal, str | None]:
+    try:
+        return amount_of(budget)
+    except InputError as error:
+        raise InputError(f"budget: {error}") from error
 
 
 def spelled(budget: str) -> str:

@@ -43,6 +43,7 @@ from fedmerit.report.text import (
 from fedmerit.scoring.convergence import FEWEST_ROUNDS
 from fedmerit.scoring.rewards import Payouts, payouts
 from fedmerit.scoring.share_intervals import STEP, Spans, amounts_within
+from fedmerit.scoring.spreadsheets import FOUND_OUT, SheetForm
 from fedmerit.storage.run_folder import write
 
 # -------------------------------------------------------------------------------------------------- bundle
@@ -144,19 +145,20 @@ MOST_CELLS = 4000
 """The most cells in a table of members and rounds; larger tables are only in scores.csv."""
 
 
-def page(path: str | Path, *, pseudonyms: bool = False) -> str:
+def page(path: str | Path, *, pseudonyms: bool = False, form: SheetForm = FOUND_OUT) -> str:
     """Return the page of a run folder or a file of reports; the same input gives the same bytes.
 
     Args:
         path: see :func:`fedmerit.report.source.read_source`.
         pseudonyms: whether to replace names.
+        form: how a CSV file is written, as far as its owner says so.
     """
-    return render(facts_of(path, pseudonyms=pseudonyms))
+    return render(facts_of(path, pseudonyms=pseudonyms, form=form))
 
 
-def facts_of(path: str | Path, *, pseudonyms: bool = False) -> Facts:
+def facts_of(path: str | Path, *, pseudonyms: bool = False, form: SheetForm = FOUND_OUT) -> Facts:
     """Return the facts of a page; arguments as in :func:`page`."""
-    original = read_source(path)
+    original = read_source(path, form)
     return Facts(pseudonymised(original) if pseudonyms else original, original)
 
 
@@ -309,7 +311,7 @@ def _script_words() -> dict[str, str]:
     """Return the words that the page's script says."""
     return {
         "problem": words("pay.no-payouts", why="%s"), "unpaid": words("pay.unpaid"),
-        "budget": words("pay.budget"), "amount": words("pay.no-amount"),
+        "budget": words("pay.budget"), "amount": words("pay.no-amount"), "twice": words("pay.two-amounts"),
         "decimals": words("pay.many-decimals"), "large": words("pay.too-large"),
     }  # fmt: skip
 

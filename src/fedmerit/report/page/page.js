@@ -40,10 +40,10 @@ function pay() {
   const told = new Map(rule.parts.map(([who, , ...rest]) => [who, rest]));
   const cells = (who, amount) => {
     const [share, span, low, high] = told.get(who);
-    if (!data.sure) return [who, share, money(amount)];
-    return [who, share, span ?? "-", money(amount), span === undefined ? "-" : within(budget, amount, low, high)];
+    const sure = span === undefined ? ["-", "-"] : [span, within(budget, amount, low, high)];
+    return [who, share, money(amount), ...(data.sure ? sure : [])];
   };
-  const bare = data.sure ? (name, ...last) => [name, last[0], last[2] ?? "", last[1], last[2] ?? ""] : (name, ...last) => [name, last[0], last[1]];
+  const last = (mark) => (data.sure ? [mark, mark, ""] : [""]);
   const most = paid.amounts.reduce((found, { amount }) => (amount > found ? amount : found), 1n);
   const best = [...paid.amounts].sort((a, b) => (a.amount < b.amount ? 1 : a.amount > b.amount ? -1 : 0));
   body.replaceChildren(
@@ -55,11 +55,11 @@ function pay() {
       fill.style.inlineSize = `${Number((amount * 1000n) / most) / 10}%`;
       return line;
     }),
-    ...data.unscored.map((who) => row([...bare(who, "0.00%", money(0n), "-"), ""])),
+    ...data.unscored.map((who) => row([who, "0.00%", money(0n), ...last("-")])),
   );
   foot.replaceChildren(
-    row([...bare(data.words.unpaid, "", money(paid.unpaid)), ""]),
-    row([...bare(data.words.budget, "", money(budget)), ""]),
+    row([data.words.unpaid, "", money(paid.unpaid), ...last("")]),
+    row([data.words.budget, "", money(budget), ...last("")]),
   );
 }
 
