@@ -255,7 +255,7 @@ class SecureAggregation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class RunSettings:
     """Seed, repeat and device."""
 
     seed: int = setting(0)
@@ -276,7 +276,7 @@ class Config:
     scoring: Scoring = Scoring()
     settlement: Settlement = Settlement()
     secure_aggregation: SecureAggregation = SecureAggregation()
-    run: Run = Run()
+    run: RunSettings = RunSettings()
     method_open: bool = field(default=False, compare=False, repr=False)
     """Whether scoring.method was left out, so that a rehearsal takes "reports" where nothing can be settled.
     This is no setting: it is not recorded."""
