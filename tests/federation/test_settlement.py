@@ -463,8 +463,19 @@ def test_products_are_exact():
 
 def test_a_statement_is_small(tmp_path):
     federation = settled(tmp_path, rounds=10).run()
-    for record in records(federation, "statement"):
+    stated = records(federation, "statement")
+    assert len(stated) == 5
+    for record in stated:
         assert len(canonical(record.body)) <= 2048
+
+
+def test_a_run_of_more_than_nine_rounds_is_settled_and_paid_like_a_short_one(tmp_path):
+    federation = settled(tmp_path, rounds=12, naming=True).run()
+    found = federation.coordinator.settled
+    assert list(found.statements) == list(federation.config.clients)
+    assert all(list(one.rounds) == [str(k) for k in range(1, 13)] for one in found.statements.values())
+    assert found.final
+    assert "rounds: 12 of 12, 0 aborted" in federation.verified()
 
 
 def test_a_statement_is_read_as_it_was_written(tmp_path):
