@@ -531,7 +531,9 @@ def test_a_member_accepts_its_share_where_only_rounding_parts_its_score_from_ano
     body = {"status": "ok", "totals": decisions._totals(total, divided, "1.00"), **pulled}
     for name, own in total.as_dict().items():
         expected = decisions._own_share(own, body, terms)
-        assert expected == pytest.approx(divided[name], rel=1e-9, abs=decisions._rounding(own, body["totals"]))
+        assert expected == pytest.approx(
+            divided[name], rel=1e-9, abs=decisions._rounding(own, body["totals"])
+        )
         assert decisions._rounding(own, body["totals"]) <= 1e-9
 
 
