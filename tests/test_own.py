@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from fedmerit.data.partitions import by_group, members
 from fedmerit.errors import ConfigError, DataError, FedmeritError, MissingExtra, ReportError
 from fedmerit.protocol.direction import deal
 from fedmerit.protocol.pool import Slice, slice_id
+from fedmerit.scoring.doubts import doubts
 from fedmerit.scoring.metrics import auc, c_index, f1, jackknife
 from fedmerit.simulation.direction import direction
 from fedmerit.simulation.losses import loss_of
@@ -168,6 +170,19 @@ def test_jackknife_errors_of_auc_are_those_of_fresh_test_sets():
 def test_a_metric_that_gives_no_number_is_named(metric, message):
     with pytest.raises(ReportError, match=message):
         jackknife("m", metric, [np.array([0, 1]), np.array([2, 3])])
+
+
+def test_scores_and_doubts_of_reports_say_that_contributions_need_not_add_up():
+    far = fm.Reports(empty=0.0, grand=0.9, alone=[0.1, 0.1, 0.1], without=[0.9, 0.9, 0.9], utility="AUC")
+    total = fm.accumulate([far])
+    assert [note.code for note in total.notes if hasattr(note, "code")].count("whole-sum") == 1
+    [doubt] = doubts([far])
+    assert (doubt.code, doubt.gross) == ("whole", False)
+    assert "AUC is a metric of the whole test set" in doubt.text
+    [other] = doubts([replace(far, utility="dice")])
+    assert (other.code, other.gross) == ("strays", True)
+    [listed] = doubts([replace(far, utility="ours")], metrics=["ours"])
+    assert listed.code == "whole"
 
 
 def test_auc_with_one_class_left_says_which():
