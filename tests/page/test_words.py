@@ -30,9 +30,10 @@ SOURCE = Path(__file__).parents[2] / "src" / "fedmerit"
 MISSED = {*get_args(Happened)} - {"counted"}
 SCORES = {"LOO", "IOI", "COS", "MERIT"}
 WAYS = {"rose", "fell", "same"}
+MEASURES = {"neg-loss", "rmse-skill", "mae-skill", *WHOLE, *UNIT_UTILITIES}
 BY_KEY = {
-    "measure": {"none", "neg-loss", *UNIT_UTILITIES},
-    "measure-means": {"neg-loss", *UNIT_UTILITIES},
+    "measure": {"none", *MEASURES},
+    "measure-means": MEASURES,
     "score": {"ALPHA", "PHI"},
     "score-means": {"ALPHA", "PHI", *SCORES},
     "score-of-yours": {"ALPHA", "PHI", *SCORES},
