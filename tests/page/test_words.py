@@ -14,6 +14,7 @@ import pytest
 from sample import NAMES, changed, write_scores
 
 from fedmerit import notes
+from fedmerit.config import WHOLE
 from fedmerit.ledger.decisions import Terms
 from fedmerit.notes import MARKS, catalogue, words
 from fedmerit.protocol.terms import REHEARSALS
