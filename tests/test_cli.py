@@ -416,7 +416,7 @@ def test_files_that_are_not_there(fedmerit, tmp_path, file):
     code, _, err = fedmerit("score", tmp_path / file)
     assert code == 2
     assert_one_line(err)
-    missing = "not a run folder: no scores.json and no ledger.sqlite" if file == "." else "no such file"
+    missing = "holds no run: no ledger.sqlite and no scores.json" if file == "." else "no such file"
     assert (missing in err) != (file == "report.txt")
 
 
@@ -525,7 +525,7 @@ def test_help(fedmerit, command):
         ("keys roster", "PATH is the roster file"),
         ("keys propose", "OLD is the roster in use"),
         ("keys sign", "CHANGE is the file of the change"),
-        ("keys adopt", "PATHS is the signed change"),
+        ("keys adopt", "CHANGE is the signed change"),
         ("score", "SOURCE is a file of reports"),
         ("rewards", "SOURCE is a file of reports"),
         ("page", "SOURCE is a run folder"),
@@ -815,7 +815,10 @@ def test_resume(fedmerit, run_folder, tmp_path):
     ("override", "message"),
     [
         ("training.rounds=0", "training.rounds: expected at least 1 round, got 0"),
-        ("training.round=1", "training.round: unknown key; expected one of rounds, local_epochs"),
+        (
+            "training.round=1",
+            "training.round: unknown key (did you mean rounds?); expected one of rounds, local_epochs",
+        ),
         ("partition.clients=2", "partition.clients: expected 3 to 1024 members: with two, each learns"),
         ("rounds=1", "expected section.key=value, such as training.rounds=3, got 'rounds=1'"),
         ("partition.mu=0", "partition.mu: expected a number above 0, got 0"),

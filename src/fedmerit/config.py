@@ -12,6 +12,7 @@ defaults at that time. If you add a key, change a default or forbid what was all
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import hashlib
 import importlib
 import json
@@ -22,7 +23,7 @@ import sys
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -254,7 +255,7 @@ class SecureAggregation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class RunSettings:
     """Seed, repeat and device."""
 
     seed: int = setting(0)
@@ -275,7 +276,7 @@ class Config:
     scoring: Scoring = Scoring()
     settlement: Settlement = Settlement()
     secure_aggregation: SecureAggregation = SecureAggregation()
-    run: Run = Run()
+    run: RunSettings = RunSettings()
     method_open: bool = field(default=False, compare=False, repr=False)
     """Whether scoring.method was left out, so that a rehearsal takes "reports" where nothing can be settled.
     This is no setting: it is not recorded."""
@@ -375,6 +376,8 @@ def asked_for(overrides: Sequence[str]) -> list[str]:
 def of_folder(path: str | Path) -> Config:
     """Return the settings that the run folder ``path`` records in its ``config.toml``."""
     file = Path(path) / "config.toml"
+    if Path(path).is_dir() and not file.exists():
+        raise ConfigError(f"{path} holds no run: no {file.name}")
     text = _text_in(file)
     try:
         return recorded(text)
@@ -500,7 +503,9 @@ def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
     kinds = typing.get_type_hints(Config)
     for name, given in tree.items():
         if name not in SECTIONS:
-            raise ConfigError(f"{name}: unknown section; expected one of {', '.join(SECTIONS)}")
+            raise ConfigError(
+                f"{name}: unknown section{_near(name, SECTIONS)}; expected one of {', '.join(SECTIONS)}"
+            )
         if not isinstance(given, dict):
             raise ConfigError(f"{name}: expected a section [{name}], got {given!r}")
         if name == "partition" and "clients" not in given:
@@ -544,10 +549,21 @@ def _section(name: str, kind: type, given: Mapping[str, Any]) -> Any:
     hints = typing.get_type_hints(kind)
     for key, value in given.items():
         if key not in hints:
-            raise ConfigError.at(f"{name}.{key}", f"unknown key; expected one of {', '.join(hints)}")
+            asked = _near(key, hints)
+            raise ConfigError.at(f"{name}.{key}", f"unknown key{asked}; expected one of {', '.join(hints)}")
         if not fits(value, hints[key]):
             raise ConfigError.at(f"{name}.{key}", f"expected {words(hints[key])}, got {value!r:.100}")
     return kind(**{key: as_kind(value, hints[key]) for key, value in given.items()})
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    """Return a question that names the known word closest to this one; an empty text if none is close.
+
+    >>> _near("round", ["rounds", "lr"])
+    ' (did you mean rounds?)'
+    """
+    close = difflib.get_close_matches(name.lower().replace("-", "_"), list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def difference(there: Config, here: Config) -> str:

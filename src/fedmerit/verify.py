@@ -291,6 +291,8 @@ def examine_folder(path: str | Path) -> Iterator[Note]:
     It says what `verify_folder` says, and looks at keys, leftovers, the disk and a process at work.
     """
     path = Path(path)
+    if not (path / "config.toml").exists():
+        Ledger(path / LEDGER, read_only=True).close()  # says so if this is no run, before anything is written
     try:
         held(path).close()
     except StoreError:

@@ -95,16 +95,14 @@ Utility_ = Annotated[
 ]
 Missing_ = Annotated[
     Missing | None,
-    typer.Option(
-        help="What a missed round counts as [default: as in the run, otherwise zero].", show_default=False
-    ),
+    typer.Option(help="What a missed round counts as.", show_default="as in the run, otherwise zero"),
 ]
 Score_ = Annotated[
     SummedScore | None,
     typer.Option(
-        help="The score that is summed over rounds [default: PHI if the run is settled, otherwise ALPHA].",
+        help="The score that is summed over rounds.",
         case_sensitive=False,
-        show_default=False,
+        show_default="PHI if the run is settled, otherwise ALPHA",
     ),
 ]
 
@@ -188,7 +186,10 @@ def _scores_as(format: Format, content: Content, run: Recorded | None, missing: 
 @app.command()
 def rewards(
     files: Reports_,
-    budget: Annotated[str, typer.Option(help="The amount to divide, such as 10000.00 or '10 000,00 EUR'.")],
+    budget: Annotated[
+        str,
+        typer.Option(help="The amount to divide, such as 10000.00 or '10 000,00 EUR'.", metavar="AMOUNT"),
+    ],
     rule: Annotated[
         Rule,
         typer.Option(help="How scores become shares."),
@@ -197,9 +198,12 @@ def rewards(
     score: Score_ = None,
     missing: Missing_ = None,
     floor: Annotated[
-        float, typer.Option(help="Smallest share of each member who has a score.", parser=_number)
+        float,
+        typer.Option(help="Smallest share of each member who has a score.", parser=_number, metavar="NUMBER"),
     ] = 0.0,
-    cap: Annotated[float, typer.Option(help="Largest share of a member.", parser=_number)] = 1.0,
+    cap: Annotated[
+        float, typer.Option(help="Largest share of a member.", parser=_number, metavar="NUMBER")
+    ] = 1.0,
     on_undefined: Annotated[
         OnUndefined, typer.Option(help="What to do if scores allow no shares.")
     ] = OnUndefined.refuse,

@@ -235,7 +235,7 @@ def read(
 def scores_in(folder: Path) -> Path:
     """Return the file of reports in a run folder without a ledger."""
     if not (folder / "scores.json").is_file():
-        raise FileFormatError(f"{folder}: not a run folder: no scores.json and no {LEDGER}")
+        raise FileFormatError(f"{folder} holds no run: no {LEDGER} and no scores.json")
     return folder / "scores.json"
 
 
