@@ -82,7 +82,7 @@ def test_advice_names_the_option_of_the_command_line(tmp_path):
     assert "on_undefined" not in said
 
 
-def test_nothing_is_printed_that_could_not_be_recorded(tmp_path):
+def test_only_what_is_recorded_is_printed_and_a_currency_is_said_not_to_be(tmp_path):
     from fedmerit.config import from_dict
     from fedmerit.simulation.run import run
 
@@ -92,6 +92,12 @@ def test_nothing_is_printed_that_could_not_be_recorded(tmp_path):
         "training": {"rounds": 1, "local_epochs": 1},
     }  # fmt: skip
     run(from_dict(tiny), folder)
+    paid = call("rewards", folder, "--budget", "1.234,50 EUR", "--rule", "equal").output
+    assert "budget 1,234.50 EUR, rule equal" in paid
+    assert "note: amounts are in EUR; the ledger does not record the currency" in paid
+    again = call("rewards", folder, "--budget", "1234.5", "--rule", "equal").output
+    assert "decision 1, record" in again
+    assert "is unchanged" in again
     shutil.rmtree(folder / "keys")
     result = call("rewards", folder, "--budget", "10", "--rule", "equal")
     assert result.output == ""

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmerit.errors import FileFormatError, InputError
+from fedmerit.data import load
+from fedmerit.errors import DataError, FileFormatError, InputError
 from fedmerit.report.facts import Facts
 from fedmerit.report.source import pseudonymised, read_source
 from fedmerit.scoring.amounts import CURRENCIES, amount_of, readings
@@ -53,6 +54,7 @@ READ = {
         ["the file was read with decimal commas"],
     ),
     "a line that names the separator": (b"sep=;\r\n" + SHEET.encode(), [GERMAN]),
+    "the same on an old Mac": (b'"sep=;"\r' + SHEET.replace("\n", "\r").encode(), [GERMAN]),
     "UTF-16, as Excel's Unicode text": (
         SHEET.replace(";", "\t").replace("\n", "\r\n").encode("utf-16-le").join([b"\xff\xfe", b""]),
         ["the file was read with text in UTF-16, cells separated by tabs, decimal commas"],
@@ -381,6 +383,23 @@ def test_comparing_says_how_each_file_was_read(fedmerit, tmp_path):
     code, _, err = fedmerit("compare", tmp_path / "one.csv", tmp_path / "two.csv", "--decimal", "point")
     assert code == 2
     assert "'0,1' does not have a decimal point, which was asked for" in err
+
+
+def test_tables_of_data_are_read_in_the_same_forms(tmp_path):
+    lines = [f"{'Köln' if k % 2 else 'Ulm'};{k},5;{k // 2 % 2}" for k in range(12)]
+    file = tmp_path / "cells.csv"
+    file.write_bytes("\r\n".join(["site;age;y", *lines]).encode("latin-1"))
+    found = load("table", file, target="y", group="site", features=["age"], decimal=",")
+    assert set(found.group_train) == {"Köln", "Ulm"}
+    assert sorted([*found.x_train[:, 0], *found.x_test[:, 0]]) == [k + 0.5 for k in range(12)]
+    assert found.notes == (
+        "cells.csv: the file was read with text in Windows-1252, with words such as 'Köln', cells separated "
+        "by semicolons",
+    )
+    with pytest.raises(DataError, match="'age' is '0,5', which is no number"):
+        load("table", file, target="y", group="site")
+    with pytest.raises(DataError, match=r"separator: expected a comma, semicolon, tab or bar"):
+        load("table", file, target="y", separator=":")
 
 
 def test_pseudonyms_hide_what_a_note_says_of_the_file(tmp_path):

@@ -3,8 +3,8 @@
     python cells.py                                  # writes cells.csv
     fedmerit run cells.toml --out runs/cells
 
-With scikit-learn installed the table is its copy of Breast Cancer Wisconsin (Diagnostic): W. Wolberg, W. Street,
-O. Mangasarian, UCI, CC BY 4.0. Without it, the table is made up: as many cells, columns and clinics.
+With scikit-learn installed the table is its copy of Breast Cancer Wisconsin (Diagnostic): W. Wolberg,
+W. Street, O. Mangasarian, UCI, CC BY 4.0. Without it, the table is made up: as many cells, columns, clinics.
 """
 
 import csv
@@ -13,13 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-CLINICS = (
-    "Abbey",
-    "Bridge",
-    "Castle",
-    "Dale",
-    "Elm / North",
-)  # the last is no file name: fedmerit says how it maps
+CLINICS = ("Abbey", "Bridge", "Castle", "Dale", "Elm / North")  # the last cannot name a file: a note says so
 
 
 def cells():

@@ -3,8 +3,8 @@
     python progression.py                            # writes progression.csv
     fedmerit run progression.toml --out runs/progression
 
-With scikit-learn installed the table is its copy of the diabetes data of Efron, Hastie, Johnstone and Tibshirani
-(2004), "Least Angle Regression". Without it, the table is made up: as many patients, columns and clinics.
+With scikit-learn installed the table is its copy of the diabetes data of Efron, Hastie, Johnstone and
+Tibshirani (2004), "Least Angle Regression". Without it, the table is made up: as many patients and columns.
 """
 
 import csv

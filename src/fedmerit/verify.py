@@ -614,11 +614,14 @@ def record_decision(path: Path, terms: Terms, after: Sequence[Path] = ()) -> tup
         whole = joined([*earlier, part_of(folder.ledger)])
         before = decisions_of(folder.ledger, rounds_of(folder.ledger), config.scoring, earlier)
         if terms.score != "PHI":
-            found = doubts(scored_in(whole, terms.utility), game=config.scoring.game)
+            found = doubts(
+                scored_in(whole, terms.utility), game=config.scoring.game, metrics=config.scoring.whole
+            )
             check_payable(found, terms.rule, despite=terms.despite_doubts)
         journal = Journal(folder.ledger, _signer(path, folder.ledger))
         account = _closed(folder.ledger, journal, config) if terms.score == "PHI" else None
-        made = decide(whole, terms, before, game=config.scoring.game, after=earlier, account=account)
+        game, metrics = config.scoring.game, config.scoring.whole
+        made = decide(whole, terms, before, game=game, metrics=metrics, after=earlier, account=account)
         if before and (before[-1].terms, before[-1].rounds, before[-1].after) == (
             terms,
             made.rounds,

@@ -262,6 +262,7 @@ def init(
     path = path or Path("fedmerit.config")
     _write_new(path, commented_config())
     out.print(f"wrote {path}; next: fedmerit run {path} --out runs/first")
+    out.print("your own data, model and metric: docs/bring-your-own.md and examples/bring-your-own")
 
 
 def _write_new(path: Path, text: str) -> None:

@@ -253,6 +253,13 @@ def by_group(groups: Groups, merge: Mapping[str, Sequence[str]] | None = None) -
                 entry=name,
             )
     named = [owner.get(group, _safe(group)) for group in found]
+    if both := {name for name in named if named.count(name) > 1} - set(merge or ()):
+        alike = sorted(group for group, name in zip(found, named, strict=True) if name in both)
+        raise DataError.at(
+            "partition.scheme",
+            f"groups {first_names([repr(group) for group in alike], LISTED)} would be one member, "
+            f"{min(both)!r}: name them in partition.merge",
+        )
     try:
         check_names(named)
     except KeyFileError as error:

@@ -7,7 +7,6 @@ members, which one process can do. Members of a run between machines must agree 
 
 from __future__ import annotations
 
-import csv
 import difflib
 import math
 from collections.abc import Sequence
@@ -18,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.data.dataset import Dataset
-from fedmerit.errors import DataError, MissingExtra
+from fedmerit.errors import DataError, FileFormatError, MissingExtra
 from fedmerit.notes import first_names
+from fedmerit.scoring.spreadsheets import SEPARATORS, SheetForm, read_sheet
 
 Cells = dict[str, list[str]]
 """Cells by column, as text without blanks around it; an empty text is a missing value."""
@@ -45,7 +45,7 @@ def table(
     categories: Categories = "refuse",
     missing: Missing = "refuse",
     standardise: bool = False,
-    separator: str = ",",
+    separator: str = "",
     decimal: str = ".",
 ) -> Dataset:
     """Read a table with a header; x has a row of numbers per row, y its target.
@@ -65,7 +65,8 @@ def table(
             training rows' mean (``mean``); an empty category is a category of its own then. An empty
             target or group is always refused.
         standardise: whether features have mean 0 and standard deviation 1 over the training rows.
-        separator: between cells of a CSV file.
+        separator: between cells of a CSV file: a comma, semicolon, tab or bar; by default found out from the
+            header, as are the encoding of letters and a line ``sep=``, and noted.
         decimal: point or comma, in numbers of a CSV file.
     """
     for name, given, allowed in (
@@ -75,9 +76,10 @@ def table(
     ):
         if given not in allowed:
             raise DataError.at("data.options", f"expected {' or '.join(allowed)}, got {given!r}", entry=name)
-    cells, other = _read(path, separator), None
+    (cells, notes), other = _read(path, separator, target), None
     if test and test not in cells and Path(test).suffix in (".csv", ".parquet"):
-        other = _read(Path(test), separator)
+        other, more = _read(Path(test), separator, target)
+        notes += more
     split = test if test and other is None else ""
     if isinstance(features, str):
         raise DataError.at("data.options", f"expected a list of columns, got {features!r}", entry="features")
@@ -91,7 +93,6 @@ def table(
         )
     if other is not None:
         _check_columns(Path(test), other, named)
-    notes: list[str] = []
     count = len(cells[target])
     for name in filter(None, (target, group, split)):
         _check_filled(path, name, cells[name])
@@ -101,6 +102,8 @@ def table(
         held = np.arange(len(joined[target])) >= count
     else:
         joined = cells
+    y, classes = _target(path, target, joined[target], kind, decimal)
+    if other is None:
         held = _held(path, cells, split, [name for name in (target, group) if name and kind == "classes"],
                      test_fraction, split_seed)  # fmt: skip
     kept = np.ones(len(held), dtype=bool)
@@ -119,7 +122,6 @@ def table(
         spread = x[train].std(axis=0)
         x = (x - x[train].mean(axis=0)) / np.where(spread > 0, spread, 1.0)
         notes.append(f"{path.name}: features standardised over the training rows of all members")
-    y, classes = _target(path, target, joined[target], kind, decimal)
     groups = None
     if group:
         groups = np.array(cells[group], dtype=str)[train[:count]]
@@ -135,29 +137,21 @@ def table(
     )
 
 
-def _read(path: Path, separator: str) -> Cells:
-    """Return the cells of a file by column."""
+def _read(path: Path, separator: str, target: str) -> tuple[Cells, list[str]]:
+    """Return the cells of a file by column, and notes on how it was read."""
     if path.suffix == ".parquet":
-        return _parquet(path)
-    if len(separator) != 1:
-        raise DataError.at("data.options", f"expected one character, got {separator!r}", entry="separator")
+        return _parquet(path), []
+    if separator not in ("", *SEPARATORS):
+        expected = "a comma, semicolon, tab or bar"
+        raise DataError.at("data.options", f"expected {expected}, got {separator!r}", entry="separator")
     try:
-        with path.open(newline="", encoding="utf-8-sig") as text:
-            reader = csv.reader(text, strict=True, delimiter=separator)
-            header = [name.strip() for name in next(reader, [])]
-            listed = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file") from error
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: cannot be read as CSV: {error}") from error
-    if twice := [name for name in header if header.count(name) > 1]:
-        raise DataError(f"{path}: column {twice[0]!r} appears twice")
-    for line, row in listed:
-        if len(row) != len(header):
-            raise DataError(f"{path}, line {line}: expected {len(header)} cells, got {len(row)}")
-    if not listed:
+        found = read_sheet(path, (), likely=(target,), form=SheetForm(separator or None))
+    except FileFormatError as error:
+        raise DataError(str(error)) from error
+    if not found.rows:
         raise DataError(f"{path}: has no row below its header")
-    return {name: [row[k] for _, row in listed] for k, name in enumerate(header)}
+    cells = {name: [row[name] for _, row in found.rows] for name in found.columns if name}
+    return cells, [f"{path.name}: {note}" for note in found.notes]
 
 
 def _parquet(path: Path) -> Cells:

@@ -41,9 +41,9 @@ def torch_scoring(
     """Return value and gradient of a PyTorch model.
 
     Samples of shape (m, height, width, channels) are images: uint8 becomes x / 127.5 - 1, floats stay as they
-    are, and the network gets them as (m, channels, height, width). Samples of any other shape reach it as they
-    are. It runs in evaluation mode. Floating-point buffers, such as BatchNorm's running statistics, are
-    coordinates of the gradient.
+    are, and the network gets them as (m, channels, height, width). Samples of any other shape reach it
+    as they are. It runs in evaluation mode. Floating-point buffers, such as BatchNorm's running statistics,
+    are coordinates of the gradient.
 
     Args:
         network: returns the network, with any weights; its ``state_dict`` has the names of Flower's arrays.

@@ -287,7 +287,11 @@ class Facts:
     @cached_property
     def doubts(self) -> tuple[Doubt, ...]:
         """Reasons to look at the reports before anybody is paid; shown before everything else."""
-        return () if self.settled else doubts(self.source.rounds, game=self.source.game)
+        return (
+            ()
+            if self.settled
+            else doubts(self.source.rounds, game=self.source.game, metrics=self.source.metrics)
+        )
 
     @property
     def withheld(self) -> bool:

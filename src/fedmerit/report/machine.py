@@ -45,7 +45,7 @@ def examine_machine(folder: Path) -> Iterator[Note]:
     if newest > now + SLACK:
         what = f"the clock says {_utc(now)}, but files of fedmerit are from {_utc(newest)}: set the clock"
         yield Note("problem", what=what)
-    yield Note("machine-clock", time=_utc(now))
+    yield Note("machine-clock", clock=_utc(now))
     free = shutil.disk_usage(folder).free
     if free < SPARE:
         yield Note("problem", what=f"{folder}: the disk has {free} bytes left, expected {SPARE}")
@@ -68,7 +68,7 @@ def _processor() -> Note:
     import torch
 
     if torch.cuda.is_available():
-        return Note("machine-gpu", name=torch.cuda.get_device_name(), cores=cores)
+        return Note("machine-gpu", gpu=torch.cuda.get_device_name(), cores=cores)
     return Note("machine-cpu", cores=cores)
 
 

@@ -172,6 +172,11 @@ class Source:
         return None if self.settings is None else str(self.settings["scoring"]["game"])
 
     @property
+    def metrics(self) -> tuple[str, ...]:
+        """The utilities that the settings list as metrics of the whole test set."""
+        return () if self.settings is None else tuple(self.settings["scoring"].get("whole", ()))
+
+    @property
     def private(self) -> bool:
         """Whether members see only their own numbers, so that the whole is for the coordinator alone."""
         return self.settings is not None and self.settings["scoring"]["visibility"] == "coordinator"

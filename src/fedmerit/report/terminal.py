@@ -34,6 +34,7 @@ from fedmerit.report.text import (
     span_text,
     sure_share_text,
     total_text,
+    unit_values,
 )
 from fedmerit.scoring.agreement import agreement
 from fedmerit.scoring.doubts import Doubt
@@ -79,6 +80,8 @@ def _findings(facts: Facts) -> Iterator[str]:
             "terminal.caption-utility",
             score=total.score, rounds=total.rounds, utility=utility, gain=gain, summed=summed,
         )  # fmt: skip
+        if unit := unit_values(facts):
+            yield words("terminal.caption-unit", name=unit["name"], low=unit["low"], high=unit["high"])
     else:
         yield words("terminal.caption", score=total.score, rounds=total.rounds, gain=gain, summed=summed)
     if facts.last is not None:
@@ -230,11 +233,11 @@ def print_payouts(
         columns[words("terminal.span-share")] = [span_text(spans.get(name)) for name, _ in best_first]
         columns[words("terminal.span-payout")] = [amounts_text(amounts.get(name)) for name, _ in best_first]
     _print_table(console, columns)
-    said = {"budget": paid.budget, "rule": divided.rule, "unpaid": paid.unpaid}
-    if paid.currency:
-        _say(console, words("terminal.paid-in", currency=paid.currency, **said))
+    budget, rule, unpaid = paid.budget, divided.rule, paid.unpaid
+    if coin := paid.currency:
+        _say(console, words("terminal.paid-in", budget=budget, currency=coin, rule=rule, unpaid=unpaid))
     else:
-        _say(console, words("terminal.paid", **said))
+        _say(console, words("terminal.paid", budget=budget, rule=rule, unpaid=unpaid))
     if spans is not None:
         _say(console, words("terminal.spans"))
     if apart is not None:

@@ -12,7 +12,7 @@ are pseudo-values of differences. So whatever takes one number per sample takes 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,12 @@ from fedmerit.scoring.types import Vector
 
 BLOCKS = 10
 """Blocks of the jackknife; fewer if there are fewer samples. A metric is computed once more than this."""
+
+NAMES = frozenset({
+    "auc", "roc-auc", "auroc", "auc-roc", "auprc", "pr-auc", "f1", "f1-score", "macro-f1", "c-index",
+    "cindex", "concordance", "concordance-index", "mcc", "kappa",
+})  # fmt: skip
+"""Names of metrics that are no means over samples, in lower case with hyphens, wherever they are reported."""
 
 Indices = npt.NDArray[np.int64]
 Numbers = npt.NDArray[Any]
@@ -80,6 +86,33 @@ def value(
             "unit = False"
         )
     return min(max(found, 0.0), 1.0) if unit else found
+
+
+def is_whole(utility: str | None, own: Collection[str] = ()) -> bool:
+    """Return whether a utility is a metric of the whole test set: it is listed, or its name says so.
+
+    >>> [is_whole(name) for name in ("ROC_AUC", "accuracy", None)], is_whole("median", ["median"])
+    ([True, False, False], True)
+    """
+    plain = (utility or "").strip().casefold().replace("_", "-").replace(" ", "-")
+    return utility in own or plain in NAMES
+
+
+def as_error(utility: str | None, value: float, scale: float) -> tuple[str, float] | None:
+    """Return name and size of the error behind a skill, in the unit of y; None for other utilities.
+
+    Args:
+        utility: its name.
+        value: its mean over the test samples.
+        scale: of the settings; errors were cut there.
+
+    >>> as_error("rmse-skill", 0.75, 10.0), as_error("mae-skill", 0.75, 10.0), as_error("auc", 0.75, 0.0)
+    (('RMSE', 5.0), ('MAE', 2.5), None)
+    """
+    if not scale or utility not in ("rmse-skill", "mae-skill"):
+        return None
+    rest = max(0.0, 1.0 - value)
+    return ("RMSE", scale * math.sqrt(rest)) if utility == "rmse-skill" else ("MAE", scale * rest)
 
 
 def auc(outputs: Numbers, y: Numbers) -> float:

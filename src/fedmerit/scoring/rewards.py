@@ -19,7 +19,7 @@ from fedmerit.errors import InputError, UndefinedShares
 from fedmerit.notes import Note, code_of
 from fedmerit.scoring.amounts import amount_of
 from fedmerit.scoring.scores import median_of_others, sum_of_others
-from fedmerit.scoring.shrinkage import Pull, pulled
+from fedmerit.scoring.shrinkage import Pull, believed, pulled
 from fedmerit.scoring.types import Scores, Vector, rounding, settle
 from fedmerit.scoring.validate import is_number, number
 
@@ -233,7 +233,7 @@ USUAL_RULE: Rule = "shrunk"
 """The rule that commands and the page use unless another one is chosen; :func:`shares` itself uses "fair"."""
 FORMULA = 2
 """Version of the formulas behind the rules. Version 1, of earlier decisions: "fenced" by :func:`fence`, which
-is not monotone, and scores that only rounding separates from 0 had a weight."""
+is not monotone, scores that only rounding separates from 0 had a weight, and errors counted however large."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,7 +290,8 @@ def shares(
     All rules but "equal" need scores with status "ok". "fair", "shrunk" and "fenced" also need something to
     divide: the positive scores must sum to more than 1e-12 and more than two standard errors. The standard
     errors of the clients with a positive score are added up, because clients share their test samples and
-    errors may point the same way.
+    errors may point the same way. Clients state their own errors, so an error counts up to four times the
+    median of the others' errors, here and in b; a note names whose.
 
     Args:
         scores: usually ``alpha`` summed over rounds (``accumulate``).
@@ -471,7 +472,8 @@ def _why_undefined(scores: Scores, rule: Rule, formula: int) -> Note | None:
         return None if scores.gain > _NOTHING else Note("no-gain-to-divide", gain=scores.gain)
     above = scores.raw > 0
     positive = math.fsum(scores.raw[above])
-    noise = 0.0 if scores.stderr is None else 2 * math.fsum(scores.stderr[above])
+    stderr = np.zeros(scores.n) if scores.stderr is None else scores.stderr
+    noise = 2 * math.fsum((believed(stderr) if formula > 1 else stderr)[above])
     if positive <= max(_NOTHING, noise):
         if noise > _NOTHING:
             return Note("within-errors", score=scores.score, positive=positive, noise=noise)
@@ -498,6 +500,8 @@ def _notes(scores: Scores, rule: Rule, below: list[str]) -> list[str]:
 def _notes_on(scores: Scores, rule: Rule, formula: int, how: Pull | None) -> list[str]:
     """Return notes on what a rule did to the scores."""
     notes: list[str] = []
+    if formula > 1 and rule != "impartial" and (large := _large_errors(scores)):
+        notes.append(Note("large-errors", clients=large))
     if rule == "shrunk" and how is not None:
         if how.error <= 0:
             notes.append(Note("not-pulled", score=scores.score))
@@ -514,6 +518,17 @@ def _notes_on(scores: Scores, rule: Rule, formula: int, how: Pull | None) -> lis
     if held.any():
         notes.append(Note("fenced", clients=[scores.clients[i] for i in np.flatnonzero(held)]))
     return notes
+
+
+def _large_errors(scores: Scores) -> list[str]:
+    """Return the clients whose errors do not count in full."""
+    known = scores.covariance
+    stated = [np.sqrt(np.diag(known))] if known is not None else []
+    stated += [scores.stderr] if scores.stderr is not None else []
+    large = np.zeros(scores.n, dtype=bool)
+    for errors in stated:
+        large |= believed(errors) < errors * (1 - 1e-12)
+    return [scores.clients[i] for i in np.flatnonzero(large)]
 
 
 def _check(

@@ -43,8 +43,8 @@ def share_intervals(
     uncorrelated), 4000 times with a fixed seed. Each drawn vector is divided by the rule as if it were exact:
     under "shrunk" nothing is then pulled together. The interval holds the middle ``level`` of these shares,
     and the share that is paid. Like all intervals here, it is about the test set of this run, not about
-    training. If the covariance is an estimate (from blocks or sketches), errors are widened to fit Student's
-    distribution.
+    training. If the covariance is an estimate, from blocks (PHI) or sketches, scores are drawn further apart,
+    to fit Student's distribution.
 
     Args:
         scores: the scores that were divided.

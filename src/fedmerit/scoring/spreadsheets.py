@@ -96,6 +96,7 @@ def read_sheet(
     optional: Collection[str] = (),
     *,
     ignored: Collection[str] = (),
+    likely: Sequence[str] = (),
     numbers: Collection[str] = (),
     counts: Collection[str] = (),
     form: SheetForm = FOUND_OUT,
@@ -108,6 +109,7 @@ def read_sheet(
         optional: columns that may be there. If there are none, all other columns are taken as they are. If
             there are some, others are named in a note, or refused if they are almost spelled like known ones.
         ignored: columns that need no note, although nobody reads them.
+        likely: columns that show what separates cells, if none are required.
         numbers: columns whose cells are numbers, or empty.
         counts: those among them that count something, in which 1,234 is read as 1234 if the decimal mark of
             the table is a point.
@@ -116,7 +118,7 @@ def read_sheet(
     text, told = _decoded(path, _bytes(path), form)
     if not text.strip("".join(SEPARATORS) + "\r\n "):
         raise FileFormatError(f"{path}: the file is empty")
-    delimiter, text, before = _separator(path, text, required, form)
+    delimiter, text, before = _separator(path, text, required or likely, form)
     lines = _lines(path, text, delimiter, before)
     if not lines:
         raise FileFormatError(f"{path}: the file is empty")
@@ -223,13 +225,12 @@ _Line = tuple[int, int, list[str]]
 
 def _separator(path: Path, text: str, required: Sequence[str], form: SheetForm) -> tuple[str, str, int]:
     """Return what separates cells, the text without a line that says so, and the lines before that text."""
-    first, _, rest = text.partition("\n")
     said, before = form.delimiter, 0
-    if match := re.fullmatch(r'"?sep=(.)"?[,;\t|]*\r?', first, re.IGNORECASE):
+    if match := re.match(r'"?sep=(.)"?[,;\t|]*(\r\n|\r|\n)', text, re.IGNORECASE):
         if match[1] not in SEPARATORS or said not in (None, match[1]):
             expected = SEPARATORS[said] if said else ", ".join(SEPARATORS.values())
-            fail(path, "line 1", f"expected cells separated by {expected}, got {first.strip()!r:.40}")
-        said, text, before = match[1], rest, 1
+            fail(path, "line 1", f"expected cells separated by {expected}, got {match[0].strip()!r}")
+        said, text, before = match[1], text[match.end() :], 1
     if said:
         return said, text, before
     headers = {mark: _header(text, mark) for mark in SEPARATORS}
