@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from fedmerit.cli.base import WORK
 from fedmerit.config import of_folder
 from fedmerit.errors import ConfigError
+from fedmerit.report import machine
 
 FEDMERIT = [sys.executable, "-c", "from fedmerit.cli import main; main()"]
 TINY = """
@@ -138,3 +140,54 @@ def test_help_is_in_the_order_of_the_work_and_without_names_of_the_code(fedmerit
         assert "Usage: fedmerit" in told, above
         assert "Arguments" not in told, above
         assert not re.search(r" _[A-Za-z]|\b[a-z]+_\b| \.\s", told), above  # _NUMBER, out_, a lost default
+
+
+def test_a_doctor_looks_at_the_machine(fedmerit, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = fedmerit("doctor")
+    assert (code, err) == (0, "")
+    version = ".".join(map(str, sys.version_info[:3]))
+    assert out.startswith(f"Python {version}, fedmerit ")
+    assert "fedmerit[engine]: torch " in out
+    assert re.search(r"^(GPU: .+|no GPU that PyTorch can use); \d+ CPU cores?$", out, re.MULTILINE)
+    assert re.search(r"^clock: \d{4}-\d\d-\d\d \d\d:\d\d UTC$", out, re.MULTILINE)
+    assert re.search(r"^disk: \d+ bytes free\nthis machine: in order$", out, re.MULTILINE)
+    code, _, err = fedmerit("doctor", "--ledger", tmp_path)
+    assert (code, err) == (2, "error: --ledger: expected a member's private key too\n")
+
+
+def test_a_doctor_finds_a_clock_that_is_behind_a_full_disk_and_what_is_not_installed(
+    fedmerit, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(machine.time, "time", lambda: 0.0)
+    monkeypatch.setattr(machine, "SPARE", 2**70)
+    monkeypatch.setitem(machine.EXTRAS, "page", ("jinja2", "no-such-package"))
+    code, out, err = fedmerit("doctor")
+    assert code == 2
+    assert "PROBLEM: the clock says 1970-01-01 00:00 UTC, but files of fedmerit are from 20" in out
+    assert re.search(r"^PROBLEM: .+: the disk has \d+ bytes left, expected \d+$", out, re.MULTILINE)
+    assert "fedmerit[page] is not complete: no no-such-package; pip install 'fedmerit[page]'" in out
+    assert err == "error: this machine: 2 problems\n"
+
+
+def test_the_extras_that_a_doctor_looks_for_are_those_that_can_be_installed():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    named = {name: tuple(re.match(r"[\w-]+", one)[0] for one in extras[name]) for name in machine.EXTRAS}
+    assert named == machine.EXTRAS
+    assert set(extras) == {*machine.EXTRAS, "docs", "all"}
+    assert extras["all"] == [f"fedmerit[{','.join(machine.EXTRAS)}]"]
+
+
+def test_a_key_is_shown_with_whose_it_is(fedmerit, tmp_path):
+    keys = {name: fedmerit("keys", "new", tmp_path / f"{name}.pem")[1].strip() for name in ("A", "B", "s")}
+    assert fedmerit("keys", "show", tmp_path / "A.pem")[:2] == (0, keys["A"] + "\n")
+    roster = tmp_path / "roster.toml"
+    members = [f"--member={name}={keys[name]}" for name in ("A", "B")]
+    fedmerit("keys", "roster", roster, *members, f"--server={keys['s']}")
+    for name, whose in (("A", "A"), ("s", "the server")):
+        code, out, _ = fedmerit("keys", "show", tmp_path / f"{name}.pem", "--roster", roster)
+        assert (code, out) == (0, f"{keys[name]}\non {roster} it is the key of {whose}\n")
+    fedmerit("keys", "new", tmp_path / "other.pem")
+    code, _, err = fedmerit("keys", "show", tmp_path / "other.pem", "--roster", roster)
+    assert (code, err) == (2, f"error: {roster}: has no member with this key\n")

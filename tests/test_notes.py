@@ -26,6 +26,7 @@ WORDS = {code: text for code, text in catalogue().items() if "." not in code}
 LISTS = {
     "clients": ("North", "South"),
     "zero": ("alpha", "LOO"),
+    "packages": ("torch 2.4", "safetensors 0.4"),
     "doubts": ("One. Two.", "Three."),
     "each": (Note("rider-zero", client="North"), Note("rider-stale", client="South")),
     "faults": (Note("planted-flips", clients=["North"]),),
@@ -41,7 +42,7 @@ NUMBERS = dict.fromkeys(
         "joined", "later", "least", "members", "own", "pairs", "percent", "planned", "positive", "pot",
         "record", "records", "reports", "round", "seen", "signed", "sum", "there", "total", "unreported",
         "counter", "count", "disk", "bytes", "factor", "lines", "most", "runs", "changes",
-        "holding", "equations", "needed", "part",
+        "holding", "equations", "needed", "part", "cores",
     ],
     7,
 )  # fmt: skip

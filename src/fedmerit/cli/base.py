@@ -6,6 +6,7 @@ import io
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import click
@@ -60,6 +61,15 @@ app = typer.Typer(
 out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
+
+class PlainFormat(StrEnum):
+    """Output formats of what is no table of scores: for people, or for programs (docs/json.md)."""
+
+    table = "table"
+    json = "json"
+
+
+PlainFormat_ = Annotated[PlainFormat, typer.Option("--format", help="How to print.")]
 Set_ = Annotated[list[str] | None, typer.Option("--set", help="Override: section.key=value, repeatable.")]
 
 Delimiter_ = Annotated[

@@ -40,6 +40,32 @@ def keys_new(
         )
 
 
+@keys_app.command("show")
+def keys_show(
+    path: Annotated[Path, typer.Argument(help="The private key.", metavar="KEY")],
+    roster: Annotated[
+        Path | None, typer.Option(help="A roster: say under which name it has this key.")
+    ] = None,
+) -> None:
+    """Print the public key of a private key and, with --roster, whose key it is there.
+
+    KEY is the file of the private key, which stays where it is.
+    """
+    from fedmerit.identity import PREFIX, load_key, public_key, read_roster
+
+    key = public_key(load_key(path))
+    out.print(PREFIX + key.hex())
+    if roster is None:
+        return
+    listed = read_roster(roster)
+    names = [one.name for one in listed.members if one.key == key]
+    if key == listed.server:
+        names.append("the server")
+    if not names:
+        fail(f"{roster}: has no member with this key")
+    out.print(f"on {roster} it is the key of {names[0]}")
+
+
 @keys_app.command("roster")
 def keys_roster(
     path: Annotated[Path, typer.Argument(help="The roster file: written from --member, or checked.")],
@@ -216,25 +242,33 @@ def member_allow(
 @app.command()
 def doctor(
     source: Annotated[
-        Path, typer.Argument(help="A member's private key, or a run folder.", metavar="SOURCE")
-    ],
+        Path | None, typer.Argument(help="A member's private key, or a run folder.", metavar="SOURCE")
+    ] = None,
     ledger: Annotated[
         Path | None,
         typer.Option(help="For a key: a run folder; its ledger is compared with the member's heads."),
     ] = None,
 ) -> None:
-    """Check a member's key and state, or the server's run folder: files, modes, seals, ledger, disk.
+    """Check this machine: Python, optional packages, GPU, clock, disk; with SOURCE, a key or a run folder.
 
-    SOURCE is a member's private key, or a run folder. Exit code 2 says that there is a problem.
+    SOURCE is a member's private key, or a run folder: its files, modes, seals and ledger are checked instead.
+    Exit code 2 says that there is a problem.
     """
+    from fedmerit.report.machine import examine_machine
     from fedmerit.storage.member_state import examine, heads_of
     from fedmerit.verify import examine_folder, verify_folder
 
-    found = list(examine_folder(source) if source.is_dir() else examine(source))
-    if ledger is not None and not source.is_dir():
+    if source is None:
+        if ledger is not None:
+            fail("--ledger: expected a member's private key too")
+        found = list(examine_machine(Path.cwd()))
+    else:
+        found = list(examine_folder(source) if source.is_dir() else examine(source))
+    if source is not None and ledger is not None and not source.is_dir():
         found += verify_folder(ledger, heads=heads_of(source, ledger))
     for line in found:
         out.print(line)
+    what = source or "this machine"
     if problems := sum(line.code == "problem" for line in found):
-        fail(f"{source}: {problems} problem{'' if problems == 1 else 's'}")
-    out.print(f"{source}: in order")
+        fail(f"{what}: {problems} problem{'' if problems == 1 else 's'}")
+    out.print(f"{what}: in order")

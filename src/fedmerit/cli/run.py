@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
@@ -10,10 +11,23 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
-from fedmerit.cli.base import Decimal_, Delimiter_, Encoding_, Set_, app, err, fail, form_of, out
+from fedmerit.cli.base import (
+    Decimal_,
+    Delimiter_,
+    Encoding_,
+    PlainFormat,
+    PlainFormat_,
+    Set_,
+    app,
+    err,
+    fail,
+    form_of,
+    out,
+    write,
+)
 from fedmerit.cli.score import tell_read
 from fedmerit.config import SCHEMA, Config, asked_for, of_folder, written
-from fedmerit.errors import ConfigError
+from fedmerit.errors import ConfigError, FedmeritError
 from fedmerit.notes import words
 from fedmerit.scoring.files import LEDGER
 
@@ -280,6 +294,7 @@ def _write_new(path: Path, text: str) -> None:
 def plan(
     config: Annotated[Path, typer.Argument(help="Settings (TOML).")],
     set_: Set_ = None,
+    format: PlainFormat_ = PlainFormat.table,
 ) -> None:
     """Show what a run will cost here (models, trainings, minutes, memory, bytes) and what it can resolve.
 
@@ -294,6 +309,9 @@ def plan(
         from fedmerit.simulation.plan import plan as make_plan
     with _settings_of(config, set_ or ()):
         planned = make_plan(settings)
+    if format is PlainFormat.json:
+        write(json.dumps(planned.as_dict(), indent=1, ensure_ascii=False) + "\n")
+        return
     print_plan(out, planned)
     for note in planned.notes:
         out.print(f"note: {printable(note)}")
@@ -487,6 +505,7 @@ def verify(
         Path | None,
         typer.Option(help="The archive of a settled run (DIR/archive): recompute sums, products, verdicts."),
     ] = None,
+    format: PlainFormat_ = PlainFormat.table,
 ) -> None:
     """Check a run's ledger: chain, signatures, heads, and that scores and payouts follow from the reports.
 
@@ -506,8 +525,23 @@ def verify(
         "roster": roster,
         "archive": archive,
     }
-    for line in check(source, **given, after=after or ()):
-        out.print(line)
+    checks = check(source, **given, after=after or ())
+    if format is PlainFormat.table:
+        for line in checks:
+            out.print(line)
+        return
+    lines: list[dict[str, str]] = []
+    wrong: FedmeritError | None = None
+    try:
+        for line in checks:
+            lines.append({"code": line.code, "text": str(line)})
+    except FedmeritError as error:
+        wrong = error
+    told = wrong and {"record": getattr(wrong, "record", None), "text": str(wrong)}
+    found = {"source": str(source), "verified": wrong is None, "lines": lines, "error": told}
+    write(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    if wrong is not None:
+        raise wrong
 
 
 @app.command()

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -135,6 +136,22 @@ class Plan:
     resolution: Resolution
     settlement: SettlementCost | None
     notes: tuple[str, ...]  # what a run of this config would print before it starts
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all numbers as plain values; None where nothing was measured."""
+        found: dict[str, Any] = _plain(asdict(self))
+        return {**found, "samples": dict(self.samples)}
+
+
+def _plain(value: Any) -> Any:
+    """Return values as JSON has them: lists for tuples, None for what is not a number."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, str) else value
 
 
 def plan(config: Config, *, calibrate: bool = True) -> Plan:
