@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,13 +18,16 @@ from fedmerit.data.partitions import by_group, members
 from fedmerit.errors import ConfigError, DataError, FedmeritError, MissingExtra, ReportError
 from fedmerit.protocol.direction import deal
 from fedmerit.protocol.pool import Slice, slice_id
+from fedmerit.scoring.doubts import doubts
 from fedmerit.scoring.metrics import auc, c_index, f1, jackknife
 from fedmerit.simulation.direction import direction
 from fedmerit.simulation.losses import loss_of
-from fedmerit.simulation.run import run
-from fedmerit.simulation.setup import prepare
+from fedmerit.simulation.run import Rehearsal, run
+from fedmerit.simulation.setup import prepare, read
+from fedmerit.simulation.setup import resolve as resolve_members
 from fedmerit.simulation.training import TrainingSettings, train_many
 from fedmerit.simulation.utilities import evaluate, resolve
+from fedmerit.storage.run_folder import Folder
 from networks import module_of
 
 OWN = """
@@ -170,6 +174,19 @@ def test_a_metric_that_gives_no_number_is_named(metric, message):
         jackknife("m", metric, [np.array([0, 1]), np.array([2, 3])])
 
 
+def test_scores_and_doubts_of_reports_say_that_contributions_need_not_add_up():
+    far = fm.Reports(empty=0.0, grand=0.9, alone=[0.1, 0.1, 0.1], without=[0.9, 0.9, 0.9], utility="AUC")
+    total = fm.accumulate([far])
+    assert [note.code for note in total.notes if hasattr(note, "code")].count("whole-sum") == 1
+    [doubt] = doubts([far])
+    assert (doubt.code, doubt.gross) == ("whole", False)
+    assert "AUC is a metric of the whole test set" in doubt.text
+    [other] = doubts([replace(far, utility="dice")])
+    assert (other.code, other.gross) == ("strays", True)
+    [listed] = doubts([replace(far, utility="ours")], metrics=["ours"])
+    assert listed.code == "whole"
+
+
 def test_auc_with_one_class_left_says_which():
     y = np.array([1, 0, 0, 0, 0, 0])
     logits = np.stack([np.zeros(6), np.arange(6.0)], 1)
@@ -241,6 +258,22 @@ def test_a_metric_of_the_whole_set_is_reported_with_errors(own, tmp_path):
     assert last.grand > 0.5
     assert last.freedom == 9  # of 10 blocks
     assert (last.se_alpha > 0).any()
+
+
+def test_a_run_goes_on_with_the_sums_of_its_pseudo_values(own, tmp_path):
+    raw = settings(
+        data={"options": {"kind": "classes"}}, training={"loss": "binary"}, scoring={"utilities": ["auc"]}
+    )
+    run(from_dict(raw), tmp_path / "whole")
+    dataset = read(from_dict(raw))
+    config, _ = resolve_members(from_dict(raw), dataset)
+    with Folder(tmp_path / "cut", config) as folder:
+        rehearsal = Rehearsal(config, folder, dataset=dataset)
+        rehearsal.join()
+        rehearsal.round(1)
+    run(from_dict(raw), tmp_path / "cut", resume=True)
+    one, other = (fm.read(tmp_path / name / "scores.json")[-1] for name in ("whole", "cut"))
+    assert one.se_alpha_total.tolist() == pytest.approx(other.se_alpha_total.tolist())
 
 
 def test_the_users_own_metric_is_called_for_each_block(own, tmp_path):
@@ -442,6 +475,17 @@ def test_missing_values_are_refused_left_out_or_replaced(tmp_path):
         ("x,y\n1,a\n2,0\n", {"kind": "numbers"}, "the target 'y' is 'a', which is no number"),
         ("x,y\n1,2\n2,2\n3,2\n", {"kind": "numbers"}, "y_train is the same for every sample"),
         ("x,y\n1,2\n2,2\n3,2\n", {}, "at least 2 classes"),
+        ("x;y\n1,5;0\n2,5;1\n3,5;0\n", {"categories": "one-hot"}, "choose data.options.decimal = ','"),
+        (
+            "x,y\n" + "".join(f"n{i},{i % 2}\n" for i in range(300)),
+            {"categories": "one-hot"},
+            "column 'x' has .* different values, expected at most 100 categories",
+        ),
+        (
+            "site,x,y\n" + "".join(f"N,{i},{i % 2}\n" for i in range(9)) + "W,,1\n",
+            {"group": "site", "missing": "drop"},
+            "no row is left to train on for site 'W'",
+        ),
         ("x,x,y\n1,2,3\n", {}, "column 'x' appears twice"),
         ("x,y\n1\n", {}, "line 2: expected 2 cells, got 1"),
         ("x,y\n", {}, "has no row below its header"),

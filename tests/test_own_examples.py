@@ -31,6 +31,8 @@ def run(tmp_path, name, *, table=True):
     shutil.copytree(FOLDER, folder)
     if table:
         call(folder, sys.executable, f"{name}.py")
+    planned = call(folder, sys.executable, "-c", CALL, "plan", f"{name}.toml")
+    assert "rounds" in planned
     said = call(folder, sys.executable, "-c", CALL, "run", f"{name}.toml", "--out", f"runs/{name}")
     checked = call(folder, sys.executable, "-c", CALL, "verify", f"runs/{name}")
     assert "scores: follow from the" in checked

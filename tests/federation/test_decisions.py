@@ -530,11 +530,9 @@ def test_a_member_accepts_its_share_where_only_rounding_parts_its_score_from_ano
     pulled = {} if divided.pull is None else {"pull": decisions._pull(divided.pull)}
     body = {"status": "ok", "totals": decisions._totals(total, divided, "1.00"), **pulled}
     for name, own in total.as_dict().items():
-        expected = decisions._own_share(own, body, terms)
-        assert expected == pytest.approx(
-            divided[name], rel=1e-9, abs=decisions._rounding(own, body["totals"])
-        )
-        assert decisions._rounding(own, body["totals"]) <= 1e-9
+        expected, near = decisions._own_share(own, body, terms), decisions._rounding(own, body["totals"])
+        assert expected == pytest.approx(divided[name], rel=1e-9, abs=near)
+        assert near <= 1e-9
 
 
 def test_a_copy_that_withholds_what_its_reader_may_see_is_refused(closed):

@@ -28,6 +28,8 @@ Missing = Literal["refuse", "drop", "mean"]
 Kind = Literal["classes", "numbers"]
 LISTED = 40
 """The most columns that a message lists."""
+CATEGORIES = 100
+"""The most values of a category; a column with more is an identifier or a text."""
 EMPTY = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 """Cells that hold no value, in lower case."""
 
@@ -104,8 +106,8 @@ def table(
         joined = cells
     y, classes = _target(path, target, joined[target], kind, decimal)
     if other is None:
-        held = _held(path, cells, split, [name for name in (target, group) if name and kind == "classes"],
-                     test_fraction, split_seed)  # fmt: skip
+        alike = [name for name in (target if kind == "classes" else "", group) if name]
+        held = _held(path, cells, split, alike, test_fraction, split_seed)
     kept = np.ones(len(held), dtype=bool)
     if missing == "drop":
         kept = np.array([all(not _empty(joined[name][i]) for name in named) for i in range(len(held))])
@@ -125,6 +127,12 @@ def table(
     groups = None
     if group:
         groups = np.array(cells[group], dtype=str)[train[:count]]
+        if lost := sorted(set(cells[group]) - set(groups.tolist())):
+            named_lost = first_names([repr(one) for one in lost], LISTED)
+            raise DataError(
+                f"{path}: no row is left to train on for {group} {named_lost}: its rows are for the test, or "
+                "have empty cells; data.options.test says which rows are for the test"
+            )
     return Dataset(
         name=path.name,
         x_train=x[train].astype(np.float32),
@@ -234,6 +242,13 @@ def _features(
         numbers = np.array([math.nan if gone else _number(value, decimal)
                             for value, gone in zip(values, empty, strict=True)])  # fmt: skip
         wrong = ~empty & ~np.isfinite(numbers)
+        other = "." if decimal == "," else ","
+        for place in np.flatnonzero(wrong).tolist():
+            if math.isfinite(_number(values[place], other)):
+                raise DataError(
+                    f"{path}: row {place + 1} below the header: {name!r} is {values[place]!r:.60}, a number "
+                    f"with {other!r} for the decimals: choose data.options.decimal = {other!r}"
+                )
         if wrong.any() and categories == "refuse":
             row = int(np.flatnonzero(wrong)[0])
             raise DataError(
@@ -243,6 +258,11 @@ def _features(
             )
         if wrong.any():
             seen = sorted({values[i] for i in np.flatnonzero(train)})
+            if len(seen) > CATEGORIES:
+                raise DataError(
+                    f"{path}: column {name!r} has {len(seen)} different values, expected at most "
+                    f"{CATEGORIES} categories: leave it out of data.options.features"
+                )
             columns += [np.array([float(value == one) for value in values]) for one in seen]
         elif empty.any() and missing == "mean":
             there = train & ~empty

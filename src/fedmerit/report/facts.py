@@ -302,6 +302,8 @@ class Facts:
     def notes(self) -> tuple[str, ...]:
         """What readers should know before they rely on the standings."""
         found = [*self.source.notes, *self.total.notes, *self.absence_notes]
+        if self.utility in self.source.metrics:
+            found.append(Note("whole-sum", utility=self.utility))
         for one in self._last_scores.values():
             found += one.notes if one else ()
         return tuple(dict.fromkeys([*found, *self._usual[1]]))

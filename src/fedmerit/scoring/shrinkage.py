@@ -18,9 +18,9 @@ m + b (u_i - m), the score pulled towards the mean. James and Stein multiply V b
 minimises the mean squared error of the scores; then two or three members would never be pulled together, and
 ties of four would hardly be. Equal pay for ties is the purpose here, so there is no such factor.
 
-**Errors are stated too.** Members state their own errors, and whoever states a huge one would make b zero: then
-everybody is paid alike, whatever the others did. So C counts only as far as it is believed: an error above four
-times the median of the others' errors is scaled down to that (`believed`), with its covariances.
+**Errors are stated too.** Members state their own errors, and whoever states a huge one would make b zero:
+then everybody is paid alike, whatever the others did. So C counts only as far as it is believed: an error
+above four times the median of the others' errors is scaled down to that (`believed`), with its covariances.
 
 **Below zero.** g is 1 for everybody who is not below zero, and falls to 0 at two standard errors below: a
 member who surely did harm gets no part of what is divided equally.

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from fedmerit.config import Config
+from fedmerit.notes import Note
 from fedmerit.protocol.direction import POINTS
 from fedmerit.scoring.sampling import SKETCH, pair_freedom
 from fedmerit.scoring.uncertainty import resolvable_gap, samples_needed
@@ -24,7 +25,7 @@ from fedmerit.simulation.analysis import BUDGET, MOST_EXACT
 from fedmerit.simulation.direction import direction
 from fedmerit.simulation.models import load_vector, to_vector
 from fedmerit.simulation.setup import Federation, prepare, schedule
-from fedmerit.simulation.training import TrainingSettings, train
+from fedmerit.simulation.training import train
 
 CALIBRATION = 1.0
 """Seconds for each measurement."""
@@ -38,8 +39,8 @@ AGAIN = 2 + 4 + 4
 """Bytes per parameter and round that a settlement sends to a member: the direction, M0 and the sum."""
 KEPT = 4
 """Bytes per parameter and round that a member keeps for the settlement: its update."""
-SALT_AND_LABEL = 32 + 8
-"""Bytes of a revealed test sample beside its image."""
+SALT = 32
+"""Bytes of a revealed test sample beside its numbers and its target."""
 SPREAD = {
     "expected-accuracy": (6.5, 26.5),
     "sharpened-accuracy": (12.4, 56.0),
@@ -196,7 +197,7 @@ def plan(config: Config, *, calibrate: bool = True, done: Callable[[], None] = l
         pool=pool,
         resolution=resolution(config, max(present), settled or pool),
         settlement=settlement,
-        notes=federation.notes,
+        notes=(*federation.notes, *_unknown_spread(config)),
     )
 
 
@@ -233,6 +234,12 @@ def fixed_bytes(config: Config, members: int) -> int:
     return IN_A_ROUND + each * utilities + PER_MEMBER * members
 
 
+def _unknown_spread(config: Config) -> list[str]:
+    """Return a note if no experiment has measured how the paid utility spreads."""
+    paid = config.scoring.utilities[0]
+    return [] if paid in SPREAD else [Note("spread-unknown", utility=paid)]
+
+
 def _settlement(federation: Federation, length: int, *, calibrate: bool) -> SettlementCost:
     shown, rounds = federation.pool.settlement(), federation.config.training.rounds
     utility, blocks, first = federation.utilities[0], federation.config.settlement.blocks, federation.first
@@ -245,7 +252,7 @@ def _settlement(federation: Federation, length: int, *, calibrate: bool) -> Sett
         samples=len(shown.y),
         gradients=POINTS[0] * rounds,
         minutes=rounds * seconds / 60,
-        bytes_down=shown.x.nbytes + SALT_AND_LABEL * len(shown.y) + AGAIN * length * rounds,
+        bytes_down=shown.x.nbytes + shown.y.nbytes + SALT * len(shown.y) + AGAIN * length * rounds,
         disk_bytes=KEPT * length * rounds,
     )
 
@@ -257,7 +264,7 @@ def _calibration(federation: Federation) -> tuple[float, float]:
     client = max(federation.clients, key=lambda client: len(client.y))
     batch = federation.training.batch_size
     some = min(len(client.y), 8 * batch)
-    once = TrainingSettings(local_epochs=1, batch_size=batch, tf32=federation.training.tf32)
+    once = replace(federation.training, local_epochs=1)
     load_vector(federation.network, federation.first)
     per_step = _clocked(
         lambda: train(federation.network, client.x[:some], client.y[:some], once, 0), federation

@@ -169,8 +169,10 @@ def _change(facts: Facts) -> str:
     way = "rose" if total.gain > 0 else "fell" if total.gain < 0 else "same"
     change = {} if way == "same" else {"change": f"{abs(total.gain):.{digits}f}"}
     said = words(f"change.{way}{'-between' if ends else ''}", span=span, measure=measure, **change, **ends)
-    unit = unit_values(facts)
-    return f"{said} {words('change.in-unit', **unit)}" if unit else said
+    if (unit := unit_values(facts)) is None:
+        return said
+    name, first, last, scale = (unit[key] for key in ("name", "low", "high", "scale"))
+    return f"{said} {words('lede.in-unit', name=name, low=first, high=last, scale=scale)}"
 
 
 def _span(facts: Facts) -> str:
