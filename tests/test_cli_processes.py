@@ -196,7 +196,7 @@ def test_a_key_is_shown_with_whose_it_is(fedmerit, tmp_path):
 
 
 def on_a_terminal(*arguments):
-    """Call the command line with a terminal for standard error: exit code, standard output, what it showed."""
+    """Call the command line with a terminal for standard error: exit code, output, what it showed."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         [*FEDMERIT, *map(str, arguments)], stdout=subprocess.PIPE, stderr=theirs, text=True,

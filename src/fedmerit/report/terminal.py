@@ -360,6 +360,8 @@ class Step(Protocol):
 Watch = Callable[[Any], None]
 COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 STAGES = ("train", "sum", "evaluate", "coalitions", "retrain", "settle")
+COUNTED = ("measure", "page")
+"""What `counting` counts the steps of."""
 
 
 @contextmanager
