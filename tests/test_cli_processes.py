@@ -1,5 +1,7 @@
 """The command line as people meet it: processes, signals, pipes, and folders that hold no run."""
 
+import os
+import pty
 import re
 import signal
 import subprocess
@@ -191,3 +193,43 @@ def test_a_key_is_shown_with_whose_it_is(fedmerit, tmp_path):
     fedmerit("keys", "new", tmp_path / "other.pem")
     code, _, err = fedmerit("keys", "show", tmp_path / "other.pem", "--roster", roster)
     assert (code, err) == (2, f"error: {roster}: has no member with this key\n")
+
+
+def on_a_terminal(*arguments):
+    """Call the command line with a terminal for standard error: exit code, output, what it showed."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*FEDMERIT, *map(str, arguments)], stdout=subprocess.PIPE, stderr=theirs, text=True,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "100"},
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        shown = b""
+        try:
+            while part := os.read(ours, 4096):
+                shown += part
+        except OSError:  # the other end was closed
+            pass
+        out = process.stdout.read()
+    os.close(ours)
+    return process.returncode, out, re.sub(r"\x1b\[[\d;?]*\w", "", shown.decode())
+
+
+def test_progress_is_on_the_terminal_alone(tmp_path):
+    csv = Path(__file__).parents[1] / "examples" / "hospitals.csv"
+    config, folder = settings(tmp_path / "my.toml", 2), tmp_path / "run"
+    config.write_text(config.read_text() + 'method = "both"\ntruth = ["mr-shapley"]\n')
+    config.write_text(config.read_text().replace('method = "settled"\n', ""))
+    for command, told, said in (
+        (("plan", config), "measuring this machine", "3 members, 2 rounds"),
+        (("run", config, "--out", folder), "coalitions", "analysis: plain updates were analysed"),
+        (("page", csv, "--out", tmp_path / "one.html"), "writing the page", "wrote "),
+    ):
+        code, out, shown = on_a_terminal(*command)
+        assert code == 0, shown
+        assert told in shown, command
+        assert re.search(r"\d/\d .*(\d:\d\d:\d\d|-:--:--)", shown), command
+        assert said in out, command
+        assert told not in out, command
+    for command in (("plan", config), ("page", csv, "--out", tmp_path / "two.html")):
+        done = shell(*command)
+        assert (done.returncode, done.stderr) == (0, "")

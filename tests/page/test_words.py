@@ -50,7 +50,7 @@ BY_KEY = {
     "why-you": MISSED,
     "truth": {"SV", "MR-SV"},
     "holder": REHEARSALS,
-    "stage": {"rounds", *terminal.STAGES},
+    "stage": {"rounds", *terminal.STAGES, *terminal.COUNTED},
     "change": WAYS | {f"{way}-between" for way in WAYS},
     "list": {
         "comma", "clause", "last", "more", "so-on", "few", "rounds", "left", "clients", "quoted", "where",

@@ -74,15 +74,19 @@ def page(
     """
     from fedmerit.report.page.html import NAME, check_target, facts_of, for_coordinator, render
     from fedmerit.report.page.html import figures as make_figures
+    from fedmerit.report.terminal import counting
     from fedmerit.report.text import printable
     from fedmerit.storage.run_folder import write
 
     target = out_ or (source / NAME if source.is_dir() else source.with_suffix(".html"))
     check_target(target, force=force)
-    facts = facts_of(source, pseudonyms=pseudonyms, form=form_of(delimiter, decimal, encoding))
-    if out_ is None and facts.source.book is not None and _renewed(source):
-        facts = facts_of(source, pseudonyms=pseudonyms)
-    write(target, render(facts).encode())
+    with counting(err, "page", 2) as done:
+        facts = facts_of(source, pseudonyms=pseudonyms, form=form_of(delimiter, decimal, encoding))
+        done()
+        if out_ is None and facts.source.book is not None and _renewed(source):
+            facts = facts_of(source, pseudonyms=pseudonyms)
+        write(target, render(facts).encode())
+        done()
     out.print(f"wrote {target}")
     tell_read(facts.source, out)
     for doubt in facts.doubts:
@@ -301,14 +305,15 @@ def plan(
     CONFIG is a file of settings (TOML), as for `fedmerit run`.
     """
     from fedmerit.config import load
-    from fedmerit.report.terminal import print_plan
+    from fedmerit.report.terminal import counting, print_plan
     from fedmerit.report.text import printable
 
     settings = load(config, set_ or ())
     with _engine():
+        from fedmerit.simulation.plan import STEPS
         from fedmerit.simulation.plan import plan as make_plan
-    with _settings_of(config, set_ or ()):
-        planned = make_plan(settings)
+    with _settings_of(config, set_ or ()), counting(err, "measure", STEPS) as done:
+        planned = make_plan(settings, done=done)
     if format is PlainFormat.json:
         write(json.dumps(planned.as_dict(), indent=1, ensure_ascii=False) + "\n")
         return

@@ -52,20 +52,21 @@ Columns = dict[str, list[str]]
 
 
 def print_facts(console: Console, facts: Facts) -> None:
-    """Print the doubts, the table of standings, then the notes."""
+    """Print the doubts, the sums over rounds, the last round's scores in a table of their own, the notes."""
     unsettled = [words("terminal.unsettled", why=facts.source.unsettled)] if facts.source.unsettled else []
     _warn(console, [*unsettled, *facts.doubts])
-    first, last = _standings(facts), _last_round(facts)
+    first = _standings(facts)
     if not _fits(first, console.width):
         first = _standings(facts, sure=False)
-    both = {**first, **last}
-    if not last or _fits(both, console.width):
-        _print_table(console, both)
-    else:
-        _print_table(console, first)
-        _print_table(console, {words("terminal.member"): first[words("terminal.member")], **last})
+    _print_table(console, first)
     for line in _findings(facts):
         _say(console, line)
+    if facts.last is not None:
+        _say(console, _last(facts, facts.last))
+        _print_table(console, _last_round(facts))
+        for name, status in facts.status.items():
+            if status != "ok":
+                _say(console, words("terminal.status", score=name, status=words(f"status-short.{status}")))
     left_out = in_words(tuple(facts.source.aborted), facts.source.unreported)
     for note in (*facts.notes, *left_out):
         _say(console, words("terminal.note", text=on_terminal(note)))
@@ -84,8 +85,6 @@ def _findings(facts: Facts) -> Iterator[str]:
             yield words("terminal.caption-unit", name=unit["name"], low=unit["low"], high=unit["high"])
     else:
         yield words("terminal.caption", score=total.score, rounds=total.rounds, gain=gain, summed=summed)
-    if facts.last is not None:
-        yield _last(facts, facts.last)
     for span in facts.source.spans:
         path, first, last = span.name, span.before + 1, span.before + span.count
         if span.count > 1:
@@ -96,9 +95,6 @@ def _findings(facts: Facts) -> Iterator[str]:
             yield words("terminal.run-none", path=path)
     if facts.settled:
         yield from settlement_sentences(facts)
-    for name, status in facts.status.items():
-        if status != "ok":
-            yield words("terminal.status", score=name, status=words(f"status-short.{status}"))
     if groups := tuple(words("list.comma").join(group) for group in facts.groups if len(group) > 1):
         yield words("terminal.alike", groups=groups)
     if total.stderr is None:
@@ -134,6 +130,8 @@ def _standings(facts: Facts, *, sure: bool = True) -> Columns:
         words("terminal.rank"): [rank_text(one) for one in standings],
         words("terminal.share"): shares,
     }
+    if facts.settled and facts.source.rounds:
+        columns["alpha"] = [signed(one.reported, one.digits) for one in standings]
     if any(one.coverage < 1 for one in standings):
         columns[words("terminal.rounds")] = [share_text(one.coverage, 0) for one in standings]
     if any(one.samples is not None for one in standings):
@@ -142,12 +140,8 @@ def _standings(facts: Facts, *, sure: bool = True) -> Columns:
 
 
 def _last_round(facts: Facts) -> Columns:
-    if facts.last is None:
-        return {}
-    columns = {}
-    if facts.settled:
-        columns["alpha"] = [signed(one.reported, one.digits) for one in facts.standings]
-    return columns | {
+    """Return the columns of the last round, which stand in a table of their own: they are no sums."""
+    return {words("terminal.member"): [printable(one.client) for one in facts.standings]} | {
         key: [signed(one.last[key], one.digits) for one in facts.standings] for key in ("LOO", "FP", "EE")
     }
 
@@ -364,7 +358,10 @@ class Step(Protocol):
 
 
 Watch = Callable[[Any], None]
+COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 STAGES = ("train", "sum", "evaluate", "coalitions", "retrain", "settle")
+COUNTED = ("measure", "page")
+"""What `counting` counts the steps of."""
 
 
 @contextmanager
@@ -373,9 +370,27 @@ def watching(console: Console) -> Iterator[Watch]:
     if not console.is_terminal:
         yield _lines(console)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
+    with Progress(*COLUMNS, console=console, transient=True) as bars:
         yield _bars(bars)
+
+
+@contextmanager
+def counting(console: Console, what: str, steps: int) -> Iterator[Callable[[], None]]:
+    """Yield what says that one of so many steps is done; a terminal shows a bar, everything else nothing.
+
+    Args:
+        console: where the bar goes, and disappears.
+        what: code of the words before it, in ``stage``.
+        steps: how many there are.
+    """
+    if not console.is_terminal:
+        yield lambda: None
+        return
+    with Progress(
+        *COLUMNS, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
+    ) as bars:
+        task = bars.add_task(words(f"stage.{what}"), total=steps)
+        yield lambda: bars.advance(task)
 
 
 def _bars(bars: Progress) -> Watch:

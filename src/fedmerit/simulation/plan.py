@@ -29,6 +29,8 @@ from fedmerit.simulation.training import train
 
 CALIBRATION = 1.0
 """Seconds for each measurement."""
+STEPS = 3
+"""Steps of a plan: read the data, measure training and evaluation, measure a settlement."""
 IN_A_ROUND, PER_UTILITY, PER_SKETCH, PER_MEMBER = 1920, 285, 500, 374
 """Bytes that a member sends in a round beside its masked update: keys, sealed shares, commitments to the keys
 of its pairs, signatures, its report. Fitted to a federation in memory with 3 to 36 members and 1 to 4
@@ -154,13 +156,21 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, str) else value
 
 
-def plan(config: Config, *, calibrate: bool = True) -> Plan:
-    """Return what a run of this config costs on this machine."""
+def plan(config: Config, *, calibrate: bool = True, done: Callable[[], None] = lambda: None) -> Plan:
+    """Return what a run of this config costs on this machine.
+
+    Args:
+        config: all settings.
+        calibrate: whether to measure how fast this machine is.
+        done: called after each of the `STEPS`.
+    """
     federation = prepare(config, pool_key=bytes(32))
+    done()
     config = federation.config
     rounds = config.training.rounds
     present = [len(schedule(config, federation.names, number)) for number in range(1, rounds + 1)]
     per_image, per_step = _calibration(federation) if calibrate else (math.nan, math.nan)
+    done()
     samples = sum(len(client.y) for client in federation.clients if client.behaviour == "honest")
     share = sum(present) / (rounds * len(federation.names))
     epochs = config.training.local_epochs
@@ -170,6 +180,8 @@ def plan(config: Config, *, calibrate: bool = True) -> Plan:
     length = to_vector(federation.network).size
     members = len(federation.names)
     settled = len(federation.pool.settlement().y) if config.settles else 0
+    settlement = _settlement(federation, length, calibrate=calibrate) if config.settles else None
+    done()
     return Plan(
         device=str(federation.device),
         parameters=length,
@@ -184,7 +196,7 @@ def plan(config: Config, *, calibrate: bool = True) -> Plan:
         flower_models=4 + 2 * config.scoring.solo if config.reports else 0,
         pool=pool,
         resolution=resolution(config, max(present), settled or pool),
-        settlement=_settlement(federation, length, calibrate=calibrate) if config.settles else None,
+        settlement=settlement,
         notes=(*federation.notes, *_unknown_spread(config)),
     )
 
