@@ -83,7 +83,7 @@ def test_progression(tmp_path):
     first, last = (350 * (1 - v) ** 0.5 for v in (rounds[0].empty, rounds[-1].grand))
     assert last < 0.6 * first  # the root of the mean squared error, in the unit of the target
     page = (folder / "page.html").read_text(encoding="utf-8")  # measured on the half that is settled
-    told = re.search(r"That is RMSE (\d+) -(?:>|&gt;) (\d+\.?\d*), in the unit of what is predicted", page)
+    told = re.search(r"That is RMSE (\d+), then (\d+\.?\d*), in the unit of what is predicted", page)
     assert told is not None
     assert float(told[2]) < 0.6 * float(told[1])
 

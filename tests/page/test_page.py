@@ -265,7 +265,7 @@ def test_names_are_text_whatever_they_hold(tmp_path):
     for name in HOSTILE:
         assert " ".join(name.split()) in outline.said
     data = json.loads(re.search(r'id="data">(.*?)</script>', text, flags=re.S)[1])
-    assert {name for name, _, _ in data["rules"]["fair"]["parts"]} == set(HOSTILE)
+    assert {name for name, *_ in data["rules"]["fair"]["parts"]} == set(HOSTILE)
 
 
 def test_pseudonyms_leave_no_name_and_no_order_of_the_roster(run_folder):
