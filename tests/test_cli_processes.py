@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from fedmerit.cli.base import WORK
-from fedmerit.config import of_folder
-from fedmerit.errors import ConfigError
+from fedmerit.errors import FileFormatError
 from fedmerit.report import machine
+from fedmerit.report.exports import replay
 
 FEDMERIT = [sys.executable, "-c", "from fedmerit.cli import main; main()"]
 TINY = """
@@ -98,9 +98,9 @@ def test_a_folder_that_is_no_run_is_said_to_be_none_and_nothing_is_written(
     assert [one.name for one in (tmp_path / "docs").iterdir()] == ["index.md"]
 
 
-def test_a_folder_without_settings_holds_no_run_either(tmp_path):
-    with pytest.raises(ConfigError, match=r"holds no run: no config\.toml"):
-        of_folder(tmp_path)
+def test_a_folder_that_is_no_run_is_not_tracked(tmp_path):
+    with pytest.raises(FileFormatError, match=r"holds no run: no ledger\.sqlite and no scores\.json"):
+        replay(tmp_path, None)
 
 
 def test_a_file_that_cannot_be_written_is_named_as_it_was_asked_for(fedmerit):

@@ -376,8 +376,6 @@ def asked_for(overrides: Sequence[str]) -> list[str]:
 def of_folder(path: str | Path) -> Config:
     """Return the settings that the run folder ``path`` records in its ``config.toml``."""
     file = Path(path) / "config.toml"
-    if Path(path).is_dir() and not file.exists():
-        raise ConfigError(f"{path} holds no run: no {file.name}")
     text = _text_in(file)
     try:
         return recorded(text)

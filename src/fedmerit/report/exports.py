@@ -27,7 +27,7 @@ import numpy as np
 from fedmerit.config import Config, of_folder
 from fedmerit.errors import InputError, MissingExtra, UndefinedShares
 from fedmerit.scoring.accumulate import Missing, accumulate, number_of
-from fedmerit.scoring.files import LEDGER, read_content
+from fedmerit.scoring.files import LEDGER, read_content, scores_in
 from fedmerit.scoring.rewards import USUAL_RULE, shares
 from fedmerit.scoring.scores import alpha
 from fedmerit.scoring.types import Reports, Scores
@@ -239,9 +239,9 @@ def replay(folder: Path, tracker: Tracker) -> int:
     """Send a recorded run, such as one between machines, to a tracker; return how many rounds had scores."""
     from fedmerit.storage.run_folder import recorded  # here, so that a table of scores loads no ledger
 
-    config = of_folder(folder)
     found = recorded(folder) if (folder / LEDGER).is_file() else None
-    rounds = (found.content if found else read_content(folder / "scores.json")).rounds
+    rounds = (found.content if found else read_content(scores_in(folder))).rounds
+    config = of_folder(folder)
     account = found.accounts[-1] if found and found.accounts else None
     tracker.start(config.as_dict())
     for k, one in enumerate(rounds, start=1):
