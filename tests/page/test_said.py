@@ -184,7 +184,7 @@ def test_the_measure_is_judged_by_the_rounds_that_everybody_reported_on(tmp_path
 
 
 def test_the_leaders_are_all_that_may_be_first_however_many(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedmerit.report.facts.MOST_COMPARED", 2)
+    monkeypatch.setattr("fedmerit.report.standings.MOST_COMPARED", 2)
     facts = facts_of(file_of(tmp_path, [0.1, 0.09, 0], se=0.01))
     assert facts.groups == ()
     assert words.headline(facts) == "A and B contributed most and are statistically indistinguishable"
