@@ -16,8 +16,8 @@ from rich.text import Text
 
 from fedmerit.notes import code_of
 from fedmerit.report.facts import Facts
-from fedmerit.report.standings import MOST_COMPARED
 from fedmerit.report.source import Source
+from fedmerit.report.standings import MOST_COMPARED
 from fedmerit.report.terminal import print_facts, table_lines
 from fedmerit.report.text import on_terminal, printable
 from fedmerit.scoring.rewards import shares

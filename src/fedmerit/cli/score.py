@@ -14,13 +14,26 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedmerit.cli.base import app, err, fail, out, write
+from fedmerit.cli.base import (
+    Consortium_,
+    Currency_,
+    Date_,
+    Language_,
+    Title_,
+    app,
+    err,
+    fail,
+    heading_of,
+    out,
+    write,
+)
 from fedmerit.scoring.files import LEDGER
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from fedmerit.config import Config
+    from fedmerit.heading import Heading
     from fedmerit.report.source import Source
     from fedmerit.scoring.doubts import Doubt
     from fedmerit.scoring.files import Content
@@ -204,6 +217,11 @@ def rewards(
         ),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print; record and write nothing.")] = False,
+    title: Title_ = None,
+    consortium: Consortium_ = None,
+    date: Date_ = None,
+    currency: Currency_ = None,
+    language: Language_ = None,
 ) -> None:
     """Divide a budget into exact cents; for a run folder, record that and write a statement per member.
 
@@ -222,6 +240,7 @@ def rewards(
     from fedmerit.scoring.share_intervals import share_intervals
 
     *earlier, file = files
+    heading = heading_of(title, consortium, date, currency)
     (content, run), counts = read_reports(file, utility, after=earlier), _missing(file, missing)
     source = source_of(content, run, _settings(file), missing=counts)
     _check_score(score, source)
@@ -252,7 +271,8 @@ def rewards(
             "despite_doubts": despite_doubts,
         }  # fmt: skip
         named = {"rule": by, "score": facts.ranked_by, **terms}
-        said = _record(file, str(paid.budget), facts.utility, after=earlier, **named)
+        spoken = language.value if language else None
+        said = _record(file, str(paid.budget), facts.utility, heading, spoken, after=earlier, **named)
     screen = out if format is Format.table else err
     _tell_planted(source, screen)
     if format is Format.table:
@@ -325,11 +345,19 @@ def _paid_before(run: Recorded | None) -> Iterator[str]:
 
 
 def _record(
-    folder: Path, budget: str, utility: str | None, *, after: Sequence[Path] = (), **terms: Any
+    folder: Path,
+    budget: str,
+    utility: str | None,
+    heading: Heading,
+    language: str | None,
+    *,
+    after: Sequence[Path] = (),
+    **terms: Any,
 ) -> str:
     """Record a decision, write everybody's statement, refresh the page; return what was done, in words."""
     from fedmerit.config import of_folder
     from fedmerit.ledger.decisions import Terms
+    from fedmerit.notes import speaking
     from fedmerit.report.page.html import refreshed
     from fedmerit.report.statement import write_statements
     from fedmerit.verify import read_accounts, read_run, record_decision, renew
@@ -337,9 +365,11 @@ def _record(
     config = of_folder(folder)
     wanted = Terms(budget, utility or config.scoring.utilities[0], **terms)
     renewed = renew(folder)
-    decision, new = record_decision(folder, wanted, after)
-    rounds, _, head = read_run(folder, after)
-    count = write_statements(folder, rounds, config, decision, head, read_accounts(folder, after))
+    decision, new = record_decision(folder, wanted, after, heading)
+    with speaking(language or config.report.language):
+        rounds, decisions, head = read_run(folder, after)
+        accounts = read_accounts(folder, after)
+        count = write_statements(folder, rounds, config, decisions[-1], head, accounts)
     recorded = f"recorded as decision {decision.number}, record {decision.record} of the ledger"
     if new and decision.replaces:
         recorded += f", in place of decision {decision.replaces}"

@@ -217,10 +217,11 @@ class Facts(Standings):
         paid, total = self.total, other.total
         spearman, sure, confirms = None, 0, 0
         contradicts: list[tuple[str, str]] = []
-        if paid.clients == total.clients and paid.n > 1:
-            spearman = agreement(total.raw, paid.raw).spearman
+        if set(paid.clients) == set(total.clients) and paid.n > 1:
+            order = [total.clients.index(name) for name in paid.clients]  # they may have joined otherwise
+            spearman = agreement(total.raw[order], paid.raw).spearman
             if paid.stderr is not None and total.stderr is not None:
-                mine, theirs = compare_pairs(paid).better, compare_pairs(total).better
+                mine, theirs = compare_pairs(paid).better, compare_pairs(total).better[np.ix_(order, order)]
                 sure, confirms = int(mine.sum()), int((mine & theirs).sum())
                 names = paid.clients
                 against = zip(*(mine & theirs.T).nonzero(), strict=True)
@@ -232,6 +233,20 @@ class Facts(Standings):
             if one.surely * surely.get(one.client, 0) < 0
         }
         return Companion(utility, other, spearman, sure, confirms, tuple(contradicts), turned)
+
+    def otherwise(self, client: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the measures by which a member who made the model worse surely improved it, or seems to.
+
+        What members reported, beside settled scores, is an empty name.
+        """
+        turned, unconfirmed = [], []
+        for one in self.companions:
+            name, other = "" if one.reported else one.utility, one.facts.standing.get(client)
+            if one.turned.get(client):
+                turned.append(name)
+            elif other is not None and other.total > 0:
+                unconfirmed.append(name)
+        return tuple(turned), tuple(unconfirmed)
 
     @cached_property
     def influence(self) -> Influence | None:

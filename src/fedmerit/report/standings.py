@@ -29,7 +29,7 @@ from fedmerit.scoring.files import scores_of
 from fedmerit.scoring.rewards import USUAL_RULE, Rule, Shares, shares
 from fedmerit.scoring.scores import alpha
 from fedmerit.scoring.share_intervals import PaidApart, paid_apart, share_intervals
-from fedmerit.scoring.types import Reports, Scores
+from fedmerit.scoring.types import UNIT_UTILITIES, Reports, Scores
 from fedmerit.scoring.uncertainty import (
     compare_pairs,
     indistinguishable,
@@ -182,8 +182,22 @@ class Standings:
         return self.standings[0].digits
 
     @property
+    def unit(self) -> int:
+        """By what contributions are multiplied for people: 100, for points, if the measure is from 0 to 1."""
+        return 100 if self.utility in UNIT_UTILITIES and self.ranked_by != "COS" else 1
+
+    @property
+    def unit_digits(self) -> int:
+        """Decimals of contributions for people: three digits in points, and at least one decimal."""
+        if self.unit == 1:
+            return self.digits
+        return _point_digits(100 * float(np.max(np.abs(self.total.raw))))
+
+    @property
     def level_digits(self) -> int:
-        """Decimals for the utilities of the shared model and their changes."""
+        """Decimals for the utilities of the shared model and their changes, for people."""
+        if self.unit == 100:
+            return _point_digits(100 * abs(self.total.gain))
         levels = [abs(value) for one in self.measured for value in (one.empty, one.grand)]
         return max(digits_for(max(levels)), digits_for(abs(self.total.gain)))
 
@@ -442,6 +456,10 @@ class Standings:
     def one_slice(self) -> bool:
         """Whether all rounds are known to be measured on the same test samples."""
         return self.sliced and len({one.slice for one in self.measured}) == 1
+
+
+def _point_digits(points: float) -> int:
+    return min(12, max(1, 2 - math.floor(math.log10(points)))) if points else 1
 
 
 def better_than(total: Scores) -> npt.NDArray[np.bool_] | None:

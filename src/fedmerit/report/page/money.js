@@ -6,8 +6,14 @@ const LARGEST = 10n ** 26n; // cents
 
 function cents(text, words) {
   const amount = text.trim();
-  if (!/^[0-9]+(\.[0-9]+)?$/.test(amount)) throw new Error(words.amount);
-  const [whole, part = ""] = amount.split(".");
+  const [whole, part, ...more] = amount.split(words.decimal);
+  const grouped = whole.split(words.thousands);
+  const digits = grouped.length === 1 || (/^[1-9][0-9]{0,2}$/.test(grouped[0]) && grouped.slice(1).every((three) => three.length === 3));
+  if (more.length || !digits || !/^[0-9]+$/.test(grouped.join("")) || !/^[0-9]+$/.test(part ?? "0")) throw new Error(words.amount);
+  return inCents(grouped.join(""), part ?? "", words);
+}
+
+function inCents(whole, part, words) {
   if (part.length > 2) throw new Error(words.decimals);
   const found = BigInt(whole + part.padEnd(2, "0"));
   if (found >= LARGEST) throw new Error(words.large);
@@ -44,14 +50,14 @@ function payouts(rule, name, budget) {
 
 const STEP = 10000n; // ends of intervals of shares are whole numbers of these parts
 
-// The interval of an amount: that of its share, of the budget, rounded outwards to the cent.
-function within(budget, amount, low, high) {
+// The ends of the interval of an amount: that of its share, of the budget, rounded outwards to the cent.
+function ends(budget, amount, low, high) {
   const down = (budget * BigInt(low)) / STEP;
   const up = (budget * BigInt(high) + STEP - 1n) / STEP;
-  return `${money(down < amount ? down : amount)}-${money(up > amount ? up : amount)}`;
+  return [down < amount ? down : amount, up > amount ? up : amount];
 }
 
 function money(amount) {
-  const digits = (amount / 100n).toString().replace(/\B(?=([0-9]{3})+$)/g, ",");
-  return `${digits}.${(amount % 100n).toString().padStart(2, "0")}`;
+  const digits = (amount / 100n).toString().replace(/\B(?=([0-9]{3})+$)/g, data.words.thousands);
+  return `${digits}${data.words.decimal}${(amount % 100n).toString().padStart(2, "0")}`;
 }
