@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from fedmerit.scoring.ground_truth import shapley
 from fedmerit.scoring.scores import influence
 
 Vector = np.ndarray
+ENOUGH = 3
+"""A row with fewer seeds is thin: it is marked, and no sentence rests on it."""
 SINGLE = ("LOO", "EE", "FP", "ALPHA", "SHAPLEY")
 SUMMED = (
     "LOO sum", "IOI sum", "COS sum", "ALPHA sum", "PHI sum",
@@ -262,8 +264,8 @@ def turned(cells: Sequence[Result], utility: str, at: int, score: str) -> int:
     return sum(which(one).status == "reversed" for one in seen)
 
 
-def mean_influence(cells: Sequence[Result], utility: str, at: int) -> tuple[Vector | None, int]:
-    """Mean over the cells where it is defined, and how many those are."""
+def influences(cells: Sequence[Result], utility: str, at: int) -> Vector:
+    """One matrix a cell where it is defined, shape (K, N, N): reporter i on client j."""
     found = []
     for cell in cells:
         last = next((one for one in reports(cell, utility) if one.round == at), None)
@@ -272,7 +274,7 @@ def mean_influence(cells: Sequence[Result], utility: str, at: int) -> tuple[Vect
                 found.append(influence(last))
         except UndefinedScore:
             continue
-    return (np.mean(found, axis=0) if found else None), len(found)
+    return np.array(found)
 
 
 def signs(cells: Sequence[Result], utility: str) -> dict[str, str]:
@@ -309,7 +311,50 @@ def spread(values: Sequence[float]) -> str:
     if len(values) == 1:
         return f"{text(middle, '.2f')} (1)"
     deviation = math.sqrt(math.fsum((v - middle) ** 2 for v in values) / (len(values) - 1))
-    return f"{text(middle, '.2f')} ± {text(deviation, '.2f')}"
+    few = f" ({len(values)})" if len(values) < ENOUGH else ""
+    return f"{text(middle, '.2f')} ± {text(deviation, '.2f')}{few}"
+
+
+def is_thin(cells: Sequence[Result]) -> bool:
+    """Whether a row has too few seeds for a sentence to rest on it."""
+    return len({cell["seed"] for cell in cells}) < ENOUGH
+
+
+def seeds(cells: Sequence[Result]) -> str:
+    """How many, marked where they are few."""
+    return f"{len(cells)}{', thin' if is_thin(cells) else ''}"
+
+
+def interval(hits: int, total: int) -> tuple[float, float]:
+    """The exact 95 % interval of a share of independent runs (Clopper and Pearson 1934).
+
+    >>> [round(bound, 3) for bound in interval(5, 5)]
+    [0.478, 1.0]
+    """
+    from scipy.stats import binomtest
+
+    found = binomtest(hits, total).proportion_ci(0.95, method="exact")
+    return float(found.low), float(found.high)
+
+
+def within(hits: int, total: int) -> str:
+    """The interval as text.
+
+    >>> within(5, 5)
+    '0.48 to 1.00'
+    """
+    return " to ".join(text(bound, ".2f") for bound in interval(hits, total))
+
+
+def intervals(counts: Iterable[tuple[int, int]]) -> str:
+    """A line under a table of counts: the interval of each count that occurs in it.
+
+    >>> intervals([(5, 5), (0, 5), (5, 5)])
+    '95 % intervals (Clopper and Pearson 1934): 0 of 5: 0.00 to 0.52, 5 of 5: 0.48 to 1.00.'
+    """
+    known = sorted(set(counts), key=lambda count: (count[1], count[0]))
+    each = ", ".join(f"{hits} of {total}: {within(hits, total)}" for hits, total in known)
+    return f"95 % intervals (Clopper and Pearson 1934): {each}."
 
 
 def facts(cells: Sequence[Result]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from cells import Result, Row, datasets
 from grid import text
-from measures import compare, curve, detected, facts, mean_influence, spread, turned
+from measures import compare, curve, detected, facts, influences, intervals, seeds, spread, turned
 from sections import Lines, done, numbers, table
 
 AGREEMENT = ("tab:error", "tab:error_game", "tab:round", "tab:client", "tab:alpha")
@@ -36,7 +36,7 @@ def agreement_lines(rows: Sequence[Row], results: Mapping[str, Result], paper: P
             [
                 f"[`{row.label}`](tables/{row.experiment}.md)",
                 datasets()[row.dataset]["short"] + (f", {row.row}" if row.row else ""),
-                f"{len(cells)}",
+                seeds(cells),
                 text(facts(cells)["seconds"] / 60, ".1f"),
                 theirs,
                 both("FP"),
@@ -53,7 +53,8 @@ def agreement_lines(rows: Sequence[Row], results: Mapping[str, Result], paper: P
 
 def other_lines(rows: Sequence[Row], results: Mapping[str, Result], paper: Paper) -> Lines:
     """Detection, weighting, influence: one number of the paper and ours."""
-    body = []
+    body: list[list[str]] = []
+    found: list[tuple[int, int]] = []
     for row in rows:
         cells = done(row, results)
         if not cells or row.label in AGREEMENT:
@@ -62,6 +63,7 @@ def other_lines(rows: Sequence[Row], results: Mapping[str, Result], paper: Paper
         if row.experiment == "fig-misbeh":
             theirs = f"FP {text(paper['detection']['values'][name]['FP'], '.2f')} (median)"
             counts = {utility: detected(cells, utility, row.at) for utility in PAIR}
+            found += [counts[utility][score] for utility in PAIR for score in ("FP", "ALPHA sum")]
             by_turning = sum(turned(cells, utility, row.at, "FP") for utility in PAIR)
             ours = "; ".join(
                 f"{score} " + " / ".join("{} of {}".format(*counts[utility][score]) for utility in PAIR)
@@ -77,10 +79,14 @@ def other_lines(rows: Sequence[Row], results: Mapping[str, Result], paper: Paper
         elif row.experiment == "tab-attack":
             flat = [value for line in paper["influence"]["values"] for value in line if value]
             theirs = f"{text(min(flat), '.3f')} to {text(max(flat), '.3f')}"
-            matrix, count = mean_influence(cells, "accuracy", row.at)
-            if matrix is not None:
-                off = matrix[~np.eye(len(matrix), dtype=bool)]
-                ours = f"{text(off.min(), '.3f')} to {text(off.max(), '.3f')} (accuracy, mean of {count})"
+            each = []
+            for utility in PAIR:
+                single = influences(cells, utility, row.at)
+                if len(single):
+                    middle = np.median(single, axis=0)
+                    off = middle[~np.eye(len(middle), dtype=bool)]
+                    each.append(f"{text(off.min(), '.3f')} to {text(off.max(), '.3f')} ({utility})")
+            ours = f"medians {', '.join(each)}" if each else ""
         elif row.experiment == "tab-phi":
             close = {utility: compare(cells, utility, row.at, "MR-SV") for utility in PAIR}
             ours = "Spearman with MR-SV: " + "; ".join(
@@ -93,8 +99,11 @@ def other_lines(rows: Sequence[Row], results: Mapping[str, Result], paper: Paper
         title = datasets()[row.dataset]["short"] + (f", {row.row}" if row.row else "")
         minutes = text(facts(cells)["seconds"] / 60, ".1f")
         link = f"[`{row.label}`](tables/{row.experiment}.md)"
-        body.append([link, title, f"{len(cells)}", minutes, theirs, ours])
+        body.append([link, title, seeds(cells), minutes, theirs, ours])
     yield from table(["paper", "row", "seeds", "minutes", "the paper", "ours"], body)
+    if found:
+        yield intervals(found)
+        yield ""
 
 
 def data_lines(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from cells import Result, Row, datasets
 from grid import grid, text
 from measures import (
@@ -13,10 +14,13 @@ from measures import (
     compare,
     curve,
     detected,
-    mean_influence,
+    influences,
+    intervals,
+    is_thin,
     phi,
     reports,
     scores,
+    seeds,
     signs,
     spread,
     turned,
@@ -94,7 +98,8 @@ def agreement_table(
     theirs = numbers(paper, row, metric) if is_papers else {}
     name = f", {row.row}" if row.row else ""
     what = "the retrained Shapley value" if truth == "SV" else "MR-SV"
-    yield f"**{datasets()[row.dataset]['short']}{name}: {title} with {what}**, round {row.at}"
+    few = ", thin" if is_thin(cells) else ""
+    yield f"**{datasets()[row.dataset]['short']}{name}: {title} with {what}**, round {row.at}{few}"
     yield ""
     body = [
         [
@@ -122,20 +127,31 @@ def sign_table(row: Row, cells: Sequence[Result]) -> Lines:
 def influence_section(
     rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[str, dict[str, list[list[float]]]]
 ) -> Lines:
-    """Reporter i (line) on client j (column): the paper's, and ours for each utility."""
-    shown = [("the paper", paper["influence"]["values"])]
+    """Reporter i (line) on client j (column): the paper's, and ours for each utility, median and mean."""
+    yield "The influence is a ratio whose denominator may be near 0, so single runs have values far outside"
+    yield "[0, 1], and a few of them decide a mean. The median over the seeds comes first, then the mean."
+    yield ""
+    theirs = [[text(value, ".3f") for value in line] for line in paper["influence"]["values"]]
+    shown = [("the paper", theirs)]
     for row in rows:
         cells = done(row, results)
         for utility in cells[0]["utilities"] if cells else ():
-            matrix, count = mean_influence(cells, utility, row.at)
-            if matrix is not None:
-                shown.append((f"ours, {utility}, mean over {count} seeds", matrix.tolist()))
+            found = influences(cells, utility, row.at)
+            if len(found):
+                both = np.median(found, axis=0), np.mean(found, axis=0)
+                matrix = [
+                    [
+                        f"{text(middle, '.3f')} ({text(average, '.3f')})"
+                        for middle, average in zip(*line, strict=True)
+                    ]
+                    for line in zip(*both, strict=True)
+                ]
+                shown.append((f"ours, {utility}, median (mean) of {len(found)} seeds", matrix))
     for title, matrix in shown:
         yield f"**{title}**"
         yield ""
         head = ["", *(str(j + 1) for j in range(len(matrix)))]
-        body = [[str(i + 1), *(text(v, ".3f") for v in line)] for i, line in enumerate(matrix)]
-        yield from table(head, body)
+        yield from table(head, [[str(i + 1), *line] for i, line in enumerate(matrix)])
 
 
 def detection_section(
@@ -149,10 +165,11 @@ def detection_section(
         utilities = list(cells[0]["utilities"])
         found = {utility: detected(cells, utility, row.at) for utility in utilities}
         theirs = paper["detection"]["values"][datasets()[row.dataset]["paper"]]
-        body = []
+        body, seen = [], []
         for score in SCORES:
             counts = [found[utility].get(score) for utility in utilities]
             if any(counts) and score != "samples":
+                seen += [count for count in counts if count]
                 said = text(theirs[score], ".2f") if score in theirs else ""
                 body.append(
                     [score, said, *(f"{count[0]} of {count[1]}" if count else "" for count in counts)]
@@ -161,6 +178,8 @@ def detection_section(
         yield f"**{datasets()[row.dataset]['short']}**{of}, round {row.at}"
         yield ""
         yield from table(["score", "the paper, median", *utilities], body)
+        yield intervals(seen)
+        yield ""
         by_sign = [
             f"{score} {turned(cells, utility, row.at, score)} ({utility})"
             for score in ("FP", "EE")
@@ -234,7 +253,7 @@ def phi_section(
                 continue
             found = compare(cells, utility, row.at, "MR-SV")
             crossed = compare(cells, "expected-accuracy", row.at, "MR-SV", against="accuracy")
-            line = [datasets()[row.dataset]["short"], str(len(cells)), title]
+            line = [datasets()[row.dataset]["short"], seeds(cells), title]
             for score in ("PHI sum", "ALPHA sum"):
                 near = found.get(score, {}).get("spearman", [])
                 line += [spread(near), text(min(near), ".2f") if near else ""]

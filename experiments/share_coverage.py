@@ -21,7 +21,7 @@ from fedmerit import Scores, share_intervals, shares
 from fedmerit.scoring.rewards import Rule
 
 Errors = Literal["standard errors", "8 blocks"]
-Truth = Literal["alike", "spread", "a quarter null", "one far ahead"]
+Truth = Literal["alike", "spread", "a quarter null", "one far ahead", "all null but one"]
 RULES: tuple[Rule, ...] = ("fair", "shrunk")
 BLOCKS = 8
 NOISE = 0.2
@@ -47,6 +47,8 @@ class Cell:
         found = np.linspace(0.8, 1.2, self.n)
         if self.truth == "a quarter null":
             found[: max(1, self.n // 4)] = 0.0
+        elif self.truth == "all null but one":
+            found[:-1], found[-1] = 0.0, self.n
         else:
             found[-1] = self.n
         return found

@@ -26,7 +26,8 @@ from cells import RESULTS, Result, Row, datasets, plan, read_results, subset_of 
 from coverage import coverage_section  # noqa: E402
 from findings import findings  # noqa: E402
 from grid import mean, text  # noqa: E402
-from measures import EXPLAINED, SCORES, facts  # noqa: E402
+from halves import other_images_section  # noqa: E402
+from measures import ENOUGH, EXPLAINED, SCORES, facts, is_thin  # noqa: E402
 from overview import agreement_lines, commands, cost, data_lines, missing, other_lines, unlisted  # noqa: E402
 from sections import SECTIONS as OF_THE_PAPER  # noqa: E402
 from sections import Lines, agreement_section, done, table  # noqa: E402
@@ -47,7 +48,8 @@ all reports of all rounds for all utilities, the ground truth, seconds, versions
     python experiments/tables.py                                           # this file, tables/, FINDINGS.md
     python experiments/figures.py                                          # figures/*.png and *.pdf
 
-Our numbers are means ± standard deviations over seeds; "(1)" marks a single seed. Every seed draws its own
+Our numbers are means ± standard deviations over seeds. A row with fewer than {enough} seeds is marked "thin",
+and its numbers with "(1)" or "(2)": no sentence here or in FINDINGS.md rests on it. Every seed draws its own
 training subset, partition, test pool and first model. Unless a table says otherwise:
 
 - Adam is reset each round; 5 local epochs (ISIC: 3), batch 64, weights 1/N, inputs in [-1, 1], a
@@ -115,12 +117,13 @@ def documents(rows: Sequence[Row], results: Mapping[str, Result], *, toy: bool =
         lines += list(SECTIONS.get(name, agreement_section)(own, results, paper))
         lines += ["Scores are explained in [README](../README.md#scores)."]
         made[f"tables/{name}.md"] = "\n".join(lines) + "\n"
+    made["tables/other-images.md"] = "\n".join(other_images_section()) + "\n"
     made["tables/tab-coalitions.md"] = "\n".join(axioms_section()) + "\n"
     for name, make in FIGURES.items():
         if lines_ := make(rows, results, paper):
             made[f"figures/{name}.csv"] = csv_text(lines_)
     if not toy:
-        made["tables/coverage.md"] = "\n".join(coverage_section(results)) + "\n"
+        made["tables/coverage.md"] = "\n".join(coverage_section(rows, results)) + "\n"
         made["FINDINGS.md"] = findings(rows, results, paper)
     return made
 
@@ -136,12 +139,13 @@ def readme(
     counts = {name: sum(name in words for words in used) for name in names}
     precisions = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
     deviation = max((one["largest_deviation"] for one in looked), default=0.0)
-    head = HEAD.format(old=old, precisions=precisions, deviation=text(deviation, ".0e"))
+    head = HEAD.format(enough=ENOUGH, old=old, precisions=precisions, deviation=text(deviation, ".0e"))
     lines = [TOY + head if toy else head]
     lines += ["## The data", "", *data_lines(rows, results)]
     lines += ["## What was run", "", *commands(rows, results)]
     lines += ["`tab:coalitions` needs no run: see [tables/tab-coalitions.md](tables/tab-coalitions.md).", ""]
     lines += ["How sure scores are, by simulation: [tables/coverage.md](tables/coverage.md).", ""]
+    lines += ["How scores carry over to other images: [tables/other-images.md](tables/other-images.md).", ""]
     lines += ["## Agreement: the paper's number and ours", "", *agreement_lines(rows, results, paper)]
     lines += ["## Detection, weighting, influence", "", *other_lines(rows, results, paper)]
     lines += ["## What was not run", "", *missing(rows, results)]
@@ -172,8 +176,8 @@ def about(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
         yield (
             f"- {what}{known[row.dataset]['title']}: {images} of "
             f"{known[row.dataset]['train']:,} training images, {test} test images ({pool(cells)}), "
-            f"{found['seeds']} of {len(row.cells)} seeds{f'; the others {price}' if left else ''}"
-            f"{sampled(cells)}"
+            f"{found['seeds']} of {len(row.cells)} seeds{', thin' if is_thin(cells) else ''}"
+            f"{f'; the others {price}' if left else ''}{sampled(cells)}"
         )
     yield ""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +24,23 @@ from evidence import (
     mean,
     spearman,
 )
-from grid import grid, settled, text
+from grid import TIE, grid, settled, text
 from manipulation import lying
-from measures import curve, detected, flipper_of, mean_influence, reports, scores, spread, turned
+from measures import (
+    curve,
+    detected,
+    flipper_of,
+    influences,
+    intervals,
+    is_thin,
+    reports,
+    scores,
+    seeds,
+    spread,
+    turned,
+    within,
+)
+from retrained import sign_test
 
 from fedmerit import alpha, ee
 
@@ -39,21 +53,29 @@ def flipper(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     """Cross-entropy and the label flipper."""
     cells = evidence.cells("fig-misbeh", "cifar10")
     shown = ("LOO", "FP", "EE", "COS sum", "ALPHA sum", "ALPHA sum, renormalised", "MR-SV")
-    body, last, always = [], {}, []
+    body, last, always, seen = [], {}, [], []
     for utility, title in TITLES.items():
         found = detected(cells, utility, LAST)
         last[utility] = found["ALPHA sum"][0]
         always += [found[score][0] == len(cells) for score in ("COS sum", "ALPHA sum, renormalised")]
+        seen += [found[score] for score in shown]
         counts = ["{} of {}".format(*found[score]) for score in shown]
         body.append([title, *counts, *_place(cells, utility)])
     head = ["utility", *shown, "flipper's mean rank of 9, ALPHA sum", "flipper above 0"]
     facts["flipper table"] = lines(head, body)
+    facts["flipper intervals"] = intervals(seen)
+    facts["flipper missed"] = f"{last['neg-loss']} of {len(cells)}"
+    facts["flipper found"] = f"{len(cells)} of {len(cells)}"
     facts["flipper runs"] = str(len(cells))
     said = evidence.paper["detection"]["values"]
     rates = {"CIFAR-10": said["CIFAR10"]["FP"], "ISIC": said["ISIC"]["FP"]}
     facts["paper detection"] = " and ".join(f"{text(rate, '.2f')} on {name}" for name, rate in rates.items())
     others = [count for utility, count in last.items() if utility != "neg-loss"]
-    claims["cross-entropy misses flippers that the others find"] = last["neg-loss"] < min(others)
+    missed = np.repeat([1.0, 0.0], [min(others) - last["neg-loss"], last["neg-loss"]])
+    facts["flipper p"] = text(sign_test(missed), ".2f")
+    claims["cross-entropy misses flippers that the others find"] = (
+        min(others) == len(cells) and sign_test(missed) < 0.05
+    )
     claims["COS and the renormalised alpha find the flipper with every utility"] = all(always)
     facts["paper detection COS"] = text(said["CIFAR10"]["COS sum"], ".2f")
 
@@ -65,15 +87,19 @@ def class_mix(evidence: Evidence, facts: Facts, claims: Claims) -> None:
         "as the data are": evidence.cells("fig-misbeh", "isic2019_slow", "whole test set"),
     }
     shown = ("LOO", "FP", "EE", "IOI sum", "COS sum", "ALPHA sum", "ALPHA sum, renormalised")
-    body, hits = [], {}
+    body, hits, seen = [], {}, []
     for name, cells in sets.items():
         for utility in cells[0]["utilities"]:
             found = detected(cells, utility, LAST)
             hits[name, utility] = found
+            seen += [found[score] for score in shown]
             counts = ["{} of {}".format(*found[score]) for score in shown]
             body.append([name, TITLES.get(utility, "balanced accuracy"), *counts, *_place(cells, utility)])
     head = ["test set", "utility", *shown, "flipper's mean rank of 9, ALPHA sum", "flipper above 0"]
     facts["mix table"] = lines(head, body)
+    facts["mix intervals"] = intervals(seen)
+    runs = min(len(cells) for cells in sets.values())
+    facts["mix found"], facts["mix missed"] = (f"{k} of {runs}, {within(k, runs)}" for k in (runs, 0))
     facts["mix runs"] = " and ".join(str(len(cells)) for cells in sets.values())
     even, natural = ([hits[name, utility] for utility in TITLES] for name in sets)
     evened = [*even, hits["as the data are", "balanced-accuracy"]]
@@ -105,7 +131,7 @@ def class_mix(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     facts["mix balanced"] = spread([curve(cell, "balanced-accuracy")[-1] for cell in whole])
     before = evidence.cells("fig-misbeh", "isic2019_ham")
     found = detected(before, "expected-accuracy", LAST)["ALPHA sum"]
-    facts["flipper ISIC before"] = "{} of {}".format(*found)
+    facts["flipper ISIC before"] = f"{found[0]} of {found[1]} runs ({within(*found)})"
 
 
 def _place(cells: Sequence[Result], utility: str) -> list[str]:
@@ -145,7 +171,7 @@ def downstream(evidence: Evidence, facts: Facts, claims: Claims) -> None:
         peaks += [int(np.argmax(settled(curve(cell, "neg-loss")))) + 1 for cell in cells]
         said = " / ".join(text(known[one], ".2f") for one in way.split(" = ") if one in known)
         ours = [last["neg-loss"], top, last["accuracy"], last["expected-accuracy"]]
-        body.append([way, str(len(cells)), said, *(spread(values) for values in ours)])
+        body.append([way, seeds(cells), said, *(spread(values) for values in ours)])
     head = ["weights from", "seeds", "the paper: −cross-entropy", "ours: −cross-entropy, 10th round"]
     head += ["its best round", "accuracy, 10th round", "expected accuracy, 10th round"]
     facts["weights table"] = lines(head, body)
@@ -154,9 +180,9 @@ def downstream(evidence: Evidence, facts: Facts, claims: Claims) -> None:
         for of in (accuracy, expected, best)
         for way in (OURS, "summed alpha, renormalised")
     )
-    facts["weights ISIC"] = ", ".join(_isic_weights(evidence))
     facts["loss peaks"] = f"{min(peaks)} to {max(peaks)}"
     facts["weights better"] = ", ".join(f"{way} {{}} of {{}}".format(*better[way]) for way in ways[1:])
+    facts["weights intervals"] = intervals(better[way] for way in ways[1:])
     same_round = ("summed alpha, renormalised", "FP = EE", "LOO", "MR-SV")
     claims["in the last round's loss the mean of all but additive summed alpha and COS is ahead"] = (
         loss[OURS] <= loss["FedAvg"] < min(loss[way] for way in same_round)
@@ -168,21 +194,12 @@ def downstream(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     claims["unlike in the paper LOO is not behind FP and MR-SV, and COS is behind FedAvg"] = (
         min(near) > loss["FedAvg"] > loss["COS"] and max(near) - min(near) < 0.05
     )
-    negative = []
-    for utility in ("expected-accuracy", "accuracy"):
-        matrix, count = mean_influence(evidence.cells("tab-attack", "brain_mri"), utility, 10)
-        assert matrix is not None
-        off = settled(matrix[~np.eye(len(matrix), dtype=bool)])
-        facts[f"influence {utility}"] = (
-            f"{between(off.tolist(), '.2f')} ({TITLES[utility]}, mean of {count} seeds; "
-            f"{int((off < 0).sum())} of {off.size} negative)"
-        )
-        negative.append(bool((off < 0).any()))
-    claims["influence is not a share"] = all(negative)
-    theirs = [value for line in evidence.paper["influence"]["values"] for value in line if value]
-    facts |= {
-        "paper influence": between(theirs, ".2f"),
-    }
+    claims["ISIC's rows of weights are thin"] = all(
+        is_thin(evidence.cells(row.experiment, row.dataset, row.row))
+        for row in evidence.rows
+        if row.experiment == "fig-perf" and row.dataset.startswith("isic")
+    )
+    _influence(evidence, facts, claims)
     clean = evidence.cells("tab-error", "brain_mri_clean")
     whole = [c for c in evidence.cells("tab-error", "brain_mri") if c["seed"] in {d["seed"] for d in clean}]
     for name, cells in (("whole", whole), ("clean", clean)):
@@ -192,13 +209,24 @@ def downstream(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     facts["clean against whole"] = spread([agree(a, b) for a, b in zip(*totals, strict=True)])
 
 
-def _isic_weights(evidence: Evidence) -> Iterator[str]:
-    """What the last model is worth under each kind of weights, and how many runs say so."""
-    for row in evidence.rows:
-        cells = evidence.cells(row.experiment, row.dataset, row.row)
-        if (row.experiment, row.dataset) == ("fig-perf", "isic2019_slow") and cells:
-            last = [text(mean([curve(cell, u)[-1] for cell in cells]), ".3f") for u in ("neg-loss", *PAIR)]
-            yield f"{row.row} {' / '.join(last)} ({len(cells)})"
+def _influence(evidence: Evidence, facts: Facts, claims: Claims) -> None:
+    """The median and the mean of a ratio, and how often a single value of it is no share."""
+    theirs = [value for line in evidence.paper["influence"]["values"] for value in line if value]
+    facts["paper influence"] = between(theirs, ".2f")
+    near, far = [], []
+    for utility in PAIR:
+        found = influences(evidence.cells("tab-attack", "brain_mri"), utility, 10)
+        single = found[:, ~np.eye(found.shape[1], dtype=bool)]
+        middle, average = (settled(of(single, axis=0)).tolist() for of in (np.median, np.mean))
+        outside = (single < -TIE) | (single > 1 + TIE)
+        facts[f"influence {utility}"] = (
+            f"{between(middle, '.2f')} by the median of {len(found)} seeds, and from "
+            f"{between(average, '.2f')} by the mean"
+        )
+        facts[f"influence outside {utility}"] = f"{int(outside.sum())} of {outside.size}"
+        near.append(min(middle) > 0 and max(middle) < max(theirs) + 0.01)
+        far.append(min(average) < 0 and max(average) > max(middle))
+    claims["the medians of the influence are near the paper's, the means are not"] = all(near) and all(far)
 
 
 # ------------------------------------------------------------------------------------------ rules and lies

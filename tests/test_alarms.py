@@ -277,7 +277,7 @@ def test_only_gross_doubts_stop_a_payment_and_the_equal_split_has_none():
 
 
 def measured():
-    """Utility and rounds of every committed run of the additive game in which all updates are members' own."""
+    """Utility and rounds of every committed run of the additive game in which nobody cheats."""
     for file in sorted((ROOT / "experiments" / "results").glob("*.json")):
         content = json.loads(file.read_text())
         settings = content.get("settings", {})
@@ -499,7 +499,7 @@ def test_despite_doubts_pays_and_says_so(swapped):
     rows = csv.DictReader(io.StringIO(call(*command, "--format", "csv").stdout))
     assert next(iter(rows))["client"] == "Abbey"
     equal = call("rewards", swapped, "--budget", "600", "--rule", "equal")  # it pays by no score
-    assert (equal.exit_code, equal.output.count("100.00")) == (0, 6)
+    assert (equal.exit_code, equal.output.count(" 100.00 ")) == (0, 6)
     assert equal.output.startswith(f"WARNING: {BOTH_NUMBERS}")
 
 

@@ -113,7 +113,7 @@ def test_score_as_a_table(fedmerit, reports):
     code, out, err = fedmerit("score", reports)
     assert (code, err) == (0, "")
     lines = [line.split() for line in out.splitlines()]
-    assert ["member", "alpha", "rank", "share", "rounds", "LOO", "FP", "EE"] in lines
+    assert ["member", "alpha", "rank", "share", "rounds"] in lines
     # south: alpha 0.2 + 0.1, errors 0.02 twice on unnamed, hence the same, samples: 1.96 * 0.04
     assert next(line for line in lines if line[:1] == ["south"])[:5] == [
         "south",
@@ -125,7 +125,8 @@ def test_score_as_a_table(fedmerit, reports):
     assert "west" in out
     assert "50%" in out
     assert "ALPHA summed over 2 rounds; gain +0.5000, sum of ALPHA +0.4150" in out
-    assert "LOO, FP and EE are those of round 2 alone" in out
+    _, last = out.split("LOO, FP and EE are those of round 2 alone\n")
+    assert last.split()[:4] == ["member", "LOO", "FP", "EE"]
     assert "note: member 'west' reported 1 of 2 rounds; the rest counts as zero" in out
 
 
@@ -235,7 +236,7 @@ def test_every_share_and_amount_has_an_interval(fedmerit, reports):
 
 
 def test_a_tie_that_is_paid_apart_is_said(fedmerit, tmp_path):
-    one = ROUND | {"clients": ["north", "south"], "se_alpha": [0.1, 0.1]}
+    one = ROUND | {"clients": ["north", "south"], "se_alpha": [0.04, 0.04]}
     path = write(tmp_path / "r.json", one)
     _, out, _ = fedmerit("rewards", path, "--budget", "100", "--rule", "fair")
     assert "are statistically indistinguishable, but the shares of this rule are" in out
@@ -267,13 +268,13 @@ def test_rewards_that_must_not_be_paid(fedmerit, tmp_path):
     assert "50.00" in out
 
 
-@pytest.mark.parametrize("budget", ["", "abc", "nan", "-1", "inf", "1.005", "1e999", "10,000.00"])
+@pytest.mark.parametrize("budget", ["", "abc", "nan", "-1", "inf", "1.005", "1e999", "10,000"])
 def test_budgets_that_are_no_money(fedmerit, reports, budget):
     code, out, err = fedmerit("rewards", reports, "--budget", budget)
     assert (code, out) == (2, "")
     assert_one_line(err)
     assert "budget" in err
-    assert ("without a comma" in err) == ("," in budget)
+    assert ("can be read as 10000 and as 10.000" in err) == ("," in budget)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +308,7 @@ def assert_one_line(err):
         ("1,south,0.1", "1,south,0.2", "line 3: round 1: empty is '0.2', but '0.1' on line 2"),
         ("1,south,0.1", "1,south", "line 3: expected 7 cells, got 6"),
         (",without", ",outside", "line 1: missing column 'without'; expected round, client"),
-        (",se_alpha", ",sigma", "line 1: unknown column 'sigma'"),
+        (",se_alpha", ",se_alphas", "line 1: unknown column 'se_alphas'"),
         (",se_alpha", ",alone", "line 1: column 'alone' appears twice"),
         ("2,south,0.5,0.6,0.6,0.5,0.02\n", "", "lines 5-5: round 2: expected at least 2 clients, got 1"),
         ("1,west", "x,west", "line 4: round must be a number, got 'x'"),
@@ -387,10 +388,10 @@ def test_a_value_of_the_whole_round_on_one_line_only_is_not_dropped(fedmerit, tm
 
 def test_a_name_with_a_line_break_stays_one_name(tmp_path):
     path = tmp_path / "r.csv"
-    path.write_bytes(b'round,client,empty,grand,alone,without\r\n1,"a\nb",0,1,0,1\r\n1,c\x0bd,0,1,2,3,\r\n')
+    path.write_bytes(b'round,client,empty,grand,alone,without\r\n1,"a\nb",0,1,0,1\r\n1,c\x0bd,0,1,2,3,4\r\n')
     with pytest.raises(FileFormatError, match="line 4: expected 6 cells, got 7"):
         read(path)
-    path.write_bytes(path.read_bytes().replace(b"2,3,", b"2,3"))
+    path.write_bytes(path.read_bytes().replace(b"2,3,4", b"2,3"))
     assert read(path)[0].clients == ("a\nb", "c\x0bd")
 
 
@@ -416,7 +417,7 @@ def test_files_that_are_not_there(fedmerit, tmp_path, file):
     code, _, err = fedmerit("score", tmp_path / file)
     assert code == 2
     assert_one_line(err)
-    missing = "not a run folder: no scores.json and no ledger.sqlite" if file == "." else "no such file"
+    missing = "holds no run: no ledger.sqlite and no scores.json" if file == "." else "no such file"
     assert (missing in err) != (file == "report.txt")
 
 
@@ -525,7 +526,7 @@ def test_help(fedmerit, command):
         ("keys roster", "PATH is the roster file"),
         ("keys propose", "OLD is the roster in use"),
         ("keys sign", "CHANGE is the file of the change"),
-        ("keys adopt", "PATHS is the signed change"),
+        ("keys adopt", "CHANGE is the signed change"),
         ("score", "SOURCE is a file of reports"),
         ("rewards", "SOURCE is a file of reports"),
         ("page", "SOURCE is a run folder"),
@@ -593,7 +594,8 @@ def test_init_writes_the_defaults_and_never_over_a_file(fedmerit, tmp_path):
     path = tmp_path / "fedmerit.config"
     code, out, _ = fedmerit("init", path)
     assert code == 0
-    assert out == f"wrote {path}; next: fedmerit run {path} --out runs/first\n"
+    assert out.startswith(f"wrote {path}; next: fedmerit run {path} --out runs/first\n")
+    assert "docs/bring-your-own.md" in out
     assert load(path) == Config()
     path.write_text("mine")
     code, _, err = fedmerit("init", path)
@@ -814,7 +816,10 @@ def test_resume(fedmerit, run_folder, tmp_path):
     ("override", "message"),
     [
         ("training.rounds=0", "training.rounds: expected at least 1 round, got 0"),
-        ("training.round=1", "training.round: unknown key; expected one of rounds, local_epochs"),
+        (
+            "training.round=1",
+            "training.round: unknown key (did you mean rounds?); expected one of rounds, local_epochs",
+        ),
         ("partition.clients=2", "partition.clients: expected 3 to 1024 members: with two, each learns"),
         ("rounds=1", "expected section.key=value, such as training.rounds=3, got 'rounds=1'"),
         ("partition.mu=0", "partition.mu: expected a number above 0, got 0"),

@@ -82,7 +82,7 @@ def test_advice_names_the_option_of_the_command_line(tmp_path):
     assert "on_undefined" not in said
 
 
-def test_nothing_is_printed_that_could_not_be_recorded(tmp_path):
+def test_a_decision_records_the_currency_of_its_budget(tmp_path):
     from fedmerit.config import from_dict
     from fedmerit.simulation.run import run
 
@@ -92,6 +92,16 @@ def test_nothing_is_printed_that_could_not_be_recorded(tmp_path):
         "training": {"rounds": 1, "local_epochs": 1},
     }  # fmt: skip
     run(from_dict(tiny), folder)
+    paid = call("rewards", folder, "--budget", "1.234,50 EUR", "--rule", "equal").output
+    assert "budget 1,234.50 EUR, rule equal" in paid
+    from fedmerit.verify import read_run
+
+    assert read_run(folder)[1][-1].heading.currency == "EUR"
+    other = call("rewards", folder, "--budget", "1234.5 EUR", "--rule", "equal", "--currency", "USD")
+    assert "--budget: expected an amount in USD, got one in EUR" in str(other.exception)
+    again = call("rewards", folder, "--budget", "1234.5", "--rule", "equal", "--currency", "EUR").output
+    assert "decision 1, record" in again
+    assert "is unchanged" in again
     shutil.rmtree(folder / "keys")
     result = call("rewards", folder, "--budget", "10", "--rule", "equal")
     assert result.output == ""

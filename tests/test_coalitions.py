@@ -378,7 +378,7 @@ class Failing(nn.Linear):
         (
             {"model": Failing(2, 2)},
             InputError,
-            r"the model fails on an image of shape \(6, 6, 1\): RuntimeError: no such layer",
+            r"the model fails on a sample of shape \(6, 6, 1\): RuntimeError: no such layer",
         ),
     ],
 )

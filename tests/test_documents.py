@@ -226,6 +226,17 @@ def test_findings_are_quoted_as_they_are():
         assert " ".join(sentence.split()) in found
 
 
+def test_what_criteria_are_worth_is_what_was_found():
+    """Every number of that section of docs/choosing.md is one of the findings."""
+    page = (ROOT / "docs/choosing.md").read_text()
+    section = page.partition("## What each criterion is worth\n")[2].partition("\n## ")[0]
+    found = (ROOT / "experiments/FINDINGS.md").read_text()
+    stated = re.findall(r"-?\b\d+\.\d+\b", section)
+    assert len(stated) > 12
+    for number in stated:
+        assert re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", found), number
+
+
 def test_every_file_the_documents_name_exists():
     for document in DOCUMENTS:
         text = document.read_text()

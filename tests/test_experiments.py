@@ -123,6 +123,7 @@ def moved(found, draw):
 def test_no_character_hangs_on_the_last_bits_of_a_number(raw, seed, tmp_path, monkeypatch):
     import cells
     import claims
+    import halves
     import tables
     import uses
 
@@ -138,6 +139,7 @@ def test_no_character_hangs_on_the_last_bits_of_a_number(raw, seed, tmp_path, mo
         (tmp_path / name).write_text(json.dumps(otherwise(found)))
     monkeypatch.setattr(claims, "ALONE", tmp_path / claims.ALONE.name)
     monkeypatch.setattr(uses, "CHEAT", tmp_path / uses.CHEAT.name)
+    monkeypatch.setattr(halves, "RAW", tmp_path / halves.RAW.name)
     made = tables.documents(cells.plan(), {name: otherwise(found) for name, found in runs.items()})
     assert len(made) > 14
     for name, text in made.items():
@@ -424,6 +426,122 @@ def test_p_values_are_adjusted_for_their_number():
     given = {"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005}
     assert holm(given) == pytest.approx({"d": 0.02, "a": 0.03, "c": 0.06, "b": 0.06})  # Holm 1979, by hand
     assert holm({"a": 0.9, "b": 0.8}) == {"b": 1.0, "a": 1.0}
+
+
+def test_a_sign_test_counts_better_and_worse_runs_only():
+    from retrained import sign_test
+
+    assert sign_test(np.array([0.4, 0.1, 0.2, 0.0, 1e-12])) == pytest.approx(2 / 8)  # three of three
+    assert sign_test(np.array([0.4, -0.1])) == 1.0
+    assert sign_test(np.zeros(3)) == 1.0
+
+
+@pytest.mark.parametrize("total", [1, 3, 5, 10])
+def test_counts_have_exact_intervals(total):
+    from measures import interval, intervals
+
+    low, high = interval(total, total)  # in closed form where all or none succeed
+    assert (low, high) == pytest.approx((0.025 ** (1 / total), 1.0))
+    assert interval(0, total) == pytest.approx((0.0, 1 - low))
+    said = intervals([(total, total), (0, total), (total, total)])
+    assert said.count(f"{total} of {total}:") == 1
+    assert said.index(f"0 of {total}:") < said.index(f"{total} of {total}:")
+
+
+def test_rows_of_few_seeds_are_marked_and_no_sentence_rests_on_them(monkeypatch):
+    import claims
+    from cells import Row
+    from evidence import Evidence
+    from measures import seeds, spread
+
+    assert spread([0.5, 0.7]) == "0.60 ± 0.14 (2)"
+    assert spread([0.5, 0.6, 0.7]) == "0.60 ± 0.10"
+    runs = {"few": [{"seed": 0}, {"seed": 1}], "enough": [{"seed": k} for k in range(3)]}
+    assert seeds(runs["few"]) == "2, thin"
+    assert seeds(runs["enough"]) == "3"
+
+    def found(cells, _utility, _at, _truth):
+        worse = len(cells) == 2  # in the thin row FP is ahead
+        near = (
+            {"FP": 0.9, "ALPHA": 0.8, "ALPHA sum": 0.1}
+            if worse
+            else {"FP": 0.5, "ALPHA": 0.6, "ALPHA sum": 0.7}
+        )
+        return {score: {"spearman": [value] * len(cells)} for score, value in near.items()}
+
+    monkeypatch.setattr(claims, "done", lambda row, _results: runs[row.row])
+    monkeypatch.setattr(claims, "compare", found)
+    rows = [Row("tab-round", "tab:round", "", "cifar10", name, 10, ()) for name in runs]
+    table, ahead, lowest, behind = claims._ablations(Evidence(rows, {}, {}))
+    assert "| few | 2, thin | 0.90 ± 0.00 (2) |" in table
+    assert ahead
+    assert lowest.startswith("0.70 (tab:round enough")
+    assert behind == "none"
+
+
+def test_the_influence_is_shown_by_its_median_and_its_mean(monkeypatch):
+    import sections
+    from cells import Row
+
+    values = np.zeros((3, 2, 2))
+    values[:, 0, 1], values[:, 1, 0] = (0.1, 0.2, 9.0), (0.3, 0.4, 0.5)  # one denominator is near 0
+    monkeypatch.setattr(sections, "done", lambda _row, _results: [{"utilities": {"accuracy": {}}}])
+    monkeypatch.setattr(sections, "influences", lambda _cells, _utility, _at: values)
+    row = Row("tab-attack", "tab:attack", "", "brain_mri", "", 10, ())
+    text = "\n".join(sections.influence_section([row], {}, {"influence": {"values": [[0, 0.25], [0.3, 0]]}}))
+    assert "**ours, accuracy, median (mean) of 3 seeds**" in text
+    assert "| 1 | 0.000 (0.000) | 0.200 (3.100) |" in text
+    assert "| 2 | 0.400 (0.400) | 0.000 (0.000) |" in text
+    assert "| 1 | 0.000 | 0.250 |" in text  # the paper's
+
+
+def test_halves_of_a_pool_have_equal_classes_and_nothing_in_common():
+    from other_images import halves
+
+    labels = np.repeat([0, 1, 2], [7, 4, 6])
+    one, other = halves(labels, np.random.default_rng(0))
+    assert not set(one) & set(other)
+    assert np.bincount(labels[one]).tolist() == np.bincount(labels[other]).tolist() == [3, 2, 3]
+
+
+def test_scores_on_a_half_are_those_of_its_images(small, tmp_path):
+    from other_images import Halves
+
+    made = one_round_of(small)
+    federation = prepare(made)
+    analysis = Halves(federation)
+    seen = []
+
+    class Kept:
+        def summed(self, plain):
+            seen.append((plain.m0, plain.outcome.model, [plain.update(n) for n in plain.outcome.included]))
+
+    with Folder(tmp_path / "run", made) as folder:
+        Rehearsal(made, folder, federation=federation, analyses=[analysis, Kept()]).run()
+    ((m0, model, updates),) = seen
+    shown, found = federation.pool.slice(1), analysis.totals["expected-accuracy"]
+    for (x, y), total in zip(analysis.images, found, strict=True):
+        inside = [bool((shown.x[k] == x).all((1, 2, 3)).any()) for k in range(len(shown.y))]
+
+        def value(vector, inside=inside):
+            return federation.evaluate(vector, shown)["expected-accuracy"][inside].mean()
+
+        own = [(value(m0 + u) - value(m0) + value(model) - value(model - u)) / 2 for u in updates]
+        np.testing.assert_allclose(total["ALPHA sum"], own, atol=1e-5)
+        gain = value(model) - value(m0)
+        assert sum(total["MR-SV"]) == pytest.approx(gain, abs=1e-5)  # the Shapley value adds up
+        assert sum(total["PHI sum"]) == pytest.approx(gain, abs=0.02)
+        assert len(y) == 30
+    assert found[0]["MR-SV"].tolist() != found[1]["MR-SV"].tolist()
+
+
+def test_a_score_is_compared_with_the_other_half():
+    from halves import near
+
+    first, second = {"ALPHA sum": [1, 2, 3], "MR-SV": [1, 2, 3]}, {"ALPHA sum": [3, 2, 1], "MR-SV": [3, 2, 1]}
+    runs = [{"utilities": {"accuracy": [first, second]}}]
+    assert near(runs, "ALPHA sum", "accuracy", "accuracy", other=False) == [1.0]
+    assert near(runs, "ALPHA sum", "accuracy", "accuracy", other=True) == [-1.0]
 
 
 def test_paragraphs_are_set_anew_and_nothing_else():

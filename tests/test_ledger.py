@@ -517,7 +517,7 @@ def test_a_transaction_inside_another_is_refused_and_the_outer_goes_on(path):
 
 
 def test_no_ledger_and_files_that_are_none(tmp_path):
-    with pytest.raises(LedgerError, match=r"gone\.sqlite: no ledger here"):
+    with pytest.raises(LedgerError, match=r"holds no run: no gone\.sqlite"):
         Ledger(tmp_path / "gone.sqlite", read_only=True)
     other = tmp_path / "other.sqlite"
     other.write_bytes(b"this is no database, but it is longer than a header of SQLite would be: " * 3)

@@ -129,8 +129,8 @@ def test_prepare_scales_bytes_and_passes_floats():
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (np.zeros((2, 3, 3), dtype=np.uint8), r"images must have shape .* got \(2, 3, 3\)"),
-        (np.zeros((2, 3, 3, 1), dtype=np.int64), "images must be uint8 or floating point, got torch.int64"),
+        (np.zeros(2), r"samples must be numbers of shape \(m, \.\.\.\), got \(2,\)"),
+        (np.zeros((2, 3), dtype=complex), "samples must be numbers"),
     ],
 )
 def test_prepare_refuses(x, message):
@@ -170,9 +170,12 @@ def test_bad_model_names(user_module, name, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"input_shape": (8, 8)}, r"input_shape must be \(height, width, channels\), got \(8, 8\)"),
+        (
+            {"input_shape": (8, 8)},
+            r"takes images of shape .*, and samples have shape \(8, 8\)",
+        ),
         ({"input_shape": (3, 8, 1), "name": "cnn-pool"}, r"at least 4 x 4, got \(3, 8\)"),
-        ({"classes": 1}, "a model needs at least 2 classes, got 1"),
+        ({"classes": 0}, "a model needs at least 1 output, got 0"),
         ({"norm": "layer"}, "model.norm must be 'group' or 'batch', got 'layer'"),
     ],
 )

@@ -26,12 +26,14 @@ WORDS = {code: text for code, text in catalogue().items() if "." not in code}
 LISTS = {
     "clients": ("North", "South"),
     "zero": ("alpha", "LOO"),
+    "packages": ("torch 2.4", "safetensors 0.4"),
     "doubts": ("One. Two.", "Three."),
     "each": (Note("rider-zero", client="North"), Note("rider-stale", client="South")),
     "faults": (Note("planted-flips", clients=["North"]),),
     "gaps": (Note("gap-between", earlier=1, later=3),),
     "jumps": (Note("jump-between", earlier=1, later=2, ends=0.5, begins=0.25),),
     "files": (Note("file-gone", file="scores.csv"),),
+    "columns": ("comment", "checked by"),
     "sums": (Note("kept-sum", round=2, clients=["North"]),),
 }
 NUMBERS = dict.fromkeys(
@@ -40,7 +42,7 @@ NUMBERS = dict.fromkeys(
         "joined", "later", "least", "members", "own", "pairs", "percent", "planned", "positive", "pot",
         "record", "records", "reports", "round", "seen", "signed", "sum", "there", "total", "unreported",
         "counter", "count", "disk", "bytes", "factor", "lines", "most", "runs", "changes",
-        "holding", "equations", "needed", "part",
+        "holding", "equations", "needed", "part", "cores",
     ],
     7,
 )  # fmt: skip
@@ -53,7 +55,14 @@ NESTED = {
     "after": Note("payouts-after", round=2, planned=3),
     "mine": Note("payouts-mine", amount=Decimal("1.5"), client="North"),
 }
-TEXTS = {"client": "North", "other": "South", "roster": "roster.toml", "path": "runs/North", "option": "--on"}
+TEXTS = {
+    "client": "North",
+    "other": "South",
+    "roster": "roster.toml",
+    "path": "runs/North",
+    "option": "--on",
+    "text": "North",
+}
 
 
 def fields(words):

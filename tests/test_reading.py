@@ -70,7 +70,11 @@ def test_what_is_written_reads_back_the_same(tmp_path):
     ("old", "new", "message"),
     [
         (",without,", ",outside,", "line 1: missing column 'without'; expected round, client, empty"),
-        (",se_alpha\n", ",sigma\n", "line 1: unknown column 'sigma'; expected"),
+        (
+            ",se_alpha\n",
+            ",se_alfa\n",
+            "line 1: unknown column 'se_alfa'; expected .* did you mean 'se_alpha'",
+        ),
         ("1,south", "1,north", "line 3: round 1: client 'north' is already on line 2"),
         ("0.2,0.4,", "0.2,,", "line 2: without of client 'north' in round 1 is missing"),
         (
@@ -154,8 +158,8 @@ def test_files_that_are_no_reports(tmp_path):
         read(write(tmp_path, CSV.splitlines()[0]))
     with pytest.raises(FileFormatError, match=r"ends in \.csv or \.json"):
         read(write(tmp_path, CSV, "reports.txt"))
-    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\x01")
-    with pytest.raises(FileFormatError, match="cannot be read as text"):
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(FileFormatError, match="cannot be read as UTF-16"):
         read(tmp_path / "binary.csv")
 
 
@@ -237,7 +241,7 @@ def test_companions_that_are_none(tmp_path, companions):
 HEADER = "round,client,empty,grand,alone,without"
 
 
-@pytest.mark.parametrize("number", ["0_5", "٣", "０.5", "1,5", "0x1", "1 0", "++1"])
+@pytest.mark.parametrize("number", ["0_5", "٣", "０.5", "0x1", "1 0", "++1"])
 def test_only_numbers_as_one_writes_them_are_numbers(tmp_path, number):
     path = tmp_path / "r.csv"
     path.write_text(f'{HEADER}\n1,A,0,1,"{number}",1\n1,B,0,1,0,1\n', encoding="utf-8")
@@ -282,11 +286,11 @@ def test_a_listed_name_in_another_spelling_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        (HEADER.replace(",", ";"), "cells are separated by semicolons; write them with commas"),
-        (HEADER.replace(",", "\t"), "cells are separated by tabs; write them with commas"),
+        (HEADER.replace(",", ";"), "expected 6 cells, got 1 (the header separates cells by semicolons)"),
+        (HEADER.replace(",", "\t"), "expected 6 cells, got 1 (the header separates cells by tabs)"),
         (
             HEADER.title(),
-            "got 'Round, Client, Empty, Grand, Alone, Without': write 'round' in place of 'Round'",
+            "got 'Round, Client, Empty, Grand, Alone, Without': did you mean 'round' by 'Round'?",
         ),
         ("name,value", "got 'name, value'"),
     ],

@@ -205,9 +205,9 @@ def test_a_run_that_reports_has_no_settled_score(tmp_path):
 def test_payouts_rest_on_settled_scores(tmp_path):
     run = federation(tmp_path)
     told = said("rewards", run.folder, "--budget", "1000.00")
-    assert "rule fenced" in told
+    assert "rule shrunk" in told
     (decision,) = [record for record in run.records if record.kind == "decision"]
-    assert (decision.body["score"], decision.body["rule"]) == ("PHI", "fenced")
+    assert (decision.body["score"], decision.body["rule"]) == ("PHI", "shrunk")
     total = recorded(run.folder).accounts[0].scores()
     assert sum(decision.body["cents"].values()) == 100_000
     best = max(decision.body["cents"], key=decision.body["cents"].get)
@@ -295,7 +295,7 @@ def test_a_run_that_was_not_settled(tmp_path):
     assert "too few members agree to the directions" in said("score", run.folder)
     with pytest.raises(UnsettledShares, match="--score ALPHA"):
         CliRunner().invoke(app, ["rewards", str(run.folder), "--budget", "9"], catch_exceptions=False)
-    assert "budget 9.00, rule fair" in said("rewards", run.folder, "--budget", "9", "--score", "ALPHA")
+    assert "budget 9.00, rule shrunk" in said("rewards", run.folder, "--budget", "9", "--score", "ALPHA")
     assert "This run is not settled" in render(facts_of(run.folder))
     with pytest.raises(StoreError, match="too few members agree to the directions"):
         recorded(tmp_path / "settled" / "run")

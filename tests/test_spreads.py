@@ -86,6 +86,17 @@ def test_clients_may_come_in_another_order():
     assert found.runs[1].blocks.tolist() == [[1, 2, 3], [1, 2, 3]]
 
 
+@pytest.mark.parametrize("n", [3, 40])
+def test_sketches_go_with_their_clients(n):
+    names, raw = tuple(f"m{i}" for i in range(n)), np.arange(float(n))
+    known = np.random.default_rng(0).normal(size=(32, n)) * (1 + raw)
+    more = {"stderr": 1 + raw, "sketch": known, "freedom": 100}
+    other = {"stderr": 1 + raw[::-1], "sketch": known[:, ::-1], "freedom": 100}
+    found = repeats([run(raw, clients=names, **more), run(raw[::-1], clients=names[::-1], **other)])
+    assert found.runs[1].sketch.tolist() == known.tolist()
+    assert found.average.covariance is None  # it is without errors
+
+
 @pytest.mark.parametrize(
     ("runs", "why"),
     [

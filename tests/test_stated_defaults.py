@@ -166,3 +166,18 @@ def test_what_cheats_take_is_the_committed_result():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"took {stated[1][2]} % of the gain on one dataset and all of it on another" in readme
     assert int(stated[1][1]) > 100
+
+
+def test_how_close_phi_comes_is_the_committed_result():
+    found = []
+    for line in (ROOT / "experiments" / "tables" / "tab-phi.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("|") and "±" in line:
+            _, seeds, utility, phi, _, alpha, *_ = (cell.strip() for cell in line.strip("|").split("|"))
+            if utility == "accuracy":
+                found[-1] += [phi, alpha]
+            else:
+                found.append([seeds, phi, alpha])
+    page = (ROOT / "docs" / "scores" / "phi.md").read_text(encoding="utf-8")
+    stated = re.findall(r"^\| [^|]+, (\d) \| (.+ ± .+) \|$", page, re.MULTILINE)
+    assert [[seeds, *cells.split(" | ")] for seeds, cells in stated] == found
+    assert len(found) == 4

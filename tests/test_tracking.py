@@ -71,7 +71,7 @@ def test_without_a_settlement_the_summary_is_that_of_the_reports(tmp_path):
     recorder = Recorder()
     with tracked(lambda step: None, tmp_path / "run", REPORTED, [recorder]) as watch:
         run(REPORTED, tmp_path / "run", watch=watch)
-    divided = shares(accumulate(read_content(tmp_path / "run" / "scores.json").rounds))
+    divided = shares(accumulate(read_content(tmp_path / "run" / "scores.json").rounds), "shrunk")
     assert {f"share/{name}": value for name, value in divided.items()}.items() <= recorder.told[-1][1].items()
 
 

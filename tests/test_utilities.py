@@ -155,7 +155,7 @@ def test_bad_users_utilities(user_module, name, error, message):
 @pytest.mark.parametrize(
     ("x", "y", "names", "error", "message"),
     [
-        (X, Y, ["f1"], ConfigError, "scoring.utilities: expected expected-accuracy, .*, got 'f1'"),
+        (X, Y, ["f2"], ConfigError, "scoring.utilities: expected expected-accuracy, .*, got 'f2'"),
         (X, Y, [], ConfigError, r"expected different names, got \[\]"),
         (X, Y, ["brier", "brier"], ConfigError, "expected different names"),
         (X, Y, ["math:sqrt"], ConfigError, "'math:sqrt' has no source"),

@@ -6,6 +6,9 @@
 ('C', 'B', 'A')
 """
 
+from pathlib import Path as _Path
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from fedmerit.config import VERSION as _VERSION
 from fedmerit.errors import FedmeritError
 from fedmerit.scoring.accumulate import accumulate
@@ -29,6 +32,9 @@ from fedmerit.scoring.scores import (
 from fedmerit.scoring.share_intervals import share_intervals
 from fedmerit.scoring.types import Reports, Scores, Table
 
+if _TYPE_CHECKING:
+    from fedmerit.report.notebook import Run as _Run
+
 __version__ = _VERSION
 
 __all__ = [
@@ -48,6 +54,7 @@ __all__ = [
     "fp",
     "influence",
     "ioi",
+    "load",
     "loo",
     "multi_round",
     "normalise",
@@ -60,3 +67,10 @@ __all__ = [
     "solo",
     "surplus",
 ]
+
+
+def load(folder: str | _Path) -> "_Run":
+    """Return the run in a folder: its scores, rounds and decisions. See `fedmerit.report.notebook.load`."""
+    from fedmerit.report.notebook import load  # here, so that scores alone load no ledger
+
+    return load(folder)

@@ -12,6 +12,7 @@ defaults at that time. If you add a key, change a default or forbid what was all
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import hashlib
 import importlib
 import json
@@ -22,7 +23,7 @@ import sys
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -66,14 +67,17 @@ def setting(default: Any, beside: str = "", *, above: str = "") -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """The images, and the test samples on which everybody is measured."""
+    """The samples, and the test samples on which everybody is measured."""
 
-    name: Literal["fashion-mini", "npz", "folder", "cifar10", "brain-mri", "isic2019", "pcam"] = setting(
-        "fashion-mini"
+    name: str = setting(
+        "fashion-mini",
+        'table | npz | folder | fashion-mini | cifar10 | brain-mri | isic2019 | pcam | "module:function"',
+        above="your own data, model and metric: docs/bring-your-own.md",
     )
     path: str = setting("", "where the files are, relative to the current folder (not for fashion-mini)")
     test_size: int = setting(
-        500, "test samples in the pool, balanced over classes; 0: the whole test set as it is"
+        500,
+        "test samples in the pool, balanced over classes if there are any; 0: the whole test set as it is",
     )
     test_reveal: Literal["fixed", "per-round", "end"] = setting(
         "fixed",
@@ -81,7 +85,9 @@ class Data:
         above='end: shown after the last round, for scoring.method = "settled" and only there; if you leave '
         "the key out, it is end there and fixed elsewhere",
     )
-    options: Mapping[str, Any] = setting({}, "options of the reader, such as size = 64")
+    options: Mapping[str, Any] = setting(
+        {}, 'options of the reader: {size = 64} for images, {target = "outcome"} for a table'
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,19 +141,27 @@ class Model:
     name: str = setting(
         "cnn",
         'mlp | cnn | cnn-pool | resnet18 | resnet50 | "module:factory"',
-        above='or a model of your own: "module:factory", called as factory(input_shape, classes)',
+        above='or a model of your own: "module:factory", called as factory(input_shape, outputs); outputs is '
+        "the number of classes, or 1 for real numbers and for the loss binary",
     )
     norm: Literal["group", "batch"] = setting("group")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Rounds, local training with Adam (reset each round), and the weights of the sum."""
+    """Rounds, local training (the optimiser is reset each round), and the weights of the sum."""
 
     rounds: int = setting(10)
     local_epochs: int = setting(5)
     batch_size: int = setting(64)
+    loss: str = setting(
+        "cross-entropy",
+        'cross-entropy | binary | mse | "module:function"',
+        above='or a loss of your own: "module:function", called as function(outputs, y) for a number',
+    )
+    optimiser: Literal["adam", "adamw", "sgd"] = setting("adam")
     lr: float = setting(0.001)
+    momentum: float = setting(0.0, 'for "sgd"')
     weight_decay: float = setting(0.001)
     tf32: bool = setting(
         False, "let a GPU multiply in TF32: faster, but results differ from a CPU's by more than rounding"
@@ -184,9 +198,18 @@ class Scoring:
     )
     utilities: Sequence[str] = setting(
         ("expected-accuracy", "accuracy", "brier"),
-        "also: sharpened-accuracy, balanced-accuracy, neg-loss",
-        above='or one of your own: "module:function", called as function(model, images, '
-        "labels); it returns a number per sample",
+        "also: sharpened-accuracy, balanced-accuracy, neg-loss; rmse-skill, mae-skill; auc, f1, c-index",
+        above='or one of your own: "module:function", called as function(model, x, '
+        "y); it returns a number per sample, or one number if it is listed in whole",
+    )
+    whole: Sequence[str] = setting(
+        (),
+        "auc, f1 and c-index always are",
+        above="which of your own utilities are metrics of the whole test set, not means over samples",
+    )
+    scale: float = setting(
+        0.0,
+        "for rmse-skill and mae-skill: the error, in the unit of y, from which on an answer counts as 0",
     )
     game: Literal["additive", "renormalised"] = setting("additive")
     missing: Literal["zero", "own-mean"] = setting("zero", "what a missed round counts in the sum")
@@ -233,7 +256,7 @@ class SecureAggregation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class RunSettings:
     """Seed, repeat and device."""
 
     seed: int = setting(0)
@@ -242,7 +265,7 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class ReportSettings:
     """What decisions, statements and the page are about, and their language."""
 
     title: str = setting("", "such as Lung nodules 2026")
@@ -270,8 +293,8 @@ class Config:
     scoring: Scoring = Scoring()
     settlement: Settlement = Settlement()
     secure_aggregation: SecureAggregation = SecureAggregation()
-    run: Run = Run()
-    report: Report = Report()
+    run: RunSettings = RunSettings()
+    report: ReportSettings = ReportSettings()
     method_open: bool = field(default=False, compare=False, repr=False)
     """Whether scoring.method was left out, so that a rehearsal takes "reports" where nothing can be settled.
     This is no setting: it is not recorded."""
@@ -312,6 +335,11 @@ class Config:
     def reports(self) -> bool:
         """Whether members measure and report in each round."""
         return self.scoring.method != "settled"
+
+    @property
+    def whole(self) -> tuple[str, ...]:
+        """The utilities that are metrics of the whole test set, not means over its samples."""
+        return tuple(name for name in self.scoring.utilities if name in (*WHOLE, *self.scoring.whole))
 
     @property
     def settles(self) -> bool:
@@ -366,6 +394,8 @@ def asked_for(overrides: Sequence[str]) -> list[str]:
 def of_folder(path: str | Path) -> Config:
     """Return the settings that the run folder ``path`` records in its ``config.toml``."""
     file = Path(path) / "config.toml"
+    if Path(path).is_dir() and not file.exists():
+        raise ConfigError(f"{path} holds no run: no {file.name}")
     text = _text_in(file)
     try:
         return recorded(text)
@@ -491,7 +521,9 @@ def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
     kinds = typing.get_type_hints(Config)
     for name, given in tree.items():
         if name not in SECTIONS:
-            raise ConfigError(f"{name}: unknown section; expected one of {', '.join(SECTIONS)}")
+            raise ConfigError(
+                f"{name}: unknown section{_near(name, SECTIONS)}; expected one of {', '.join(SECTIONS)}"
+            )
         if not isinstance(given, dict):
             raise ConfigError(f"{name}: expected a section [{name}], got {given!r}")
         if name == "partition" and "clients" not in given:
@@ -526,7 +558,7 @@ def unsettled_for(scoring: Scoring) -> Literal["", "utilities", "game"]:
     A utility without a gradient cannot be settled. A settlement scores the additive game, so whoever chooses
     the other one means reports.
     """
-    if scoring.utilities and scoring.utilities[0] in WITHOUT_GRADIENT:
+    if scoring.utilities and scoring.utilities[0] in (*WITHOUT_GRADIENT, *WHOLE, *scoring.whole):
         return "utilities"
     return "game" if scoring.game == "renormalised" else ""
 
@@ -535,10 +567,21 @@ def _section(name: str, kind: type, given: Mapping[str, Any]) -> Any:
     hints = typing.get_type_hints(kind)
     for key, value in given.items():
         if key not in hints:
-            raise ConfigError.at(f"{name}.{key}", f"unknown key; expected one of {', '.join(hints)}")
+            asked = _near(key, hints)
+            raise ConfigError.at(f"{name}.{key}", f"unknown key{asked}; expected one of {', '.join(hints)}")
         if not fits(value, hints[key]):
             raise ConfigError.at(f"{name}.{key}", f"expected {words(hints[key])}, got {value!r:.100}")
     return kind(**{key: as_kind(value, hints[key]) for key, value in given.items()})
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    """Return a question that names the known word closest to this one; an empty text if none is close.
+
+    >>> _near("round", ["rounds", "lr"])
+    ' (did you mean rounds?)'
+    """
+    close = difflib.get_close_matches(name.lower().replace("-", "_"), list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def difference(there: Config, here: Config) -> str:
@@ -590,9 +633,11 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "training.local_epochs": (1, MOST, "at least 1 epoch"),
     "training.batch_size": (1, MOST, "at least 1 sample"),
     "training.lr": (1e-300, math.inf, "a number above 0"),
+    "training.momentum": (0, 1 - 1e-12, "0 or more, below 1"),
     "training.weight_decay": (0, math.inf, "0 or more"),
     "training.weight_cap": (1, 2**32 - 1, "1 to 2^32 - 1"),
     "participation.fraction": (1e-12, 1, "a number above 0, at most 1"),
+    "scoring.scale": (0, math.inf, "0 or more"),
     "settlement.blocks": (2, 64, "2 to 64 blocks"),
     "settlement.window_days": (0, 36_500, "0 to 36500 days"),
     "secure_aggregation.bound": (1e-300, math.inf, "a number above 0"),
@@ -609,6 +654,12 @@ OF_MEMBERS = (
 """Settings besides partition.names that name members: lists of members, or tables by member."""
 WITHOUT_GRADIENT = ("accuracy", "balanced-accuracy")
 """Utilities that cannot be settled: a small move of the model changes them by nothing, or by a jump."""
+WHOLE = ("auc", "f1", "c-index")
+"""Metrics of the whole test set, which are no means over samples. They have no gradient either."""
+SCALED = ("rmse-skill", "mae-skill")
+"""Utilities of errors, which lie in [0, 1] by the choice of scoring.scale."""
+READERS = ("fashion-mini", "npz", "folder", "table", "cifar10", "brain-mri", "isic2019", "pcam")
+LOSSES = ("cross-entropy", "binary", "mse")
 STAGES = (*SUM_STAGES, "report")
 TRUTHS = ("mr-shapley", "shapley")
 
@@ -659,6 +710,7 @@ def check(config: Config) -> None:
         raise ConfigError.at(
             "scoring.utilities", f"expected at least one utility, each once, got {utilities}"
         )
+    _check_own(config)
     for name in config.scoring.truth:
         if name not in TRUTHS:
             raise ConfigError.at("scoring.truth", f"expected {' or '.join(TRUTHS)}, got {name!r}")
@@ -681,6 +733,41 @@ def check(config: Config) -> None:
     _check_method(config)
 
 
+def _check_own(config: Config) -> None:
+    """Refuse names of data, losses and metrics that mean nothing, and errors without a scale."""
+    for path, known, other in (("data.name", READERS, "function"), ("training.loss", LOSSES, "function")):
+        section, key = path.split(".")
+        given = getattr(getattr(config, section), key)
+        if given not in known and ":" not in given:
+            raise ConfigError.at(
+                path, f'expected one of {", ".join(known)}, or "module:{other}", got {given!r}'
+            )
+    scoring = config.scoring
+    if config.training.momentum and config.training.optimiser != "sgd":
+        raise ConfigError.at(
+            "training.momentum", f'only with training.optimiser = "sgd", got {config.training.optimiser!r}'
+        )
+    for name in scoring.whole:
+        if name not in scoring.utilities:
+            raise ConfigError.at(
+                "scoring.whole",
+                f"expected names in scoring.utilities, {list(scoring.utilities)}, got {name!r}",
+            )
+    for name in scoring.utilities:
+        if name in ("rmse", "mae", "mse"):
+            raise ConfigError.at(
+                "scoring.utilities",
+                f"{name!r} has no bound and falls as the model improves: expected "
+                f"{'mae' if name == 'mae' else 'rmse'}-skill, with scoring.scale",
+            )
+        if name in SCALED and not scoring.scale:
+            raise ConfigError.at(
+                "scoring.scale",
+                f"{name!r} needs it: expected the error, in the unit of y, from which on an answer "
+                "counts as 0, such as the range of y",
+            )
+
+
 def _check_method(config: Config) -> None:
     """Refuse what a settlement cannot do, what needs reports without them, and a rehearsed lie in neither."""
     method, misstated = config.scoring.method, config.corruption.misstate
@@ -693,11 +780,16 @@ def _check_method(config: Config) -> None:
             'only with scoring.method = "settled" or "both": members state nothing otherwise',
         )
     paid = config.scoring.utilities[0]
-    if config.settles and paid in WITHOUT_GRADIENT:
+    if config.settles and (paid in WITHOUT_GRADIENT or paid in config.whole):
+        instead = "put sharpened-accuracy or expected-accuracy first, or take scoring.method = 'reports'"
+        if paid in config.whole:
+            instead = (
+                "it is a metric of the whole test set; take scoring.method = 'reports', or put a mean over "
+                "samples first"
+            )
         raise ConfigError.at(
             "scoring.utilities",
-            f"{method!r} settles the first utility along its gradient, and {paid!r} has none: put "
-            "sharpened-accuracy or expected-accuracy first, or take scoring.method = 'reports'",
+            f"{method!r} settles the first utility along its gradient, and {paid!r} has none: {instead}",
         )
     reveal = config.data.test_reveal
     if (reveal == "end") == config.reports:

@@ -132,6 +132,7 @@ NAMES = frozenset({"client", "other", "clients"})
 PLAIN = frozenset({
     "score", "status", "utility", "rule", "decided", "used", "zero", "noise", "doubt", "doubts", "holder",
     "what", "head", "hash", "file", "money", "until",
+    "python", "version", "system", "extra", "packages", "gpu", "clock",
 })  # fmt: skip
 """Keys of values that never contain a member's text: our own words, hashes, amounts, names of utilities."""
 HIDDEN = {"path": "DIR"}

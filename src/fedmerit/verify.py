@@ -294,6 +294,8 @@ def examine_folder(path: str | Path) -> Iterator[Note]:
     It says what `verify_folder` says, and looks at keys, leftovers, the disk and a process at work.
     """
     path = Path(path)
+    if not (path / "config.toml").exists():
+        Ledger(path / LEDGER, read_only=True).close()  # says so if this is no run, before anything is written
     try:
         held(path).close()
     except StoreError:
@@ -619,11 +621,14 @@ def record_decision(
         whole = joined([*earlier, part_of(folder.ledger)])
         before = decisions_of(folder.ledger, rounds_of(folder.ledger), config.scoring, earlier)
         if terms.score != "PHI":
-            found = doubts(scored_in(whole, terms.utility), game=config.scoring.game)
+            found = doubts(
+                scored_in(whole, terms.utility), game=config.scoring.game, metrics=config.scoring.whole
+            )
             check_payable(found, terms.rule, despite=terms.despite_doubts)
         journal = Journal(folder.ledger, _signer(path, folder.ledger))
         account = _closed(folder.ledger, journal, config) if terms.score == "PHI" else None
-        made = decide(whole, terms, before, game=config.scoring.game, after=earlier, account=account)
+        game, metrics = config.scoring.game, config.scoring.whole
+        made = decide(whole, terms, before, game=game, metrics=metrics, after=earlier, account=account)
         named = (heading or Heading()).over(config.report.heading)
         made = replace(made, heading=named.over(Heading(date=datetime.now(UTC).date().isoformat())))
         if before and _repeats(before[-1], made, dated=bool(named.date)):

@@ -194,7 +194,7 @@ def test_messages(tmp_path: Path):
     with pytest.raises(DataError, match=r"data_batch_2: expected 12 integer labels, got int64 \(3,\)$"):
         load("cifar10", folder)
     (folder / "data_batch_2").write_bytes(python2(batch(0)[0], [77] * 12))
-    with pytest.raises(DataError, match=r"cifar10: y_train: label 77 of image 12 is outside 0 \.\. 9$"):
+    with pytest.raises(DataError, match=r"cifar10: y_train: label 77 of sample 12 is outside 0 \.\. 9$"):
         load("cifar10", folder)
     (folder / "data_batch_2").unlink()
     with pytest.raises(DataError, match=r"data_batch_2: cannot be read: No such file or directory$"):

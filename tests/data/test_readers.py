@@ -156,9 +156,9 @@ def test_npz_messages(tmp_path: Path):
 
 
 def test_load_messages(tmp_path: Path):
-    names = "fashion-mini, npz, folder, cifar10, brain-mri, isic2019, pcam"
+    names = "fashion-mini, npz, folder, table, cifar10, brain-mri, isic2019, pcam"
     assert ", ".join(READERS) == names
-    refused(f"dataset must be one of {names}, got 'mnist'", "mnist")
+    refused(f"dataset must be one of {names} or \"module:function\", got 'mnist'", "mnist")
     refused("dataset 'npz' needs the path of its files", "npz")
     refused(f"{tmp_path / 'no'}: no such file or folder", "cifar10", tmp_path / "no")
     refused(
@@ -176,41 +176,68 @@ def test_load_messages(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"y_train": np.array([0, 1, 2, 0, 1, 3])}, "d: y_train: label 3 of image 5 is outside 0 .. 2"),
-        ({"y_test": np.array([0, -1, 2])}, "d: y_test: label -1 of image 1 is outside 0 .. 2"),
-        ({"y_train": np.array([0, 1, 1, 0, 1, 1])}, "d: class 'c' has no training image"),
-        ({"y_train": np.array([0, 1, 2])}, "d: 6 images in x_train but 3 labels in y_train"),
-        ({"y_test": np.zeros(3)}, "d: y_test must be integers of shape (n,), got float64 of shape (3,)"),
+        ({"y_train": np.array([0, 1, 2, 0, 1, 3])}, "d: y_train: label 3 of sample 5 is outside 0 .. 2"),
+        ({"y_test": np.array([0, -1, 2])}, "d: y_test: label -1 of sample 1 is outside 0 .. 2"),
+        ({"y_train": np.array([0, 1, 1, 0, 1, 1])}, "d: class 'c' has no training sample"),
+        ({"y_train": np.array([0, 1, 2])}, "d: 6 samples in x_train but 3 labels in y_train"),
+        (
+            {"y_test": np.zeros(3)},
+            "d: y_test must be integers of shape (n,), because classes are named, got float64 of shape (3,); "
+            "without names of classes, y may be real numbers or arrays",
+        ),
+        (
+            {"classes": (), "y_train": np.full(6, 2.5), "y_test": np.zeros(3)},
+            "d: y_train is the same for every sample, so there is nothing to learn",
+        ),
+        (
+            {"classes": (), "y_train": np.arange(6.0), "y_test": np.array([0, np.nan, 1])},
+            "d: y_test: sample 1 holds a value that is not finite",
+        ),
+        (
+            {"classes": (), "y_train": np.arange(12.0).reshape(6, 2), "y_test": np.zeros((3, 3))},
+            "d: training y are 2 float32, test y 3 float32",
+        ),
+        ({"classes": (), "y_train": np.array(list("abcdef"))}, "d: y_train must be numbers, got <U1"),
         (
             {"x_test": np.zeros((3, 4, 4, 3), np.uint8)},
-            "d: training images are 4x5x3 uint8, test images 4x4x3 uint8",
+            "d: training samples are 4x5x3 uint8, test samples 4x4x3 uint8",
         ),
-        ({"x_test": np.zeros((3, 4, 5, 3))}, "d: training images are 4x5x3 uint8, test images 4x5x3 float32"),
+        (
+            {"x_test": np.zeros((3, 4, 5, 3))},
+            "d: training samples are 4x5x3 uint8, test samples 4x5x3 float32",
+        ),
         (
             {"x_train": np.zeros((6, 4, 5, 3), np.int32)},
-            "d: x_train must be uint8 or floating point, got int32",
+            "d: training samples are 4x5x3 int64, test samples 4x5x3 uint8",
+        ),
+        ({"x_train": np.zeros((6, 2), complex)}, "d: x_train must be numbers, got complex128"),
+        (
+            {"x_train": np.zeros(6)},
+            "d: x_train must have shape (n, height, width, channels) for images, or (n, ...), none of "
+            "them 0, got (6,)",
         ),
         (
             {"x_train": np.zeros((6, 4))},
-            "d: x_train must have shape (n, height, width, channels), none of them 0, got (6, 4)",
+            "d: training samples are 4 float32, test samples 4x5x3 uint8",
         ),
         (
             {"x_test": np.zeros((0, 4, 5, 3), np.uint8)},
-            "d: x_test must have shape (n, height, width, channels), none of them 0, got (0, 4, 5, 3)",
+            "d: x_test must have shape (n, height, width, channels) for images, or (n, ...), none of them 0, "
+            "got (0, 4, 5, 3)",
         ),
         (
             {"x_train": np.full((6, 4, 5, 3), np.nan)},
-            "d: x_train: image 0 holds a value that is not finite",
+            "d: x_train: sample 0 holds a value that is not finite",
         ),
-        ({"classes": ("a",)}, "d: expected at least 2 classes, got 1"),
+        ({"classes": ("a",)}, "d: expected at least 2 classes, or none where y is no class, got 1"),
         ({"classes": ("a", "b", "a")}, "d: class name 'a' appears twice"),
         (
             {"group_train": np.array(["x"])},
-            "d: group_train must hold one string or integer per training image (6), got <U1 of shape (1,)",
+            "d: group_train must hold one string or integer per training sample (6), got <U1 of shape (1,)",
         ),
         (
             {"group_train": np.zeros(6)},
-            "d: group_train must hold one string or integer per training image (6), got float64 "
+            "d: group_train must hold one string or integer per training sample (6), got float64 "
             "of shape (6,)",
         ),
     ],
@@ -279,11 +306,18 @@ def test_folder_groups(images: Path):
     data = load("folder", images, groups="groups.csv")
     assert data.group_train is not None
     assert data.group_train.tolist() == ["hospital cat2", "hospital cat2", "hospital dog2", "hospital dog2"]
+    text = "\r\n".join(";".join(row) for row in listed)
+    (images / "groups.csv").write_bytes(text.replace("hospital", "Köln").encode("utf-16"))
+    european = load("folder", images, groups="groups.csv")
+    assert european.group_train is not None
+    assert european.group_train.tolist()[0] == "Köln cat2"
+    said = "groups.csv: the file was read with text in UTF-16, cells separated by semicolons"
+    assert said in european.notes
     table(images / "groups.csv", listed[:-1])
     refused(f"{images / 'groups.csv'}: no group for dog/10.png", "folder", images, groups="groups.csv")
     table(images / "groups.csv", [["path", "group"]])
     refused(
-        f"{images / 'groups.csv'}: column 'file' is missing, found path, group",
+        f"{images / 'groups.csv'}: line 1: missing column 'file'; expected file, group; got 'path, group'",
         "folder",
         images,
         groups="groups.csv",

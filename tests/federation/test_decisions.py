@@ -15,11 +15,13 @@ from fedmerit.cli import app
 from fedmerit.config import Corruption
 from fedmerit.errors import LedgerError, StoreError
 from fedmerit.identity import SERVER, content, exact, number
+from fedmerit.ledger import decisions
 from fedmerit.ledger.chain import Copy, Ledger, exported
 from fedmerit.ledger.decisions import Terms
 from fedmerit.ledger.records import own_total, rounds_of, sees, totals
 from fedmerit.report.statement import as_dict, as_markdown, facts_as_decided, write_statements
 from fedmerit.scoring.rewards import division, payouts
+from fedmerit.scoring.types import Scores
 from fedmerit.simulation.run import run
 from fedmerit.verify import read_run, record_decision, verify_copy, verify_folder
 from ledgers import Keys
@@ -489,6 +491,48 @@ def test_a_member_finds_out_from_its_copy_when_its_own_part_does_not_follow(clos
     as_server(closed, change, CLOSED)
     with pytest.raises(LedgerError, match=message):
         lines(copy_for(closed, "client-2"), member="client-2")
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "change", "message"),
+    [
+        ("shrunk", "positive", lambda x: 2 * x, "pull.positive: states .* the totals give"),
+        ("shrunk", "mean", lambda x: 2 * x, "pull.mean: states"),
+        ("shrunk", "fence", lambda x: x / 2, "pull.fence: states"),
+        ("shrunk", "factor", lambda x: x / 2, "pull.rest: states"),
+        ("shrunk", "counted", lambda x: 2 * x, "pull: expected a factor"),
+        ("fenced", "factor", lambda x: x / 2, "pull.factor: expected 1"),
+    ],
+)
+def test_a_member_finds_numbers_of_a_rule_that_contradict_the_totals(closed, rule, name, change, message):
+    """With a doubled sum, say, a server could halve all shares and give the rest to a friend."""
+    record_decision(closed, Terms("1000.00", PAID, rule=rule))
+    lines(copy_for(closed, "client-2"), member="client-2")
+
+    def edit(kind, body):
+        if kind == "decision":
+            body["pull"][name] = exact(change(number(body["pull"][name])))
+
+    as_server(closed, edit, CLOSED)
+    with pytest.raises(LedgerError, match=message):
+        lines(copy_for(closed, "client-2"), member="client-2")
+
+
+@pytest.mark.parametrize("rule", ["fair", "fenced", "shrunk"])
+@pytest.mark.parametrize("raw", [[1.0, 0.5, 3e-12], [1.0, 0.5, 1e-3, 1e-3 + 1.5e-10], [50.0, 1.0, 1e-11]])
+@pytest.mark.parametrize("error", [None, 0.01])
+def test_a_member_accepts_its_share_where_only_rounding_parts_its_score_from_another(rule, raw, error):
+    names = tuple(f"m{k}" for k in range(len(raw)))
+    stderr = None if error is None else [error] * len(raw)
+    total = Scores(score="ALPHA", clients=names, values=raw, raw=raw, gain=1.0, stderr=stderr)
+    terms = Terms("1.00", PAID, rule=rule)
+    divided = terms.divide(total)
+    pulled = {} if divided.pull is None else {"pull": decisions._pull(divided.pull)}
+    body = {"status": "ok", "totals": decisions._totals(total, divided, "1.00"), **pulled}
+    for name, own in total.as_dict().items():
+        expected, near = decisions._own_share(own, body, terms), decisions._rounding(own, body["totals"])
+        assert expected == pytest.approx(divided[name], rel=1e-9, abs=near)
+        assert near <= 1e-9
 
 
 def test_a_copy_that_withholds_what_its_reader_may_see_is_refused(closed):

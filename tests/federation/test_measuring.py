@@ -21,7 +21,7 @@ def test_the_formula_by_hand():
 
 def measured(before, after, inside, outside):
     parts = [{"u": np.array(part, dtype=float)} for part in (before, after, inside, outside)]
-    outcome = SimpleNamespace(slice=SimpleNamespace(id="s"))
+    outcome = SimpleNamespace(slice=SimpleNamespace(id="s", y=np.zeros(len(before), int)))
     return Scorer("A", Evaluations(lambda model, shown: {}))._measure("u", outcome, *parts, None)
 
 

@@ -20,8 +20,10 @@ from fedmerit.errors import (
 )
 from fedmerit.identity import canonical, content
 from fedmerit.ledger.chain import Ledger
+from fedmerit.ledger.decisions import Terms
 from fedmerit.ledger.records import rounds_of
 from fedmerit.ledger.settled import settlement_of
+from fedmerit.notes import code_of
 from fedmerit.protocol import clearing, pool
 from fedmerit.protocol.direction import Manifest, differs, integers, product
 from fedmerit.protocol.messages import pack, unpack
@@ -29,7 +31,7 @@ from fedmerit.protocol.settlement import Statement
 from fedmerit.protocol.settler import SETTLING
 from fedmerit.secagg.quantise import Encoding
 from fedmerit.storage.archive import FolderArchive, check_archive
-from fedmerit.verify import verify_folder
+from fedmerit.verify import record_decision, verify_folder
 from forging import body_of, written
 from linear_federation import LIAR, Federation, fit, fit_slope
 
@@ -461,8 +463,19 @@ def test_products_are_exact():
 
 def test_a_statement_is_small(tmp_path):
     federation = settled(tmp_path, rounds=10).run()
-    for record in records(federation, "statement"):
+    stated = records(federation, "statement")
+    assert len(stated) == 5
+    for record in stated:
         assert len(canonical(record.body)) <= 2048
+
+
+def test_a_run_of_more_than_nine_rounds_is_settled_and_paid_like_a_short_one(tmp_path):
+    federation = settled(tmp_path, rounds=12, naming=True).run()
+    found = federation.coordinator.settled
+    assert list(found.statements) == list(federation.config.clients)
+    assert all(list(one.rounds) == [str(k) for k in range(1, 13)] for one in found.statements.values())
+    assert found.final
+    assert "rounds: 12 of 12, 0 aborted" in federation.verified()
 
 
 def test_a_statement_is_read_as_it_was_written(tmp_path):
@@ -541,6 +554,26 @@ def test_parts_of_blocks_that_do_not_add_up_are_said(tmp_path):
     said = [line for line in verify_folder(federation.folder) if line.code == "settlement-parts"]
     assert [line.values for line in said] == [{"round": 2, "clients": federation.names}]
     assert found.holding == 3
+
+
+@pytest.mark.parametrize("rule", ["shrunk", "fair"])
+def test_huge_parts_of_blocks_neither_stop_a_payout_nor_flatten_it(tmp_path, rule):
+    def paid(home, more):
+        federation = settled(home)
+
+        def shift(body):
+            one, two, *others = map(float, body["blocks"]["2"])
+            body["blocks"]["2"] = [f"{part:.7g}" for part in (one + more, two - more, *others)]
+
+        stating(federation, shift)
+        federation.run()
+        terms = Terms("1000.00", federation.config.scoring.utilities[0], rule=rule, score="PHI")
+        return record_decision(federation.folder, terms)[0].shares
+
+    honest, lied = paid(tmp_path / "honest", 0.0), paid(tmp_path / "lied", 1e8)
+    assert list(lied.values()) == pytest.approx(list(honest.values()), abs=0.05)
+    named = [note.values["clients"] for note in lied.notes if code_of(note) == "large-errors"]
+    assert named == [(LIAR,)]
 
 
 @pytest.mark.parametrize("detail", ["rounds", "run"])

@@ -495,7 +495,7 @@ def test_dropped_records_in_a_chain_made_anew(plain, dropped):
 
 
 def test_no_folder_and_no_ledger(tmp_path):
-    with pytest.raises(LedgerError, match=r"ledger\.sqlite: no ledger here"):
+    with pytest.raises(LedgerError, match="nowhere: no such folder"):
         verify(tmp_path / "nowhere")
 
 

@@ -172,7 +172,7 @@ def test_a_checkpoint_that_the_ledger_does_not_know_is_not_the_last_model(home):
 
 def test_what_is_wrong_with_a_last_model_is_said(home):
     like = ArrayRecord(task.first_model())
-    with pytest.raises(LedgerError, match="no ledger here"):
+    with pytest.raises(LedgerError, match="nothing: no such folder"):
         fedmerit.flower.last_model(home / "nothing", like)
     failed_start(home)
     with pytest.raises(StoreError, match="run: no round is over; start from the first model"):

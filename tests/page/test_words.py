@@ -14,6 +14,7 @@ import pytest
 from sample import NAMES, changed, write_scores
 
 from fedmerit import notes
+from fedmerit.config import WHOLE
 from fedmerit.ledger.decisions import Terms
 from fedmerit.notes import LANGUAGES, MARKS, catalogue, catalogue_of, words
 from fedmerit.protocol.terms import REHEARSALS
@@ -30,9 +31,10 @@ SOURCE = Path(__file__).parents[2] / "src" / "fedmerit"
 MISSED = {*get_args(Happened)} - {"counted"}
 SCORES = {"LOO", "IOI", "COS", "MERIT"}
 WAYS = {"rose", "fell", "same"}
+MEASURES = {"neg-loss", "rmse-skill", "mae-skill", *WHOLE, *UNIT_UTILITIES}
 BY_KEY = {
-    "measure": {"none", "neg-loss", *UNIT_UTILITIES},
-    "measure-means": {"neg-loss", *UNIT_UTILITIES},
+    "measure": {"none", *MEASURES},
+    "measure-means": MEASURES,
     "score": {"ALPHA", "PHI"},
     "score-means": {"ALPHA", "PHI", *SCORES},
     "score-of-yours": {"ALPHA", "PHI", *SCORES},
@@ -48,7 +50,7 @@ BY_KEY = {
     "why-you": MISSED,
     "truth": {"SV", "MR-SV"},
     "holder": REHEARSALS,
-    "stage": {"rounds", *terminal.STAGES},
+    "stage": {"rounds", *terminal.STAGES, *terminal.COUNTED},
     "change": WAYS | {f"{way}-between" for way in WAYS},
     "list": {
         "comma", "clause", "last", "more", "so-on", "few", "rounds", "left", "clients", "quoted", "where",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import sys
 
-from fedmerit.cli import compare, run, score, settle
+from fedmerit.cli import compare, members, run, score, settle
 from fedmerit.cli.base import app, errors_as_messages
 
-__all__ = ["app", "compare", "main", "run", "score", "settle"]
+__all__ = ["app", "compare", "main", "members", "run", "score", "settle"]
 
 
 def main() -> None:
@@ -19,4 +19,4 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     with errors_as_messages(), np.errstate(all="ignore"):  # the code refuses non-finite numbers itself
-        app()
+        app(prog_name="fedmerit")

@@ -9,16 +9,50 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
+import click
 import typer
 from rich.console import Console
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from fedmerit.config import VERSION
 from fedmerit.errors import FedmeritError
 
 if TYPE_CHECKING:
     from fedmerit.heading import Heading
+    from fedmerit.scoring.spreadsheets import SheetForm
+
+WORK = {
+    "Begin": ("demo", "doctor", "init", "plan", "run"),
+    "Who contributed what": ("score", "compare", "rewards", "page", "track"),
+    "The record": ("verify", "export"),
+    "Members on their own machines": ("keys", "member", "settle"),
+}
+"""The commands in the order of the work, by heading; `fedmerit --help` shows them so."""
+
+
+class Commands(TyperGroup):
+    """Commands in the order of the work. Their texts explain the arguments, under the names people see."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands in the order of the work."""
+        order = [name for names in WORK.values() for name in names]
+        return sorted(self.commands, key=lambda name: order.index(name) if name in order else len(order))
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Return a command under its heading, without a list of its arguments by their names in code."""
+        found = super().get_command(ctx, name)
+        if isinstance(found, TyperCommand | TyperGroup):
+            headings = [heading for heading, names in WORK.items() if name in names]
+            if ctx.parent is None and headings:
+                found.rich_help_panel = headings[0]
+            for one in found.params:
+                if isinstance(one, TyperArgument):
+                    one.hidden = True
+        return found
+
 
 app = typer.Typer(
+    cls=Commands,
     help="Who contributed what in a federation, without anyone seeing anyone's model update.",
     no_args_is_help=True,
     add_completion=False,
@@ -61,7 +95,45 @@ def heading_of(title: str | None, consortium: str | None, date: str | None, curr
         fail(f"--{error}")
 
 
+class PlainFormat(StrEnum):
+    """Output formats of what is no table of scores: for people, or for programs (docs/json.md)."""
+
+    table = "table"
+    json = "json"
+
+
+PlainFormat_ = Annotated[PlainFormat, typer.Option("--format", help="How to print.")]
 Set_ = Annotated[list[str] | None, typer.Option("--set", help="Override: section.key=value, repeatable.")]
+
+Delimiter_ = Annotated[
+    str | None,
+    typer.Option(
+        help="What separates the cells of a CSV file: comma, semicolon, tab or bar.",
+        show_default="found out from the file",
+    ),
+]
+Decimal_ = Annotated[
+    str | None,
+    typer.Option(
+        help="The decimal mark in a CSV file: point or comma.",
+        show_default="found out from the file",
+    ),
+]
+Encoding_ = Annotated[
+    str | None,
+    typer.Option(
+        help="How a CSV file encodes letters, such as latin-1.",
+        show_default="found out from the file",
+    ),
+]
+_SIGNS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|", "point": "."}
+
+
+def form_of(delimiter: str | None, decimal: str | None, encoding: str | None) -> SheetForm:
+    """Return how a CSV file is written, as far as options say so, by name or by sign."""
+    from fedmerit.scoring.spreadsheets import SheetForm
+
+    return SheetForm(_SIGNS.get(delimiter or "", delimiter), _SIGNS.get(decimal or "", decimal), encoding)
 
 
 @app.callback(invoke_without_command=True)

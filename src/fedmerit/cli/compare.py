@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedmerit.cli.base import app, err, out, write
-from fedmerit.cli.score import Missing_, Score_, Utility_, counted
+from fedmerit.cli.base import (
+    Decimal_,
+    Delimiter_,
+    Encoding_,
+    PlainFormat,
+    PlainFormat_,
+    app,
+    err,
+    form_of,
+    out,
+    write,
+)
+from fedmerit.cli.score import Missing_, Score_, Utility_, counted, tell_read
 
 if TYPE_CHECKING:
     from fedmerit.report.comparison import Comparison
-
-
-class CompareFormat(StrEnum):
-    """Output formats of a comparison."""
-
-    table = "table"
-    json = "json"
 
 
 @app.command()
@@ -34,7 +37,7 @@ def compare(
     out_: Annotated[
         Path | None, typer.Option("--out", help="Also write one HTML page that anybody can open.")
     ] = None,
-    format: Annotated[CompareFormat, typer.Option(help="How to print.")] = CompareFormat.table,
+    format: PlainFormat_ = PlainFormat.table,
     utility: Utility_ = None,
     score: Score_ = None,
     missing: Missing_ = None,
@@ -42,6 +45,9 @@ def compare(
         bool,
         typer.Option("--force", help="Overwrite any file that is there, even if fedmerit did not write it."),
     ] = False,
+    delimiter: Delimiter_ = None,
+    decimal: Decimal_ = None,
+    encoding: Encoding_ = None,
 ) -> None:
     """Print what training again changes: each member's score over runs that repeat each other.
 
@@ -60,14 +66,17 @@ def compare(
         utility=utility,
         score=score and score.value,
         missing=None if missing is None else counted(missing),
+        form=form_of(delimiter, decimal, encoding),
     )
-    if format is CompareFormat.table:
+    if format is PlainFormat.table:
         print_comparison(out, found)
     else:
         write(json.dumps(found.as_dict(), indent=1, ensure_ascii=False) + "\n")
+    for run in found.runs:
+        tell_read(run.facts.source, out if format is PlainFormat.table else err, run.name)
     if out_ is not None:
         write_comparison(found, out_)
-        (out if format is CompareFormat.table else err).print(f"wrote {out_}")
+        (out if format is PlainFormat.table else err).print(f"wrote {out_}")
 
 
 def write_comparison(found: Comparison, path: Path) -> None:

@@ -1,7 +1,8 @@
-"""Commands on runs: run, demo, init, plan, track, page; on files: verify, export, doctor; keys; a member."""
+"""Commands on runs: run, demo, init, plan, track, page; and on their ledgers: verify, export."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
@@ -14,17 +15,25 @@ from fedmerit.cli.base import (
     Consortium_,
     Currency_,
     Date_,
+    Decimal_,
+    Delimiter_,
+    Encoding_,
     Language_,
+    PlainFormat,
+    PlainFormat_,
     Set_,
     Title_,
     app,
     err,
     fail,
+    form_of,
     heading_of,
     out,
+    write,
 )
+from fedmerit.cli.score import tell_read
 from fedmerit.config import SCHEMA, Config, asked_for, of_folder, written
-from fedmerit.errors import ConfigError
+from fedmerit.errors import ConfigError, FedmeritError
 from fedmerit.notes import words
 from fedmerit.scoring.files import LEDGER
 
@@ -47,7 +56,9 @@ def page(
     out_: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="Where to write it [default: DIR/page-TITLE-DIR.html, or FILE.html for FILE.csv]."
+            "--out",
+            help="Where to write it.",
+            show_default="DIR/page-TITLE-DIR.html, or FILE.html for FILE.csv",
         ),
     ] = None,
     pseudonyms: Annotated[
@@ -66,6 +77,9 @@ def page(
         bool,
         typer.Option("--force", help="Overwrite any file that is there, even if fedmerit did not write it."),
     ] = False,
+    delimiter: Delimiter_ = None,
+    decimal: Decimal_ = None,
+    encoding: Encoding_ = None,
 ) -> None:
     """Write one HTML page that anybody can open: who contributed what, how sure that is, who is paid what.
 
@@ -81,22 +95,26 @@ def page(
         render,
     )
     from fedmerit.report.page.html import figures as make_figures
+    from fedmerit.report.terminal import counting
     from fedmerit.report.text import printable
     from fedmerit.storage.run_folder import write
 
-    heading = heading_of(title, consortium, date, currency)
+    heading, form = heading_of(title, consortium, date, currency), form_of(delimiter, decimal, encoding)
     target = out_ or source.with_suffix(".html")
     if out_ is not None or not source.is_dir():
         check_target(target, force=force)
-    with speaking(language.value if language else language_of(source)):
-        facts = facts_of(source, pseudonyms=pseudonyms, heading=heading)
+    with speaking(language.value if language else language_of(source)), counting(err, "page", 2) as done:
+        facts = facts_of(source, pseudonyms=pseudonyms, form=form, heading=heading)
+        done()
         if out_ is None and facts.source.book is not None and _renewed(source):
             facts = facts_of(source, pseudonyms=pseudonyms, heading=heading)
         if out_ is None and source.is_dir():
             target = page_path(source, facts.source.heading)
             check_target(target, force=force)
         write(target, render(facts).encode())
+        done()
     out.print(f"wrote {target}")
+    tell_read(facts.source, out)
     for doubt in facts.doubts:
         out.print(f"WARNING: {printable(str(doubt))}")
     if facts.source.broken:
@@ -164,7 +182,8 @@ def run(
     settings = load(config, set_ or ())
     with _settings_of(config, set_ or ()):
         if repeat is None:
-            _run(settings, out_, resume=resume, track=track or ())
+            with _stoppable(out_):
+                _run(settings, out_, resume=resume, track=track or ())
         elif track:
             fail(
                 "--track: expected without --repeat; `fedmerit track` sends the curves of each run afterwards"
@@ -186,7 +205,9 @@ def _repeat(config: Config, folder: Path, count: int, *, resume: bool) -> None:
     planned = repeats_in(folder, config, count, resume=resume)
     for one in planned:
         out.print(f"run {one.number} of {count}: {one.folder}")
-        _run(one.config, one.folder, resume=one.begun, repeats=planned[0].folder if one.number > 1 else None)
+        first = planned[0].folder if one.number > 1 else None
+        with _stoppable(one.folder):
+            _run(one.config, one.folder, resume=one.begun, repeats=first)
     found = compared([one.folder for one in planned])
     print_comparison(out, found)
     if installed():
@@ -238,40 +259,90 @@ def _demo_liar(config: Config, folder: Path) -> None:
 
 
 @app.command()
-def init(path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("fedmerit.config")) -> None:
-    """Write a commented config with every setting and its default.
+def init(
+    path: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Where to write it.",
+            show_default="fedmerit.config, or reports.csv with --csv",
+        ),
+    ] = None,
+    csv: Annotated[
+        bool, typer.Option("--csv", help="Write a table of reports to fill in, not a config.")
+    ] = False,
+    member: Annotated[
+        list[str] | None,
+        typer.Option(help="With --csv: the name of a member; repeatable.", show_default="Member 1 to 3"),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="With --csv: how many rounds.", show_default="3")] = None,
+    delimiter: Annotated[
+        str | None,
+        typer.Option(
+            help="With --csv: what separates cells, comma, semicolon, tab or bar.", show_default="comma"
+        ),
+    ] = None,
+) -> None:
+    """Write a commented config with every setting and its default; or, with --csv, a table of reports.
 
-    PATH is the file to write, by default fedmerit.config. A file that exists is never overwritten.
+    PATH is the file to write, by default fedmerit.config, or reports.csv. The table has one line per round
+    and member; spreadsheet programs in most of Europe open it with --delimiter semicolon. A file that exists
+    is never overwritten.
     """
+    from fedmerit.scoring.tidy import template
 
+    if csv:
+        path = path or Path("reports.csv")
+        if path.suffix.lower() != ".csv":
+            fail(f"{path}: expected a name that ends in .csv")
+        names = member or [f"Member {k}" for k in range(1, 4)]
+        count = 3 if rounds is None else rounds
+        text = template(names, count, form_of(delimiter, None, None).delimiter or ",")
+        _write_new(path, "\ufeff" + text)  # the mark tells spreadsheet programs that this is UTF-8
+        out.print(f"wrote {path}: fill in {count * len(names)} lines; next: fedmerit score {path}")
+        return
+    for name, given in (("--member", member), ("--rounds", rounds), ("--delimiter", delimiter)):
+        if given is not None:
+            fail(f"{name}: expected together with --csv; a config has its own settings")
+    path = path or Path("fedmerit.config")
+    _write_new(path, commented_config())
+    out.print(f"wrote {path}; next: fedmerit run {path} --out runs/first")
+    out.print("your own data, model and metric: docs/bring-your-own.md and examples/bring-your-own")
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Write a file that does not exist yet."""
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(commented_config())
+            file.write(text)
     except FileExistsError:
         fail(f"{path}: exists already and is not overwritten")
     except OSError as error:
         fail(f"{path}: cannot be written: {error.strerror}")
-    out.print(f"wrote {path}; next: fedmerit run {path} --out runs/first")
 
 
 @app.command()
 def plan(
     config: Annotated[Path, typer.Argument(help="Settings (TOML).")],
     set_: Set_ = None,
+    format: PlainFormat_ = PlainFormat.table,
 ) -> None:
     """Show what a run will cost here (models, trainings, minutes, memory, bytes) and what it can resolve.
 
     CONFIG is a file of settings (TOML), as for `fedmerit run`.
     """
     from fedmerit.config import load
-    from fedmerit.report.terminal import print_plan
+    from fedmerit.report.terminal import counting, print_plan
     from fedmerit.report.text import printable
 
     settings = load(config, set_ or ())
     with _engine():
+        from fedmerit.simulation.plan import STEPS
         from fedmerit.simulation.plan import plan as make_plan
-    with _settings_of(config, set_ or ()):
-        planned = make_plan(settings)
+    with _settings_of(config, set_ or ()), counting(err, "measure", STEPS) as done:
+        planned = make_plan(settings, done=done)
+    if format is PlainFormat.json:
+        write(json.dumps(planned.as_dict(), indent=1, ensure_ascii=False) + "\n")
+        return
     print_plan(out, planned)
     for note in planned.notes:
         out.print(f"note: {printable(note)}")
@@ -319,6 +390,34 @@ def _run(
         print_truth(out, written)
     out.print(f"written to {folder}: scores.json, scores.csv, ledger.sqlite")
     write_page(folder)
+
+
+@contextmanager
+def _stoppable(folder: Path) -> Iterator[None]:
+    """Say after Ctrl-C how far the run got and how it goes on; the exit code is then 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        err.print(_stopped(folder))
+        raise typer.Exit(130) from None
+
+
+def _stopped(folder: Path) -> str:
+    """Return how far a run got that was stopped, and what to do next."""
+    from fedmerit.ledger.chain import Ledger
+    from fedmerit.ledger.records import rounds_of
+
+    if not (folder / "config.toml").exists() or not (folder / LEDGER).exists():
+        return "stopped before the run began; start it again"
+    planned, closed, over = of_folder(folder).training.rounds, 0, False
+    with Ledger(folder / LEDGER, read_only=True) as ledger:
+        if len(ledger):
+            closed, over = len(rounds_of(ledger)), any(ledger.records("end"))
+    if over:
+        return f"stopped when all {planned} rounds were over; see fedmerit score {folder}"
+    if not closed:
+        return f"stopped before the end of round 1 of {planned}; go on with --resume"
+    return f"stopped after round {closed} of {planned}; go on with --resume"
 
 
 @contextmanager
@@ -407,8 +506,6 @@ def _explained(kind: type[Any], key: str) -> tuple[str, str]:
     return found.metadata.get("above", ""), "; ".join(word for word in words if word)
 
 
-# Commands on files that are kept: a run's ledger (verify, export), identity keys and the roster (keys).
-
 # ---------------------------------------------------------------------------------------------- the ledger
 
 
@@ -439,6 +536,7 @@ def verify(
         Path | None,
         typer.Option(help="The archive of a settled run (DIR/archive): recompute sums, products, verdicts."),
     ] = None,
+    format: PlainFormat_ = PlainFormat.table,
 ) -> None:
     """Check a run's ledger: chain, signatures, heads, and that scores and payouts follow from the reports.
 
@@ -458,8 +556,23 @@ def verify(
         "roster": roster,
         "archive": archive,
     }
-    for line in check(source, **given, after=after or ()):
-        out.print(line)
+    checks = check(source, **given, after=after or ())
+    if format is PlainFormat.table:
+        for line in checks:
+            out.print(line)
+        return
+    lines: list[dict[str, str]] = []
+    wrong: FedmeritError | None = None
+    try:
+        for line in checks:
+            lines.append({"code": line.code, "text": str(line)})
+    except FedmeritError as error:
+        wrong = error
+    told = wrong and {"record": getattr(wrong, "record", None), "text": str(wrong)}
+    found = {"source": str(source), "verified": wrong is None, "lines": lines, "error": told}
+    write(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    if wrong is not None:
+        raise wrong
 
 
 @app.command()
@@ -499,231 +612,3 @@ def export(
     out.print(f"wrote {out_}: {len(lines)} records" + (f", {held} of them withheld" if private else ""))
     if for_ is not None and not private:
         out.print("every member of this run may see every record, so nothing is withheld")
-
-
-# ------------------------------------------------------------------------------------- keys and the roster
-
-FEWEST = 3
-"""The fewest members of a federation (see ``partition.clients``)."""
-
-keys_app = typer.Typer(help="Identity keys and the roster.", no_args_is_help=True)
-app.add_typer(keys_app, name="keys")
-
-
-@keys_app.command("new")
-def keys_new(
-    path: Annotated[Path, typer.Argument(help="Where to write the private key (mode 600).")],
-    server: Annotated[
-        bool, typer.Option("--server", help="Make the server's key, and say what to do with it.")
-    ] = False,
-) -> None:
-    """Make an identity key, and print the public key for the roster.
-
-    PATH is a new file for the private key, which only its owner may read (mode 600).
-    """
-    from fedmerit.identity import PREFIX, new_key
-
-    public = PREFIX + new_key(path).hex()
-    out.print(public)
-    if server:
-        out.print(
-            f"put it on the roster: fedmerit keys roster ROSTER --member ... --server {public}; keep {path} "
-            "as server.pem beside the roster, or name it in Contributions(server_key=...)"
-        )
-
-
-@keys_app.command("roster")
-def keys_roster(
-    path: Annotated[Path, typer.Argument(help="The roster file: written from --member, or checked.")],
-    member: Annotated[
-        list[str] | None, typer.Option(help="NAME=ed25519:PUBLICKEY[,WEIGHT], repeatable.")
-    ] = None,
-    server: Annotated[
-        str | None, typer.Option(help="The server's public key; members refuse every other server.")
-    ] = None,
-    quorum: Annotated[
-        int | None,
-        typer.Option(help="How many members must sign a change of it [default: more than half]."),
-    ] = None,
-) -> None:
-    """Write or check a roster of names and public keys, and print its hash, which all members compare.
-
-    PATH is the roster file (TOML or .json). With --member, it is written; otherwise it is checked.
-    """
-    from fedmerit.identity import PREFIX, SERVER, Roster, parse_key, parse_member, read_roster, write_roster
-
-    if member:
-        key = None if server is None else parse_key(SERVER, server)
-        write_roster(path, Roster((parse_member(text) for text in member), key, quorum=quorum))
-    elif server is not None or quorum is not None:
-        fail("--server and --quorum belong to a new roster: expected --member too")
-    roster = read_roster(path)
-    for one in roster.members:
-        out.print(
-            f"{one.name}  ed25519:{one.key.hex()}" + ("" if one.weight is None else f"  {one.weight:g}")
-        )
-    if roster.server is not None:
-        out.print(f"the server  {PREFIX}{roster.server.hex()}")
-    count = len(roster.members)
-    out.print(f"{count} member{'' if count == 1 else 's'}, roster hash {roster.hash.hex()}")
-    if roster.before is not None:
-        out.print(
-            f"follows from {roster.before.hash.hex()}, signed by {', '.join(roster.signatures)}; the first "
-            f"roster was {roster.lineage.hex()}"
-        )
-    if roster.server is None:
-        out.print("note: it names no server (--server): members use it in rehearsals only")
-    if count < FEWEST:
-        out.print(
-            f"note: a federation needs at least {FEWEST} members: with two, each learns the other's update"
-        )
-
-
-@keys_app.command("propose")
-def keys_propose(
-    old: Annotated[Path, typer.Argument(help="The roster that is in use.")],
-    new: Annotated[Path, typer.Argument(help="The next roster, from `fedmerit keys roster`.")],
-    out_: Annotated[Path, typer.Option("--out", help="Where to write the change, a new file.")],
-) -> None:
-    """Propose another roster in place of the one in use; its members sign the change.
-
-    OLD is the roster in use. NEW is a roster that `fedmerit keys roster` wrote, with all members, keys,
-    server and quorum as they should be.
-    """
-    from fedmerit.identity import read_roster, write_new
-    from fedmerit.keys import Change
-
-    change = Change.proposed(read_roster(old), read_roster(new))
-    write_new(out_, change.text().encode())
-    _show(change)
-    out.print(f"wrote {out_}; each member: fedmerit keys sign {out_} --key KEY")
-
-
-@keys_app.command("sign")
-def keys_sign(
-    path: Annotated[Path, typer.Argument(help="The proposed change.", metavar="CHANGE")],
-    key: Annotated[
-        Path | None, typer.Option(help="Your private key; without it, the change is only shown.")
-    ] = None,
-) -> None:
-    """Show a proposed change of the roster and, with --key, sign it.
-
-    CHANGE is the file of the change; the signature is added to it.
-    """
-    from fedmerit.identity import load_key
-    from fedmerit.keys import read_change
-    from fedmerit.storage.run_folder import write
-
-    change = read_change(path)
-    if key is not None:
-        change = change.signed(load_key(key))
-        write(path, change.text().encode())
-    _show(change)
-
-
-@keys_app.command("adopt")
-def keys_adopt(
-    paths: Annotated[
-        list[Path], typer.Argument(help="The signed change, or several copies that members signed.")
-    ],
-    out_: Annotated[Path, typer.Option("--out", help="Where to write the roster, a new file.")],
-) -> None:
-    """Write the new roster, once enough members of the old one have signed the change.
-
-    PATHS is the signed change, or several copies of it that were signed apart. Give everybody the new roster.
-    """
-    from functools import reduce
-
-    from fedmerit.identity import write_roster
-    from fedmerit.keys import Change, read_change
-
-    change = reduce(Change.joined, map(read_change, paths))
-    _show(change)
-    write_roster(out_, roster := change.adopted())
-    out.print(f"wrote {out_}, roster hash {roster.hash.hex()}")
-
-
-def _show(change: Any) -> None:
-    """Print what a change of the roster changes, and who has signed it."""
-    out.print(f"from roster {change.old.hash.hex()}")
-    out.print(f"to roster {change.new.hash.hex()}")
-    for line in change.differences():
-        out.print(f"  {line}")
-    signed = f"signed by {', '.join(change.signatures)}" if change.signatures else "signed by nobody yet"
-    missing = f"{change.missing} more must sign" if change.missing else "that is enough"
-    out.print(f"{signed}; {change.old.needed} of {len(change.old.members)} members are needed: {missing}")
-
-
-# ------------------------------------------------------------------------------------- a member's own state
-
-member_app = typer.Typer(help="What a member remembers, and what its owner allows.", no_args_is_help=True)
-app.add_typer(member_app, name="member")
-Key_ = Annotated[Path, typer.Argument(help="The member's private key.", metavar="KEY")]
-
-
-@member_app.command("show")
-def member_show(key: Key_) -> None:
-    """What a member remembers: runs, settings pinned from run to run, limits.
-
-    KEY is the member's private key; the state is in KEY.state beside it.
-    """
-    from fedmerit.storage.member_state import about_state
-
-    for line in about_state(key):
-        out.print(line)
-
-
-@member_app.command("allow")
-def member_allow(
-    key: Key_,
-    changes: Annotated[
-        list[str],
-        typer.Argument(
-            help="bound, check, clip, disk, least, runs, threshold, weight_cap or weights.",
-            metavar="NAME=VALUE...",
-        ),
-    ],
-    roster: Annotated[
-        Path | None, typer.Option(help="The roster, if this member knows of more than one, or of none.")
-    ] = None,
-) -> None:
-    """Change what a member agrees to from run to run; only its owner decides that.
-
-    KEY is the member's private key. Settings stay as they were in a member's first run of a roster until
-    they are changed here: bound=8, weights=uniform, ... With runs=100 it trains in up to 100 runs within 30
-    days, and with disk=8000000000 it stores up to so many bytes of a run.
-    """
-    from fedmerit.identity import read_roster
-    from fedmerit.storage.member_state import about_state, allow
-
-    given = dict(one.partition("=")[::2] for one in changes)
-    allow(key, given, None if roster is None else read_roster(roster))
-    for line in about_state(key):
-        out.print(line)
-
-
-@app.command()
-def doctor(
-    source: Annotated[
-        Path, typer.Argument(help="A member's private key, or a run folder.", metavar="SOURCE")
-    ],
-    ledger: Annotated[
-        Path | None,
-        typer.Option(help="For a key: a run folder; its ledger is compared with the member's heads."),
-    ] = None,
-) -> None:
-    """Check a member's key and state, or the server's run folder: files, modes, seals, ledger, disk.
-
-    SOURCE is a member's private key, or a run folder. Exit code 2 says that there is a problem.
-    """
-    from fedmerit.storage.member_state import examine, heads_of
-    from fedmerit.verify import examine_folder, verify_folder
-
-    found = list(examine_folder(source) if source.is_dir() else examine(source))
-    if ledger is not None and not source.is_dir():
-        found += verify_folder(ledger, heads=heads_of(source, ledger))
-    for line in found:
-        out.print(line)
-    if problems := sum(line.code == "problem" for line in found):
-        fail(f"{source}: {problems} problem{'' if problems == 1 else 's'}")
-    out.print(f"{source}: in order")

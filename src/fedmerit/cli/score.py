@@ -18,11 +18,15 @@ from fedmerit.cli.base import (
     Consortium_,
     Currency_,
     Date_,
+    Decimal_,
+    Delimiter_,
+    Encoding_,
     Language_,
     Title_,
     app,
     err,
     fail,
+    form_of,
     heading_of,
     out,
     write,
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
     from fedmerit.scoring.files import Content
     from fedmerit.scoring.rewards import Payouts, Shares
     from fedmerit.scoring.share_intervals import Spans
+    from fedmerit.scoring.spreadsheets import SheetForm
     from fedmerit.storage.run_folder import Recorded
 
 
@@ -107,16 +112,14 @@ Utility_ = Annotated[
 ]
 Missing_ = Annotated[
     Missing | None,
-    typer.Option(
-        help="What a missed round counts as [default: as in the run, otherwise zero].", show_default=False
-    ),
+    typer.Option(help="What a missed round counts as.", show_default="as in the run, otherwise zero"),
 ]
 Score_ = Annotated[
     SummedScore | None,
     typer.Option(
-        help="The score that is summed over rounds [default: PHI if the run is settled, otherwise ALPHA].",
+        help="The score that is summed over rounds.",
         case_sensitive=False,
-        show_default=False,
+        show_default="PHI if the run is settled, otherwise ALPHA",
     ),
 ]
 
@@ -128,6 +131,9 @@ def score(
     utility: Utility_ = None,
     score: Score_ = None,
     missing: Missing_ = None,
+    delimiter: Delimiter_ = None,
+    decimal: Decimal_ = None,
+    encoding: Encoding_ = None,
 ) -> None:
     """Print scores, ranks and intervals from reports: who contributed what, and how sure that is.
 
@@ -144,7 +150,9 @@ def score(
             "scores of single rounds but no sums"
         )
     *earlier, file = files
-    (content, run), counts = read_reports(file, utility, after=earlier), _missing(file, missing)
+    form = form_of(delimiter, decimal, encoding)
+    content, run = read_reports(file, utility, after=earlier, form=form)
+    counts = _missing(file, missing)
     source = source_of(content, run, _settings(file), missing=counts)
     _check_score(score, source)
     facts = Facts(source, score=score and score.value)
@@ -157,6 +165,7 @@ def score(
     else:
         write(_scores_as(format, content, run, counts))
         _warn([*([source.unsettled] if source.unsettled else []), *facts.doubts])
+        tell_read(source, err)
 
 
 def _check_score(score: SummedScore | None, source: Source) -> None:
@@ -194,7 +203,10 @@ def _scores_as(format: Format, content: Content, run: Recorded | None, missing: 
 @app.command()
 def rewards(
     files: Reports_,
-    budget: Annotated[str, typer.Option(help="The amount to divide, such as 10000.00.")],
+    budget: Annotated[
+        str,
+        typer.Option(help="The amount to divide, such as 10000.00 or '10 000,00 EUR'.", metavar="AMOUNT"),
+    ],
     rule: Annotated[
         Rule,
         typer.Option(help="How scores become shares."),
@@ -203,9 +215,12 @@ def rewards(
     score: Score_ = None,
     missing: Missing_ = None,
     floor: Annotated[
-        float, typer.Option(help="Smallest share of each member who has a score.", parser=_number)
+        float,
+        typer.Option(help="Smallest share of each member who has a score.", parser=_number, metavar="NUMBER"),
     ] = 0.0,
-    cap: Annotated[float, typer.Option(help="Largest share of a member.", parser=_number)] = 1.0,
+    cap: Annotated[
+        float, typer.Option(help="Largest share of a member.", parser=_number, metavar="NUMBER")
+    ] = 1.0,
     on_undefined: Annotated[
         OnUndefined, typer.Option(help="What to do if scores allow no shares.")
     ] = OnUndefined.refuse,
@@ -222,6 +237,9 @@ def rewards(
     date: Date_ = None,
     currency: Currency_ = None,
     language: Language_ = None,
+    delimiter: Delimiter_ = None,
+    decimal: Decimal_ = None,
+    encoding: Encoding_ = None,
 ) -> None:
     """Divide a budget into exact cents; for a run folder, record that and write a statement per member.
 
@@ -241,7 +259,9 @@ def rewards(
 
     *earlier, file = files
     heading = heading_of(title, consortium, date, currency)
-    (content, run), counts = read_reports(file, utility, after=earlier), _missing(file, missing)
+    form = form_of(delimiter, decimal, encoding)
+    content, run = read_reports(file, utility, after=earlier, form=form)
+    counts = _missing(file, missing)
     source = source_of(content, run, _settings(file), missing=counts)
     _check_score(score, source)
     if source.unsettled and score is None:
@@ -254,10 +274,15 @@ def rewards(
         for account in source.accounts if facts.settled else ():
             account.check_payable(by, despite=despite_doubts)
         divided = shares(total, rule.value, floor=floor, cap=cap, on_undefined=on_undefined.value)
-    told = (*divided.notes, *facts.absence_notes, *(run.notes if run else ()))
+    paid = payouts(divided, budget)
+    agreed = heading.currency or (config.report.currency if (config := _settings(file)) else "")
+    if agreed and paid.currency and agreed != paid.currency:
+        fail(f"--budget: expected an amount in {agreed}, got one in {paid.currency}")
+    paid = replace(paid, currency=paid.currency or agreed or None)
+    heading = replace(heading, currency=paid.currency or "")
+    told = (*divided.notes, *facts.absence_notes, *(run.notes if run else ()), *source.notes)
     notes = dict.fromkeys(on_terminal(note, "--on-undefined") for note in told)
     divided = replace(divided, notes=tuple(notes))
-    paid = payouts(divided, budget)
     spans, apart = share_intervals(total, divided, floor=floor, cap=cap), facts.apart(divided)
     warning, said = _unfinished(run, "pays for"), ""
     if warning:
@@ -286,6 +311,7 @@ def rewards(
             err.print(f"WARNING: {warning}")
         write(_payouts_as(format, paid, noted, without, spans))
         _warn(doubted)
+        tell_read(source, err)
     if said:
         screen.print(said)
 
@@ -312,6 +338,7 @@ def _payouts_as(
         return text.getvalue()
     plain = {
         "budget": str(paid.budget),
+        "currency": paid.currency,
         "rule": divided.rule,
         "status": divided.status,
         "unpaid": str(paid.unpaid),
@@ -407,15 +434,26 @@ def _warn(doubted: Sequence[Doubt | str]) -> None:
         err.print(f"WARNING: {printable(str(doubt))}")
 
 
+def tell_read(source: Source, screen: Console, name: str = "") -> None:
+    """Print how a file of reports was read, with its name if there are several."""
+    from fedmerit.report.text import on_terminal, printable
+
+    for note in source.notes:
+        screen.print(f"note: {name}{': ' if name else ''}{printable(on_terminal(note))}")
+
+
 def read_reports(
-    source: Path, utility: str | None = None, *, after: Sequence[Path] = ()
+    source: Path, utility: str | None = None, *, after: Sequence[Path] = (), form: SheetForm | None = None
 ) -> tuple[Content, Recorded | None]:
     """Return the reports of a file, or of a run's ledger; for a run also what else its ledger says.
 
-    ``after`` are the folders of the runs before it, if they are counted too.
+    ``after`` are the folders of the runs before it, if they are counted too. ``form`` says how a CSV file is
+    written.
     """
     from fedmerit.scoring.files import read_content, scores_in
+    from fedmerit.scoring.spreadsheets import FOUND_OUT, check_form
 
+    check_form(source, form or FOUND_OUT)
     for one in (*after, source) if after else ():
         if not (one / LEDGER).is_file():
             fail(f"{one}: expected a run folder, because several runs were given: there is no {LEDGER} in it")
@@ -424,7 +462,8 @@ def read_reports(
 
         found = recorded(source, utility=utility, after=after)
         return found.content, found
-    return read_content(scores_in(source) if source.is_dir() else source, utility=utility), None
+    file = scores_in(source) if source.is_dir() else source
+    return read_content(file, utility=utility, form=form or FOUND_OUT), None
 
 
 def _settings(file: Path) -> Config | None:

@@ -7,16 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from fedmerit.cli.base import app, out
-from fedmerit.cli.run import Key_, member_app
+from fedmerit.cli.base import Commands, app, out
+from fedmerit.cli.members import Key_, member_app
 
 settle_app = typer.Typer(
-    help="Late statements of members who were away at a settlement.", no_args_is_help=True
+    cls=Commands, help="Late statements of members who were away at a settlement.", no_args_is_help=True
 )
 app.add_typer(settle_app, name="settle")
 Run_ = Annotated[Path, typer.Argument(help="The run folder.", metavar="DIR")]
 Server_ = Annotated[
-    Path | None, typer.Option("--key", help="The server's private key [default: DIR/keys/server.pem].")
+    Path | None,
+    typer.Option("--key", help="The server's private key.", show_default="DIR/keys/server.pem"),
 ]
 
 

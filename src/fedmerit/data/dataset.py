@@ -1,10 +1,10 @@
-"""A dataset in memory (images, labels, class names, groups), and the test pool chosen from it."""
+"""A dataset in memory (samples, targets, class names, groups), and the test pool chosen from it."""
 
 from __future__ import annotations
 
-import csv
 import zipfile
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,34 +12,25 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.errors import ConfigError, DataError
+from fedmerit.errors import ConfigError, DataError, FileFormatError
 from fedmerit.protocol.pool import KEY_BYTES, Images, Labels, Pool, parts_of, span_of
+from fedmerit.scoring.spreadsheets import Sheet, read_sheet
 
 # -------------------------------------------------------------------------------------------------- tables
-# Strict readers of .npz files and of CSV files with a header.
+# Readers of .npz files, and of CSV files with a header in any form that spreadsheet programs write.
 
 
-def rows(file: Path, *columns: str) -> list[tuple[int, dict[str, str]]]:
-    """Return (line number, cells by column) of every row.
-
-    The columns ``columns`` must exist, and every row must be as long as the header.
-    """
+def sheet(file: Path, *columns: str) -> Sheet:
+    """Return the table in a CSV file. The columns ``columns`` must exist."""
     try:
-        with file.open(newline="", encoding="utf-8-sig") as text:
-            reader = csv.reader(text, strict=True)
-            header = [name.strip() for name in next(reader, [])]
-            listed = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
-    except FileNotFoundError as error:
-        raise DataError(f"{file}: no such file") from error
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{file}: cannot be read as CSV: {error}") from error
-    for name in columns:
-        if name not in header:
-            raise DataError(f"{file}: column {name!r} is missing, found {', '.join(header) or 'none'}")
-    for line, row in listed:
-        if len(row) != len(header):
-            raise DataError(f"{file}, line {line}: expected {len(header)} cells, got {len(row)}")
-    return [(line, dict(zip(header, row, strict=True))) for line, row in listed]
+        return read_sheet(file, columns)
+    except FileFormatError as error:
+        raise DataError(str(error)) from error
+
+
+def rows(file: Path, *columns: str) -> list[tuple[int, Mapping[str, str]]]:
+    """Return (line number, cells by column) of every row of such a table."""
+    return list(sheet(file, *columns).rows)
 
 
 def arrays(file: Path) -> dict[str, Any]:
@@ -85,19 +76,26 @@ Groups = npt.NDArray[Any]
 """Hospital, centre or slide of each sample, strings or integers, shape (samples,)."""
 
 
+Target = Literal["classes", "numbers", "arrays"]
+"""What y is: class numbers, one real number per sample, or an array per sample."""
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Dataset:
-    """Training and test images with labels. They are checked and brought to one form on creation.
+    """Training and test samples with their targets. They are checked and brought to one form on creation.
 
     Args:
         name: used in messages and records.
-        x_train: (n, h, w, c) or (n, h, w); uint8, or floats (kept as float32).
-        y_train: (n,) or (n, 1) integers in 0 .. len(classes) - 1; every class must occur.
-        x_test: like ``x_train``, with images of the same shape and type.
+        x_train: (n, h, w, c) or (n, h, w) for images, or (n, ...); floats (kept as float32), uint8, or other
+            integers (kept as int64, such as tokens).
+        y_train: with ``classes``, (n,) or (n, 1) integers in 0 .. len(classes) - 1, of which every class must
+            occur. Without, (n,) or (n, 1) real numbers (kept as float32), or arrays (n, ...) of numbers.
+        x_test: like ``x_train``, with samples of the same shape and type.
         y_test: like ``y_train``, but a class may be absent (then a balanced test pool is refused).
-        classes: names by class number.
-        group_train: (n,) strings or integers: who recorded each training image. None if unknown.
+        classes: names by class number; empty if y is no class.
+        group_train: (n,) strings or integers: who recorded each training sample. None if unknown.
         notes: what readers of results must know, such as licence, re-encoding or dropped images.
+        images: whether x of shape (n, a, b) are grey images; False leaves them as they are.
     """
 
     name: str
@@ -105,57 +103,95 @@ class Dataset:
     y_train: Labels
     x_test: Images
     y_test: Labels
-    classes: tuple[str, ...]
+    classes: tuple[str, ...] = ()
     group_train: Groups | None = None
     notes: tuple[str, ...] = ()
+    images: bool = True
 
     def __post_init__(self) -> None:
         classes = tuple(str(name) for name in self.classes)
-        if len(classes) < 2:
-            raise DataError(f"{self.name}: expected at least 2 classes, got {len(classes)}")
+        if len(classes) == 1:
+            raise DataError(f"{self.name}: expected at least 2 classes, or none where y is no class, got 1")
         if len(set(classes)) < len(classes):
             twice = next(name for name in classes if classes.count(name) > 1)
             raise DataError(f"{self.name}: class name {twice!r} appears twice")
         object.__setattr__(self, "classes", classes)
         for part in ("train", "test"):
-            x = _images(getattr(self, f"x_{part}"), f"{self.name}: x_{part}")
-            y = _labels(getattr(self, f"y_{part}"), f"{self.name}: y_{part}", len(classes))
+            x = _samples(getattr(self, f"x_{part}"), f"{self.name}: x_{part}", images=self.images)
+            what, given = f"{self.name}: y_{part}", getattr(self, f"y_{part}")
+            y = _labels(given, what, len(classes)) if classes else _targets(given, what)
             if len(x) != len(y):
-                raise DataError(f"{self.name}: {len(x)} images in x_{part} but {len(y)} labels in y_{part}")
+                raise DataError(f"{self.name}: {len(x)} samples in x_{part} but {len(y)} labels in y_{part}")
             object.__setattr__(self, f"x_{part}", x)
             object.__setattr__(self, f"y_{part}", y)
-        train, test = self.x_train, self.x_test
-        if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
-            kinds = [f"{'x'.join(map(str, x.shape[1:]))} {x.dtype}" for x in (train, test)]
-            raise DataError(f"{self.name}: training images are {kinds[0]}, test images {kinds[1]}")
-        missing = np.flatnonzero(np.bincount(self.y_train, minlength=len(classes)) == 0)
-        if missing.size:
-            raise DataError(f"{self.name}: class {classes[missing[0]]!r} has no training image")
+        for what, train, test in (("samples", self.x_train, self.x_test), ("y", self.y_train, self.y_test)):
+            if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
+                kinds = [f"{'x'.join(map(str, x.shape[1:])) or 'one'} {x.dtype}" for x in (train, test)]
+                raise DataError(f"{self.name}: training {what} are {kinds[0]}, test {what} {kinds[1]}")
+        self._check_values()
         if self.group_train is not None:
             groups = np.asarray(self.group_train)
-            if groups.shape != self.y_train.shape or groups.dtype.kind not in "iuU":
+            if groups.shape != (len(self.y_train),) or groups.dtype.kind not in "iuU":
                 raise DataError(
-                    f"{self.name}: group_train must hold one string or integer per training image "
+                    f"{self.name}: group_train must hold one string or integer per training sample "
                     f"({len(self.y_train)}), got {groups.dtype} of shape {groups.shape}"
                 )
             object.__setattr__(self, "group_train", groups)
 
+    def _check_values(self) -> None:
+        """Refuse a class without a training sample, and a number that is always the same."""
+        if self.classes:
+            missing = np.flatnonzero(np.bincount(self.y_train, minlength=len(self.classes)) == 0)
+            if missing.size:
+                raise DataError(f"{self.name}: class {self.classes[missing[0]]!r} has no training sample")
+        elif bool((self.y_train == self.y_train[:1]).all()):
+            raise DataError(
+                f"{self.name}: y_train is the same for every sample, so there is nothing to learn"
+            )
 
-def _images(x: Images, what: str) -> Images:
+    @property
+    def target(self) -> Target:
+        """What y is."""
+        return "classes" if self.classes else "numbers" if self.y_train.ndim == 1 else "arrays"
+
+
+def _samples(x: Images, what: str, *, images: bool) -> Images:
     x = np.asarray(x)
-    if x.ndim == 3:
+    if x.ndim == 3 and images and (x.dtype == np.uint8 or x.dtype.kind == "f"):
         x = x[..., np.newaxis]
-    if x.ndim != 4 or 0 in x.shape:
-        raise DataError(f"{what} must have shape (n, height, width, channels), none of them 0, got {x.shape}")
+    if x.ndim < 2 or 0 in x.shape:
+        raise DataError(
+            f"{what} must have shape (n, height, width, channels) for images, or (n, ...), none of them 0, "
+            f"got {x.shape}"
+        )
     if x.dtype == np.uint8:
         return np.ascontiguousarray(x)
-    if x.dtype.kind != "f":
-        raise DataError(f"{what} must be uint8 or floating point, got {x.dtype}")
-    x = np.ascontiguousarray(x, dtype=np.float32)
-    bad = np.flatnonzero(~np.isfinite(x).all(axis=(1, 2, 3)))
+    return _numbers(x, what)
+
+
+def _targets(y: Labels, what: str) -> Labels:
+    y = np.asarray(y)
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim < 1 or 0 in y.shape:
+        raise DataError(f"{what} must have shape (n,) or (n, ...), none of them 0, got {y.shape}")
+    if y.ndim == 1 and y.dtype.kind in "iub":  # one number per sample is a real one
+        y = y.astype(np.float32)
+    return _numbers(y, what)
+
+
+def _numbers(values: npt.NDArray[Any], what: str) -> npt.NDArray[Any]:
+    """Return finite floats as float32, and integers and truth values as int64."""
+    if values.dtype.kind in "iub":
+        return np.ascontiguousarray(values, dtype=np.int64)
+    if values.dtype.kind != "f":
+        raise DataError(f"{what} must be numbers, got {values.dtype}")
+    with np.errstate(over="ignore"):  # found below
+        values = np.ascontiguousarray(values, dtype=np.float32)
+    bad = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
     if bad.size:
-        raise DataError(f"{what}: image {bad[0]} holds a value that is not finite")
-    return x
+        raise DataError(f"{what}: sample {bad[0]} holds a value that is not finite")
+    return values
 
 
 def _labels(y: Labels, what: str, classes: int) -> Labels:
@@ -163,15 +199,19 @@ def _labels(y: Labels, what: str, classes: int) -> Labels:
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim != 1 or y.dtype.kind not in "iu":
-        raise DataError(f"{what} must be integers of shape (n,), got {y.dtype} of shape {y.shape}")
+        raise DataError(
+            f"{what} must be integers of shape (n,), because classes are named, got {y.dtype} of shape "
+            f"{y.shape}; without names of classes, y may be real numbers or arrays"
+        )
     bad = np.flatnonzero((y < 0) | (y >= classes))
     if bad.size:
-        raise DataError(f"{what}: label {y[bad[0]]} of image {bad[0]} is outside 0 .. {classes - 1}")
+        raise DataError(f"{what}: label {y[bad[0]]} of sample {bad[0]} is outside 0 .. {classes - 1}")
     return y.astype(np.int64)
 
 
 # ------------------------------------------------------------------------------------------- the test pool
-# The test samples on which all members are measured: equally many of each class, or all samples.
+# The test samples on which all members are measured: equally many of each class, or all samples. Where y is
+# no class, they are drawn at random.
 
 
 def choose_pool(
@@ -190,7 +230,7 @@ def choose_pool(
 
     The samples of each class are shuffled and then taken in turn, one of every class, so that any consecutive
     slice is as balanced as the pool. ``size`` 0 or "all" takes the whole test set, unbalanced; its slices
-    then follow the class proportions of the whole.
+    then follow the class proportions of the whole. Where y is no class, the samples are drawn at random.
 
     Args:
         dataset: only its test half is used.
@@ -215,7 +255,7 @@ def choose_pool(
         x=dataset.x_test[indices],
         y=dataset.y_test[indices],
         slices=slices,
-        balanced=size not in (0, "all"),
+        balanced=bool(dataset.classes) and size not in (0, "all"),
         classes=len(dataset.classes),
         utility_hash=utility_hash,
         key=bytes(key),
@@ -251,6 +291,22 @@ def pool_order(
         raise DataError(
             f'test_size must be a number of samples, or 0 or "all" for the whole set, got {size!r}'
         )
+    if not dataset.classes:
+        total = len(dataset.y_test) if whole else int(size)
+        if total > len(dataset.y_test):
+            raise ConfigError.at(
+                "data.test_size",
+                f"expected at most the {len(dataset.y_test)} test samples of {dataset.name}, got {total}",
+            )
+        slices, settled = parts_of(total, method=method, reveal=reveal, rounds=rounds)
+        if method != "reports":
+            _check_parts(total, 1, method, slices - 1, blocks)
+        elif total < 2 * slices:
+            raise ConfigError.at(
+                "data.test_size",
+                f"expected at least {2 * slices} samples, 2 for each of {slices} slices, got {total}",
+            )
+        return rng.permutation(len(dataset.y_test))[:total].astype(np.int64), slices, settled
     counts = np.bincount(dataset.y_test, minlength=len(dataset.classes))
     absent = [name for name, count in zip(dataset.classes, counts, strict=True) if not count]
     if absent:

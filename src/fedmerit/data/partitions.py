@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ import numpy.typing as npt
 
 from fedmerit.data.dataset import Groups, arrays
 from fedmerit.errors import DataError, KeyFileError
-from fedmerit.identity import check_names
+from fedmerit.identity import check_name, check_names
 from fedmerit.notes import first_names
 from fedmerit.protocol.pool import Images, Labels
 from fedmerit.scoring.validate import LARGEST
@@ -161,7 +162,7 @@ def members(
     Raises:
         DataError: if the data or the file lacks a requested name, or has another number of clients.
     """
-    notes = []
+    notes: list[str] = []
     if scheme == "group":
         if groups is None:
             raise DataError.at("partition.scheme", NO_GROUPS)
@@ -170,6 +171,11 @@ def members(
             "groups of the data" + (" after partition.merge" if merge else ""),
         )
         there = tuple(held)
+        merged = {group for listed in (merge or {}).values() for group in listed}
+        values = {str(value) for value in np.unique(np.asarray(groups)).tolist()} - merged
+        if new := {group: _safe(group) for group in sorted(values, key=natural) if group != _safe(group)}:
+            told = _listed(f"{group!r} is {name!r}" for group, name in new.items())
+            notes.append(f"groups of the data whose values cannot be names of members have others: {told}")
         if unknown := [name for name in names if name not in held]:
             raise DataError.at(
                 "partition.names",
@@ -246,7 +252,14 @@ def by_group(groups: Groups, merge: Mapping[str, Sequence[str]] | None = None) -
                 f"are merged into it: {_listed((merge or {})[name])}",
                 entry=name,
             )
-    named = [owner.get(group, group) for group in found]
+    named = [owner.get(group, _safe(group)) for group in found]
+    if both := {name for name in named if named.count(name) > 1} - set(merge or ()):
+        alike = sorted(group for group, name in zip(found, named, strict=True) if name in both)
+        raise DataError.at(
+            "partition.scheme",
+            f"groups {first_names([repr(group) for group in alike], LISTED)} would be one member, "
+            f"{min(both)!r}: name them in partition.merge",
+        )
     try:
         check_names(named)
     except KeyFileError as error:
@@ -259,6 +272,21 @@ def by_group(groups: Groups, merge: Mapping[str, Sequence[str]] | None = None) -
     member = np.array([ordered[name] for name in named], dtype=np.int64)[place]
     ends = np.cumsum(np.bincount(member, minlength=len(ordered)))[:-1]
     return dict(zip(ordered, np.split(np.argsort(member, kind="stable"), ends), strict=True))
+
+
+def _safe(group: str) -> str:
+    """Return a group's value as the name of a member; if it cannot be one, a name like it.
+
+    >>> _safe("St. Mary / North"), _safe("Abbey")
+    ('St. Mary - North', 'Abbey')
+    """
+    try:
+        check_name(group)
+        return group
+    except KeyFileError:
+        pass
+    text = unicodedata.normalize("NFC", re.sub(r"[/\\]", "-", group))
+    return " ".join("".join(one if one.isprintable() else " " for one in text).split())
 
 
 def natural(name: str) -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ name          path                                                              
 ============= ================================================================= =========================
 fashion-mini  none: shipped with the package                                    `fashion_mini`
 npz           a file with x_train, y_train, x_test, y_test                      `npz`
+table         a CSV or Parquet file                                             `fedmerit.data.tables.table`
 folder        ``train/<class>/*``, ``test/<class>/*``                           `folder`
 cifar10       ``cifar-10-batches-py/`` or ``cifar-10-python.tar.gz``            `cifar10`
 brain-mri     ``Training/<class>/*``, ``Testing/<class>/*``                     `brain_mri`
@@ -21,7 +22,7 @@ import pickle
 import re
 import tarfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -30,8 +31,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.data.dataset import Dataset, Groups, arrays, rows
-from fedmerit.errors import DataError, MissingExtra
+from fedmerit.config import load_object
+from fedmerit.data.dataset import Dataset, Groups, arrays, rows, sheet
+from fedmerit.data.tables import table
+from fedmerit.errors import DataError, FedmeritError, MissingExtra
 from fedmerit.protocol.pool import Images, Labels
 
 # --------------------------------------------------------------------------------------- folders of images
@@ -72,6 +75,8 @@ def folder(
     if channels is None:
         channels = 1 if all(mode in GREY for mode in modes([*files_train, *files_test])) else 3
     together = read_images([*files_train, *files_test], size=size, channels=channels)
+    names = [f"{f.parent.name}/{f.name}" for f in files_train]
+    group, said = _groups(path / groups, names) if groups else (None, ())
     return Dataset(
         name=path.name,
         x_train=together[: len(files_train)],
@@ -79,10 +84,8 @@ def folder(
         x_test=together[len(files_train) :],
         y_test=y_test,
         classes=tuple(classes),
-        group_train=_groups(path / groups, [f"{f.parent.name}/{f.name}" for f in files_train])
-        if groups
-        else None,
-        notes=(f"resized to {size}x{size}",) if size else (),
+        group_train=group,
+        notes=(*([f"resized to {size}x{size}"] if size else []), *said),
     )
 
 
@@ -187,12 +190,14 @@ def _files(path: Path, classes: Sequence[str]) -> tuple[list[Path], Labels]:
     return files, np.array(labels, dtype=np.int64)
 
 
-def _groups(table: Path, files: Sequence[str]) -> Groups:
-    found = {row["file"]: row["group"] for _, row in rows(table, "file", "group")}
+def _groups(table: Path, files: Sequence[str]) -> tuple[Groups, tuple[str, ...]]:
+    """Return the group of every file, and notes on how the table was read."""
+    listed = sheet(table, "file", "group")
+    found = {row["file"]: row["group"] for _, row in listed.rows}
     for file in files:
         if not found.get(file):
             raise DataError(f"{table}: no group for {file}")
-    return np.array([found[file] for file in files])
+    return np.array([found[file] for file in files]), tuple(f"{table.name}: {note}" for note in listed.notes)
 
 
 # ------------------------------------------------------------------------------------------------ CIFAR-10
@@ -445,12 +450,12 @@ def _one_hot(file: Path) -> tuple[list[str], dict[str, str]]:
     return classes, found
 
 
-def _metadata(file: Path) -> dict[str, dict[str, str]]:
+def _metadata(file: Path) -> dict[str, Mapping[str, str]]:
     """Return the metadata cells by image; empty if there is no file."""
     return {row["image"]: row for _, row in rows(file, "image")} if file.is_file() else {}
 
 
-def _group(row: dict[str, str], column: str | None) -> str:
+def _group(row: Mapping[str, str], column: str | None) -> str:
     if column is not None or "center" in row:
         return row.get(column or "center") or "unknown"
     archive = re.match(r"[A-Za-z]+", row.get("lesion_id", ""))
@@ -538,12 +543,14 @@ def load(name: str, path: str | Path | None = None, **options: Any) -> Dataset:
     """Read a dataset.
 
     Args:
-        name: one of ``READERS``.
+        name: one of ``READERS``, or a user's ``module:function``, see `own`.
         path: where its files are; fashion-mini takes none.
         options: keyword arguments of the reader.
     """
+    if ":" in name:
+        return own(name, path, options)
     if name not in READERS:
-        raise DataError(f"dataset must be one of {', '.join(READERS)}, got {name!r}")
+        raise DataError(f'dataset must be one of {", ".join(READERS)} or "module:function", got {name!r}')
     reader = READERS[name]
     known = [key for key in inspect.signature(reader).parameters if key != "path"]
     for key in options:
@@ -570,10 +577,15 @@ def fashion_mini() -> Dataset:
     return Dataset(**{**vars(found), "name": "fashion-mini", "notes": (note,)})
 
 
-def npz(path: Path) -> Dataset:
+def npz(path: Path, *, images: bool = True) -> Dataset:
     """Read ``x_train, y_train, x_test, y_test`` as in `Dataset`, and ``group_train``, ``classes`` if present.
 
-    Without ``classes`` the classes are "0", "1", ... up to the largest label. Pickled objects are refused.
+    If y is one integer per sample and ``classes`` is not there, the classes are "0", "1", ... up to the
+    largest label. If y is anything else, it is no class. Pickled objects are refused.
+
+    Args:
+        path: the file.
+        images: False if x of shape (n, a, b) are no grey images, but sequences, for example.
     """
     wanted = ("x_train", "y_train", "x_test", "y_test")
     content = arrays(path)
@@ -581,18 +593,55 @@ def npz(path: Path) -> Dataset:
     if missing:
         raise DataError(f"{path}: array {missing[0]} is missing, found {', '.join(content) or 'none'}")
     found = {key: content[key] for key in (*wanted, "group_train", "classes") if key in content}
-    if "classes" not in found:
-        labels = [found[key] for key in ("y_train", "y_test") if found[key].dtype.kind in "iu"]
-        largest = max((int(y.max(initial=1)) for y in labels), default=1)
-        found["classes"] = np.arange(min(largest, len(found["y_train"])) + 1).astype(str)
-    found["classes"] = tuple(np.atleast_1d(found["classes"]).tolist())
-    return Dataset(name=path.name, **found)
+    return Dataset(name=path.name, images=images, **with_classes(found))
+
+
+def with_classes(found: dict[str, Any]) -> dict[str, Any]:
+    """Return the arrays of a dataset with its classes, which are "0", "1", ... if they have no names."""
+    labels = [np.asarray(found[key]) for key in ("y_train", "y_test")]
+    if "classes" not in found and all(_are_labels(y) for y in labels):
+        largest = max(int(y.max(initial=1)) for y in labels)
+        found["classes"] = np.arange(min(largest, len(labels[0])) + 1).astype(str)
+    names = found.get("classes", ())
+    return {**found, "classes": tuple(np.atleast_1d(names).tolist()) if len(names) else ()}
+
+
+def _are_labels(y: Labels) -> bool:
+    return y.dtype.kind in "iu" and (y.ndim == 1 or (y.ndim == 2 and y.shape[1] == 1))
+
+
+def own(name: str, path: str | Path | None, options: Mapping[str, Any]) -> Dataset:
+    """Read data by a user's ``module:function``, called as ``function(**options)``, with ``path=`` if given.
+
+    It returns a `Dataset`, or a mapping with ``x_train, y_train, x_test, y_test`` and, if there are any,
+    ``group_train``, ``classes`` and ``images``, as in `Dataset` and `npz`.
+    """
+    function = load_object(name, "data.name")
+    given = {**({} if path is None else {"path": str(path)}), **options}
+    try:
+        found = function(**given)
+    except FedmeritError:
+        raise
+    except Exception as error:  # a user's code may raise anything
+        called = ", ".join(f"{key}={value!r:.60}" for key, value in given.items())
+        raise DataError(f"{name}({called}) failed: {type(error).__name__}: {error}") from error
+    if isinstance(found, Dataset):
+        return found
+    wanted = ("x_train", "y_train", "x_test", "y_test")
+    if not isinstance(found, Mapping) or any(key not in found for key in wanted):
+        got = f"one with {', '.join(map(str, found))}" if isinstance(found, Mapping) else type(found).__name__
+        raise DataError(f"{name}: expected a Dataset, or a mapping with {', '.join(wanted)}, got {got}")
+    known = (*wanted, "group_train", "classes", "images", "notes")
+    if unknown := [str(key) for key in found if key not in known]:
+        raise DataError(f"{name}: unknown key {unknown[0]!r}; expected {', '.join(known)}")
+    return Dataset(name=name, **with_classes(dict(found)))
 
 
 READERS: dict[str, Callable[..., Dataset]] = {
     "fashion-mini": fashion_mini,
     "npz": npz,
     "folder": folder,
+    "table": table,
     "cifar10": cifar10,
     "brain-mri": brain_mri,
     "isic2019": isic2019,

@@ -353,7 +353,8 @@ def secure(
     Args:
         app: the user's app; functions may be registered before or after.
         value: ``value(arrays, test)`` says how good a model is on test samples ``test.x``, ``test.y``: one
-            number in [0, 1] per sample, or a mapping from names to several such arrays.
+            number in [0, 1] per sample, one number for a metric of the whole test set, or a mapping from
+            names to several of these.
         gradient: ``gradient(arrays, test)`` returns the mean of the paid utility over test samples, and its
             gradient: an array for each floating-point array of the model, by name or in their order. A
             settled run needs it; `torch_scoring` makes it for a PyTorch model.

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from fedmerit.errors import FedmeritError, MessageError, NoGradient, ReportError
 from fedmerit.identity import canonical
-from fedmerit.protocol.direction import Slope
+from fedmerit.protocol.direction import Slope, deal
 from fedmerit.protocol.messages import Parcel
 from fedmerit.protocol.outcome import Evaluate, Model, PerSample
 from fedmerit.protocol.pool import Indices, Slice
+from fedmerit.scoring.metrics import BLOCKS, jackknife
 from fedmerit.secagg.setting import pack
 
 # -------------------------------------------------------------------------------------------------- shapes
@@ -248,23 +250,48 @@ def _plain(value: object) -> object:
 
 
 # ---------------------------------------------------------------------------------------- values of models
-# The user's ``value`` function. It must give one number in [0, 1] per test sample for every utility.
+# The user's ``value`` function. It must give one number in [0, 1] per test sample for every utility, or one
+# number for a metric of the whole test set.
 
-Value = Callable[[ArrayRecord, Slice], npt.ArrayLike | Mapping[str, npt.ArrayLike]]
-"""(model, test slice with ``x`` and ``y``) -> one number in [0, 1] per sample, or several such by name."""
+Value = Callable[[ArrayRecord, Any], npt.ArrayLike | Mapping[str, npt.ArrayLike]]
+"""(model, test samples with ``x`` and ``y``) -> one number in [0, 1] per sample, or several such by name; one
+number in [0, 1] for a metric of the whole test set."""
 
 
 def evaluator(value: Value, shape: Shape, utilities: Sequence[str]) -> Evaluate:
-    """Return a function that measures how good a model of this shape is on a slice."""
+    """Return a function that measures how good a model of this shape is on a slice.
 
-    def evaluate(model: Model, shown: Slice) -> PerSample:
-        given = value(shape.record(model), shown)
+    Of what is one number, it returns a pseudo-value per block of samples (`fedmerit.scoring.metrics`); for
+    these, ``value`` is called once more per block, with the samples outside it.
+    """
+
+    def named(model: ArrayRecord, test: Slice | Samples) -> Mapping[str, Any]:
+        given = value(model, test)
         if not isinstance(given, Mapping):
             given = {utilities[0]: given} if len(utilities) == 1 else {}
         if set(given) != set(utilities):
             got = ", ".join(map(str, given)) or "one unnamed array"
             raise ReportError(f"value: expected the utilities {', '.join(utilities)}, got {got}")
-        return {name: _checked(name, given[name], len(shown.y)) for name in utilities}
+        return given
+
+    def evaluate(model: Model, shown: Slice) -> PerSample:
+        record, every = shape.record(model), len(shown.y)
+        given = named(record, shown)
+        known = {np.arange(every).tobytes(): given}  # several metrics share their calls
+
+        def metric(places: Indices, name: str) -> Any:
+            if (key := places.tobytes()) not in known:
+                known[key] = named(record, Samples(shown.x[places], shown.y[places]))
+            return known[key][name]
+
+        found = {}
+        for name in utilities:
+            if np.ndim(given[name]):
+                found[name] = _checked(name, given[name], every)
+            else:
+                dealt, _ = deal(shown.y, min(BLOCKS, every))
+                found[name] = jackknife(name, partial(metric, name=name), dealt)
+        return found
 
     return evaluate
 

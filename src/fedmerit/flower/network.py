@@ -31,17 +31,26 @@ class Measures(NamedTuple):
     gradient: Gradient
 
 
-def torch_scoring(network: Callable[[], Any], utility: str | Sequence[str] = "expected-accuracy") -> Measures:
-    """Return value and gradient of a PyTorch model that classifies images.
+def torch_scoring(
+    network: Callable[[], Any],
+    utility: str | Sequence[str] = "expected-accuracy",
+    *,
+    scale: float = 0.0,
+    whole: Sequence[str] = (),
+) -> Measures:
+    """Return value and gradient of a PyTorch model.
 
-    Samples are images of shape (m, height, width, channels): uint8 becomes x / 127.5 - 1, floats stay as they
-    are. The network gets them as (m, channels, height, width) and returns logits. It runs in evaluation mode.
-    Floating-point buffers, such as BatchNorm's running statistics, are coordinates of the gradient.
+    Samples of shape (m, height, width, channels) are images: uint8 becomes x / 127.5 - 1, floats stay as they
+    are, and the network gets them as (m, channels, height, width). Samples of any other shape reach it
+    as they are. It runs in evaluation mode. Floating-point buffers, such as BatchNorm's running statistics,
+    are coordinates of the gradient.
 
     Args:
         network: returns the network, with any weights; its ``state_dict`` has the names of Flower's arrays.
         utility: what is measured, such as "expected-accuracy" or "brier", or "module:function". Of several,
-            the first is paid and has the gradient.
+            the first is paid and has the gradient. Metrics of the whole test set have none.
+        scale: for rmse-skill and mae-skill: the error, in the unit of y, from which on an answer counts as 0.
+        whole: those of your own that are metrics of the whole test set; give `Contributions` the same.
 
     Raises:
         NoGradient: when the gradient is computed, if the utility, a parameter or a floating-point buffer has
@@ -63,16 +72,22 @@ def torch_scoring(network: Callable[[], Any], utility: str | Sequence[str] = "ex
             raise MessageError(f"the arrays are not those of the network: {error!s:.300}") from None
         return net
 
-    def value(arrays: ArrayRecord, test: Any) -> Mapping[str, npt.NDArray[np.float64]]:
-        from fedmerit.simulation.utilities import evaluate
+    def value(arrays: ArrayRecord, test: Any) -> Mapping[str, npt.ArrayLike]:
+        from fedmerit.simulation.utilities import evaluate, metric_of, resolve_all
 
-        found = evaluate(loaded(arrays), test.x, test.y, utilities)
+        net, found = loaded(arrays), dict[str, npt.ArrayLike]()
+        wanted = resolve_all(utilities, scale=scale, whole=whole)
+        if each := [one for one in wanted if not one.whole]:
+            found |= evaluate(net, test.x, test.y, each)
+        found |= {one.name: metric_of(net, test.x, test.y, one) for one in wanted if one.whole}
         return found if len(utilities) > 1 else found[utilities[0]]  # type: ignore[return-value]
 
     def gradient(arrays: ArrayRecord, test: Any) -> tuple[float, dict[str, npt.NDArray[Any]]]:
         from fedmerit.simulation.direction import slope
+        from fedmerit.simulation.utilities import resolve
 
-        found, parts = slope(loaded(arrays), test.x, test.y, utilities[0])
+        paid = resolve(utilities[0], scale=scale, whole=whole)
+        found, parts = slope(loaded(arrays), test.x, test.y, paid)
         return found, {name: part.cpu().numpy() for name, part in parts.items()}
 
     try:
@@ -80,5 +95,5 @@ def torch_scoring(network: Callable[[], Any], utility: str | Sequence[str] = "ex
     except (OSError, TypeError):
         source = ""
     for function in (value, gradient):
-        vars(function)["definition"] = "\n".join((*utilities, source))
+        vars(function)["definition"] = "\n".join((*utilities, *((repr(scale),) if scale else ()), source))
     return Measures(value, gradient)

@@ -45,7 +45,7 @@ from fedmerit.ledger.recorder import LedgerRecorder
 from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.direction import Slope, along_path
 from fedmerit.protocol.messages import LEAST_SAMPLES
-from fedmerit.protocol.outcome import Evaluate, Evaluations, Model, mean
+from fedmerit.protocol.outcome import Evaluate, Evaluations, Model, Sampling, mean
 from fedmerit.protocol.pool import Pool, Slice, parts_of
 from fedmerit.protocol.terms import FLOWER, SIMULATED, least_scheduled, proposed
 from fedmerit.report.page.html import page_of_run
@@ -170,6 +170,8 @@ class Contributions:
         folder: where ledger, scores, notes and the server's key go; new, empty, or left by a start that too
             few members joined.
         utilities: names of what ``value`` measures, the paid one first.
+        whole: which of them are metrics of the whole test set (AUC, F1), so that ``value`` returns one number
+            for each; "auc", "f1" and "c-index" always are. They have no gradient, so ``method`` is "reports".
         weights: ``secret`` (the members' sample counts, hidden), ``uniform``, or ``roster`` (in its file).
         weight_cap: for secret weights, the largest sample count anyone may claim; public.
         bound: largest change of a coordinate in one round.
@@ -210,6 +212,7 @@ class Contributions:
         gradient: Gradient | None = None,
         method: Literal["settled", "both", "reports"] | None = None,
         utilities: Sequence[str] = ("value",),
+        whole: Sequence[str] = (),
         weights: Literal["secret", "uniform", "roster"] = "secret",
         weight_cap: int = 100_000,
         bound: float = 4.0,
@@ -271,6 +274,7 @@ class Contributions:
             "scoring": {
                 "method": scored_by,
                 "utilities": list(utilities),
+                **({"whole": list(whole)} if whole else {}),
                 "game": game,
                 "missing": missing,
                 "visibility": visibility,
@@ -348,7 +352,9 @@ class Contributions:
         evaluate = None
         if self.value is not None:
             evaluate = evaluator(self.value, shape, config.scoring.utilities)
-            evaluate(shape.vector, pool.first)  # finds errors in it before anybody trains
+            first = evaluate(shape.vector, pool.first)  # finds errors in it before anybody trains
+            for name, found in first.items():
+                Sampling.of(config, pool.commitment).check(name, found, pool.first)
         slope = None
         if config.settles:
             assert self.gradient is not None

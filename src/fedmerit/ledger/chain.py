@@ -96,7 +96,9 @@ class Ledger:
     def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
         self.path = Path(path)
         if read_only and not self.path.exists():
-            raise LedgerError(f"{self.path}: no ledger here")
+            folder = self.path.parent
+            missing = f" holds no run: no {self.path.name}" if folder.is_dir() else ": no such folder"
+            raise LedgerError(f"{folder}{missing}")
         address = self.path.absolute().as_uri()
         if read_only:  # without a log nobody is writing: read the file alone, even on read-only media
             log = self.path.with_name(self.path.name + "-wal")

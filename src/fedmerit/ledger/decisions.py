@@ -45,7 +45,7 @@ from fedmerit.scoring.rewards import (
     shares,
     spelled,
 )
-from fedmerit.scoring.shrinkage import Pull
+from fedmerit.scoring.shrinkage import TIMES, Pull
 from fedmerit.scoring.types import Reports, Scores
 
 # ----------------------------------------------------------------------------------------------- decisions
@@ -181,13 +181,14 @@ def decide(
     before: Sequence[Decision] = (),
     *,
     game: str | None = None,
+    metrics: Sequence[str] = (),
     after: Sequence[RunPart] = (),
     account: Account | None = None,
 ) -> Decision:
     """Return what these rounds pay under these terms, as the decision that follows those in ``before``.
 
     ``after`` are the runs before this one that the first of the rounds are from (see `joined`). ``account``
-    is the one of this run, if it is settled.
+    is the one of this run, if it is settled. ``game`` and ``metrics`` are those of `doubts`.
     """
     scored: list[Reports] = []
     if terms.score == "PHI":
@@ -205,7 +206,7 @@ def decide(
         total=total,
         shares=divided,
         paid=payouts(divided, terms.budget),
-        doubts=doubts(scored, game=game) if scored else (),
+        doubts=doubts(scored, game=game, metrics=metrics) if scored else (),
         after=tuple((run.id, run.head) for run in after),
         counts=tuple(len(run.rounds) for run in after),
     )
@@ -372,7 +373,9 @@ def _again(
         )
     else:
         whole = numbered_on(after, rounds[: one.rounds])
-        made = decide(whole, terms, before, game=scoring.game, after=after, account=account)
+        made = decide(
+            whole, terms, before, game=scoring.game, metrics=scoring.whole, after=after, account=account
+        )
     if (body["decision"], body["replaces"]) != (made.number, made.replaces):
         raise LedgerError(f"expected decision {made.number}, which replaces {made.replaces}")
     if body["status"] != made.shares.status:
@@ -535,7 +538,8 @@ def own_parts(
             if mine:
                 expected = _own_share(own, body, terms) if recomputed and own is not None else None
                 recomputed = expected is not None
-                if expected is not None and not math.isclose(share, expected, rel_tol=1e-9, abs_tol=1e-15):
+                near = _rounding(own, totals)
+                if expected is not None and not math.isclose(share, expected, rel_tol=1e-9, abs_tol=near):
                     raise LedgerError(f"share of {member}: states {share!r}, the totals give {expected!r}")
                 right = made.cents_of(member, share)
                 if type(paid) is not int or paid != right:
@@ -593,14 +597,40 @@ def _check_unpaid(unpaid: Any, made: Division, own: int) -> None:
         raise LedgerError(f"unpaid: states {unpaid!r:.40}, the division leaves about {float(rest):.0f}")
 
 
-def _pull_of(told: Mapping[str, Any]) -> Pull:
-    """Return the numbers behind "shrunk" or "fenced", as a decision states them."""
+def _pull_of(body: Mapping[str, Any], terms: Terms) -> Pull:
+    """Return the numbers behind "shrunk" or "fenced", as a decision states them.
+
+    Raises:
+        LedgerError: they contradict each other or the totals. Only b, and how many members count, must be
+            believed; the equal part is no less than what b leaves.
+    """
+    told, n = body["pull"], body["totals"]["n"]
     if odd := sorted(set(told) ^ set(Pull.__dataclass_fields__)):
         raise LedgerError(f"pull.{odd[0]}: {'not one of its numbers' if odd[0] in told else 'missing'}")
     how = Pull(**{name: number(value) for name, value in told.items()})
-    if not (0 <= how.factor <= 1 and how.positive > 0 and how.rest >= 0):
+    if not (0 <= how.factor <= 1 and how.positive > 0 and how.rest >= 0 and 0 < how.counted <= n):
         raise LedgerError(f"pull: expected a factor from 0 to 1 and a positive sum, got {told!r:.120}")
+    if terms.rule == "fenced" and how.factor != 1:
+        raise LedgerError(f"pull.factor: expected 1 under 'fenced', got {how.factor!r}")
+    for name, value, right in (
+        ("positive", how.positive, number(body["totals"]["positive"])),
+        ("mean", how.mean, how.positive / how.counted),
+        ("fence", how.fence, TIMES / (how.counted + TIMES - 1)),
+        ("rest", how.rest, max(how.rest, (1 - how.factor) / how.counted)),
+    ):
+        if not math.isclose(value, right, rel_tol=1e-9, abs_tol=1e-9 * n):
+            raise LedgerError(f"pull.{name}: states {value!r}, the totals give {right!r}")
     return how
+
+
+def _rounding(own: float | None, totals: Mapping[str, Any]) -> float:
+    """Return how far a share may be from what its score gives: scores that only rounding separates are equal.
+
+    That is for scores that only rounding separates from 0 or from another member's, see
+    `fedmerit.scoring.types.rounding`.
+    """
+    positive = number(totals["positive"])
+    return 1e-9 * max(1.0, abs(own or 0.0)) / positive if positive > 0 else 1e-15
 
 
 def _own_share(own: float, body: Mapping[str, Any], terms: Terms) -> float | None:
@@ -614,7 +644,7 @@ def _own_share(own: float, body: Mapping[str, Any], terms: Terms) -> float | Non
     if (terms.floor, terms.cap) != (0.0, 1.0) or (terms.rule == "fenced" and terms.formula == 1):
         return None
     if terms.rule in ("shrunk", "fenced"):
-        return _pull_of(body["pull"]).share(own)
+        return _pull_of(body, terms).share(own)
     if terms.rule == "impartial":
         part = min(max(own / number(totals["gain"]), 0.0), 1.0)
         return float((1 - (number(totals["clipped"]) - part) / (n - 1)) / n)

@@ -336,14 +336,14 @@ def _slice(ask: Ask) -> Slice:
     try:
         x, y, salts = (ask.arrays[name] for name in ("x", "y", "salts"))
         index, path = ask.get("slice", list)
-        if x.ndim < 1 or y.ndim != 1 or len(y) != len(x) or 0 in x.shape:
+        if x.ndim < 1 or y.ndim < 1 or len(y) != len(x) or 0 in x.shape or 0 in y.shape:
             raise MessageError("a test slice has as many samples as labels", stage=ask.exchange)
         if salts.dtype != np.uint8 or not all(isinstance(node, bytes) for node in path):
             raise MessageError("salts and path of a test slice must be bytes", stage=ask.exchange)
-        if x.nbytes > SLICE_BYTES or salts.shape != (SALT_BYTES * len(y),):
+        if x.nbytes + y.nbytes > SLICE_BYTES or salts.shape != (SALT_BYTES * len(y),):
             raise MessageError(
                 f"expected at most {SLICE_BYTES} bytes of samples and {SALT_BYTES} of salt each, got "
-                f"{x.nbytes} and {salts.nbytes} for {len(y)}",
+                f"{x.nbytes + y.nbytes} and {salts.nbytes} for {len(y)}",
                 stage=ask.exchange,
             )
         x, y, salts = (_named_by(ask, name) for name in ("x", "y", "salts"))

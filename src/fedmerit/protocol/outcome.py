@@ -22,10 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.config import Config
-from fedmerit.errors import BindingError, BoundError, LedgerError, MessageError
+from fedmerit.errors import BindingError, BoundError, LedgerError, MessageError, ReportError
 from fedmerit.identity import canonical, commitment, exact, new_salt, number
 from fedmerit.notes import Note
 from fedmerit.protocol.pool import Slice
+from fedmerit.scoring.metrics import BLOCKS
 from fedmerit.scoring.sampling import (
     SKETCH,
     Strata,
@@ -47,7 +48,7 @@ from fedmerit.secagg.setting import LEAST_IN_SUM, Result
 Model = npt.NDArray[np.float32]
 """A model as one flat vector, shape (P,)."""
 PerSample = Mapping[str, npt.NDArray[np.float64]]
-"""Utility -> one number per test sample, shape (m,)."""
+"""Utility -> one number per test sample, shape (m,); or one per block, see `fedmerit.scoring.metrics`."""
 Evaluate = Callable[[Model, Slice], PerSample]
 Game = Literal["additive", "renormalised"]
 
@@ -382,19 +383,36 @@ class Sampling:
     Args:
         joint: errors by stratum, with a sketch; otherwise plain errors, as in runs of earlier versions.
         balanced: whether the pool was drawn class by class.
+        whole: utilities that are metrics of the whole test set: their values are pseudo-values of blocks.
     """
 
     joint: bool = False
     balanced: bool = False
+    whole: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, config: Config, commitment: Mapping[str, Any]) -> Sampling:
         """Return how members of a run measure."""
-        return cls(config.scoring.errors == "joint", bool(commitment.get("balanced")))
+        return cls(config.scoring.errors == "joint", bool(commitment.get("balanced")), config.whole)
 
     def strata(self, utility: str, shown: Slice) -> Strata | None:
-        """Return the strata of a test slice; None for plain errors."""
-        return strata_for(shown.y, balanced=self.balanced or utility == BALANCED) if self.joint else None
+        """Return the strata of a test slice, or of its blocks; None for plain errors."""
+        if not self.joint:
+            return None
+        if utility in self.whole:
+            return np.zeros(min(BLOCKS, len(shown.y)), np.int64)
+        return strata_for(shown.y, balanced=self.balanced or utility == BALANCED)
+
+    def check(self, utility: str, values: npt.NDArray[np.float64], shown: Slice) -> None:
+        """Raise `ReportError` unless a utility is measured as agreed: per sample, or of the whole set."""
+        whole = utility in self.whole
+        if len(values) != (min(BLOCKS, len(shown.y)) if whole else len(shown.y)):
+            one = "one number, which a metric of the whole test set is"
+            each = f"one number for each of {len(shown.y)} test samples"
+            raise ReportError(
+                f"utility {utility!r}: expected {one if whole else each}, got {each if whole else one}; "
+                "scoring.whole says which utilities are such metrics"
+            )
 
     def freedom(self, utility: str, shown: Slice) -> int | None:
         """Return the degrees of freedom that every report on this slice must name; None if it names none."""
@@ -472,10 +490,11 @@ class Scorer:
         outside: PerSample,
         own: PerSample | None,
     ) -> Measured:
+        assert outcome.slice is not None
+        self.sampling.check(name, after[name], outcome.slice)
         loo = after[name] - outside[name]
         ioi = inside[name] - before[name]
         alpha = (loo + ioi) / 2
-        assert outcome.slice is not None
         if self.totals_on != outcome.slice.id:
             self.totals, self.totals_on = {}, outcome.slice.id
         self.totals[name] = self.totals.get(name, np.zeros_like(alpha)) + alpha
@@ -504,10 +523,14 @@ class Scorer:
         strata = self.sampling.strata(name, shown)
         terms = {"se_loo": loo, "se_ioi": ioi, "se_alpha": alpha, "se_alpha_total": self.totals[name]}
         if strata is None:
-            counted = all(np.isin(one, (0.0, 1.0)).all() for one in models)
+            counted = name not in self.sampling.whole and all(
+                np.isin(one, (0.0, 1.0)).all() for one in models
+            )
             return {key: standard_error(values, counted=counted) for key, values in terms.items()}
         scale = class_scale(shown.y) if name == BALANCED else np.ones(1)
-        least = least_error([one / scale for one in models], scale)  # where a change of one outcome counts 1
+        least = 0.0
+        if name not in self.sampling.whole:  # where a change of one outcome counts 1
+            least = least_error([one / scale for one in models], scale)
         parts = {key: error_parts(values, strata) for key, values in terms.items()}
         found: dict[str, Any] = {
             key: math.hypot(least / (1 if key in ("se_loo", "se_ioi") else 2), *one.tolist())

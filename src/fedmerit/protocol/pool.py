@@ -6,7 +6,8 @@ last slice is the settlement's. It is revealed after the last round and never se
 "both" it is half of the pool, with "settled" all of it. The commitment published before round 1 binds every
 image, every label and their order, and reveals nothing about them::
 
-    sample  = "fedmerit/sample/1 <dtype> <h>x<w>x<c> label <y>\\n" + pixels, C order, little-endian
+    sample  = "fedmerit/sample/1 <dtype> <h>x<w>x<c> label <y>\\n" + numbers of x, C order, little-endian
+    sample  = "fedmerit/sample/2 <dtype> <shape> target <dtype> <shape>\\n" + x + y    where y is an array
     salt_k  = HMAC-SHA256(pool key, "fedmerit/salt/1" + k as u64)          k = place in the pool
     leaf_k  = SHA-256(0x00 + salt_k + sample_k)
     slice_s = SHA-256(0x02 + s as u32 + samples in it as u32 + merkle(its leaves))
@@ -76,9 +77,10 @@ def _parents(nodes: Sequence[bytes]) -> list[bytes]:
 # ------------------------------------------------------------------------------------------------ the pool
 
 Images = npt.NDArray[Any]
-"""uint8 in [0, 255] or float32, shape (samples, height, width, channels)."""
-Labels = npt.NDArray[np.int64]
-"""Class numbers 0 .. C-1, shape (samples,)."""
+"""Samples: images, uint8 in [0, 255] or float32 of shape (samples, height, width, channels); or any numbers
+of shape (samples, ...)."""
+Labels = npt.NDArray[Any]
+"""Targets: class numbers 0 .. C-1 or real numbers, shape (samples,); or arrays, shape (samples, ...)."""
 Indices = npt.NDArray[np.int64]
 """Places of samples in a dataset."""
 Commitment = dict[str, int | str]
@@ -250,7 +252,12 @@ def samples_in(shown: Slice) -> set[bytes]:
 def _sample(image: Images, label: Any) -> bytes:
     image = np.ascontiguousarray(image, dtype=image.dtype.newbyteorder("<"))
     shape = "x".join(map(str, image.shape))
-    return f"fedmerit/sample/1 {image.dtype.str} {shape} label {label}\n".encode() + image.tobytes()
+    if not np.ndim(label):
+        return f"fedmerit/sample/1 {image.dtype.str} {shape} label {label}\n".encode() + image.tobytes()
+    target = np.ascontiguousarray(label, dtype=label.dtype.newbyteorder("<"))
+    form = f"target {target.dtype.str} {'x'.join(map(str, target.shape))}"
+    head = f"fedmerit/sample/2 {image.dtype.str} {shape} {form}\n"
+    return head.encode() + image.tobytes() + target.tobytes()
 
 
 def _salt(key: bytes, k: int) -> bytes:

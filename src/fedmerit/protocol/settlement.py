@@ -80,7 +80,7 @@ class Statement:
         expected = due(manifest, member, detail)
         if not same or found.settlement != manifest.digest:
             raise MessageError("a statement of another run or settlement", stage="state", member=member)
-        if list(found.rounds) != expected or list(found.blocks) != expected:
+        if set(found.rounds) != set(expected) or set(found.blocks) != set(expected):
             raise MessageError(
                 f"expected a statement on the rounds {', '.join(expected)}, got one on "
                 f"{', '.join(found.rounds)!r:.100}",
@@ -94,7 +94,8 @@ class Statement:
                     stage="state",
                     member=member,
                 )
-        return found
+        rounds = {key: found.rounds[key] for key in expected}  # what is signed sorts 10 before 2
+        return replace(found, rounds=rounds, blocks={key: found.blocks[key] for key in expected})
 
 
 def due(manifest: Manifest, member: str, detail: str) -> list[str]:

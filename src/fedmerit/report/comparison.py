@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedmerit.config import Report, differences, of_folder
+from fedmerit.config import ReportSettings, differences, of_folder
 from fedmerit.errors import NotComparable
 from fedmerit.ledger.joined_runs import RULES, RunPart, other_key, part_of
 from fedmerit.ledger.records import first_body
@@ -25,10 +25,11 @@ from fedmerit.report.text import digits_for, rounds_enough, signed
 from fedmerit.scoring.accumulate import Missing
 from fedmerit.scoring.files import LEDGER, read_content, scores_in
 from fedmerit.scoring.repeats import Repeats, repeats, spread_factors
+from fedmerit.scoring.spreadsheets import FOUND_OUT, SheetForm, check_form
 from fedmerit.storage.run_folder import recorded
 from fedmerit.verify import verify_folder
 
-MAY_DIFFER = ("run.repeat", "run.device", *(f"report.{key}" for key in Report.__dataclass_fields__))
+MAY_DIFFER = ("run.repeat", "run.device", *(f"report.{key}" for key in ReportSettings.__dataclass_fields__))
 """Settings in which repeats may differ."""
 
 # --------------------------------------------------------------------------------------------- reading runs
@@ -69,6 +70,7 @@ def compared(
     utility: str | None = None,
     score: str | None = None,
     missing: Missing | None = None,
+    form: SheetForm = FOUND_OUT,
 ) -> Comparison:
     """Read and verify runs, and compare them.
 
@@ -77,12 +79,13 @@ def compared(
         utility: by which members are compared; the paid one unless given.
         score: which is summed over rounds; None takes the settled one, or ALPHA without it.
         missing: what a missed round counts; None: as in the runs, otherwise zero.
+        form: how CSV files are written, as far as their owner says so.
 
     Raises:
         NotComparable: they are not repeats of each other.
         LedgerError: a run does not verify.
     """
-    runs = [_read(Path(path), utility, score, missing) for path in paths]
+    runs = [_read(Path(path), utility, score, missing, form) for path in paths]
     if len(runs) < 2:
         only = runs[0].name if runs else ""
         raise NotComparable("expected at least 2 runs, got 1", code="few", first=only, other=only)
@@ -95,7 +98,10 @@ def compared(
     return Comparison(tuple(runs))
 
 
-def _read(path: Path, utility: str | None, score: str | None, missing: Missing | None) -> ComparedRun:
+def _read(
+    path: Path, utility: str | None, score: str | None, missing: Missing | None, form: SheetForm
+) -> ComparedRun:
+    check_form(path, form)
     if (path / LEDGER).is_file():
         found = recorded(path, utility=utility)
         for _ in verify_folder(path):  # compares only what verifies
@@ -104,7 +110,7 @@ def _read(path: Path, utility: str | None, score: str | None, missing: Missing |
         source = source_of(found.content, found, missing=missing or found.config.scoring.missing)
         return ComparedRun(str(path), Facts(source, score=score), part.id, part, pool)
     file = scores_in(path) if path.is_dir() else path
-    content = read_content(file, utility=utility)
+    content = read_content(file, utility=utility, form=form)
     config = of_folder(path) if (path / "config.toml").is_file() else None
     counts = missing or (config.scoring.missing if config else "zero")
     digest = hashlib.sha256(file.read_bytes()).hexdigest()

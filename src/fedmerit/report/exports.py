@@ -72,11 +72,16 @@ def columns(scores: Scores) -> dict[str, list[Any]]:
 
 def as_frame(scores: Scores) -> Any:
     """Return a pandas frame with one row per client."""
+    return frame_of(columns(scores))
+
+
+def frame_of(columns: Mapping[str, Sequence[Any]]) -> Any:
+    """Return columns as a pandas frame."""
     try:
         import pandas
     except ImportError as error:
         raise MissingExtra("a frame needs: pip install 'fedmerit[pandas]'; to_csv() needs nothing") from error
-    return pandas.DataFrame(columns(scores))
+    return pandas.DataFrame(columns)
 
 
 def as_csv(scores: Scores) -> str:

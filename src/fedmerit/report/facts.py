@@ -127,7 +127,9 @@ class Facts(Standings):
     def rules(self) -> tuple[RuleFacts, ...]:
         """What every rule would pay."""
         total = self._payable(self.original or self.source)
-        known = dict.fromkeys((self.usual_rule, *get_args(Rule)))  # the usual one first
+        known = dict.fromkeys(
+            (self.terms.rule, *get_args(Rule))
+        )  # that of the decision, or the usual one, first
         return tuple(self._rule(total, rule) for rule in known)
 
     def _rule(self, total: Scores, rule: Rule) -> RuleFacts:

@@ -24,7 +24,9 @@ from fedmerit.notes import Note, planted, words
 from fedmerit.protocol.outcome import Round
 from fedmerit.protocol.terms import REHEARSALS
 from fedmerit.scoring.accumulate import Missing, accumulate
-from fedmerit.scoring.files import LEDGER, VECTORS, Content, read_content, scores_in
+from fedmerit.scoring.files import LEDGER, Content, read_content, scores_in
+from fedmerit.scoring.spreadsheets import FOUND_OUT, SheetForm, check_form
+from fedmerit.scoring.tidy import VECTORS
 from fedmerit.scoring.types import Reports
 from fedmerit.storage.run_folder import Recorded, recorded, scored_in, write
 from fedmerit.verify import verify_folder
@@ -151,6 +153,7 @@ class Source:
     unsettled: str = ""  # why there are none, although members settle
     heading: Heading = NO_HEADING  # of the decision in force, or of the settings
     run_name: str = ""  # name of the folder or file
+    notes: tuple[Note, ...] = ()  # how a file of reports was read
 
     @property
     def settled_rounds(self) -> tuple[SettledRound, ...]:
@@ -178,6 +181,11 @@ class Source:
         return None if self.settings is None else str(self.settings["scoring"]["game"])
 
     @property
+    def metrics(self) -> tuple[str, ...]:
+        """The utilities that the settings list as metrics of the whole test set."""
+        return () if self.settings is None else tuple(self.settings["scoring"].get("whole", ()))
+
+    @property
     def private(self) -> bool:
         """Whether members see only their own numbers, so that the whole is for the coordinator alone."""
         return self.settings is not None and self.settings["scoring"]["visibility"] == "coordinator"
@@ -189,15 +197,17 @@ class Source:
         return None if self.settings is None else before + int(self.settings["training"]["rounds"])
 
 
-def read_source(path: str | Path) -> Source:
+def read_source(path: str | Path, form: SheetForm = FOUND_OUT) -> Source:
     """Read everything that a page can be made from.
 
     Args:
         path: a run folder, or a file of reports (.json, such as a lone ``scores.json``, or .csv).
+        form: how a CSV file is written, as far as its owner says so.
     """
     path = Path(path)
+    check_form(path, form)
     if not path.is_dir():
-        return replace(_of_file(path), run_name=path.stem)
+        return replace(_of_file(path, form), run_name=path.stem)
     source = _of_run(path) if (path / LEDGER).is_file() else _of_file(scores_in(path))
     if (path / "config.toml").is_file():
         config = of_folder(path)
@@ -235,6 +245,7 @@ def source_of(
         spans=spans_of([(part.name, len(part.rounds)) for part in run.runs]) if run else (),
         accounts=run.accounts if run else (),
         unsettled=run.unsettled if run else "",
+        notes=content.notes,
     )
 
 
@@ -280,8 +291,8 @@ def source_as_decided(
     )
 
 
-def _of_file(file: Path) -> Source:
-    content = read_content(file)
+def _of_file(file: Path, form: SheetForm = FOUND_OUT) -> Source:
+    content = read_content(file, form=form)
     raw = _document(file)
     companions = {
         name: tuple(read_content(file, utility=name).rounds) for name in raw.get("companions") or {}
@@ -298,6 +309,7 @@ def _of_file(file: Path) -> Source:
         truth=_truth(raw),
         phi=_phi(raw),
         names={name: name for name in clients},
+        notes=content.notes,
     )
 
 
@@ -403,6 +415,7 @@ def pseudonymised(source: Source) -> Source:
         if source.book is None
         else replace(source.book, rounds=tuple(plain(one) for one in source.book.rounds)),
         checks=tuple(line.renamed(names) for line in source.checks),
+        notes=tuple(note.renamed(names) for note in source.notes),
         broken=source.broken and _untold(source.broken_record),
         changed=source.changed and (source.changed[0], Note("untold-copy")),
         names=names,

@@ -289,7 +289,9 @@ class Standings:
     @cached_property
     def doubts(self) -> tuple[Doubt, ...]:
         """Reasons to look at the reports before anybody is paid; shown before everything else."""
-        return () if self.settled else doubts(self.source.rounds, game=self.source.game)
+        if self.settled:
+            return ()
+        return doubts(self.source.rounds, game=self.source.game, metrics=self.source.metrics)
 
     @property
     def withheld(self) -> bool:
@@ -299,7 +301,9 @@ class Standings:
     @cached_property
     def notes(self) -> tuple[str, ...]:
         """What readers should know before they rely on the standings."""
-        found = [*self.total.notes, *self.absence_notes]
+        found = [*self.source.notes, *self.total.notes, *self.absence_notes]
+        if self.utility in self.source.metrics:
+            found.append(Note("whole-sum", utility=self.utility))
         for one in self._last_scores.values():
             found += one.notes if one else ()
         return tuple(dict.fromkeys([*found, *self._usual[1]]))

@@ -34,6 +34,7 @@ from fedmerit.report.text import (
     span_text,
     sure_share_text,
     total_text,
+    unit_values,
 )
 from fedmerit.scoring.agreement import agreement
 from fedmerit.scoring.doubts import Doubt
@@ -51,20 +52,21 @@ Columns = dict[str, list[str]]
 
 
 def print_facts(console: Console, facts: Facts) -> None:
-    """Print the doubts, the table of standings, then the notes."""
+    """Print the doubts, the sums over rounds, the last round's scores in a table of their own, the notes."""
     unsettled = [words("terminal.unsettled", why=facts.source.unsettled)] if facts.source.unsettled else []
     _warn(console, [*unsettled, *facts.doubts])
-    first, last = _standings(facts), _last_round(facts)
+    first = _standings(facts)
     if not _fits(first, console.width):
         first = _standings(facts, sure=False)
-    both = {**first, **last}
-    if not last or _fits(both, console.width):
-        _print_table(console, both)
-    else:
-        _print_table(console, first)
-        _print_table(console, {words("terminal.member"): first[words("terminal.member")], **last})
+    _print_table(console, first)
     for line in _findings(facts):
         _say(console, line)
+    if facts.last is not None:
+        _say(console, _last(facts, facts.last))
+        _print_table(console, _last_round(facts))
+        for name, status in facts.status.items():
+            if status != "ok":
+                _say(console, words("terminal.status", score=name, status=words(f"status-short.{status}")))
     left_out = in_words(tuple(facts.source.aborted), facts.source.unreported)
     for note in (*facts.notes, *left_out):
         _say(console, words("terminal.note", text=on_terminal(note)))
@@ -79,10 +81,10 @@ def _findings(facts: Facts) -> Iterator[str]:
             "terminal.caption-utility",
             score=total.score, rounds=total.rounds, utility=utility, gain=gain, summed=summed,
         )  # fmt: skip
+        if unit := unit_values(facts):
+            yield words("terminal.caption-unit", name=unit["name"], low=unit["low"], high=unit["high"])
     else:
         yield words("terminal.caption", score=total.score, rounds=total.rounds, gain=gain, summed=summed)
-    if facts.last is not None:
-        yield _last(facts, facts.last)
     for span in facts.source.spans:
         path, first, last = span.name, span.before + 1, span.before + span.count
         if span.count > 1:
@@ -93,9 +95,6 @@ def _findings(facts: Facts) -> Iterator[str]:
             yield words("terminal.run-none", path=path)
     if facts.settled:
         yield from settlement_sentences(facts)
-    for name, status in facts.status.items():
-        if status != "ok":
-            yield words("terminal.status", score=name, status=words(f"status-short.{status}"))
     if groups := tuple(words("list.comma").join(group) for group in facts.groups if len(group) > 1):
         yield words("terminal.alike", groups=groups)
     if total.stderr is None:
@@ -131,6 +130,8 @@ def _standings(facts: Facts, *, sure: bool = True) -> Columns:
         words("terminal.rank"): [rank_text(one) for one in standings],
         words("terminal.share"): shares,
     }
+    if facts.settled and facts.source.rounds:
+        columns["alpha"] = [signed(one.reported, one.digits) for one in standings]
     if any(one.coverage < 1 for one in standings):
         columns[words("terminal.rounds")] = [share_text(one.coverage, 0) for one in standings]
     if any(one.samples is not None for one in standings):
@@ -139,12 +140,8 @@ def _standings(facts: Facts, *, sure: bool = True) -> Columns:
 
 
 def _last_round(facts: Facts) -> Columns:
-    if facts.last is None:
-        return {}
-    columns = {}
-    if facts.settled:
-        columns["alpha"] = [signed(one.reported, one.digits) for one in facts.standings]
-    return columns | {
+    """Return the columns of the last round, which stand in a table of their own: they are no sums."""
+    return {words("terminal.member"): [printable(one.client) for one in facts.standings]} | {
         key: [signed(one.last[key], one.digits) for one in facts.standings] for key in ("LOO", "FP", "EE")
     }
 
@@ -230,7 +227,11 @@ def print_payouts(
         columns[words("terminal.span-share")] = [span_text(spans.get(name)) for name, _ in best_first]
         columns[words("terminal.span-payout")] = [amounts_text(amounts.get(name)) for name, _ in best_first]
     _print_table(console, columns)
-    _say(console, words("terminal.paid", budget=paid.budget, rule=divided.rule, unpaid=paid.unpaid))
+    budget, rule, unpaid = paid.budget, divided.rule, paid.unpaid
+    if coin := paid.currency:
+        _say(console, words("terminal.paid-in", budget=budget, currency=coin, rule=rule, unpaid=unpaid))
+    else:
+        _say(console, words("terminal.paid", budget=budget, rule=rule, unpaid=unpaid))
     if spans is not None:
         _say(console, words("terminal.spans"))
     if apart is not None:
@@ -308,10 +309,13 @@ def print_plan(console: Console, plan: Plan) -> None:
     console.print(words("terminal.plan-memory", memory=memory, sent=sent))
     if plan.pool:
         console.print(words("terminal.plan-evaluates", models=plan.flower_models))
-    found = plan.resolution
-    (low, high), (few, many) = found.gaps, found.needed
-    told = {"samples": found.samples, "low": low, "high": high, "few": few, "many": many}
-    console.print(words("terminal.plan-gaps", members=plan.members, **told))
+    samples, (low, high), (few, many) = plan.resolution.samples, plan.resolution.gaps, plan.resolution.needed
+    console.print(
+        words(
+            "terminal.plan-gaps",
+            samples=samples, members=plan.members, low=low, high=high, few=few, many=many,
+        )
+    )  # fmt: skip
     if (last := plan.settlement) is not None:
         received, disk = last.bytes_down / 2**20, last.disk_bytes / 2**20
         console.print(
@@ -354,7 +358,10 @@ class Step(Protocol):
 
 
 Watch = Callable[[Any], None]
+COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 STAGES = ("train", "sum", "evaluate", "coalitions", "retrain", "settle")
+COUNTED = ("measure", "page")
+"""What `counting` counts the steps of."""
 
 
 @contextmanager
@@ -363,9 +370,27 @@ def watching(console: Console) -> Iterator[Watch]:
     if not console.is_terminal:
         yield _lines(console)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
+    with Progress(*COLUMNS, console=console, transient=True) as bars:
         yield _bars(bars)
+
+
+@contextmanager
+def counting(console: Console, what: str, steps: int) -> Iterator[Callable[[], None]]:
+    """Yield what says that one of so many steps is done; a terminal shows a bar, everything else nothing.
+
+    Args:
+        console: where the bar goes, and disappears.
+        what: code of the words before it, in ``stage``.
+        steps: how many there are.
+    """
+    if not console.is_terminal:
+        yield lambda: None
+        return
+    with Progress(
+        *COLUMNS, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
+    ) as bars:
+        task = bars.add_task(words(f"stage.{what}"), total=steps)
+        yield lambda: bars.advance(task)
 
 
 def _bars(bars: Progress) -> Watch:

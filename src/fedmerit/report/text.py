@@ -11,6 +11,7 @@ from fedmerit.identity import SERVER
 from fedmerit.ledger.account import Account
 from fedmerit.ledger.decisions import Terms
 from fedmerit.notes import Note, called, formatted, moment, words
+from fedmerit.scoring.metrics import as_error
 from fedmerit.scoring.share_intervals import PaidApart
 
 if TYPE_CHECKING:
@@ -35,6 +36,21 @@ def digits_for(largest: float) -> int:
 def signed(value: float | None, digits: int = 4) -> str:
     """Return a number with its sign, or a dash."""
     return "-" if value is None else formatted(value, f"+.{digits}f")
+
+
+def unit_values(facts: Facts) -> dict[str, str] | None:
+    """Return the errors behind the first and the last utility in the unit of y; None if it has none.
+
+    These are ``name`` (RMSE or MAE), ``low``, ``high`` and ``scale``.
+    """
+    scale = float((facts.source.settings or {}).get("scoring", {}).get("scale", 0.0))
+    ends = facts.measured[0].empty, facts.measured[-1].grand
+    first, last = (as_error(facts.utility, value, scale) for value in ends)
+    if first is None or last is None or not facts.one_slice:
+        return None
+    digits = max(0, 2 - math.floor(math.log10(max(first[1], last[1], 1e-12))))
+    low, high = (formatted(value, f".{digits}f") for _, value in (first, last))
+    return {"name": first[0], "low": low, "high": high, "scale": formatted(scale, "g")}
 
 
 def bare_text(one: Standing) -> str:

@@ -12,5 +12,8 @@ Its modules::
     rewards           scores -> shares -> cents
     shrinkage         the rules "shrunk" and "fenced": scores pulled towards their mean, and a fence
     share_intervals   how sure shares and amounts are, and which ties are paid apart
+    amounts           numbers and amounts of money as people write them
+    spreadsheets      tables of text in every form that spreadsheet programs write
+    tidy              reports in such a table
     files             reports in CSV and JSON
 """

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from fedmerit.errors import InputError, ReportError, UndefinedScore
 from fedmerit.notes import Note
+from fedmerit.scoring.metrics import is_whole
 from fedmerit.scoring.scores import SCORES, ioi, solo
 from fedmerit.scoring.types import Reports, Scores, Vector
 from fedmerit.scoring.validate import look_alike, two_spellings
@@ -105,6 +106,8 @@ def accumulate(
     per_round = ioi if score == "MERIT" else SCORES[score].function
     terms: list[list[float]] = [[] for _ in clients]
     notes: list[str] = [*_apart(counted), *_alike(clients)]
+    if is_whole(counted[0].utility):
+        notes.append(Note("whole-sum", utility=counted[0].utility))
     for reports in counted:
         scores = per_round(reports)
         notes += scores.notes

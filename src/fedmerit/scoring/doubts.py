@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
@@ -17,6 +17,7 @@ from typing import Literal
 from fedmerit.errors import DoubtfulShares
 from fedmerit.notes import Note, words
 from fedmerit.scoring.accumulate import accumulate
+from fedmerit.scoring.metrics import is_whole
 from fedmerit.scoring.scores import alpha, noise
 from fedmerit.scoring.types import Reports
 
@@ -29,7 +30,9 @@ ERRORS = 2.0
 BETTER = 0.5
 """Swapped columns are suspected if swapping them back leaves less than this fraction of the misfit."""
 
-Code = Literal["swapped", "strays", "lower-is-better", "fell", "lower-rose", "renormalised", "unchecked"]
+Code = Literal[
+    "swapped", "strays", "lower-is-better", "fell", "lower-rose", "renormalised", "unchecked", "whole"
+]
 
 _LOWER = frozenset({
     "rmse", "mse", "mae", "mape", "smape", "msle", "rmsle", "nrmse", "loss", "losses", "logloss", "nll",
@@ -42,7 +45,8 @@ _TURNED = frozenset({
     "improvement", "skill", "free", "correction", "savings", "saved", "avoided", "prevented",
 })  # fmt: skip
 _RISING = frozenset({
-    "expected-accuracy", "accuracy", "sharpened-accuracy", "balanced-accuracy", "neg-loss", "dice"
+    "expected-accuracy", "accuracy", "sharpened-accuracy", "balanced-accuracy", "neg-loss", "dice",
+    "auc", "f1", "c-index", "rmse-skill", "mae-skill",
 })  # fmt: skip
 """Utilities whose name says that more is better. "brier" does not: in most books, less is better."""
 
@@ -166,7 +170,9 @@ def _rounding(rounds: Sequence[Reports]) -> float:
     return math.fsum(math.fsum(noise(one).tolist()) for one in rounds)
 
 
-def doubts(rounds: Sequence[Reports], *, game: str | None = None) -> tuple[Doubt, ...]:
+def doubts(
+    rounds: Sequence[Reports], *, game: str | None = None, metrics: Collection[str] = ()
+) -> tuple[Doubt, ...]:
     """Return every reason to look before anybody is paid from these reports, the gross ones first.
 
     The rule looks at alpha, whichever score decides the payment: what spoils alpha spoils the others too.
@@ -174,6 +180,7 @@ def doubts(rounds: Sequence[Reports], *, game: str | None = None) -> tuple[Doubt
     Args:
         rounds: at least one, all of one utility.
         game: game of the run, if known; only in the additive game do contributions add up to the gain.
+        metrics: the utilities of the run that are metrics of the whole test set, besides those known by name.
 
     >>> doubts([Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1])])
     ()
@@ -195,7 +202,11 @@ def doubts(rounds: Sequence[Reports], *, game: str | None = None) -> tuple[Doubt
         reported = balance(rounds, partial=True) if any(one.silent for one in rounds) else None
         for summed in (whole, reported):
             if summed is not None and summed.strays and not found:
-                found.append(_about_sum(summed, rounds))
+                about = _about_sum(summed, rounds)
+                if about.code == "strays" and is_whole(rounds[0].utility, metrics):
+                    text, short = words("doubt.whole", utility=rounds[0].utility), words("doubt.whole-short")
+                    about = Doubt("whole", about.title, text, short)
+                found.append(about)
         if whole is None and not found:
             found.append(
                 Doubt(

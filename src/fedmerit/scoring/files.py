@@ -1,12 +1,4 @@
-"""Reports read from and written to files: JSON, or a tidy CSV with one line per round and client.
-
-CSV columns: round, client, empty, grand, alone, without; optional: se_loo, se_ioi, se_alpha, se_alpha_total,
-samples, cosine, solo, solo_empty, slice, since, utility, silent, sketch, freedom. ``empty``, ``grand``,
-``solo_empty``, ``slice``, ``since``, ``utility`` and ``freedom`` are the same on all lines of a round.
-``sketch`` holds several numbers, separated by blanks. An empty cell of an optional column
-means that the value is not given. A line with ``silent`` = yes names a client that was summed but sent no
-report. Columns named after scores (LOO, FP, ...) are written by fedmerit itself; when it reads them back,
-they are recomputed.
+"""Reports read from and written to files: JSON, or a tidy CSV (see `tidy`).
 
 JSON: one round, a list of rounds, or an object with ``rounds`` (such as a run's ``scores.json``). A round is
 an object with the fields of :class:`~fedmerit.Reports`; a vector is a list, or an object by client name. A
@@ -20,180 +12,23 @@ import csv
 import io
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from fedmerit.errors import FileFormatError, InputError, ReportError, UndefinedScore, ValueRefused
+from fedmerit.notes import Note
 from fedmerit.scoring.accumulate import SUMMABLE, Missing, accumulate
 from fedmerit.scoring.scores import SCORES
+from fedmerit.scoring.spreadsheets import FOUND_OUT, SheetForm, check_form, fail
+from fedmerit.scoring.tidy import PER_CLIENT, TEXT, VECTORS, FileRound, rounds_of_csv
 from fedmerit.scoring.types import Reports, Scores, Vector
-from fedmerit.scoring.validate import A_NUMBER, LARGEST, spelled, two_spellings, written_number
+from fedmerit.scoring.validate import spelled, two_spellings
 
-# -------------------------------------------------------------------------------------------------- fields
-
-REQUIRED = ("round", "client", "empty", "grand", "alone", "without")
-PER_CLIENT = ("se_loo", "se_ioi", "se_alpha", "se_alpha_total", "samples", "cosine", "solo")
-PER_ROUND = ("empty", "grand", "solo_empty", "slice", "since", "utility", "freedom")
-TEXT = ("slice", "utility")
-VECTORS = ("alone", "without", *PER_CLIENT)
 LEDGER = "ledger.sqlite"
 """Name of the ledger in a run folder."""
-
-
-@dataclass(frozen=True)
-class FileRound:
-    """One round of a file: the arguments of ``Reports``, and where in the file they are."""
-
-    given: dict[str, Any]
-    where: str  # place of the whole round in the file
-    lines: Mapping[str, int] = field(default_factory=dict)  # line of each client, in CSV
-
-    def where_of(self, client: str | None) -> str:
-        """Return where a client's value is in the file; None stands for a value of the whole round."""
-        if not self.lines:
-            return self.where
-        first = min(self.lines.values())
-        return f"line {first if client is None else self.lines.get(client, first)}"
-
-
-def fail(path: Path, where: str, problem: str) -> NoReturn:
-    """Raise FileFormatError with the place and the problem."""
-    raise FileFormatError(f"{path}: {where}: {problem}") from None
-
-
-# ------------------------------------------------------------------------------------------------ from CSV
-
-
-def rounds_of_csv(path: Path, text: str) -> list[FileRound]:
-    """Return the rounds of a tidy CSV file, in order."""
-    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
-    try:
-        table = [(rows.line_num, row) for row in rows if any(cell.strip() for cell in row)]
-    except csv.Error as error:
-        fail(path, f"line {rows.line_num}", f"not CSV: {error}")
-    if not table:
-        raise FileFormatError(f"{path}: the file is empty")
-    columns = [name.strip() for name in table[0][1]]
-    _check_columns(path, table[0][0], columns)
-    if len(table) == 1:
-        fail(path, f"line {table[0][0]}", "only a header, no reports")
-    grouped: dict[int, list[tuple[int, dict[str, str]]]] = {}
-    for line, row in table[1:]:
-        if len(row) != len(columns):
-            fail(path, f"line {line}", f"expected {len(columns)} cells, got {len(row)}")
-        cells = {name: cell.strip() for name, cell in zip(columns, row, strict=True)}
-        number = _number(path, line, cells, "round")
-        if not number.is_integer() or number < 0:
-            fail(path, f"line {line}", f"round must be a whole number, 0 or more, got {cells['round']!r}")
-        grouped.setdefault(int(number), []).append((line, cells))
-    return [_round_of(path, number, grouped[number]) for number in sorted(grouped)]
-
-
-def _check_columns(path: Path, line: int, columns: Sequence[str]) -> None:
-    known = {*REQUIRED, *PER_CLIENT, *PER_ROUND, *SCORES, "silent", "sketch"}
-    missing = [name for name in REQUIRED if name not in columns]
-    unknown = [name for name in columns if name not in known]
-    if missing or unknown:
-        problem = f"missing column {missing[0]!r}" if missing else f"unknown column {unknown[0]!r}"
-        fail(path, f"line {line}", f"{problem}; expected {', '.join(REQUIRED)} and optionally "
-              f"{', '.join(sorted(known - {*REQUIRED, *SCORES}))}; got {', '.join(columns)!r:.120}"
-              f"{_advice(columns, known)}")  # fmt: skip
-    if len(set(columns)) != len(columns):
-        twice = next(name for name in columns if columns.count(name) > 1)
-        fail(path, f"line {line}", f"column {twice!r} appears twice")
-
-
-def _advice(columns: Sequence[str], known: Collection[str]) -> str:
-    """Return advice on a header that is almost right, or an empty text."""
-    for mark, called in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
-        if len(columns) == 1 and mark in columns[0]:
-            return f": cells are separated by {called}; write them with commas, and numbers with a point"
-    for name in columns:
-        if name not in known and name.casefold() in known:
-            return f": write {name.casefold()!r} in place of {name!r}"
-    return ""
-
-
-def _round_of(path: Path, number: int, lines: list[tuple[int, dict[str, str]]]) -> FileRound:
-    first_line, first = lines[0]
-    given: dict[str, Any] = {"round": number}
-    for name in sorted(PER_ROUND, key=lambda one: one != "utility"):  # it comes first: it explains the rest
-        if name not in first:
-            continue
-        if first[name] == "" and name in REQUIRED:
-            fail(path, f"line {first_line}", f"round {number}: {name} is missing")
-        if first[name] != "":
-            given[name] = first[name] if name in TEXT else _number(path, first_line, first, name)
-        for line, cells in lines[1:]:
-            numbers = name not in TEXT and first[name] != ""
-            if cells[name] != first[name] and not (
-                numbers and _number(path, line, cells, name) == given[name]
-            ):
-                other = f"but {first[name]!r} on line {first_line}; expected one value for the whole round"
-                if name == "utility":
-                    other += "; several utilities go into JSON, under companions"
-                fail(path, f"line {line}", f"round {number}: {name} is {cells[name]!r}, {other}")
-    seen: dict[str, int] = {}
-    for line, cells in lines:
-        client = cells["client"]
-        if not client:
-            fail(path, f"line {line}", f"round {number}: the client has no name")
-        if client in seen:
-            fail(path, f"line {line}", f"round {number}: client {client!r} is already on line {seen[client]}")
-        seen[client] = line
-    reported = [(line, cells) for line, cells in lines if not _is_silent(path, number, line, cells)]
-    where = f"lines {first_line}-{lines[-1][0]}"
-    if not reported:
-        fail(path, where, f"round {number}: every client is silent")
-    lines, known = reported, {cells["client"] for _, cells in reported}
-    given["clients"] = [name for name in seen if name in known]
-    given["silent"] = [name for name in seen if name not in known]
-    for name in VECTORS:
-        filled = [cells.get(name, "") != "" for _, cells in lines]
-        if name in REQUIRED or (any(filled) and name != "cosine"):
-            given[name] = [_number(path, line, cells, name) for line, cells in lines]
-        elif any(filled):
-            given[name] = [
-                _number(path, line, cells, name) if there else None
-                for there, (line, cells) in zip(filled, lines, strict=True)
-            ]
-    if any(cells.get("sketch", "") for _, cells in lines):
-        given["sketch"] = [_sketch(path, line, cells) for line, cells in lines]
-    return FileRound(given, where, seen)
-
-
-def _sketch(path: Path, line: int, cells: Mapping[str, str]) -> list[float]:
-    parts = cells["sketch"].split() or [""]
-    return [_number(path, line, {**cells, "sketch": part}, "sketch") for part in parts]
-
-
-def _is_silent(path: Path, number: int, line: int, cells: Mapping[str, str]) -> bool:
-    said = cells.get("silent", "")
-    if said not in ("", "yes"):
-        fail(path, f"line {line}", f"round {number}: silent must be yes or left empty, got {said!r}")
-    told = [name for name in (*VECTORS, "sketch") if cells.get(name, "") != ""]
-    if said and told:
-        who = f"client {cells['client']!r} is silent but has {told[0]}"
-        fail(path, f"line {line}", f"round {number}: {who}")
-    return bool(said)
-
-
-def _number(path: Path, line: int, cells: Mapping[str, str], name: str) -> float:
-    whose = f" of client {cells['client']!r}" if name not in (*PER_ROUND, "round") else ""
-    at = f" in round {cells['round']}" if name != "round" else ""
-    if cells.get(name, "") == "":
-        fail(path, f"line {line}", f"{name}{whose}{at} is missing")
-    try:
-        number = written_number(cells[name])
-    except ValueError:
-        fail(path, f"line {line}", f"{name}{whose}{at} must be a number, got {cells[name]!r}")
-    if name != "round" and not abs(number) <= LARGEST:
-        fail(path, f"line {line}", f"{name}{whose}{at} must be {A_NUMBER}, got {cells[name]}")
-    return number
-
 
 # ----------------------------------------------------------------------------------------------- from JSON
 
@@ -372,42 +207,54 @@ class Content:
 
     rounds: list[Reports]
     clients: tuple[str, ...] = ()  # all clients, if the file lists them
+    notes: tuple[Note, ...] = ()  # how the file was read, if it is not in the plain form
 
 
-def read(path: str | Path, *, utility: str | None = None) -> list[Reports]:
+def read(
+    path: str | Path,
+    *,
+    utility: str | None = None,
+    delimiter: str | None = None,
+    decimal: str | None = None,
+    encoding: str | None = None,
+) -> list[Reports]:
     """Return the reports of all rounds in a file, in order of the rounds.
 
     Args:
         path: a ``.csv`` or ``.json`` file.
         utility: name of the utility if the file does not say, or which one to read if it has several. The
             values of a utility known to lie in [0, 1] must do so.
+        delimiter: what separates the cells of a CSV file: a comma, semicolon, tab or bar. This and the next
+            two are found out from the file; they are needed where it can be read in two ways.
+        decimal: the decimal mark in a CSV file, "." or ",".
+        encoding: of a CSV file, such as "latin-1".
     """
-    return read_content(path, utility=utility).rounds
+    return read_content(path, utility=utility, form=SheetForm(delimiter, decimal, encoding)).rounds
 
 
 def scores_in(folder: Path) -> Path:
     """Return the file of reports in a run folder without a ledger."""
     if not (folder / "scores.json").is_file():
-        raise FileFormatError(f"{folder}: not a run folder: no scores.json and no {LEDGER}")
+        raise FileFormatError(f"{folder} holds no run: no {LEDGER} and no scores.json")
     return folder / "scores.json"
 
 
-def read_content(path: str | Path, *, utility: str | None = None) -> Content:
-    """Return the reports of all rounds in a file, as `read` does, and the clients that the file lists."""
+def read_content(path: str | Path, *, utility: str | None = None, form: SheetForm = FOUND_OUT) -> Content:
+    """Return the reports of all rounds in a file, as `read` does, and what else is to be known of the file.
+
+    Args:
+        path: a ``.csv`` or ``.json`` file.
+        utility: as for `read`.
+        form: how a CSV file is written, as far as its owner says so.
+    """
     path = Path(path)
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError as error:
-        raise FileFormatError(f"{path}: no such file") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileFormatError(f"{path}: cannot be read as text: {error}") from error
-    if not text.strip():
-        raise FileFormatError(f"{path}: the file is empty")
+    check_form(path, form)
     clients: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     if path.suffix.lower() == ".csv":
-        rounds = rounds_of_csv(path, text)
+        rounds, notes = rounds_of_csv(path, form)
     elif path.suffix.lower() == ".json":
-        rounds, clients = rounds_of_json(path, text, utility)
+        rounds, clients = rounds_of_json(path, _text(path), utility)
     else:
         raise FileFormatError(f"{path}: expected a name that ends in .csv or .json")
     if not rounds:
@@ -419,7 +266,19 @@ def read_content(path: str | Path, *, utility: str | None = None) -> Content:
     found = [_reports(path, one, utility) for one in rounds]
     _check_order(path, found)
     _check_spellings(path, found, clients)
-    return Content(found, clients)
+    return Content(found, clients, notes)
+
+
+def _text(path: Path) -> str:
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError as error:
+        raise FileFormatError(f"{path}: no such file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileFormatError(f"{path}: cannot be read as text: {error}") from error
+    if not text.strip():
+        raise FileFormatError(f"{path}: the file is empty")
+    return text
 
 
 def _check_order(path: Path, rounds: Sequence[Reports]) -> None:

@@ -143,6 +143,7 @@ class Repeats:
         """The mean scores as scores, which rank the clients; without standard errors."""
         first = self.runs[0]
         bare = replace(first, values=self.mean, raw=self.mean, stderr=None, blocks=None, sizes=None)
+        bare = replace(bare, sketch=None, freedom=None)
         return replace(bare, gain=float(np.mean([one.gain for one in self.runs])), notes=())
 
     @property
@@ -288,9 +289,8 @@ def _in_order(scores: Scores, clients: tuple[str, ...]) -> Scores:
     moved: dict[str, npt.NDArray[np.float64]] = {}
     for one in fields(scores):
         value = getattr(scores, one.name)
-        if isinstance(value, np.ndarray) and one.name != "sizes":
-            square = value.ndim == 2 and one.name != "blocks"
-            moved[one.name] = value[np.ix_(at, at)] if square else value[..., at]
+        if isinstance(value, np.ndarray) and one.name != "sizes":  # clients are the last axis of all others
+            moved[one.name] = value[..., at]
     return replace(scores, clients=clients, **moved)  # type: ignore[arg-type]
 
 

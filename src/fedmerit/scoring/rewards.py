@@ -7,7 +7,6 @@ shares raise ``UndefinedShares``, and decisions made on the way are in ``Shares.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -18,8 +17,9 @@ import numpy as np
 
 from fedmerit.errors import InputError, UndefinedShares
 from fedmerit.notes import Note, code_of
+from fedmerit.scoring.amounts import amount_of
 from fedmerit.scoring.scores import median_of_others, sum_of_others
-from fedmerit.scoring.shrinkage import Pull, pulled
+from fedmerit.scoring.shrinkage import Pull, believed, pulled
 from fedmerit.scoring.types import Scores, Vector, rounding, settle
 from fedmerit.scoring.validate import is_number, number
 
@@ -32,11 +32,15 @@ _LARGEST_BUDGET = 10**24  # its cents fit into Decimal's default precision, so s
 
 @dataclass(frozen=True, eq=False)
 class Payouts(Mapping[str, Decimal]):
-    """Amounts by name, exact to the cent. The amounts and ``unpaid`` add up to ``budget`` exactly."""
+    """Amounts by name, exact to the cent. The amounts and ``unpaid`` add up to ``budget`` exactly.
+
+    ``currency`` is the one that the budget named, if it did.
+    """
 
     by_client: Mapping[str, Decimal]
     budget: Decimal
     unpaid: Decimal
+    currency: str | None = None
 
     def __getitem__(self, client: str) -> Decimal:
         return self.by_client[client]
@@ -58,7 +62,8 @@ def payouts(shares: Mapping[str, float | Fraction | Decimal], budget: str | int 
 
     Args:
         shares: name -> share, from :func:`~fedmerit.shares` or any mapping that sums to at most 1.
-        budget: an amount with at most 2 decimals: an int, a Decimal, or text such as "10000.00". A float is
+        budget: an amount with at most 2 decimals: an int, a Decimal, or text such as "10000.00",
+            "10,000.00" or "10 000,00 EUR" (see :func:`~fedmerit.scoring.amounts.amount_of`). A float is
             refused, because it has no exact cents.
 
     >>> paid = payouts({"A": 1 / 3, "B": 1 / 3, "C": 1 / 3}, budget="100.00")
@@ -71,6 +76,7 @@ def payouts(shares: Mapping[str, float | Fraction | Decimal], budget: str | int 
         by_client={name: _money(amount) for name, amount in amounts.items()},
         budget=_money(divided.cents),
         unpaid=_money(divided.cents - sum(amounts.values())),
+        currency=_amount(budget)[1] if isinstance(budget, str) else None,
     )
 
 
@@ -180,18 +186,20 @@ def _cents(budget: str | int | Decimal) -> int:
     if isinstance(budget, bool) or not isinstance(budget, str | int | Decimal):
         why = "; a float has no exact cents" if isinstance(budget, float) else ""
         raise InputError(f"budget must be text, int or Decimal, like '10000.00', got {budget!r}{why}")
-    if isinstance(budget, str) and not re.fullmatch(r"[0-9]+(\.[0-9]+)?", budget):
-        comma = ", without a comma" if "," in budget else ""
-        raise InputError(f"budget must be an amount like '10000.00'{comma}, got {budget!r:.100}")
-    if isinstance(budget, str) and len(budget.partition(".")[2]) > 2:
-        raise InputError(f"budget must have at most 2 decimals, got {budget!r:.100}")
-    amount = Decimal(budget)
+    amount = _amount(budget)[0] if isinstance(budget, str) else Decimal(budget)
     if not amount.is_finite() or not 0 <= amount < _LARGEST_BUDGET:
         raise InputError(f"budget must be finite, at least 0 and below 1e24, got {budget!r}")
     cents = Fraction(amount) * 100
-    if cents.denominator != 1:
+    if cents.denominator != 1 or (isinstance(budget, str) and int(amount.as_tuple().exponent) < -2):
         raise InputError(f"budget must have at most 2 decimals, got {budget!r}")
     return int(cents)
+
+
+def _amount(budget: str) -> tuple[Decimal, str | None]:
+    try:
+        return amount_of(budget)
+    except InputError as error:
+        raise InputError(f"budget: {error}") from error
 
 
 def spelled(budget: str) -> str:
@@ -225,7 +233,7 @@ USUAL_RULE: Rule = "shrunk"
 """The rule that commands and the page use unless another one is chosen; :func:`shares` itself uses "fair"."""
 FORMULA = 2
 """Version of the formulas behind the rules. Version 1, of earlier decisions: "fenced" by :func:`fence`, which
-is not monotone, and scores that only rounding separates from 0 had a weight."""
+is not monotone, scores that only rounding separates from 0 had a weight, and errors counted however large."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -282,7 +290,8 @@ def shares(
     All rules but "equal" need scores with status "ok". "fair", "shrunk" and "fenced" also need something to
     divide: the positive scores must sum to more than 1e-12 and more than two standard errors. The standard
     errors of the clients with a positive score are added up, because clients share their test samples and
-    errors may point the same way.
+    errors may point the same way. Clients state their own errors, so an error counts up to four times the
+    median of the others' errors, here and in b; a note names whose.
 
     Args:
         scores: usually ``alpha`` summed over rounds (``accumulate``).
@@ -463,7 +472,8 @@ def _why_undefined(scores: Scores, rule: Rule, formula: int) -> Note | None:
         return None if scores.gain > _NOTHING else Note("no-gain-to-divide", gain=scores.gain)
     above = scores.raw > 0
     positive = math.fsum(scores.raw[above])
-    noise = 0.0 if scores.stderr is None else 2 * math.fsum(scores.stderr[above])
+    stderr = np.zeros(scores.n) if scores.stderr is None else scores.stderr
+    noise = 2 * math.fsum((believed(stderr) if formula > 1 else stderr)[above])
     if positive <= max(_NOTHING, noise):
         if noise > _NOTHING:
             return Note("within-errors", score=scores.score, positive=positive, noise=noise)
@@ -490,6 +500,8 @@ def _notes(scores: Scores, rule: Rule, below: list[str]) -> list[str]:
 def _notes_on(scores: Scores, rule: Rule, formula: int, how: Pull | None) -> list[str]:
     """Return notes on what a rule did to the scores."""
     notes: list[str] = []
+    if formula > 1 and rule != "impartial" and (large := _large_errors(scores)):
+        notes.append(Note("large-errors", clients=large))
     if rule == "shrunk" and how is not None:
         if how.error <= 0:
             notes.append(Note("not-pulled", score=scores.score))
@@ -506,6 +518,17 @@ def _notes_on(scores: Scores, rule: Rule, formula: int, how: Pull | None) -> lis
     if held.any():
         notes.append(Note("fenced", clients=[scores.clients[i] for i in np.flatnonzero(held)]))
     return notes
+
+
+def _large_errors(scores: Scores) -> list[str]:
+    """Return the clients whose errors do not count in full."""
+    known = scores.covariance
+    stated = [np.sqrt(np.diag(known))] if known is not None else []
+    stated += [scores.stderr] if scores.stderr is not None else []
+    large = np.zeros(scores.n, dtype=bool)
+    for errors in stated:
+        large |= believed(errors) < errors * (1 - 1e-12)
+    return [scores.clients[i] for i in np.flatnonzero(large)]
 
 
 def _check(

@@ -153,7 +153,7 @@ def belongs(numbers: Sequence[float], stderr: float) -> bool:
 def pair_freedom(count: int, samples: int | None) -> int:
     r"""Return the degrees of freedom of a variance from a sketch of so many numbers.
 
-    .. math:: \nu = \Big\lfloor \frac{1}{1/K + 1/\nu_m} \Big\rfloor
+    .. math:: \nu = \lfloor 1 / (1/K + 1/\nu_m) \rfloor
 
     A sketch estimates what the samples say, and the samples estimate the variance, with :math:`\nu_m` degrees
     of freedom (``samples``; None for very many). Relative variances of the two add up.

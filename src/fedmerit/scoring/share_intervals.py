@@ -13,7 +13,7 @@ from fedmerit.errors import InputError
 from fedmerit.scoring.rewards import FORMULA, Payouts, Rule, Shares, by_rule, weights_of
 from fedmerit.scoring.shrinkage import Rows, counts_of, cut, noise_of
 from fedmerit.scoring.types import Scores
-from fedmerit.scoring.uncertainty import compare_pairs, quantile_of, upper_quantile
+from fedmerit.scoring.uncertainty import compare_pairs, pair_quantile_of, upper_quantile
 from fedmerit.scoring.validate import level_of
 
 Spans = Mapping[str, tuple[float, float]]
@@ -43,7 +43,8 @@ def share_intervals(
     uncorrelated), 4000 times with a fixed seed. Each drawn vector is divided by the rule as if it were exact:
     under "shrunk" nothing is then pulled together. The interval holds the middle ``level`` of these shares,
     and the share that is paid. Like all intervals here, it is about the test set of this run, not about
-    training. If standard errors come from B blocks (PHI), they are widened to fit Student's distribution.
+    training. If the covariance is an estimate, from blocks (PHI) or sketches, scores are drawn further apart,
+    to fit Student's distribution.
 
     Args:
         scores: the scores that were divided.
@@ -69,7 +70,7 @@ def share_intervals(
         return None
     if rule == "equal":
         return {name: (share, share) for name, share in divided.items()}
-    drawn = _drawn(scores, seed, quantile_of(scores)(tail) / upper_quantile(tail))
+    drawn = _drawn(scores, seed, pair_quantile_of(scores)(tail) / upper_quantile(tail))
     rows = _divided(scores, drawn, rule, floor, cap, formula)
     rows = rows[~np.isnan(rows).any(axis=1)]
     paid = np.array([divided[name] for name in scores.clients])

@@ -53,8 +53,8 @@ from fedmerit.simulation.training import (
 from fedmerit.simulation.utilities import (
     Utility,
     balance,
-    check_labels,
-    check_logits,
+    check_for,
+    check_outputs,
     check_range,
     device_of,
     evaluation,
@@ -151,8 +151,10 @@ def free_memory(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-def try_forward(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[int, int]:
-    """Return the number of classes, and the bytes of one float32 image and twice its layers' outputs."""
+def try_forward(
+    model: nn.Module, images: Tensor, labels: Tensor, utilities: Sequence[Utility]
+) -> tuple[int, int]:
+    """Return the number of outputs, and the bytes of one float32 sample and twice its layers' outputs."""
     device = device_of(model)
     outputs = 4 * images.numel()
 
@@ -163,17 +165,17 @@ def try_forward(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[int, 
     hooks = [module.register_forward_hook(count) for module in model.modules() if not list(module.children())]
     try:
         with evaluation(model):
-            logits = check_logits(model(prepare(images, device)), labels.to(device))
+            logits = check_outputs(utilities, model(prepare(images, device)), labels.to(device))
     except FedmeritError:
         raise
     except Exception as error:
         shape = tuple(images.shape[1:])
         why = f"{type(error).__name__}: {error}"
-        raise InputError(f"the model fails on an image of shape {shape}: {why}") from error
+        raise InputError(f"the model fails on a sample of shape {shape}: {why}") from error
     finally:
         for hook in hooks:
             hook.remove()
-    return logits.shape[1], outputs
+    return logits.shape[1] if logits.ndim > 1 else 1, outputs
 
 
 # -------------------------------------------------------------------------------------------------- tables
@@ -225,15 +227,19 @@ class Evaluator:
         self.device = device_of(model) if device is None else torch.device(device)
         self.utilities = resolve_all(utilities)
         self.tolerance, self.effort, self.method = tolerance, effort, method
-        self.users = any(utility.function for utility in self.utilities)
+        self.users = any(utility.asks for utility in self.utilities)
         if method == "stacked" and self.users:
-            raise InputError("a user's utility function takes one model at a time: method 'stacked' is out")
+            raise InputError(
+                "a user's utility function, or a metric of the whole test set, takes one model at a time: "
+                "method 'stacked' is out"
+            )
         self.length = state_length(model)
         self.memory = free_memory(self.device) if memory_limit is None else memory_limit
         self.images = as_tensor(x)
-        self.labels = check_labels(y, len(self.images)).to(self.device)
-        classes, self.per_image = try_forward(model, self.images[:1], self.labels[:1])
-        check_range(self.labels, classes)
+        self.labels = check_for(self.utilities, y, len(self.images)).to(self.device)
+        classes, self.per_image = try_forward(model, self.images[:1], self.labels[:1], self.utilities)
+        if any(utility.of == "classes" for utility in self.utilities):
+            check_range(self.labels, classes)
         if any(utility.balanced for utility in self.utilities):
             balance(self.labels, classes)
         self.exact: Strategy | None = None
@@ -551,7 +557,7 @@ def retrain_tables(
     evaluator = Evaluator(model, x, y, utilities, memory_limit=memory_limit)
     device, began = evaluator.device, time.perf_counter()
     start = evaluator.vector(m0, "M0")
-    sets = [on_device(one, device) for one in data]
+    sets = [on_device(one, device, settings.loss) for one in data]
     each = 4 * evaluator.length * 8 + 3 * evaluator.per_image * settings.batch_size
     evaluator.check_memory(n, each, "retraining needs")
     found = {mask: dict(values) for mask, values in (known or {}).items()}

@@ -30,7 +30,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from fedmerit.errors import DataError, InputError, NoGradient, ReportError, SettlementError
+from fedmerit.errors import InputError, NoGradient, ReportError, SettlementError
 from fedmerit.protocol.direction import POINTS, REST, Slopes, deal
 from fedmerit.protocol.outcome import Model, model_hash
 from fedmerit.protocol.pool import Indices, Slice
@@ -42,8 +42,8 @@ from fedmerit.simulation.utilities import (
     Utility,
     balance,
     call,
-    check_labels,
-    check_logits,
+    check_for,
+    check_outputs,
     device_of,
     evaluation,
     float32,
@@ -146,8 +146,8 @@ def direction(
         model: gives architecture and device; its weights are not changed, its mode is restored.
         m0: vector of the model before the round, shape (P,).
         m: vector of the model after it, shape (P,).
-        x: test images, shape (m, H, W, C).
-        y: labels, shape (m,); only a user's utility may take other than whole numbers.
+        x: test samples, shape (m, ...); images have shape (m, H, W, C).
+        y: targets, shape (m, ...); utilities of classes take whole numbers, shape (m,).
         utility: name or resolved utility; it must have a gradient.
         blocks: number of blocks, at most one per sample; 1 gives no standard errors. Or the positions of each
             block's samples, which together are all samples.
@@ -268,11 +268,9 @@ class _Path:
         self.start = self._vector(m0, "M0")
         self.move = self._vector(m, "M") - self.start
         self.shapes = {name: value.shape for name, value in state(model).items()}
-        self.labels = as_tensor(y)
-        if utility.function is None:
-            self.labels = check_labels(y, len(x))
-        elif len(self.labels) != len(x) or not len(x):
-            raise DataError(f"expected a label per image, at least one, got {len(self.labels)} of {len(x)}")
+        if utility.whole:
+            raise no_gradient(utility, " (it is a metric of the whole test set)")
+        self.labels = check_for([utility], y, len(x))
         dealt, self.stratified = self._dealt(blocks, seed)
         self.sizes = tuple(len(block) for block in dealt)
         self.order = torch.as_tensor(np.concatenate(dealt), device=self.device)
@@ -281,7 +279,7 @@ class _Path:
         self.weights: Tensor | None = None
         classes, per_image = 0, 0
         if utility.of_logits is not None:
-            classes, per_image = try_forward(model, self.images[:1], self.labels[:1])
+            classes, per_image = try_forward(model, self.images[:1], self.labels[:1], [utility])
         if utility.balanced:
             self.weights = balance(self.labels, classes).float()
         self.batch = batch_size or self._batch(per_image)
@@ -409,8 +407,8 @@ class _Path:
                 raise ReportError(f"utility {name!r} must return {len(part)} numbers, got shape {got}")
             return values
         assert self.utility.of_logits is not None
-        logits = functional_call(self.model, at, (images,))
-        values = self.utility.of_logits(check_logits(logits, labels), labels)
+        outputs = check_outputs([self.utility], functional_call(self.model, at, (images,)), labels)
+        values = self.utility.of_logits(self.utility.ready(outputs, labels), labels)
         return values if self.weights is None else values * self.weights[part]
 
     def _name(self, coordinate: int) -> str:
@@ -439,6 +437,8 @@ def no_gradient(utility: Utility, why: str = "") -> NoGradient:
         advice = "return a torch tensor that follows from the model's answers by differentiable operations"
     else:
         advice = "take expected-accuracy, brier, neg-loss, or sharpened-accuracy in the place of accuracy"
+        if utility.whole:
+            advice = "take a mean over samples"
     return NoGradient(
         f"utility {utility.name!r} has no gradient{why}: {advice}, or score by reports (alpha)",
         utility=utility.name,

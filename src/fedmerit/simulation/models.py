@@ -26,10 +26,10 @@ from fedmerit.errors import ConfigError, DataError, FedmeritError, InputError
 MODELS = ("mlp", "cnn", "cnn-pool", "resnet18", "resnet50")
 
 Norm = Literal["group", "batch"]
-Shape = tuple[int, int, int]
-"""Height, width, channels of one image."""
+Shape = tuple[int, ...]
+"""Height, width, channels of one image; or the shape of one sample of any other kind."""
 Images = npt.NDArray[Any] | Tensor
-"""Shape (m, H, W, C): uint8, or floats that are passed on unchanged."""
+"""Samples. Shape (m, H, W, C), uint8 or floats: images. Anything else is passed on, see `prepare`."""
 
 
 def build(name: str, input_shape: Shape, classes: int, norm: str = "group", seed: int = 0) -> nn.Module:
@@ -37,18 +37,25 @@ def build(name: str, input_shape: Shape, classes: int, norm: str = "group", seed
 
     Args:
         name: one of ``MODELS``, or ``module:factory``, which is called as ``factory(input_shape, classes)``.
-        input_shape: (height, width, channels) of one image.
-        classes: number of classes.
+        input_shape: (height, width, channels) of one image, or the shape of one sample; only ``mlp`` and a
+            user's factory take others than images.
+        classes: number of classes, or of outputs where y is no class.
         norm: ``group`` or ``batch``, the normalisation of the ResNets.
         seed: of the initial weights.
 
     >>> state_length(build("mlp", (4, 4, 1), 3))  # (16 + 1) * 128 + (128 + 1) * 64 + (64 + 1) * 3
     10627
     """
-    if len(input_shape) != 3 or min(input_shape) < 1:
-        raise ConfigError(f"input_shape must be (height, width, channels), got {tuple(input_shape)}")
-    if classes < 2:
-        raise ConfigError(f"a model needs at least 2 classes, got {classes}")
+    if not input_shape or min(input_shape) < 1:
+        raise ConfigError(f"input_shape must be the shape of one sample, got {tuple(input_shape)}")
+    if name in MODELS and name != "mlp" and len(input_shape) != 3:
+        raise ConfigError.at(
+            "model.name",
+            f"{name!r} takes images of shape (height, width, channels), and samples have shape "
+            f"{tuple(input_shape)}: take 'mlp' or your own 'module:factory'",
+        )
+    if classes < 1:
+        raise ConfigError(f"a model needs at least 1 output, got {classes}")
     if norm not in ("group", "batch"):
         raise ConfigError(f"model.norm must be 'group' or 'batch', got {norm!r}", setting="model.norm")
     with seeded(seed):
@@ -257,13 +264,18 @@ def as_tensor(values: npt.NDArray[Any] | Tensor) -> Tensor:
 
 
 def prepare(x: Images, device: torch.device | str = "cpu") -> Tensor:
-    """Return images (m, H, W, C) as float32 (m, C, H, W): uint8 as x / 127.5 - 1, floats unchanged."""
-    images = as_tensor(x)
-    if images.ndim != 4:
-        raise DataError(f"images must have shape (m, height, width, channels), got {tuple(images.shape)}")
-    if images.dtype != torch.uint8 and not images.is_floating_point():
-        raise DataError(f"images must be uint8 or floating point, got {images.dtype}")
-    images = images.to(device).permute(0, 3, 1, 2)
-    if images.dtype == torch.uint8:
-        return (images.float() / 127.5 - 1).contiguous()
-    return images.float().contiguous()
+    """Return samples as the model gets them.
+
+    Images (m, H, W, C) become float32 (m, C, H, W): uint8 as x / 127.5 - 1, floats unchanged. Samples of any
+    other shape keep it: floats as float32, integers as int64.
+    """
+    samples = as_tensor(x)
+    if samples.ndim < 2 or samples.is_complex():
+        raise DataError(f"samples must be numbers of shape (m, ...), got {tuple(samples.shape)}")
+    samples = samples.to(device)
+    if samples.ndim == 4 and (samples.dtype == torch.uint8 or samples.is_floating_point()):
+        images = samples.permute(0, 3, 1, 2)
+        if images.dtype == torch.uint8:
+            return (images.float() / 127.5 - 1).contiguous()
+        return images.float().contiguous()
+    return (samples.float() if samples.is_floating_point() else samples.long()).contiguous()

@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedmerit.config import Config
+from fedmerit.notes import Note
 from fedmerit.protocol.direction import POINTS
 from fedmerit.scoring.sampling import SKETCH, pair_freedom
 from fedmerit.scoring.uncertainty import resolvable_gap, samples_needed
@@ -23,10 +25,12 @@ from fedmerit.simulation.analysis import BUDGET, MOST_EXACT
 from fedmerit.simulation.direction import direction
 from fedmerit.simulation.models import load_vector, to_vector
 from fedmerit.simulation.setup import Federation, prepare, schedule
-from fedmerit.simulation.training import TrainingSettings, train
+from fedmerit.simulation.training import train
 
 CALIBRATION = 1.0
 """Seconds for each measurement."""
+STEPS = 3
+"""Steps of a plan: read the data, measure training and evaluation, measure a settlement."""
 IN_A_ROUND, PER_UTILITY, PER_SKETCH, PER_MEMBER = 1920, 285, 500, 374
 """Bytes that a member sends in a round beside its masked update: keys, sealed shares, commitments to the keys
 of its pairs, signatures, its report. Fitted to a federation in memory with 3 to 36 members and 1 to 4
@@ -35,8 +39,8 @@ AGAIN = 2 + 4 + 4
 """Bytes per parameter and round that a settlement sends to a member: the direction, M0 and the sum."""
 KEPT = 4
 """Bytes per parameter and round that a member keeps for the settlement: its update."""
-SALT_AND_LABEL = 32 + 8
-"""Bytes of a revealed test sample beside its image."""
+SALT = 32
+"""Bytes of a revealed test sample beside its numbers and its target."""
 SPREAD = {
     "expected-accuracy": (6.5, 26.5),
     "sharpened-accuracy": (12.4, 56.0),
@@ -135,14 +139,38 @@ class Plan:
     settlement: SettlementCost | None
     notes: tuple[str, ...]  # what a run of this config would print before it starts
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return all numbers as plain values; None where nothing was measured."""
+        found: dict[str, Any] = _plain(asdict(self))
+        return {**found, "samples": dict(self.samples)}
 
-def plan(config: Config, *, calibrate: bool = True) -> Plan:
-    """Return what a run of this config costs on this machine."""
+
+def _plain(value: Any) -> Any:
+    """Return values as JSON has them: lists for tuples, None for what is not a number."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, str) else value
+
+
+def plan(config: Config, *, calibrate: bool = True, done: Callable[[], None] = lambda: None) -> Plan:
+    """Return what a run of this config costs on this machine.
+
+    Args:
+        config: all settings.
+        calibrate: whether to measure how fast this machine is.
+        done: called after each of the `STEPS`.
+    """
     federation = prepare(config, pool_key=bytes(32))
+    done()
     config = federation.config
     rounds = config.training.rounds
     present = [len(schedule(config, federation.names, number)) for number in range(1, rounds + 1)]
     per_image, per_step = _calibration(federation) if calibrate else (math.nan, math.nan)
+    done()
     samples = sum(len(client.y) for client in federation.clients if client.behaviour == "honest")
     share = sum(present) / (rounds * len(federation.names))
     epochs = config.training.local_epochs
@@ -152,6 +180,8 @@ def plan(config: Config, *, calibrate: bool = True) -> Plan:
     length = to_vector(federation.network).size
     members = len(federation.names)
     settled = len(federation.pool.settlement().y) if config.settles else 0
+    settlement = _settlement(federation, length, calibrate=calibrate) if config.settles else None
+    done()
     return Plan(
         device=str(federation.device),
         parameters=length,
@@ -166,8 +196,8 @@ def plan(config: Config, *, calibrate: bool = True) -> Plan:
         flower_models=4 + 2 * config.scoring.solo if config.reports else 0,
         pool=pool,
         resolution=resolution(config, max(present), settled or pool),
-        settlement=_settlement(federation, length, calibrate=calibrate) if config.settles else None,
-        notes=federation.notes,
+        settlement=settlement,
+        notes=(*federation.notes, *_unknown_spread(config)),
     )
 
 
@@ -204,6 +234,12 @@ def fixed_bytes(config: Config, members: int) -> int:
     return IN_A_ROUND + each * utilities + PER_MEMBER * members
 
 
+def _unknown_spread(config: Config) -> list[str]:
+    """Return a note if no experiment has measured how the paid utility spreads."""
+    paid = config.scoring.utilities[0]
+    return [] if paid in SPREAD else [Note("spread-unknown", utility=paid)]
+
+
 def _settlement(federation: Federation, length: int, *, calibrate: bool) -> SettlementCost:
     shown, rounds = federation.pool.settlement(), federation.config.training.rounds
     utility, blocks, first = federation.utilities[0], federation.config.settlement.blocks, federation.first
@@ -216,7 +252,7 @@ def _settlement(federation: Federation, length: int, *, calibrate: bool) -> Sett
         samples=len(shown.y),
         gradients=POINTS[0] * rounds,
         minutes=rounds * seconds / 60,
-        bytes_down=shown.x.nbytes + SALT_AND_LABEL * len(shown.y) + AGAIN * length * rounds,
+        bytes_down=shown.x.nbytes + shown.y.nbytes + SALT * len(shown.y) + AGAIN * length * rounds,
         disk_bytes=KEPT * length * rounds,
     )
 
@@ -228,7 +264,7 @@ def _calibration(federation: Federation) -> tuple[float, float]:
     client = max(federation.clients, key=lambda client: len(client.y))
     batch = federation.training.batch_size
     some = min(len(client.y), 8 * batch)
-    once = TrainingSettings(local_epochs=1, batch_size=batch, tf32=federation.training.tf32)
+    once = replace(federation.training, local_epochs=1)
     load_vector(federation.network, federation.first)
     per_step = _clocked(
         lambda: train(federation.network, client.x[:some], client.y[:some], once, 0), federation

@@ -23,6 +23,7 @@ from fedmerit.protocol.coordinator import Coordinator, Weights
 from fedmerit.protocol.outcome import Evaluate, Evaluations, Model, Outcome, Round
 from fedmerit.protocol.terms import EMBEDDED, SIMULATED, from_past, proposed
 from fedmerit.scoring.files import LEDGER
+from fedmerit.scoring.metrics import as_error
 from fedmerit.simulation.analysis import Phi, Truth, from_this_round
 from fedmerit.simulation.direction import PathGradients
 from fedmerit.simulation.setup import Federation, continued, prepare, read, resolve
@@ -318,7 +319,12 @@ class Rehearsal:
             return f"{len(last.included)} members summed"
         if reports is None:
             return last.aborted or "no reports"
-        return f"{paid} {reports.empty:.3f} -> {reports.grand:.3f}"
+        said = f"{paid} {reports.empty:.3f} -> {reports.grand:.3f}"
+        scale = self.config.scoring.scale
+        before, after = (as_error(paid, value, scale) for value in (reports.empty, reports.grand))
+        if before is None or after is None:
+            return said
+        return f"{said}, {before[0]} {before[1]:.4g} -> {after[1]:.4g}"
 
     def _without_phi(self, phi: Phi) -> None:
         """Say which utilities have no Aumann-Shapley scores, and why, each once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import hmac
 import secrets
@@ -19,7 +20,7 @@ from fedmerit import data
 from fedmerit.config import Config, check_schedule, of_folder, resumed, unsettled_for, usual_schedule
 from fedmerit.data.dataset import Dataset, pool_order
 from fedmerit.data.partitions import ClientData
-from fedmerit.errors import ConfigError, DataError
+from fedmerit.errors import ConfigError, DataError, FedmeritError
 from fedmerit.identity import canonical, seed_from
 from fedmerit.notes import Note, numbered, planted
 from fedmerit.protocol.outcome import Model, PerSample
@@ -28,8 +29,9 @@ from fedmerit.protocol.terms import least_scheduled
 from fedmerit.scoring.doubts import lower_is_better
 from fedmerit.secagg.setting import LEAST_IN_SUM, what_to_know
 from fedmerit.simulation.direction import missing_gradient
+from fedmerit.simulation.losses import CROSS_ENTROPY, check_target, loss_of, outputs_for
 from fedmerit.simulation.models import as_tensor, build, left_out, load_vector, to_vector
-from fedmerit.simulation.training import TrainingSettings
+from fedmerit.simulation.training import TrainingSettings, train
 from fedmerit.simulation.utilities import Utility, evaluate, resolve_all
 
 OTHER_MIX = 0.2
@@ -94,7 +96,8 @@ class Federation:
         for client in self.clients:
             digest.update(canonical([client.name, client.behaviour, list(client.x.shape)]))
             digest.update(np.ascontiguousarray(client.x).data)
-            digest.update(np.ascontiguousarray(client.y, dtype="<i8").data)
+            kind = "<i8" if client.y.ndim == 1 and client.y.dtype.kind in "iu" else client.y.dtype
+            digest.update(np.ascontiguousarray(client.y, dtype=kind).data)
         return digest.hexdigest()
 
     def training_data(self, client: ClientData, number: int) -> tuple[Images, Labels]:
@@ -177,7 +180,7 @@ def _unsettled(config: Config, dataset: Dataset) -> Note | None:
     if not any(":" in name for name in (config.model.name, paid)):
         return None  # the models and utilities of this package have a gradient
     shown, network = indices[:-settled], _network(config, dataset, seed_for)
-    why = missing_gradient(network, dataset.x_test[shown], dataset.y_test[shown], paid)
+    why = missing_gradient(network, dataset.x_test[shown], dataset.y_test[shown], _utilities(config)[0])
     return Note("method-gradient", utility=paid, why=str(why)) if why else None
 
 
@@ -215,7 +218,9 @@ def prepare(
     config, said = resolve(config, dataset)
     check_schedule(config)
     device = choose_device(config.run.device)
-    utilities = resolve_all(config.scoring.utilities)
+    utilities = _utilities(config)
+    check_target(config.training.loss, dataset.y_train, len(dataset.classes), dataset.name)
+    _check_measurable(utilities, dataset)
     pool = data.choose_pool(
         dataset,
         config.data.test_size,
@@ -224,6 +229,12 @@ def prepare(
         utility_hash=utility_hash(utilities),
         **_pool_settings(config),
     )
+    if config.partition.scheme == "dirichlet" and not dataset.classes:
+        raise ConfigError.at(
+            "partition.scheme",
+            f"'dirichlet' deals class by class, and y of {dataset.name} is no class: expected iid, sizes, "
+            "group or file",
+        )
     parts = data.split(
         dataset.y_train,
         config.partition.clients,
@@ -238,6 +249,11 @@ def prepare(
         names=config.clients,
     )
     corruption = config.corruption
+    for key in ("label_noise", "label_flip"):
+        if getattr(corruption, key) and not dataset.classes:
+            raise ConfigError.at(
+                f"corruption.{key}", f"only where y is classes, and y of {dataset.name} is not"
+            )
     clients = data.apply(
         dataset.x_train,
         dataset.y_train,
@@ -258,18 +274,22 @@ def prepare(
         lr=config.training.lr,
         weight_decay=config.training.weight_decay,
         tf32=config.training.tf32,
+        optimiser=config.training.optimiser,
+        momentum=config.training.momentum,
+        loss=loss_of(config.training.loss),
     )
-    if any(":" in name for name in (config.model.name, *config.scoring.utilities)):
-        # a user's code: it should fail now rather than after hours of training
-        evaluate(network, pool.first.x, pool.first.y, utilities)
+    _try(config, network, training, clients[0], pool.first, utilities)
     if config.settles and (why := missing_gradient(network, pool.first.x, pool.first.y, utilities[0])):
         raise ConfigError.at(
             "scoring.utilities",
             f"{config.scoring.method!r} settles the first utility along its gradient: {why}",
         )
     notes = [*dataset.notes, *said, *start_notes(config)]
-    if mix := _class_mix(dataset.y_train, pool, dataset.classes):
+    if not dataset.classes:
+        notes.append(Note("drawn-at-random"))
+    elif mix := _class_mix(dataset.y_train, pool, dataset.classes):
         notes.append(mix)
+    notes += [Note("whole-metric", utility=name) for name in config.whole]
     if left := left_out(network):
         notes.append(f"not aggregated, because they are counters: {', '.join(left)}")
     return Federation(
@@ -286,9 +306,61 @@ def prepare(
     )
 
 
+def _check_measurable(utilities: Sequence[Utility], dataset: Dataset) -> None:
+    """Raise `ConfigError` for a packaged utility that cannot be measured on these targets."""
+    for utility in utilities:
+        fits = {
+            "classes": dataset.target == "classes",
+            "numbers": dataset.y_test.dtype.kind == "f",
+            "any": True,
+        }[utility.of]
+        if not fits:
+            need = "classes" if utility.of == "classes" else "real numbers"
+            others = "rmse-skill, mae-skill" if utility.of == "classes" else "expected-accuracy, auc"
+            raise ConfigError.at(
+                "scoring.utilities",
+                f"{utility.name!r} needs y of {need}, and y of {dataset.name} are {dataset.target}: take "
+                f"{others} or your own 'module:function'",
+            )
+
+
+def _try(
+    config: Config,
+    network: nn.Module,
+    training: TrainingSettings,
+    client: ClientData,
+    shown: Slice,
+    utilities: Sequence[Utility],
+) -> None:
+    """Measure the first model and train a copy of it, so that a user's code fails before the first round.
+
+    The packaged networks on images with classes need no such test.
+    """
+    named = (config.model.name, config.training.loss, *config.scoring.utilities)
+    usual = training.loss == CROSS_ENTROPY and shown.x.ndim == 4 and shown.y.ndim == 1 and not config.whole
+    if usual and not any(":" in name for name in named):
+        return
+    evaluate(network, shown.x, shown.y, utilities)
+    few, once = slice(0, min(4, len(client.y))), replace(training, local_epochs=1)
+    try:
+        train(copy.deepcopy(network), client.x[few], client.y[few], once, 0)
+    except FedmeritError:
+        raise
+    except Exception as error:  # a user's code may raise anything
+        raise ConfigError.at(
+            "model.name", f"{config.model.name!r} cannot be trained: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _utilities(config: Config) -> tuple[Utility, ...]:
+    scoring = config.scoring
+    return resolve_all(scoring.utilities, scale=scoring.scale, whole=scoring.whole)
+
+
 def _network(config: Config, dataset: Dataset, seeds: Seeds) -> nn.Module:
-    shape, classes = dataset.x_train.shape[1:], len(dataset.classes)
-    return build(config.model.name, shape, classes, norm=config.model.norm, seed=seeds(config, "model"))
+    shape = dataset.x_train.shape[1:]
+    outputs = outputs_for(config.training.loss, dataset.y_train, len(dataset.classes))
+    return build(config.model.name, shape, outputs, norm=config.model.norm, seed=seeds(config, "model"))
 
 
 def _pool_settings(config: Config) -> dict[str, Any]:

@@ -23,8 +23,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from fedmerit.simulation.losses import class_logits
 from fedmerit.simulation.models import state
-from fedmerit.simulation.utilities import Utility, balance, call, checked, float32, record
+from fedmerit.simulation.utilities import Utility, balance, call, checked, float32, record, whole_value
 
 # ---------------------------------------------------------------------------------------- ways to evaluate
 
@@ -53,7 +54,7 @@ class EvaluationSet:
             if utility.of_logits is None:
                 out.append(zero)
                 continue
-            values = utility.of_logits(logits, labels).double()
+            values = utility.of_logits(utility.ready(logits, labels), labels).double()
             if utility.balanced and weights is not None:
                 values = values * weights[part]
             out.append(values.sum() + zero)
@@ -115,11 +116,12 @@ class Strategy(abc.ABC):
         self.dtype = half.get(precision, torch.float32)
         self.model = copy.deepcopy(model).to(device, self.dtype).eval().requires_grad_(False)
         layout = torch.channels_last if channels_last else torch.contiguous_format
-        self.images = pool.images.to(self.dtype).contiguous(memory_format=layout)
+        images = pool.images.to(self.dtype) if pool.images.is_floating_point() else pool.images
+        self.images = images.contiguous(memory_format=layout) if images.ndim == 4 else images.contiguous()
         self.packing = Packing(model, channels_last=channels_last)
         self.weights: Tensor | None = None
         if any(utility.balanced for utility in pool.utilities):
-            classes = self.model(self.images[:1]).shape[1]
+            classes = class_logits(self.model(self.images[:1])).shape[1]
             self.weights = balance(pool.labels, classes).to(device)
 
     @property
@@ -180,7 +182,7 @@ class Single(Strategy):
         self.forward: Callable[[Tensor], Tensor] = self.model
         if compile_mode:
             self.forward = torch.compile(self.model, mode=compile_mode, dynamic=False)
-        self.users = [i for i, utility in enumerate(pool.utilities) if utility.function]
+        self.users = [i for i, utility in enumerate(pool.utilities) if utility.asks]
         self.graph: torch.cuda.CUDAGraph | None = None
         if graph and not self.users and self.images.is_cuda:
             with contextlib.suppress(RuntimeError):  # the module waits for the device: use no graph
@@ -220,7 +222,13 @@ class Single(Strategy):
         return out
 
     def _users(self, utility: Utility) -> float:
-        """Return the sum of a user's utility after checking it; NaN if some value is not finite."""
+        """Return the sum of a user's utility after checking it; NaN if some value is not finite.
+
+        Of a metric of the whole set, return its value times the number of samples.
+        """
+        if utility.whole:
+            pool = self.pool
+            return whole_value(utility, self.model, self.images, pool.labels, pool.batch) * len(pool.labels)
         values = call(utility, self.model, self.images, self.pool.labels).detach().cpu().numpy()
         if not np.isfinite(values).all():
             return math.nan

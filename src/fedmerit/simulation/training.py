@@ -1,8 +1,9 @@
-"""Local training of one or many clients: Adam on the cross-entropy, with a fresh optimiser each time.
+"""Local training of one or many clients: a loss and an optimiser, which is fresh each time.
 
 On a CPU clients train one after another; on a GPU they train side by side, as a stack, if the model allows
-it. Both ways see the same samples in the same order, which depends only on the client's seed, so they agree
-up to rounding. The exception is dropout: a stack draws its own masks.
+it and the loss is the cross-entropy of classes. Both ways see the same samples in the same order, which
+depends only on the client's seed, so they agree up to rounding. The exception is dropout: a stack draws its
+own masks.
 """
 
 from __future__ import annotations
@@ -22,13 +23,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedmerit.errors import ConfigError, DataError, InputError
+from fedmerit.simulation.losses import CROSS_ENTROPY, Loss
 from fedmerit.simulation.models import Images, as_tensor, flatten, load_vector, prepare, seeded, to_vector
-from fedmerit.simulation.utilities import check_labels, check_logits, check_range, device_of, float32, record
+from fedmerit.simulation.utilities import (
+    check_labels,
+    check_logits,
+    check_range,
+    check_targets,
+    device_of,
+    float32,
+    record,
+)
 
 # ------------------------------------------------------------------------------------------------- stacked
 
 TensorData = tuple[Tensor, Tensor]
-"""Images (n, H, W, C) and labels (n,) on the device."""
+"""Samples (n, ...) and targets (n, ...) on the device."""
 WORTH = 3
 """A training of so few steps is not recorded: recording takes about as long as two steps."""
 PADDING = -100
@@ -59,7 +69,10 @@ def probe(model: nn.Module, data: TensorData) -> Probe:
     device = data[1].device
     index = torch.arange(3, device=device) % len(data[1])
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    images = prepare(data[0][index], device).requires_grad_()
+    images = prepare(data[0][index], device)
+    if not images.is_floating_point():
+        return Probe("takes whole numbers, by which nobody can tell whether samples influence each other")
+    images = images.requires_grad_()
     model.train()
     with seeded(0, device), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")
@@ -91,7 +104,7 @@ class Stack:
         model: gives the architecture; it is not changed.
         size: K.
         data: the data sets, on the device.
-        settings: epochs, batch size, Adam.
+        settings: epochs, batch size, optimiser; the loss must be the cross-entropy of classes.
     """
 
     def __init__(
@@ -102,7 +115,7 @@ class Stack:
         self.lengths, self.device = [len(y) for _, y in data], self.labels.device
         self.models = [copy.deepcopy(model).train() for _ in range(size)]
         self.moving = [[p for p in one.parameters() if p.requires_grad] for one in self.models]
-        self.adams = [_adam(settings, moving) for moving in self.moving]
+        self.optimisers = [_optimiser(settings, moving) for moving in self.moving]
         longest = max(self.lengths)
         steps, width = settings.local_epochs * -(-longest // settings.batch_size), settings.batch_size
         self.index = torch.zeros(size, steps, min(width, longest), dtype=torch.int64, device=self.device)
@@ -140,7 +153,7 @@ class Stack:
         return torch.stack([flatten(model) for model in self.models])
 
     def _load(self, starts: Tensor, plans: Sequence[list[Tensor]], sets: Sequence[int]) -> None:
-        """Write first models and batches where the steps expect them, and make Adam forget."""
+        """Write first models and batches where the steps expect them, and make the optimiser forget."""
         begin = np.cumsum([0, *self.lengths])
         index = torch.full(self.index.shape, PADDING)
         for k, plan in enumerate(plans):
@@ -149,12 +162,13 @@ class Stack:
                 index[k, step, : len(batch)] = batch + int(begin[sets[k]])
         self.index.copy_(index.clamp(min=0))
         self.target.copy_(self.labels[self.index].where(index.to(self.device) >= 0, PADDING))
-        moments = [one for adam in self.adams for state in adam.state.values() for one in state.values()]
+        states = [state for one in self.optimisers for state in one.state.values()]
+        moments = [one for state in states for one in state.values() if one is not None]
         torch._foreach_zero_([self.taken, *moments])
         self._start()
 
     def _record(self, *, random: bool) -> None:
-        """Record a step of every model. A first step has chosen algorithms and made Adam's memory.
+        """Record a step of every model. A first step has chosen algorithms and made the optimiser's memory.
 
         Models on one stream share memory. Graphs that draw random numbers share the generator's place on the
         device, so they must be replayed one after another.
@@ -190,8 +204,8 @@ class Stack:
             if slope is not None and slope.stride() != parameter.stride():  # Adam wants equal ones
                 slope = torch.empty_like(parameter).copy_(slope)
             parameter.grad = slope
-        self.adams[k].step()
-        self.adams[k].zero_grad()
+        self.optimisers[k].step()
+        self.optimisers[k].zero_grad()
         self.taken[k] += 1
 
 
@@ -199,14 +213,15 @@ class Stack:
 
 Vector = npt.NDArray[np.float32]
 Data = tuple[Images, npt.NDArray[Any] | Tensor]
-"""Images (n, H, W, C) and labels (n,) of one client."""
+"""Samples (n, ...) and targets (n, ...) of one client."""
 Method = Literal["auto", "loop", "stacked"]
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Settings of Adam with weight decay (L2, added to the gradient); the optimiser is fresh each time.
+    """Settings of local training; the optimiser is fresh each time.
 
+    Weight decay is added to the gradient (L2) by ``adam`` and ``sgd``, and decoupled from it by ``adamw``.
     ``tf32`` lets a GPU multiply in TF32. This is faster, but results no longer equal a CPU's up to rounding.
     """
 
@@ -215,6 +230,9 @@ class TrainingSettings:
     lr: float = 0.001
     weight_decay: float = 0.001
     tf32: bool = False
+    optimiser: Literal["adam", "adamw", "sgd"] = "adam"
+    momentum: float = 0.0
+    loss: Loss = CROSS_ENTROPY
 
     def __post_init__(self) -> None:
         for name in ("local_epochs", "batch_size"):
@@ -261,32 +279,33 @@ def train(
 
     Args:
         model: the model to train.
-        x: images, shape (n, H, W, C).
-        y: labels, shape (n,).
-        settings: epochs, batch size, Adam.
+        x: samples, shape (n, ...).
+        y: targets, shape (n, ...).
+        settings: epochs, batch size, loss, optimiser.
         seed: of the order of samples and of dropout.
     """
     device = device_of(model)
-    images, labels = on_device((x, y), device)
+    images, labels = on_device((x, y), device, settings.loss)
     normalised = has_batch_norm(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise InputError("the model has no parameter to train")
-    adam = _adam(settings, parameters)
+    optimiser, first = _optimiser(settings, parameters), True
     model.train()
     with exactly(settings), seeded(seed, device):
         for index in batches(len(labels), settings, seed):
             if normalised and len(index) == 1:
                 continue
             index = index.to(device)
-            logits = model(prepare(images[index], device))
-            if not adam.state:
-                check_logits(logits, labels[index])
-                check_range(labels, logits.shape[1])
-            loss = F.cross_entropy(logits, labels[index])
-            adam.zero_grad()
+            outputs = model(prepare(images[index], device))
+            if first and settings.loss == CROSS_ENTROPY and labels.ndim == 1:
+                check_logits(outputs, labels[index])
+                check_range(labels, outputs.shape[1])
+            first = False
+            loss = settings.loss(outputs, labels[index])
+            optimiser.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
-            adam.step()
+            optimiser.step()
 
 
 def train_many(
@@ -302,8 +321,8 @@ def train_many(
     Args:
         model: gives architecture and device; its weights are overwritten.
         starts: one vector for all clients, or one each.
-        data: images and labels of each client.
-        settings: epochs, batch size, Adam.
+        data: samples and targets of each client.
+        settings: epochs, batch size, loss, optimiser.
         seeds: one per client.
         method: ``auto`` stacks only on a GPU; ``loop`` never does; ``stacked`` raises an error if it cannot.
     """
@@ -316,7 +335,7 @@ def train_many(
     device, note = device_of(model), None
     if method == "stacked" or (method == "auto" and device.type == "cuda" and len(data) > 1):
         load_vector(model, begin[0])
-        seen = probe(model, on_device(data[0], device))
+        seen = _unpadded(data, settings) or probe(model, on_device(data[0], device))
         note = seen.reason
         if note is None:
             vectors, said = _halving(model, seen, begin, data, settings, seeds)
@@ -332,6 +351,15 @@ def train_many(
         train(model, x, y, settings, seed)
         vectors.append(to_vector(model))
     return TrainedVectors(vectors, "loop", note and f"one client after another: the model {note}")
+
+
+def _unpadded(data: Sequence[Data], settings: TrainingSettings) -> Probe | None:
+    """Return why batches cannot be padded, which a stack does, because of the loss or the targets."""
+    if settings.loss != CROSS_ENTROPY:
+        return Probe(f"trains on the loss {settings.loss.name!r}, and a stack only on the cross-entropy")
+    if data and as_tensor(data[0][1]).ndim != 1:
+        return Probe("learns an array per sample, and a stack only classes")
+    return None
 
 
 def _halving(
@@ -361,17 +389,21 @@ def _halving(
     return first + second, note or other
 
 
-def _adam(settings: TrainingSettings, parameters: Sequence[Tensor]) -> torch.optim.Adam:
+def _optimiser(settings: TrainingSettings, parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
     on_gpu = parameters[0].device.type == "cuda"
-    decay = settings.weight_decay
-    return torch.optim.Adam(parameters, settings.lr, weight_decay=decay, fused=on_gpu, capturable=on_gpu)
+    lr, decay = settings.lr, settings.weight_decay
+    if settings.optimiser == "sgd":
+        return torch.optim.SGD(parameters, lr, momentum=settings.momentum, weight_decay=decay)
+    kind = torch.optim.AdamW if settings.optimiser == "adamw" else torch.optim.Adam
+    return kind(parameters, lr, weight_decay=decay, fused=on_gpu, capturable=on_gpu)
 
 
-def on_device(data: Data, device: torch.device) -> TensorData:
+def on_device(data: Data, device: torch.device, loss: Loss = CROSS_ENTROPY) -> TensorData:
     """Return a client's data as tensors on the device; raise `DataError` if there is no sample."""
     if len(data[0]) == 0:
         raise DataError("cannot train on 0 images")
-    return as_tensor(data[0]).to(device), check_labels(data[1], len(data[0])).to(device)
+    check = check_labels if loss == CROSS_ENTROPY and as_tensor(data[1]).ndim == 1 else check_targets
+    return as_tensor(data[0]).to(device), check(data[1], len(data[0])).to(device)
 
 
 @contextlib.contextmanager

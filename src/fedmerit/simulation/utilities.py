@@ -1,6 +1,8 @@
-"""Utilities: how good a model is, as one number per test sample. v is their mean; higher is always better.
+"""Utilities: how good a model is. v is the mean of one number per test sample, or a metric of all of them.
 
-With p = softmax(logits), y the right class, m samples of which m_y have class y, and C classes:
+Higher is always better. With p = softmax(outputs), y the right class, m samples of which m_y have class y,
+and C classes; one output per sample is the logit of class 1 of two. Errors are e = |output - y|;
+s is scoring.scale.
 
 ======================  ======================================  ========
 expected-accuracy       p_y                                     in [0, 1]
@@ -9,13 +11,19 @@ balanced-accuracy       1[argmax p = y] m / (C m_y)             mean in [0, 1]
 sharpened-accuracy      softmax(4 logits)_y                     in [0, 1]
 brier                   1 - sum_k (p_k - 1[y = k])^2 / 2        in [0, 1]
 neg-loss                log p_y                                 <= 0
-module:function         function(model, images, labels)         in [0, 1] unless ``function.unit = False``
+rmse-skill              1 - min(e, s)^2 / s^2                   in [0, 1]
+mae-skill               1 - min(e, s) / s                       in [0, 1]
+module:function         function(model, x, y)                   in [0, 1] unless ``function.unit = False``
+auc, f1, c-index        of all samples at once                  in [0, 1]
 ======================  ======================================  ========
 
-All but the two of accuracy have a gradient. Sharpened accuracy is a stand-in for accuracy that has one.
+All but the two of accuracy and the last line have a gradient. Sharpened accuracy is a stand-in for accuracy
+that has one. Of rmse-skill, RMSE = s sqrt(1 - v), with errors cut at s.
 
-A user's function receives the model in evaluation mode, all images of the slice as float32 (m, C, H, W) and
-their labels (m,), both on the model's device. It returns m numbers.
+A user's function receives the model in evaluation mode, all samples of the slice as the model gets them
+(`fedmerit.simulation.models.prepare`) and their targets, both on the model's device. It returns m numbers, or
+one number if ``scoring.whole`` lists it. Metrics of all samples give one pseudo-value per block of samples,
+see `fedmerit.scoring.metrics`; their mean is the metric.
 """
 
 from __future__ import annotations
@@ -23,9 +31,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -33,28 +43,45 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedmerit.config import load_object
+from fedmerit.config import SCALED, WHOLE, load_object
 from fedmerit.errors import ConfigError, DataError, ReportError
+from fedmerit.protocol.direction import deal
+from fedmerit.scoring.metrics import BLOCKS, auc, c_index, f1, jackknife, value
+from fedmerit.simulation.losses import class_logits, fitted
 from fedmerit.simulation.models import Images, as_tensor, prepare
 
 PerSample = Callable[[Tensor, Tensor], Tensor]
-"""(logits (m, C), labels (m,)) -> one number per sample (m,)."""
+"""(logits (m, C), labels (m,)) -> one number per sample (m,); or of outputs in the shape of y, and y."""
+Metric = Callable[[npt.NDArray[Any], npt.NDArray[Any]], float]
+"""(outputs, y) of all samples -> one number."""
 
 
 @dataclass(frozen=True)
 class Utility:
-    """A per-sample utility: of logits and labels, or a user's ``function`` of model, images and labels.
+    """A utility: of outputs and y (``of_logits`` or ``metric``), or a user's ``function`` of model, x and y.
 
     ``unit``: whether its mean lies in [0, 1]. ``balanced``: whether values are divided by C times the share
-    of the sample's class.
+    of the sample's class. ``of``: what y must be. ``whole``: whether it is a metric of all samples at once.
     """
 
     name: str
     definition: str
     unit: bool = True
     balanced: bool = False
+    of: Literal["classes", "numbers", "any"] = "classes"
+    whole: bool = False
+    metric: Metric | None = field(default=None, compare=False)
     of_logits: PerSample | None = field(default=None, compare=False)
     function: Callable[..., Any] | None = field(default=None, compare=False)
+
+    @property
+    def asks(self) -> bool:
+        """Whether it takes one model at a time: a user's function, or a metric of all samples."""
+        return self.function is not None or self.whole
+
+    def ready(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return outputs in the form that it takes; shapes are checked only where y is no class."""
+        return class_logits(outputs) if self.of == "classes" else fitted(outputs, y)
 
     def definition_hash(self) -> str:
         """Return the SHA-256 of the definition, which for a user's function is its source."""
@@ -95,18 +122,57 @@ UTILITIES: dict[str, Utility] = {
 }
 
 
-def resolve(name: str | Utility) -> Utility:
+def _squared(scale: float, outputs: Tensor, y: Tensor) -> Tensor:
+    return 1 - _per_sample(((outputs - y) / scale).square().clamp(max=1))
+
+
+def _absolute(scale: float, outputs: Tensor, y: Tensor) -> Tensor:
+    return 1 - _per_sample(((outputs - y) / scale).abs().clamp(max=1))
+
+
+def _per_sample(values: Tensor) -> Tensor:
+    """Return the mean over all axes but the first."""
+    return values.flatten(1).mean(1) if values.ndim > 1 else values
+
+
+def _scaled(name: str, scale: float) -> Utility:
+    """Return a utility of errors, which this scale maps into [0, 1]."""
+    if not scale > 0:
+        raise ConfigError.at(
+            "scoring.scale", f"{name!r} needs it: expected the error, in the unit of y, that counts as 0"
+        )
+    power, of = (2, _squared) if name == "rmse-skill" else (1, _absolute)
+    definition = f"1 - min(|output - y| / {scale!r}, 1)^{power}"
+    return Utility(name, definition, of="numbers", of_logits=partial(of, scale))
+
+
+METRICS: dict[str, Utility] = {
+    "auc": Utility("auc", "area under the ROC curve (macro, one against the rest)", whole=True, metric=auc),
+    "f1": Utility("f1", "F1 of class 1 of two, or macro", whole=True, metric=f1),
+    "c-index": Utility("c-index", "Harrell's C of risks", of="any", whole=True, metric=c_index),
+}
+assert tuple(METRICS) == WHOLE
+
+
+def resolve(name: str | Utility, *, scale: float = 0.0, whole: Sequence[str] = ()) -> Utility:
     """Return the utility of this name, from ``UTILITIES`` or a user's ``module:function``.
+
+    Args:
+        name: of the utility, or itself.
+        scale: for rmse-skill and mae-skill.
+        whole: the users' utilities that are metrics of the whole test set.
 
     >>> resolve("brier").unit, resolve("neg-loss").unit
     (True, False)
     """
     if isinstance(name, Utility):
         return name
-    if name in UTILITIES:
-        return UTILITIES[name]
+    if name in SCALED:
+        return _scaled(name, scale)
+    if name in UTILITIES or name in METRICS:
+        return UTILITIES.get(name) or METRICS[name]
     if ":" not in name:
-        known = ", ".join(UTILITIES)
+        known = ", ".join((*UTILITIES, *SCALED, *METRICS))
         raise ConfigError.at("scoring.utilities", f"expected {known} or 'module:function', got {name!r}")
     function = load_object(name, "scoring.utilities")
     try:
@@ -115,12 +181,15 @@ def resolve(name: str | Utility) -> Utility:
         raise ConfigError.at(
             "scoring.utilities", f"{name!r} has no source, so nobody could check it"
         ) from error
-    return Utility(name, source, unit=bool(getattr(function, "unit", True)), function=function)
+    unit = bool(getattr(function, "unit", True))
+    return Utility(name, source, unit=unit, of="any", whole=name in whole, function=function)
 
 
-def resolve_all(names: Sequence[str | Utility]) -> tuple[Utility, ...]:
-    """Return the utilities of these names; raise `ConfigError` if there is none, or one twice."""
-    found = tuple(resolve(name) for name in names)
+def resolve_all(
+    names: Sequence[str | Utility], *, scale: float = 0.0, whole: Sequence[str] = ()
+) -> tuple[Utility, ...]:
+    """Return the utilities of these names, see `resolve`; raise if there is none, or one twice."""
+    found = tuple(resolve(name, scale=scale, whole=whole) for name in names)
     if not found or len({utility.name for utility in found}) < len(found):
         raise ConfigError.at("scoring.utilities", f"expected different names, got {[u.name for u in found]}")
     return found
@@ -135,41 +204,120 @@ def evaluate(
 ) -> dict[str, npt.NDArray[np.float64]]:
     """Return every utility of every sample, from one float32 forward pass and one call per user's function.
 
+    Of a metric of the whole set, return a pseudo-value per block of samples; their mean is the metric.
+
     Args:
         model: evaluated on its own device, in evaluation mode; its mode is restored.
-        x: images, shape (m, H, W, C).
-        y: labels in 0 ... C-1, shape (m,).
+        x: samples, shape (m, ...); images have shape (m, H, W, C).
+        y: targets, shape (m, ...); labels lie in 0 ... C-1.
         utilities: names, or results of ``resolve``.
-        batch_size: images per forward pass; by default 1000, but 100 on a CPU, which fit in its cache.
+        batch_size: samples per forward pass; by default 1000, but 100 on a CPU, which fit in its cache.
 
     Returns:
-        Per utility, float64 of shape (m,).
+        Per utility, float64 of shape (m,), or of shape (blocks,) for a metric of the whole set.
     """
     wanted = resolve_all(utilities)
     device = device_of(model)
     batch_size = batch_size or (100 if device.type == "cpu" else 1000)
-    images, labels = as_tensor(x), check_labels(y, len(x)).to(device)
-    values: dict[str, list[Tensor]] = {utility.name: [] for utility in wanted}
+    images, labels = as_tensor(x), check_for(wanted, y, len(x)).to(device)
+    found: dict[str, list[Tensor]] = {utility.name: [] for utility in wanted}
     with evaluation(model), float32():
-        if any(utility.of_logits for utility in wanted):
+        if any(utility.function is None for utility in wanted):
             for start in range(0, len(labels), batch_size):
                 part = slice(start, start + batch_size)
-                logits = check_logits(model(prepare(images[part], device)), labels[part])
-                if not bool(logits.isfinite().all()):
+                outputs = check_outputs(wanted, model(prepare(images[part], device)), labels[part])
+                if not bool(outputs.isfinite().all()):
                     raise ReportError("the model's answers are not finite: it diverged, or the images did")
                 for utility in wanted:
-                    if utility.of_logits:
-                        values[utility.name].append(utility.of_logits(logits, labels[part]))
+                    if utility.function is None:
+                        fit = outputs if utility.of == "any" else utility.ready(outputs, labels[part])
+                        of = utility.of_logits
+                        found[utility.name].append(fit if of is None else of(fit, labels[part]))
         for utility in wanted:
-            if utility.function:
-                values[utility.name].append(call(utility, model, prepare(images, device), labels))
+            if utility.function and not utility.whole:
+                found[utility.name].append(call(utility, model, prepare(images, device), labels))
+        asked = {
+            utility.name: jackknife(
+                utility.name,
+                _asked(utility, model, prepare(images, device), labels),
+                deal(labels.cpu().numpy(), min(BLOCKS, len(labels)))[0],
+                unit=utility.unit,
+            )
+            for utility in wanted
+            if utility.function and utility.whole
+        }
     out = {}
     for utility in wanted:
-        found = torch.cat([value.detach() for value in values[utility.name]]).double().cpu()
+        if utility.name in asked:
+            out[utility.name] = asked[utility.name]
+            continue
+        one = torch.cat([part.detach() for part in found[utility.name]]).double().cpu()
+        if utility.metric is not None:
+            out[utility.name] = pseudo_values(utility, one.numpy(), labels.cpu().numpy())
+            continue
         if utility.balanced:
-            found = found * balance(labels, logits.shape[1]).cpu()
-        out[utility.name] = checked(utility, found.numpy(), len(labels))
+            one = one * balance(labels, class_logits(outputs).shape[1]).cpu()
+        out[utility.name] = checked(utility, one.numpy(), len(labels))
     return out
+
+
+def pseudo_values(
+    utility: Utility, outputs: npt.NDArray[np.float64], y: npt.NDArray[Any]
+) -> npt.NDArray[np.float64]:
+    """Return the pseudo-values of a packaged metric of the whole test set."""
+    of = utility.metric
+    assert of is not None
+    dealt, _ = deal(y, min(BLOCKS, len(y)))
+    return jackknife(utility.name, lambda places: of(outputs[places], y[places]), dealt)
+
+
+def _asked(
+    utility: Utility, model: nn.Module, samples: Tensor, labels: Tensor
+) -> Callable[[npt.NDArray[np.int64]], Any]:
+    """Return a user's metric as a function of the places of samples, which are as the model gets them."""
+    of = utility.function
+    assert of is not None
+
+    def metric(places: npt.NDArray[np.int64]) -> Any:
+        chosen = torch.as_tensor(places, device=labels.device)
+        return of(model, samples[chosen], labels[chosen])
+
+    return metric
+
+
+def whole_value(
+    utility: Utility, model: nn.Module, samples: Tensor, labels: Tensor, batch_size: int
+) -> float:
+    """Return a metric of the whole test set; NaN if the model's answers are not finite.
+
+    Args:
+        utility: a metric of the whole set.
+        model: in evaluation mode.
+        samples: as the model gets them.
+        labels: on the same device.
+        batch_size: samples per forward pass.
+    """
+    every = np.arange(len(labels))
+    if utility.function is not None:
+        return value(utility.name, _asked(utility, model, samples, labels), every, unit=utility.unit)
+    parts = [model(part).float() for part in torch.split(samples, batch_size)]
+    outputs = torch.cat([one if utility.of == "any" else class_logits(one) for one in parts]).double().cpu()
+    if not bool(outputs.isfinite().all()):
+        return math.nan
+    found, y, of = outputs.numpy(), labels.cpu().numpy(), utility.metric
+    assert of is not None
+    return value(utility.name, lambda _: of(found, y), every)
+
+
+def metric_of(model: nn.Module, x: Images, y: npt.NDArray[Any] | Tensor, utility: Utility) -> float:
+    """Return a metric of the whole test set for a model, on the model's device and in evaluation mode."""
+    device = device_of(model)
+    with evaluation(model), float32():
+        labels = check_for([utility], y, len(x)).to(device)
+        found = whole_value(utility, model, prepare(x, device), labels, 100 if device.type == "cpu" else 1000)
+    if not math.isfinite(found):
+        raise ReportError("the model's answers are not finite: it diverged, or the images did")
+    return found
 
 
 def call(utility: Utility, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
@@ -191,6 +339,39 @@ def balance(labels: Tensor, classes: int) -> Tensor:
     return len(labels) / (classes * counts[labels].double())
 
 
+def check_targets(y: npt.NDArray[Any] | Tensor, samples: int) -> Tensor:
+    """Return targets as a tensor of shape (samples, ...); raise `DataError` if they are not, or none."""
+    targets = as_tensor(y)
+    if not targets.ndim or len(targets) != samples:
+        raise DataError(f"expected {samples} targets, one per sample, got shape {tuple(targets.shape)}")
+    if samples == 0:
+        raise DataError("cannot evaluate on 0 images")
+    return targets
+
+
+def check_for(utilities: Sequence[Utility], y: npt.NDArray[Any] | Tensor, samples: int) -> Tensor:
+    """Return the targets as these utilities need them; raise `DataError` if they cannot be measured on y."""
+    if any(utility.of == "classes" for utility in utilities):
+        return check_labels(y, samples)
+    targets = check_targets(y, samples)
+    for utility in utilities:
+        if utility.of == "numbers" and not targets.is_floating_point():
+            raise DataError(f"utility {utility.name!r} needs y of real numbers, got {targets.dtype}")
+    return targets
+
+
+def check_outputs(utilities: Sequence[Utility], outputs: Any, labels: Tensor) -> Tensor:
+    """Return a model's outputs as float32; raise `DataError` if these utilities cannot take them."""
+    if any(utility.of == "classes" for utility in utilities):
+        return check_logits(outputs, labels)
+    if not isinstance(outputs, Tensor) or not outputs.ndim or len(outputs) != len(labels):
+        got = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise DataError(f"the model must return {len(labels)} outputs, one per sample, got {got}")
+    if any(utility.of == "numbers" for utility in utilities):
+        fitted(outputs, labels)
+    return outputs.float()
+
+
 def check_labels(y: npt.NDArray[Any] | Tensor, samples: int) -> Tensor:
     """Return labels as int64 of shape (samples,); raise `DataError` if they are not, or if there is none."""
     labels = as_tensor(y)
@@ -203,7 +384,12 @@ def check_labels(y: npt.NDArray[Any] | Tensor, samples: int) -> Tensor:
 
 
 def check_logits(logits: Any, labels: Tensor) -> Tensor:
-    """Return the logits as float32 (m, C); raise `DataError` if their shape or some label does not fit."""
+    """Return the logits as float32 (m, C); raise `DataError` if their shape or some label does not fit.
+
+    One logit per sample becomes those of two classes.
+    """
+    if isinstance(logits, Tensor) and len(logits) == len(labels) and logits.ndim in (1, 2):
+        logits = class_logits(logits)
     if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(labels):
         got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         raise DataError(f"the model must return logits of shape ({len(labels)}, classes), got {got}")

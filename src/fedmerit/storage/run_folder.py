@@ -186,7 +186,7 @@ def write(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         finally:
             os.close(folder)
     except OSError as error:
-        raise StoreError(f"{path}: could not be written: {error}") from error
+        raise StoreError(f"{path}: could not be written: {error.strerror or error}") from error
     finally:
         temporary.unlink(missing_ok=True)
 

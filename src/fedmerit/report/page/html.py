@@ -41,6 +41,7 @@ from fedmerit.report.text import (
 )
 from fedmerit.scoring.convergence import FEWEST_ROUNDS
 from fedmerit.scoring.share_intervals import STEP, Spans
+from fedmerit.scoring.spreadsheets import FOUND_OUT, SheetForm
 from fedmerit.storage.run_folder import write
 
 # -------------------------------------------------------------------------------------------------- bundle
@@ -165,6 +166,7 @@ def page(
     path: str | Path,
     *,
     pseudonyms: bool = False,
+    form: SheetForm = FOUND_OUT,
     language: str | None = None,
     heading: Heading | None = None,
 ) -> str:
@@ -173,17 +175,24 @@ def page(
     Args:
         path: see :func:`fedmerit.report.source.read_source`.
         pseudonyms: whether to replace names.
+        form: how a CSV file is written, as far as its owner says so.
         language: "en" or "de"; by default as in the settings of the run.
         heading: title, consortium, date and currency; what it leaves empty is as in the decision in force, or
             in the settings. With pseudonyms, only a title and a consortium given here are shown.
     """
     with speaking(language or language_of(path)):
-        return render(facts_of(path, pseudonyms=pseudonyms, heading=heading))
+        return render(facts_of(path, pseudonyms=pseudonyms, form=form, heading=heading))
 
 
-def facts_of(path: str | Path, *, pseudonyms: bool = False, heading: Heading | None = None) -> Facts:
+def facts_of(
+    path: str | Path,
+    *,
+    pseudonyms: bool = False,
+    form: SheetForm = FOUND_OUT,
+    heading: Heading | None = None,
+) -> Facts:
     """Return the facts of a page; arguments as in :func:`page`."""
-    original = read_source(path)
+    original = read_source(path, form)
     source = pseudonymised(original) if pseudonyms else original
     return Facts(replace(source, heading=(heading or Heading()).over(source.heading)), original)
 
@@ -349,7 +358,7 @@ def _script_words() -> dict[str, str]:
     """Return the words that the page's script says."""
     return {
         "problem": words("pay.no-payouts", why="%s"), "unpaid": words("pay.unpaid"),
-        "budget": words("pay.budget"), "amount": words("pay.no-amount"),
+        "budget": words("pay.budget"), "amount": words("pay.no-amount"), "twice": words("pay.two-amounts"),
         "decimals": words("pay.many-decimals"), "large": words("pay.too-large"),
         "decimal": words("number.decimal"), "thousands": words("number.thousands"),
         "nothing": share_text(0.0, 2), "between": words("page.between", left="%s"),

@@ -4,20 +4,25 @@ const WHOLE = 10n ** 9n; // shares that sum to 1 within one part in this are pai
 const DUST = 10n ** 6n; // all rounding errors together: at most one part in this of a cent
 const LARGEST = 10n ** 26n; // cents
 
-function cents(text, words) {
-  const amount = text.trim();
-  const [whole, part, ...more] = amount.split(words.decimal);
-  const grouped = whole.split(words.thousands);
-  const digits = grouped.length === 1 || (/^[1-9][0-9]{0,2}$/.test(grouped[0]) && grouped.slice(1).every((three) => three.length === 3));
-  if (more.length || !digits || !/^[0-9]+$/.test(grouped.join("")) || !/^[0-9]+$/.test(part ?? "0")) throw new Error(words.amount);
-  return inCents(grouped.join(""), part ?? "", words);
+// Every way to read a number, as [whole, decimals]: the same as fedmerit.scoring.amounts.
+function readings(text) {
+  const found = [[".", ","], [",", "."]].flatMap(([mark, other]) => {
+    const grouped = `([1-9][0-9]{0,2})(['\u2019 \u00a0\u2009\u202f]|\\${other})([0-9]{3}(?:\\2[0-9]{3})*)`;
+    const match = new RegExp(`^(?:${grouped}|([0-9]+))(?:\\${mark}([0-9]+))?$`).exec(text);
+    return match === null ? [] : [[match[4] ?? match[1] + match[3].replaceAll(match[2], ""), match[5] ?? ""]];
+  });
+  return found.length === 2 && String(found[0]) === String(found[1]) ? [found[0]] : found;
 }
 
-function inCents(whole, part, words) {
+function cents(text, words) {
+  const found = readings(text.trim());
+  if (found.length === 0) throw new Error(words.amount);
+  if (found.length > 1) throw new Error(words.twice);
+  const [[whole, part]] = found;
   if (part.length > 2) throw new Error(words.decimals);
-  const found = BigInt(whole + part.padEnd(2, "0"));
-  if (found >= LARGEST) throw new Error(words.large);
-  return found;
+  const amount = BigInt(whole + part.padEnd(2, "0"));
+  if (amount >= LARGEST) throw new Error(words.large);
+  return amount;
 }
 
 function payouts(rule, name, budget) {

@@ -132,7 +132,7 @@ def _reason(facts: Facts, one: Standing) -> str:
 
 
 @dataclass(frozen=True)
-class Line:
+class PaidLine:
     """One member in the table of payouts; the bar and its interval are in percent of the longest."""
 
     client: str
@@ -147,15 +147,15 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Table:
+class PaidTable:
     """The table of payouts: its lines, best paid first, and its foot."""
 
-    lines: tuple[Line, ...] = ()
+    lines: tuple[PaidLine, ...] = ()
     foot: tuple[tuple[str, str], ...] = ()
     sure: bool = False  # whether amounts have intervals
 
 
-def decided(facts: Facts) -> Table:
+def decided(facts: Facts) -> PaidTable:
     """Return the payouts of the decision in force."""
     one = facts.decision
     assert one is not None
@@ -165,11 +165,11 @@ def decided(facts: Facts) -> Table:
     return _table(facts, one.paid, one.shares, facts.spans, names, unpaid)
 
 
-def proposed(facts: Facts, budget: str) -> Table:
+def proposed(facts: Facts, budget: str) -> PaidTable:
     """Return the payouts by the usual rule; an empty table if it allows none."""
     first = facts.rules[0]
     if first.problem:
-        return Table()
+        return PaidTable()
     paid = payouts({name: Fraction(part, first.one) for name, part in first.parts.items()}, budget)
     names = {name: name for name in paid}
     return _table(facts, paid, first.shares, first.spans, names, facts.unscored)
@@ -182,12 +182,12 @@ def _table(
     spans: Spans | None,
     names: Mapping[str, str],
     unscored: Sequence[str],
-) -> Table:
+) -> PaidTable:
     best_first = sorted(paid.items(), key=lambda item: (-item[1], names[item[0]]))
     within, why = amounts_within(spans or {}, paid), reasons(facts)
     most = max([*paid.values(), *(high for _, high in within.values()), Decimal("0.01")])
     lines = [
-        Line(
+        PaidLine(
             client=names[name],
             share=share_text(divided[name], 2),
             amount=money_text(amount),
@@ -201,9 +201,9 @@ def _table(
         for name, amount in best_first
     ]
     none, nothing = share_text(0.0, 2), money_text(Decimal(0))
-    lines += [Line(name, none, nothing, "-", "-", 0.0, why=why.get(name, "")) for name in unscored]
+    lines += [PaidLine(name, none, nothing, "-", "-", 0.0, why=why.get(name, "")) for name in unscored]
     foot = ((words("pay.unpaid"), money_text(paid.unpaid)), (words("pay.budget"), money_text(paid.budget)))
-    return Table(tuple(lines), foot, spans is not None)
+    return PaidTable(tuple(lines), foot, spans is not None)
 
 
 def _percent(amount: Decimal, most: Decimal) -> float:

@@ -29,10 +29,12 @@ from fedmerit.report.text import (
     settlement_sentences,
     spoken,
     sure_worth,
+    unit_values,
     worth,
 )
 from fedmerit.scoring.accumulate import join_up, number_of
 from fedmerit.scoring.doubts import balance
+from fedmerit.scoring.metrics import is_whole
 from fedmerit.scoring.rewards import null_share
 from fedmerit.scoring.scores import NORMALISED
 
@@ -185,7 +187,11 @@ def _change(facts: Facts) -> str:
         return words(code, span=span, measure=measure, low=ends["low"], high=ends["high"], gain=gain)
     way = "rose" if total.gain > 0 else "fell" if total.gain < 0 else "same"
     change = {} if way == "same" else {"change": level_change(facts, abs(total.gain), sign="")}
-    return words(f"change.{way}{'-between' if ends else ''}", span=span, measure=measure, **change, **ends)
+    said = words(f"change.{way}{'-between' if ends else ''}", span=span, measure=measure, **change, **ends)
+    if (unit := unit_values(facts)) is None:
+        return said
+    name, first, last, scale = (unit[key] for key in ("name", "low", "high", "scale"))
+    return f"{said} {words('lede.in-unit', name=name, low=first, high=last, scale=scale)}"
 
 
 def _span(facts: Facts) -> str:
@@ -376,6 +382,8 @@ def adds_up(facts: Facts) -> str:
     said = [words(code, explained=told, part=explained / total.gain, gain=gain)]
     if facts.settled:
         return " ".join([*said, words("trust.settled")])
+    if is_whole(facts.utility, facts.source.metrics):
+        said.append(words("trust.whole"))
     if silent := tuple(dict.fromkeys(name for one in facts.source.rounds for name in one.silent)):
         lacks = "trust.silent-zero" if facts.source.missing == "zero" else "trust.silent-own-mean"
         said.append(words(lacks, clients=silent))

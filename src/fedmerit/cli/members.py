@@ -1,0 +1,274 @@
+"""Commands of members and operators: keys and the roster, what a member remembers, doctor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedmerit.cli.base import Commands, app, fail, out
+
+# ------------------------------------------------------------------------------------- keys and the roster
+
+FEWEST = 3
+"""The fewest members of a federation (see ``partition.clients``)."""
+
+keys_app = typer.Typer(cls=Commands, help="Identity keys and the roster.", no_args_is_help=True)
+app.add_typer(keys_app, name="keys")
+
+
+@keys_app.command("new")
+def keys_new(
+    path: Annotated[Path, typer.Argument(help="Where to write the private key (mode 600).")],
+    server: Annotated[
+        bool, typer.Option("--server", help="Make the server's key, and say what to do with it.")
+    ] = False,
+) -> None:
+    """Make an identity key, and print the public key for the roster.
+
+    PATH is a new file for the private key, which only its owner may read (mode 600).
+    """
+    from fedmerit.identity import PREFIX, new_key
+
+    public = PREFIX + new_key(path).hex()
+    out.print(public)
+    if server:
+        out.print(
+            f"put it on the roster: fedmerit keys roster ROSTER --member ... --server {public}; keep {path} "
+            "as server.pem beside the roster, or name it in Contributions(server_key=...)"
+        )
+
+
+@keys_app.command("show")
+def keys_show(
+    path: Annotated[Path, typer.Argument(help="The private key.", metavar="KEY")],
+    roster: Annotated[
+        Path | None, typer.Option(help="A roster: say under which name it has this key.")
+    ] = None,
+) -> None:
+    """Print the public key of a private key and, with --roster, whose key it is there.
+
+    KEY is the file of the private key, which stays where it is.
+    """
+    from fedmerit.identity import PREFIX, load_key, public_key, read_roster
+
+    key = public_key(load_key(path))
+    out.print(PREFIX + key.hex())
+    if roster is None:
+        return
+    listed = read_roster(roster)
+    names = [one.name for one in listed.members if one.key == key]
+    if key == listed.server:
+        names.append("the server")
+    if not names:
+        fail(f"{roster}: has no member with this key")
+    out.print(f"on {roster} it is the key of {names[0]}")
+
+
+@keys_app.command("roster")
+def keys_roster(
+    path: Annotated[Path, typer.Argument(help="The roster file: written from --member, or checked.")],
+    member: Annotated[
+        list[str] | None, typer.Option(help="NAME=ed25519:PUBLICKEY[,WEIGHT], repeatable.")
+    ] = None,
+    server: Annotated[
+        str | None, typer.Option(help="The server's public key; members refuse every other server.")
+    ] = None,
+    quorum: Annotated[
+        int | None,
+        typer.Option(help="How many members must sign a change of it.", show_default="more than half"),
+    ] = None,
+) -> None:
+    """Write or check a roster of names and public keys, and print its hash, which all members compare.
+
+    PATH is the roster file (TOML or .json). With --member, it is written; otherwise it is checked.
+    """
+    from fedmerit.identity import PREFIX, SERVER, Roster, parse_key, parse_member, read_roster, write_roster
+
+    if member:
+        key = None if server is None else parse_key(SERVER, server)
+        write_roster(path, Roster((parse_member(text) for text in member), key, quorum=quorum))
+    elif server is not None or quorum is not None:
+        fail("--server and --quorum belong to a new roster: expected --member too")
+    roster = read_roster(path)
+    for one in roster.members:
+        out.print(
+            f"{one.name}  ed25519:{one.key.hex()}" + ("" if one.weight is None else f"  {one.weight:g}")
+        )
+    if roster.server is not None:
+        out.print(f"the server  {PREFIX}{roster.server.hex()}")
+    count = len(roster.members)
+    out.print(f"{count} member{'' if count == 1 else 's'}, roster hash {roster.hash.hex()}")
+    if roster.before is not None:
+        out.print(
+            f"follows from {roster.before.hash.hex()}, signed by {', '.join(roster.signatures)}; the first "
+            f"roster was {roster.lineage.hex()}"
+        )
+    if roster.server is None:
+        out.print("note: it names no server (--server): members use it in rehearsals only")
+    if count < FEWEST:
+        out.print(
+            f"note: a federation needs at least {FEWEST} members: with two, each learns the other's update"
+        )
+
+
+@keys_app.command("propose")
+def keys_propose(
+    old: Annotated[Path, typer.Argument(help="The roster that is in use.")],
+    new: Annotated[Path, typer.Argument(help="The next roster, from `fedmerit keys roster`.")],
+    out_: Annotated[Path, typer.Option("--out", help="Where to write the change, a new file.")],
+) -> None:
+    """Propose another roster in place of the one in use; its members sign the change.
+
+    OLD is the roster in use. NEW is a roster that `fedmerit keys roster` wrote, with all members, keys,
+    server and quorum as they should be.
+    """
+    from fedmerit.identity import read_roster, write_new
+    from fedmerit.keys import Change
+
+    change = Change.proposed(read_roster(old), read_roster(new))
+    write_new(out_, change.text().encode())
+    _show(change)
+    out.print(f"wrote {out_}; each member: fedmerit keys sign {out_} --key KEY")
+
+
+@keys_app.command("sign")
+def keys_sign(
+    path: Annotated[Path, typer.Argument(help="The proposed change.", metavar="CHANGE")],
+    key: Annotated[
+        Path | None, typer.Option(help="Your private key; without it, the change is only shown.")
+    ] = None,
+) -> None:
+    """Show a proposed change of the roster and, with --key, sign it.
+
+    CHANGE is the file of the change; the signature is added to it.
+    """
+    from fedmerit.identity import load_key
+    from fedmerit.keys import read_change
+    from fedmerit.storage.run_folder import write
+
+    change = read_change(path)
+    if key is not None:
+        change = change.signed(load_key(key))
+        write(path, change.text().encode())
+    _show(change)
+
+
+@keys_app.command("adopt")
+def keys_adopt(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(help="The signed change, or several copies that members signed.", metavar="CHANGE..."),
+    ],
+    out_: Annotated[Path, typer.Option("--out", help="Where to write the roster, a new file.")],
+) -> None:
+    """Write the new roster, once enough members of the old one have signed the change.
+
+    CHANGE is the signed change, or several copies of it that were signed apart. Give the new roster to all.
+    """
+    from functools import reduce
+
+    from fedmerit.identity import write_roster
+    from fedmerit.keys import Change, read_change
+
+    change = reduce(Change.joined, map(read_change, paths))
+    _show(change)
+    write_roster(out_, roster := change.adopted())
+    out.print(f"wrote {out_}, roster hash {roster.hash.hex()}")
+
+
+def _show(change: Any) -> None:
+    """Print what a change of the roster changes, and who has signed it."""
+    out.print(f"from roster {change.old.hash.hex()}")
+    out.print(f"to roster {change.new.hash.hex()}")
+    for line in change.differences():
+        out.print(f"  {line}")
+    signed = f"signed by {', '.join(change.signatures)}" if change.signatures else "signed by nobody yet"
+    missing = f"{change.missing} more must sign" if change.missing else "that is enough"
+    out.print(f"{signed}; {change.old.needed} of {len(change.old.members)} members are needed: {missing}")
+
+
+# ------------------------------------------------------------------------------------- a member's own state
+
+member_app = typer.Typer(
+    cls=Commands, help="What a member remembers, and what its owner allows.", no_args_is_help=True
+)
+app.add_typer(member_app, name="member")
+Key_ = Annotated[Path, typer.Argument(help="The member's private key.", metavar="KEY")]
+
+
+@member_app.command("show")
+def member_show(key: Key_) -> None:
+    """Print what a member remembers: runs, settings pinned from run to run, limits.
+
+    KEY is the member's private key; the state is in KEY.state beside it.
+    """
+    from fedmerit.storage.member_state import about_state
+
+    for line in about_state(key):
+        out.print(line)
+
+
+@member_app.command("allow")
+def member_allow(
+    key: Key_,
+    changes: Annotated[
+        list[str],
+        typer.Argument(
+            help="bound, check, clip, disk, least, runs, threshold, weight_cap or weights.",
+            metavar="NAME=VALUE...",
+        ),
+    ],
+    roster: Annotated[
+        Path | None, typer.Option(help="The roster, if this member knows of more than one, or of none.")
+    ] = None,
+) -> None:
+    """Change what a member agrees to from run to run; only its owner decides that.
+
+    KEY is the member's private key. Settings stay as they were in a member's first run of a roster until
+    they are changed here: bound=8, weights=uniform, ... With runs=100 it trains in up to 100 runs within 30
+    days, and with disk=8000000000 it stores up to so many bytes of a run.
+    """
+    from fedmerit.identity import read_roster
+    from fedmerit.storage.member_state import about_state, allow
+
+    given = dict(one.partition("=")[::2] for one in changes)
+    allow(key, given, None if roster is None else read_roster(roster))
+    for line in about_state(key):
+        out.print(line)
+
+
+@app.command()
+def doctor(
+    source: Annotated[
+        Path | None, typer.Argument(help="A member's private key, or a run folder.", metavar="SOURCE")
+    ] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(help="For a key: a run folder; its ledger is compared with the member's heads."),
+    ] = None,
+) -> None:
+    """Check this machine: Python, optional packages, GPU, clock, disk; with SOURCE, a key or a run folder.
+
+    SOURCE is a member's private key, or a run folder: its files, modes, seals and ledger are checked instead.
+    Exit code 2 says that there is a problem.
+    """
+    from fedmerit.report.machine import examine_machine
+    from fedmerit.storage.member_state import examine, heads_of
+    from fedmerit.verify import examine_folder, verify_folder
+
+    if source is None:
+        if ledger is not None:
+            fail("--ledger: expected a member's private key too")
+        found = list(examine_machine(Path.cwd()))
+    else:
+        found = list(examine_folder(source) if source.is_dir() else examine(source))
+    if source is not None and ledger is not None and not source.is_dir():
+        found += verify_folder(ledger, heads=heads_of(source, ledger))
+    for line in found:
+        out.print(line)
+    what = source or "this machine"
+    if problems := sum(line.code == "problem" for line in found):
+        fail(f"{what}: {problems} problem{'' if problems == 1 else 's'}")
+    out.print(f"{what}: in order")

@@ -1,0 +1,235 @@
+"""The command line as people meet it: processes, signals, pipes, and folders that hold no run."""
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedmerit.cli.base import WORK
+from fedmerit.config import of_folder
+from fedmerit.errors import ConfigError
+from fedmerit.report import machine
+
+FEDMERIT = [sys.executable, "-c", "from fedmerit.cli import main; main()"]
+TINY = """
+[data]
+test_size = 50
+[partition]
+clients = 3
+scheme = "sizes"
+sizes = [40, 30, 50]
+[model]
+name = "mlp"
+[training]
+rounds = {rounds}
+local_epochs = 1
+[scoring]
+method = "settled"
+"""
+
+
+def shell(*arguments):
+    return subprocess.run([*FEDMERIT, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def settings(path, rounds):
+    path.write_text(TINY.format(rounds=rounds))
+    return path
+
+
+def test_a_run_that_is_stopped_says_how_far_it_got_and_goes_on(tmp_path):
+    config, folder = settings(tmp_path / "my.toml", 40), tmp_path / "run"
+    with subprocess.Popen(
+        [*FEDMERIT, "run", config, "--out", folder], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if line.startswith("round 2/40"):
+                process.send_signal(signal.SIGINT)
+                break
+        lines += list(process.stderr)
+        assert process.stdout.read() == ""
+    assert process.returncode == 130
+    told = re.fullmatch(r"stopped after round (\d+) of 40; go on with --resume\n", lines[-1])
+    assert told, lines
+    assert 2 <= int(told[1]) < 40
+    assert not any("Traceback" in line for line in lines)
+    done = shell("run", config, "--out", folder, "--resume")
+    assert done.returncode == 0, done.stderr
+    first = re.search(r"^round (\d+)/40", done.stderr, re.MULTILINE)
+    assert int(first[1]) == int(told[1]) + 1
+    assert shell("verify", folder).returncode == 0
+
+
+def test_a_run_that_is_stopped_before_it_began_is_started_again(tmp_path, fedmerit, monkeypatch):
+    from fedmerit.cli import run
+
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "_run", stopped)
+    code, _, err = fedmerit("run", settings(tmp_path / "my.toml", 2), "--out", tmp_path / "run")
+    assert (code, err) == (130, "stopped before the run began; start it again\n")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "score {}", "rewards {} --budget 10", "page {}", "compare {} {}", "verify {}", "doctor {}",
+        "export {} --out copy.jsonl", "settle close {}",
+    ],
+)  # fmt: skip
+def test_a_folder_that_is_no_run_is_said_to_be_none_and_nothing_is_written(
+    fedmerit, tmp_path, monkeypatch, command
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("# no run")
+    code, out, err = fedmerit(*command.format("docs", "docs").split())
+    assert (code, out) == (2, "")
+    assert err.startswith("error: docs holds no run: no ledger.sqlite")
+    assert [one.name for one in (tmp_path / "docs").iterdir()] == ["index.md"]
+
+
+def test_a_folder_without_settings_holds_no_run_either(tmp_path):
+    with pytest.raises(ConfigError, match=r"holds no run: no config\.toml"):
+        of_folder(tmp_path)
+
+
+def test_a_file_that_cannot_be_written_is_named_as_it_was_asked_for(fedmerit):
+    csv = Path(__file__).parents[1] / "examples" / "hospitals.csv"
+    code, _, err = fedmerit("page", csv, "--out", "/proc/page.html")  # where nobody can write
+    assert (code, err) == (2, "error: /proc/page.html: could not be written: No such file or directory\n")
+
+
+@pytest.mark.parametrize(
+    ("override", "asked"),
+    [
+        ("training.round=3", "training.round: unknown key (did you mean rounds?); expected one of rounds, "),
+        ("training.local-epochs=3", "unknown key (did you mean local_epochs?)"),
+        ("trainings.rounds=3", "trainings: unknown section (did you mean training?)"),
+        ("training.zzz=3", "training.zzz: unknown key; expected one of rounds, "),
+    ],
+)
+def test_near_misses_are_asked_about(fedmerit, tmp_path, override, asked):
+    config = settings(tmp_path / "my.toml", 2)
+    code, _, err = fedmerit("run", config, "--out", tmp_path / "run", "--set", override)
+    assert code == 2
+    assert asked in err
+
+
+def commands(fedmerit, *above):
+    """Every command with its help, also those of groups."""
+    _, told, _ = fedmerit(*above, "--help")
+    names = re.findall(r"^│ ([a-z]+)  ", told, re.MULTILINE)
+    yield above, told, names
+    for name in names:
+        yield from commands(fedmerit, *above, name)
+
+
+def test_help_is_in_the_order_of_the_work_and_without_names_of_the_code(fedmerit):
+    found = list(commands(fedmerit))
+    assert found[0][2] == [name for names in WORK.values() for name in names]
+    assert len(found) > 20
+    for above, told, _ in found:
+        assert "Usage: fedmerit" in told, above
+        assert "Arguments" not in told, above
+        assert not re.search(r" _[A-Za-z]|\b[a-z]+_\b| \.\s", told), above  # _NUMBER, out_, a lost default
+
+
+def test_a_doctor_looks_at_the_machine(fedmerit, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = fedmerit("doctor")
+    assert (code, err) == (0, "")
+    version = ".".join(map(str, sys.version_info[:3]))
+    assert out.startswith(f"Python {version}, fedmerit ")
+    assert "fedmerit[engine]: torch " in out
+    assert re.search(r"^(GPU: .+|no GPU that PyTorch can use); \d+ CPU cores?$", out, re.MULTILINE)
+    assert re.search(r"^clock: \d{4}-\d\d-\d\d \d\d:\d\d UTC$", out, re.MULTILINE)
+    assert re.search(r"^disk: \d+ bytes free\nthis machine: in order$", out, re.MULTILINE)
+    code, _, err = fedmerit("doctor", "--ledger", tmp_path)
+    assert (code, err) == (2, "error: --ledger: expected a member's private key too\n")
+
+
+def test_a_doctor_finds_a_clock_that_is_behind_a_full_disk_and_what_is_not_installed(
+    fedmerit, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(machine.time, "time", lambda: 0.0)
+    monkeypatch.setattr(machine, "SPARE", 2**70)
+    monkeypatch.setitem(machine.EXTRAS, "page", ("jinja2", "no-such-package"))
+    code, out, err = fedmerit("doctor")
+    assert code == 2
+    assert "PROBLEM: the clock says 1970-01-01 00:00 UTC, but files of fedmerit are from 20" in out
+    assert re.search(r"^PROBLEM: .+: the disk has \d+ bytes left, expected \d+$", out, re.MULTILINE)
+    assert "fedmerit[page] is not complete: no no-such-package; pip install 'fedmerit[page]'" in out
+    assert err == "error: this machine: 2 problems\n"
+
+
+def test_the_extras_that_a_doctor_looks_for_are_those_that_can_be_installed():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    named = {name: tuple(re.match(r"[\w-]+", one)[0] for one in extras[name]) for name in machine.EXTRAS}
+    assert named == machine.EXTRAS
+    assert set(extras) == {*machine.EXTRAS, "docs", "all"}
+    assert extras["all"] == [f"fedmerit[{','.join(machine.EXTRAS)}]"]
+
+
+def test_a_key_is_shown_with_whose_it_is(fedmerit, tmp_path):
+    keys = {name: fedmerit("keys", "new", tmp_path / f"{name}.pem")[1].strip() for name in ("A", "B", "s")}
+    assert fedmerit("keys", "show", tmp_path / "A.pem")[:2] == (0, keys["A"] + "\n")
+    roster = tmp_path / "roster.toml"
+    members = [f"--member={name}={keys[name]}" for name in ("A", "B")]
+    fedmerit("keys", "roster", roster, *members, f"--server={keys['s']}")
+    for name, whose in (("A", "A"), ("s", "the server")):
+        code, out, _ = fedmerit("keys", "show", tmp_path / f"{name}.pem", "--roster", roster)
+        assert (code, out) == (0, f"{keys[name]}\non {roster} it is the key of {whose}\n")
+    fedmerit("keys", "new", tmp_path / "other.pem")
+    code, _, err = fedmerit("keys", "show", tmp_path / "other.pem", "--roster", roster)
+    assert (code, err) == (2, f"error: {roster}: has no member with this key\n")
+
+
+def on_a_terminal(*arguments):
+    """Call the command line with a terminal for standard error: exit code, output, what it showed."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*FEDMERIT, *map(str, arguments)], stdout=subprocess.PIPE, stderr=theirs, text=True,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "100"},
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        shown = b""
+        try:
+            while part := os.read(ours, 4096):
+                shown += part
+        except OSError:  # the other end was closed
+            pass
+        out = process.stdout.read()
+    os.close(ours)
+    return process.returncode, out, re.sub(r"\x1b\[[\d;?]*\w", "", shown.decode())
+
+
+def test_progress_is_on_the_terminal_alone(tmp_path):
+    csv = Path(__file__).parents[1] / "examples" / "hospitals.csv"
+    config, folder = settings(tmp_path / "my.toml", 2), tmp_path / "run"
+    config.write_text(config.read_text() + 'method = "both"\ntruth = ["mr-shapley"]\n')
+    config.write_text(config.read_text().replace('method = "settled"\n', ""))
+    for command, told, said in (
+        (("plan", config), "measuring this machine", "3 members, 2 rounds"),
+        (("run", config, "--out", folder), "coalitions", "analysis: plain updates were analysed"),
+        (("page", csv, "--out", tmp_path / "one.html"), "writing the page", "wrote "),
+    ):
+        code, out, shown = on_a_terminal(*command)
+        assert code == 0, shown
+        assert told in shown, command
+        assert re.search(r"\d/\d .*(\d:\d\d:\d\d|-:--:--)", shown), command
+        assert said in out, command
+        assert told not in out, command
+    for command in (("plan", config), ("page", csv, "--out", tmp_path / "two.html")):
+        done = shell(*command)
+        assert (done.returncode, done.stderr) == (0, "")

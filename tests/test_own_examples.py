@@ -1,0 +1,96 @@
+"""The examples of docs/bring-your-own.md run as they are printed, and show what it says."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedmerit as fm
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "examples" / "bring-your-own"
+CALL = "from fedmerit.cli import main; main()"
+
+
+def call(folder, *command):
+    """What a reader sees who types this in a copy of the folder."""
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr  # notes go to the latter
+
+
+def run(tmp_path, name, *, table=True):
+    folder = tmp_path / "copy"
+    shutil.copytree(FOLDER, folder)
+    if table:
+        call(folder, sys.executable, f"{name}.py")
+    planned = call(folder, sys.executable, "-c", CALL, "plan", f"{name}.toml")
+    assert "rounds" in planned
+    said = call(folder, sys.executable, "-c", CALL, "run", f"{name}.toml", "--out", f"runs/{name}")
+    checked = call(folder, sys.executable, "-c", CALL, "verify", f"runs/{name}")
+    assert "scores: follow from the" in checked
+    return said, folder / "runs" / name
+
+
+def test_every_example_is_run_here_and_short():
+    names = sorted(path.name for path in FOLDER.iterdir() if path.suffix in (".py", ".toml"))
+    assert names == ["cells.py", "cells.toml", "progression.py", "progression.toml", "spots.py", "spots.toml"]
+    for name in names:
+        assert len((FOLDER / name).read_text(encoding="utf-8").splitlines()) < 60
+    page = (ROOT / "docs" / "bring-your-own.md").read_text(encoding="utf-8")
+    assert all(name in page for name in names)
+
+
+def test_what_the_guide_shows_of_the_examples_is_in_them():
+    page = (ROOT / "docs" / "bring-your-own.md").read_text(encoding="utf-8")
+    files = [*FOLDER.iterdir(), ROOT / "tests" / "test_own.py"]
+    there = {line.partition("#")[0].strip() for path in files for line in path.read_text().splitlines()}
+    there |= {f"{line} " for line in there}
+    shown = re.findall(
+        r"not run: (?:part of examples|a loss).*?-->\n```\n(.*?)^```", page, re.DOTALL | re.MULTILINE
+    )
+    assert len(shown) == 7
+    for line in "".join(shown).splitlines():
+        code = line.partition("#")[0].strip()
+        assert not code or code in there or code == "cd examples/bring-your-own", line
+
+
+def test_cells(tmp_path):
+    said, folder = run(tmp_path, "cells")
+    assert "'Elm / North' is 'Elm - North'" in said
+    assert "auc is a metric of the whole test set" in said
+    rounds = fm.read(folder / "scores.json")
+    assert rounds[0].clients == ("Abbey", "Bridge", "Castle", "Dale", "Elm - North")
+    assert rounds[-1].grand > max(0.75, rounds[0].empty)
+    assert all(one.se_alpha is not None and one.freedom == 9 for one in rounds)
+    page = (folder / "page.html").read_text(encoding="utf-8")
+    assert "the AUC of the shared model rose by" in page
+    assert "a metric of the whole test set, not a mean over its samples" in page
+
+
+def test_progression(tmp_path):
+    said, folder = run(tmp_path, "progression")
+    assert "y is no class: the test pool is drawn at random" in said
+    assert "5 of 5 equations hold" in said
+    rounds = fm.read(folder / "scores.json")
+    first, last = (350 * (1 - v) ** 0.5 for v in (rounds[0].empty, rounds[-1].grand))
+    assert last < 0.6 * first  # the root of the mean squared error, in the unit of the target
+    page = (folder / "page.html").read_text(encoding="utf-8")  # measured on the half that is settled
+    told = re.search(r"That is RMSE (\d+) -(?:>|&gt;) (\d+\.?\d*), in the unit of what is predicted", page)
+    assert told is not None
+    assert float(told[2]) < 0.6 * float(told[1])
+
+
+@pytest.mark.parametrize("name", ["spots"])
+def test_spots(tmp_path, name):
+    said, folder = run(tmp_path, name, table=False)
+    assert "4 of 4 equations hold" in said
+    rounds = fm.read(folder / "scores.json")
+    assert rounds[-1].grand > 0.6
