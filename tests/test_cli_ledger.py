@@ -7,9 +7,10 @@ from html import unescape
 import pytest
 
 from fedmerit.config import from_dict
+from fedmerit.heading import NO_HEADING
 from fedmerit.identity import Member, Roster, load_key, new_key, public_key, write_roster
 from fedmerit.ledger.chain import Ledger
-from fedmerit.report.page.html import page_of_run
+from fedmerit.report.page.html import page_of_run, page_path
 from fedmerit.simulation.run import run
 
 SETTINGS = {
@@ -43,7 +44,7 @@ def test_rewards_of_a_run_are_recorded_with_statements_and_a_head_to_keep(fedmer
     assert f"recorded as decision 1, record {after} of the ledger; 4 statements in" in out
     assert out.endswith(f"head: {head}\n")
     assert {path.name for path in (folder / "statements").iterdir()} == {
-        f"{name}.{kind}" for name in "ABCD" for kind in ("md", "json")
+        f"{name}.{kind}" for name in "ABCD" for kind in ("md", "html", "json")
     }
     _, again, _ = fedmerit("rewards", folder, "--budget", "1000.00")
     assert "decision 1, record" in again
@@ -146,16 +147,18 @@ def test_a_members_copy_where_only_the_coordinator_sees_all(fedmerit, closed, tm
 def test_a_page_with_everybodys_numbers_is_not_for_everybody_where_only_the_coordinator_sees_all(
     fedmerit, folder, closed
 ):
-    mine = f"{closed / 'page.html'} shows the numbers of all members: it is for the coordinator alone"
+    mine = (
+        f"{page_path(closed, NO_HEADING)} shows the numbers of all members: it is for the coordinator alone"
+    )
     assert page_of_run(closed).startswith(mine)
     assert fedmerit("page", closed)[1].splitlines()[1].startswith(mine)
     said = "this page shows the numbers of all members. It is for the coordinator alone"
-    shown = unescape((closed / "page.html").read_text())
+    shown = unescape(page_path(closed, NO_HEADING).read_text())
     assert said in shown
     assert shown.index("This page shows the numbers of all members.") < shown.index(said)
-    assert page_of_run(folder) == f"the page for everybody: open {folder / 'page.html'} in a browser"
-    assert fedmerit("page", folder)[1] == f"wrote {folder / 'page.html'}\n"
-    shown = unescape((folder / "page.html").read_text())
+    assert page_of_run(folder) == f"the page for everybody: open {page_path(folder, NO_HEADING)} in a browser"
+    assert fedmerit("page", folder)[1] == f"wrote {page_path(folder, NO_HEADING)}\n"
+    shown = unescape(page_path(folder, NO_HEADING).read_text())
     assert said not in shown
     assert "This page shows the numbers" not in shown
     assert "--roster FILE" not in shown  # one process held all keys, and the page says that

@@ -82,7 +82,7 @@ def test_advice_names_the_option_of_the_command_line(tmp_path):
     assert "on_undefined" not in said
 
 
-def test_only_what_is_recorded_is_printed_and_a_currency_is_said_not_to_be(tmp_path):
+def test_a_decision_records_the_currency_of_its_budget(tmp_path):
     from fedmerit.config import from_dict
     from fedmerit.simulation.run import run
 
@@ -94,8 +94,12 @@ def test_only_what_is_recorded_is_printed_and_a_currency_is_said_not_to_be(tmp_p
     run(from_dict(tiny), folder)
     paid = call("rewards", folder, "--budget", "1.234,50 EUR", "--rule", "equal").output
     assert "budget 1,234.50 EUR, rule equal" in paid
-    assert "note: amounts are in EUR; the ledger does not record the currency" in paid
-    again = call("rewards", folder, "--budget", "1234.5", "--rule", "equal").output
+    from fedmerit.verify import read_run
+
+    assert read_run(folder)[1][-1].heading.currency == "EUR"
+    other = call("rewards", folder, "--budget", "1234.5 EUR", "--rule", "equal", "--currency", "USD")
+    assert "--budget: expected an amount in USD, got one in EUR" in str(other.exception)
+    again = call("rewards", folder, "--budget", "1234.5", "--rule", "equal", "--currency", "EUR").output
     assert "decision 1, record" in again
     assert "is unchanged" in again
     shutil.rmtree(folder / "keys")

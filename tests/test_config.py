@@ -146,6 +146,13 @@ def configs(draw):
                 "clip": draw(st.booleans()),
             },
             "run": {"seed": draw(st.integers(0, 2**63 - 1)), "device": draw(TEXT)},
+            "report": {
+                "title": draw(NAMES)[0],
+                "consortium": draw(NAMES)[0],
+                "date": str(draw(st.dates())),
+                "currency": draw(st.sampled_from(["EUR", "$"])),
+                "language": draw(st.sampled_from(["en", "de"])),
+            },
         }
     )
 
@@ -188,7 +195,8 @@ def _variants():
         "label_noise": {"client-1": 0.5}, "label_flip": ["client-1"], "free_rider": {"client-1": "zero"},
         "duplicate": {"client-1": "client-0"}, "test_set": ["client-1"], "away": {"client-1": [1]},
         "lost": {"client-1": "1:masked"}, "utilities": ["brier"], "truth": ["shapley"],
-        "threshold": 5, "fraction": 0.5, "names": list("abcdef"),
+        "threshold": 5, "fraction": 0.5, "names": list("abcdef"), "title": "x", "consortium": "x",
+        "date": "2026-11-30", "currency": "EUR",
     }  # fmt: skip
     for section in SECTIONS:
         part = getattr(Config(), section)
@@ -340,6 +348,10 @@ def test_counts_stay_counts_and_fractions_fractions():
     [
         ({"trainin": {}}, r"^trainin: unknown section \(did you mean training\?\); expected one of data, "),
         ({"training": {"round": 1}}, r"^training\.round: unknown key \(did you mean rounds\?\); expected "),
+        ({"report": {"date": "30.11.2026"}}, r"^report\.date: expected a day such as 2026-11-30, got '30"),
+        ({"report": {"currency": "euro"}}, r"^report\.currency: expected a code such as EUR, or a sign"),
+        ({"report": {"title": "two\nlines"}}, r"^report\.title: expected one line of at most 120 letters"),
+        ({"report": {"language": "fr"}}, r"^report\.language: expected one of en, de, got 'fr'"),
         ({"training": 3}, r"^training: expected a section \[training\], got 3"),
         ({"training": {"rounds": True}}, r"^training\.rounds: expected a whole number, got True"),
         ({"training": {"rounds": 2.0}}, r"^training\.rounds: expected a whole number, got 2\.0"),

@@ -285,7 +285,8 @@ def test_updates_are_kept_until_the_next_round_and_those_of_the_last_until_the_n
 def test_a_page_with_pseudonyms_names_nobody_and_the_other_files_do(made, tmp_path, fedmerit):
     fedmerit("page", made.folder, "--pseudonyms", "--out", tmp_path / "page.html")
     assert not any(name in (tmp_path / "page.html").read_text(encoding="utf-8") for name in NAMES)
-    for file in ("page.html", "scores.json", "scores.csv", "config.toml", "ledger.sqlite"):
+    (page,) = made.folder.glob("page*.html")
+    for file in (page.name, "scores.json", "scores.csv", "config.toml", "ledger.sqlite"):
         assert all(name.encode() in (made.folder / file).read_bytes() for name in NAMES), file
 
 

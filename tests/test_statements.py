@@ -45,7 +45,7 @@ def test_whom_a_member_is_like_is_its_row_of_all_pairs():
 
 def test_whom_a_member_is_like_cannot_be_said_without_errors_or_of_too_many(monkeypatch):
     assert facts_from(reports([0.1, 0.2], None)).alike == {}
-    monkeypatch.setattr("fedmerit.report.facts.MOST_COMPARED", 1)
+    monkeypatch.setattr("fedmerit.report.standings.MOST_COMPARED", 1)
     assert facts_from(reports([0.1, 0.2], [0.01, 0.01])).alike == {}
 
 

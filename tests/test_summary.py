@@ -15,8 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmerit.notes import code_of
-from fedmerit.report.facts import MOST_COMPARED, Facts
+from fedmerit.report.facts import Facts
 from fedmerit.report.source import Source
+from fedmerit.report.standings import MOST_COMPARED
 from fedmerit.report.terminal import print_facts, table_lines
 from fedmerit.report.text import on_terminal, printable
 from fedmerit.scoring.rewards import shares

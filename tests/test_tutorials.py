@@ -68,5 +68,5 @@ def test_rehearse_consortium(tmp_path):
     assert "Member A" in board
     assert not any(name in board for name in total.clients)
     assert f"{statement['cents'] / 100:,.2f}</td>" in board
-    for text in (board, (ours / "first" / "page.html").read_text(encoding="utf-8")):
+    for text in (board, (ours / "first" / "page-first.html").read_text(encoding="utf-8")):
         assert "Decision 1 is in force: it divides 25,000.00 by the rule “shrunk”" in text

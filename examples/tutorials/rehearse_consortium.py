@@ -105,7 +105,7 @@ fedmerit("run", "ours.toml", "--out", "first")
 
 # The table says who contributed what and how sure that is, and whether the numbers that members stated add
 # up; the folder holds the signed ledger, the scores
-# as JSON and CSV, and `page.html` for everybody who does not open a terminal.
+# as JSON and CSV, and `page-first.html` for everybody who does not open a terminal.
 
 # ## Divide a budget
 #

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedmerit.errors import ConfigError, KeyFileError
+from fedmerit.heading import Heading, wrong
 from fedmerit.identity import check_names
 from fedmerit.secagg.setting import LEAST_IN_SUM, default_threshold
 from fedmerit.secagg.setting import STAGES as SUM_STAGES
@@ -264,6 +265,22 @@ class RunSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReportSettings:
+    """What decisions, statements and the page are about, and their language."""
+
+    title: str = setting("", "such as Lung nodules 2026")
+    consortium: str = setting("", "who trains together")
+    date: str = setting("", "a day such as 2026-11-30; a decision without one is of the day it is made")
+    currency: str = setting("", "of the budget: a code such as EUR, or a sign such as $")
+    language: Literal["en", "de"] = setting("en", "of page and statements")
+
+    @property
+    def heading(self) -> Heading:
+        """Title, consortium, date and currency."""
+        return Heading(self.title, self.consortium, self.date, self.currency)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """All settings of a run."""
 
@@ -277,6 +294,7 @@ class Config:
     settlement: Settlement = Settlement()
     secure_aggregation: SecureAggregation = SecureAggregation()
     run: RunSettings = RunSettings()
+    report: ReportSettings = ReportSettings()
     method_open: bool = field(default=False, compare=False, repr=False)
     """Whether scoring.method was left out, so that a rehearsal takes "reports" where nothing can be settled.
     This is no setting: it is not recorded."""
@@ -705,6 +723,9 @@ def check(config: Config) -> None:
                     "scoring.visibility",
                     f'"coordinator" contradicts {path}, which would tell every member about the others',
                 )
+    for key in ("title", "consortium", "date", "currency"):
+        if expected := wrong(key, given := getattr(config.report, key)):
+            raise ConfigError.at(f"report.{key}", f"expected {expected}, got {given!r:.100}")
     if config.training.roster_weights and config.training.weights != "roster":
         raise ConfigError.at("training.roster_weights", 'only with training.weights = "roster"')
     _check_method(config)

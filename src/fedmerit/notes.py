@@ -14,6 +14,8 @@ import time
 import tomllib
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
@@ -24,14 +26,36 @@ if TYPE_CHECKING:
 
 # ----------------------------------------------------------------------------------------------- catalogue
 
-CATALOGUE = Path(__file__).with_name("words") / "en.toml"
-"""All words that people read, by code; a second language is a second such file."""
+CATALOGUES = Path(__file__).with_name("words")
+"""All words that people read, by code; one file for each language."""
+LANGUAGES = ("en", "de")
+_language = ContextVar("language", default="en")
+
+
+@contextmanager
+def speaking(language: str) -> Iterator[None]:
+    """Say all words in a language within this context: page and statements are made in one.
+
+    >>> with speaking("de"):
+    ...     words("list.rounds", count=2, numbers="1, 2")
+    'Runden 1, 2'
+    """
+    before = _language.set(language)
+    try:
+        yield
+    finally:
+        _language.reset(before)
+
+
+def catalogue() -> dict[str, str]:
+    """Return code -> words in the language that is spoken; all but notes as ``section.code``."""
+    return catalogue_of(_language.get())
 
 
 @cache
-def catalogue() -> dict[str, str]:
-    """Return code -> words: notes under their own code, all other words as ``section.code``."""
-    with CATALOGUE.open("rb") as file:
+def catalogue_of(language: str) -> dict[str, str]:
+    """Return the whole catalogue of a language."""
+    with (CATALOGUES / f"{language}.toml").open("rb") as file:
         sections = tomllib.load(file)
     notes: dict[str, str] = sections.pop("note")
     return notes | {f"{name}.{code}": text for name, part in sections.items() for code, text in part.items()}
@@ -45,8 +69,8 @@ def words(code: str, marks: Mapping[str, str] | None = None, /, **values: Any) -
         marks: what a writer puts for ``{b}``, ``{/b}`` and the other marks; nothing unless given.
         values: what the words take; lists are joined only here.
 
-    >>> words("pay.stands", number=1, budget=Decimal(5), rule="fair", rounds=2)
-    'Decision 1 is in force: it divides 5.00 by the rule “fair”, after two rounds.'
+    >>> words("pay.stands", number=1, budget="5.00 EUR", rule="fair", rounds=2)
+    'Decision 1 is in force: it divides 5.00 EUR by the rule “fair”, after two rounds.'
     """
     return _written(catalogue()[code], {**(marks or _UNMARKED), **values})
 
@@ -63,6 +87,34 @@ def sentence(text: str) -> str:
     'Round 4 was aborted.'
     """
     return f"{capital(text)}."
+
+
+def formatted(value: float | Decimal, spec: str) -> str:
+    """Return a number as the language writes it.
+
+    >>> formatted(1234.5, ",.2f"), formatted(0.125, ".1%")
+    ('1,234.50', '12.5%')
+    >>> with speaking("de"):
+    ...     formatted(1234.5, ",.2f")
+    '1.234,50'
+    """
+    said = catalogue()
+    marks: dict[str, str | int | None] = {
+        ".": said["number.decimal"],
+        ",": said["number.thousands"],
+        "%": said["number.percent"],
+    }
+    return format(value, spec).translate(str.maketrans(marks))
+
+
+def day(date: str) -> str:
+    """Return a day such as 2026-11-30 for people.
+
+    >>> day("2026-11-30")
+    '30 November 2026'
+    """
+    year, month, number = date.split("-")
+    return words("date.day", day=int(number), month=words("date.months").split()[int(month) - 1], year=year)
 
 
 def capital(text: str) -> str:
@@ -234,7 +286,7 @@ def _shown(value: Any, spec: str) -> str:
     if spec == "quoted":
         return quoted(value)
     if not isinstance(value, tuple):
-        return format(value, spec)
+        return formatted(value, spec) if isinstance(value, int | float | Decimal) else format(value, spec)
     how, _, most = spec.rpartition(" ") if spec[-1:].isdigit() else (spec, "", "")
     return _JOINED[how](value, int(most or _MOST.get(how, len(value))))
 
@@ -290,7 +342,7 @@ def quoted(name: str) -> str:
     >>> quoted("Ulm"), quoted("Bonn, Radiology")
     ('Ulm', '“Bonn, Radiology”')
     """
-    return words("list.quoted", name=name) if re.search("[,;]| and ", name) else name
+    return words("list.quoted", name=name) if re.search("[,;]| and | und ", name) else name
 
 
 def _cut(name: str, head: int, tail: int) -> str:
@@ -359,7 +411,7 @@ def moment(seconds: int | None) -> str:
     >>> moment(0)
     '1970-01-01 00:00 UTC'
     """
-    return "" if seconds is None else time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+    return "" if seconds is None else time.strftime(words("date.moment"), time.gmtime(seconds))
 
 
 def planted(corruption: Corruption, names: Mapping[str, str] | None = None) -> Note:

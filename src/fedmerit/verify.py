@@ -6,12 +6,15 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fedmerit.config import Config, of_folder
 from fedmerit.errors import CopyDiffers, KeyFileError, LedgerError, StoreError
+from fedmerit.heading import Heading
 from fedmerit.identity import SERVER, Member, Roster, read_roster
 from fedmerit.ledger.account import Account, account_of, accounts_of
 from fedmerit.ledger.chain import Copy, Ledger, Record, Records, verify_chain
@@ -591,17 +594,21 @@ def keys_of(record: Record) -> Mapping[str, bytes]:
 # A payout decision is recorded in the run's ledger and signed with the server's key in the run folder.
 
 
-def record_decision(path: Path, terms: Terms, after: Sequence[Path] = ()) -> tuple[Decision, bool]:
+def record_decision(
+    path: Path, terms: Terms, after: Sequence[Path] = (), heading: Heading | None = None
+) -> tuple[Decision, bool]:
     """Verify a run, decide who is paid what, and record the decision.
 
     Args:
         path: the run folder.
         terms: terms of the decision.
         after: folders of the runs before this one, in order, if the decision is about their rounds too.
+        heading: title, consortium, date and currency; what it leaves empty is as in the settings (report),
+            and a date that neither names is today's.
 
     Returns:
-        The decision, and whether it is new. If the last decision has the same terms and rounds, that decision
-        is returned and nothing is written.
+        The decision, and whether it is new. If the last decision has the same terms, rounds and heading, that
+        decision is returned and nothing is written; a date that nobody named may differ.
 
     Raises:
         DoubtfulShares: the reports contradict themselves, and the terms do not say to pay despite that.
@@ -622,18 +629,27 @@ def record_decision(path: Path, terms: Terms, after: Sequence[Path] = ()) -> tup
         account = _closed(folder.ledger, journal, config) if terms.score == "PHI" else None
         game, metrics = config.scoring.game, config.scoring.whole
         made = decide(whole, terms, before, game=game, metrics=metrics, after=earlier, account=account)
-        if before and (before[-1].terms, before[-1].rounds, before[-1].after) == (
-            terms,
-            made.rounds,
-            made.after,
-        ):
+        named = (heading or Heading()).over(config.report.heading)
+        made = replace(made, heading=named.over(Heading(date=datetime.now(UTC).date().isoformat())))
+        if before and _repeats(before[-1], made, dated=bool(named.date)):
             return before[-1], False
         place = 0
         with folder.ledger.transaction():
             for kind, body in made.records(config.scoring):
                 written = journal.write(SERVER, kind, body)
                 place = place or written.seq
-        return Decision(**{**vars(made), "record": place}), True
+        return replace(made, record=place), True
+
+
+def _repeats(last: Decision, made: Decision, *, dated: bool) -> bool:
+    """Return whether a decision says what the last one says."""
+    heading = last.heading if dated else replace(last.heading, date=made.heading.date)
+    return (last.terms, last.rounds, last.after, heading) == (
+        made.terms,
+        made.rounds,
+        made.after,
+        made.heading,
+    )
 
 
 def _closed(ledger: Ledger, journal: Journal, config: Config) -> Account | None:

@@ -102,7 +102,7 @@ def test_listed_metrics_of_training_and_evaluation_arrive(home):
 def test_a_run_ends_with_a_page(home):
     contributions = wrapped(home, page=True)
     contributions.start(grid(home), model(), 1)
-    text = (home / "run" / "page.html").read_text()
+    text = (home / "run" / "page-run.html").read_text()
     assert all(name in text for name in NODES)
     assert "one cosine a round" not in text
 

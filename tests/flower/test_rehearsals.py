@@ -59,7 +59,7 @@ def test_a_simulation_is_a_rehearsal_to_verify_and_on_the_page(simulated):
     )
     made = CliRunner().invoke(app, ["page", str(simulated / "run")])
     assert made.exit_code == 0, made.output
-    page = (simulated / "run" / "page.html").read_text()
+    page = (simulated / "run" / "page-run.html").read_text()
     assert "This was a rehearsal: one simulation held all keys" in page
     assert "Nothing here can show on whose machines the keys were" not in page
 
@@ -70,7 +70,7 @@ def test_a_run_between_nodes_of_whoever_is_no_rehearsal_and_no_more_than_keys(ho
     assert CAREFUL in lines
     assert not any("rehearsal" in line or "own machine" in line for line in lines)
     CliRunner().invoke(app, ["page", str(home / "run")])
-    page = (home / "run" / "page.html").read_text()
+    page = (home / "run" / "page-run.html").read_text()
     assert "Nothing here can show on whose machines the keys were" in page
     assert "This was a rehearsal" not in page
 

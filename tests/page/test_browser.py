@@ -7,11 +7,14 @@ from importlib import resources
 import pytest
 from sample import HOSTILE, write_scores
 
+from fedmerit.heading import Heading
+from fedmerit.ledger.decisions import Terms
 from fedmerit.report.page.html import facts_of, page
 from fedmerit.scoring.accumulate import accumulate
 from fedmerit.scoring.files import as_csv, document
 from fedmerit.scoring.rewards import payouts, shares
 from fedmerit.scoring.types import Reports
+from fedmerit.verify import record_decision
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ARGUMENTS = (
@@ -160,7 +163,8 @@ def test_the_table_of_payouts_is_there_before_any_script_runs(run_folder, writte
     context = browser.new_context(java_script_enabled=False)
     tab = context.new_page()
     tab.goto(written.as_uri())
-    expected = payouts(shares(accumulate(facts_of(run_folder).source.rounds), "shrunk"), "10000.00")
+    facts = facts_of(run_folder)
+    expected = payouts(shares(accumulate(facts.source.rounds), facts.usual_rule), "10000.00")
     amounts = tab.locator("#payouts tbody td:nth-child(3)").all_text_contents()
     assert sorted(amounts) == sorted(f"{amount:,.2f}" for amount in expected.values())
     assert tab.locator("noscript").text_content()
@@ -233,7 +237,7 @@ def test_everything_is_reached_by_keyboard_and_shows_it(written, opened):
         assert found[2] != "none", found
         assert found[3] >= 2, found
         reached.append((found[0], found[1]))
-    assert [tag for tag, _ in reached].count("A") == 5
+    assert [tag for tag, _ in reached].count("A") == 6
     assert [tag for tag, _ in reached].count("SUMMARY") == tab.locator("summary").count()
     assert ("INPUT", "budget") in reached
     assert ("SELECT", "rule") in reached
@@ -255,7 +259,7 @@ def test_no_number_breaks_and_no_name_into_crumbs(tmp_path, opened, width):
     })"""
     for budget in ("1000.00", "9" * 24 + ".99"):
         tab.fill("#budget", budget)
-        cells = tab.eval_on_selector_all("#payouts td:not(.bar)", lines)
+        cells = tab.eval_on_selector_all("#payouts td:not(.bar, .why)", lines)
         assert len(cells) >= 12
         assert [text for text, count in cells if count > 1] == []
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
@@ -263,6 +267,127 @@ def test_no_number_breaks_and_no_name_into_crumbs(tmp_path, opened, width):
     assert set(named) == set(names)
     assert named["North"] == 1
     assert named[LONG] <= 5
+
+
+@pytest.fixture(scope="module")
+def decided(run_folder, tmp_path_factory):
+    """The page of a run with a decision, as a file; and the decision."""
+    folder = shutil.copytree(run_folder, tmp_path_factory.mktemp("decided") / "run")
+    terms = Terms("1000.00", "expected-accuracy", rule="shrunk")
+    made, _ = record_decision(folder, terms, heading=Heading("Nodules", currency="EUR"))
+    path = folder / "page.html"
+    path.write_text(page(folder), encoding="utf-8")
+    return path, made
+
+
+def test_a_trial_is_marked_and_the_decision_comes_back(decided, opened):
+    path, made = decided
+    tab = opened(path)
+    amounts = {name: f"{amount:,.2f}" for name, amount in made.paid.items()}
+    assert paid(tab)[0] == amounts
+    before = tab.inner_html("#payouts")
+    tab.click("details.try summary")
+    tab.fill("#budget", "2,000.00")
+    assert tab.locator("#trial").is_visible()
+    assert paid(tab)[1]["budget"] == "2,000.00"
+    tab.click("#back")
+    assert tab.inner_html("#payouts") == before
+    assert tab.locator("#trial").is_hidden()
+    tab.select_option("#rule", "equal")
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")  # paper shows the decision
+    assert paid(tab)[0] == amounts
+
+
+def test_german_amounts_are_read_and_written(tmp_path, opened):
+    path = tmp_path / "page.html"
+    path.write_text(page(write_scores(tmp_path), language="de"), encoding="utf-8")
+    tab = opened(path)
+    tab.select_option("#rule", "equal")
+    tab.fill("#budget", "10.000,02")
+    assert sorted(paid(tab)[0].values()) == ["2.500,00", "2.500,00", "2.500,01", "2.500,01"]
+    tab.fill("#budget", "10.000.02")
+    assert "10.000,00" in tab.locator("#problem").text_content()
+
+
+def test_a_long_table_is_folded_and_opens_by_keyboard(tmp_path, opened):
+    names = tuple(f"client-{k:02d}" for k in range(40))
+    alpha = [0.001 * k for k in range(40)]
+    rounds = [
+        Reports(empty=0, grand=0.78, alone=alpha, without=[0.78 - a for a in alpha], clients=names, round=1)
+    ]
+    source, target = tmp_path / "reports.csv", tmp_path / "page.html"
+    source.write_text(as_csv(document(rounds)))
+    target.write_text(page(source), encoding="utf-8")
+    tab = opened(target, 360)
+    visible = "rows => rows.filter(row => row.offsetHeight).length"
+    for table in ("#payouts", "#who table"):
+        rows = f"{table} tbody tr:not(.fold)"
+        assert tab.eval_on_selector_all(rows, visible) == 25
+        tab.focus(f"{table} .fold button")
+        tab.keyboard.press("Enter")
+        assert tab.eval_on_selector_all(rows, visible) == 40
+        assert tab.get_attribute(f"{table} .fold button", "aria-expanded") == "true"
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_text_can_be_read_against_its_ground(decided, opened, scheme):
+    tab = opened(decided[0], scheme=scheme)
+    tab.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+    found = tab.evaluate("""() => {
+        const parts = (text) => text.match(/[0-9.]+/g).map(Number);
+        const linear = (part) =>
+            part / 255 <= 0.04045 ? part / 255 / 12.92 : ((part / 255 + 0.055) / 1.055) ** 2.4;
+        const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+        const over = ([r, g, b, a = 1], under) => [r, g, b].map((part, k) => a * part + (1 - a) * under[k]);
+        const ground = (element) => {
+            const paint = parts(getComputedStyle(element).backgroundColor);
+            if (element === document.body) return paint;
+            return over(paint, ground(element.parentElement));
+        };
+        const read = [...document.body.querySelectorAll("*")].filter((each) =>
+            !each.closest("svg, script") && each.offsetHeight && [...each.childNodes].some((node) =>
+                node.nodeType === 3 && node.textContent.trim()));
+        return read.map((each) => {
+            const [one, other] = [light(parts(getComputedStyle(each).color)), light(ground(each))];
+            const [low, high] = [Math.min(one, other), Math.max(one, other)];
+            return [each.textContent.slice(0, 40), (high + 0.05) / (low + 0.05)];
+        });
+    }""")
+    assert len(found) > 200
+    assert [one for one in found if one[1] < 4.5] == []  # WCAG AA
+
+
+def test_every_chart_has_words_and_a_table_in_its_part(decided, opened):
+    tab = opened(decided[0])
+    charts = tab.eval_on_selector_all(
+        "[data-chart]",
+        "all => all.map(one => [one.getAttribute('role'), one.getAttribute('aria-label'),"
+        "one.closest('section').querySelectorAll('table').length])",
+    )
+    assert len(charts) > 5
+    for role, label, tables in charts:
+        assert role == "img"
+        assert len(label) > 20
+        assert tables >= 1
+    unnamed = "all => all.filter(one => !one.textContent.trim() && !one.getAttribute('aria-label')).length"
+    assert tab.eval_on_selector_all("a, button, summary, th[scope]", unnamed) == 0
+    assert tab.locator("input, select").count() == tab.locator("label").count() == 2
+
+
+def test_paper_has_no_form_and_no_split_table(decided, opened):
+    tab = opened(decided[0])
+    tab.emulate_media(media="print")
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    seen = "all => all.filter(one => one.offsetHeight).length"
+    assert tab.eval_on_selector_all("input, select, button, nav", seen) == 0
+    style = "all => all.map(one => getComputedStyle(one)[{!r}])"
+    assert set(tab.eval_on_selector_all("table", style.format("breakInside"))) == {"avoid"}
+    assert set(tab.eval_on_selector_all("tfoot", style.format("display"))) == {"table-row-group"}
+    assert tab.eval_on_selector_all(".settings", style.format("breakBefore")) == ["page"]
+    last = tab.evaluate("document.querySelector('.settings').getBoundingClientRect().height")
+    assert last < 1000  # of 1001 pixels between the margins of A4
+    assert tab.evaluate("document.querySelector('main').lastElementChild.id") == "appendix"
 
 
 def test_names_run_nothing(tmp_path, opened):

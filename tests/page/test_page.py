@@ -20,7 +20,7 @@ from fedmerit.notes import listed
 from fedmerit.report.page import text as words
 from fedmerit.report.page.html import OURS, PATH, bundle, facts_of, figures, page
 from fedmerit.report.source import read_costs, timed
-from fedmerit.report.text import rank_text, total_text
+from fedmerit.report.text import rank_text, sure_worth, total_text, worth
 from fedmerit.scoring.accumulate import accumulate
 from fedmerit.scoring.files import as_csv, document
 from fedmerit.scoring.rewards import shares
@@ -110,9 +110,13 @@ def test_numbers_are_those_of_the_terminal(run_folder):
     said = Outline(page(run_folder)).said
     terminal = CliRunner().invoke(app, ["score", str(run_folder)]).output
     for one in facts.standings:
-        for cell in (one.client, total_text(one), rank_text(one), f"{one.share:.1%}"):
+        for cell in (one.client, rank_text(one), f"{one.share:.1%}"):
             assert cell in said
             assert cell in terminal
+        assert sure_worth(facts, one) in said
+        assert sure_worth(facts, one, unit=True) == f"{sure_worth(facts, one)} points"
+        assert sure_worth(facts, one).startswith(f"{100 * one.total:+.{facts.unit_digits}f} ± ")
+        assert total_text(one) in terminal
     for group in facts.groups:
         if len(group) > 1:
             assert listed(group, 12) in said
@@ -127,7 +131,7 @@ def test_a_run_says_who_was_away_and_what_it_cost(run_folder):
     assert elm.at_own_mean == pytest.approx(mean - accumulate(facts.source.rounds).as_dict()["Elm"])
     assert elm.gain == facts.source.rounds[0].gain
     said = Outline(page(run_folder)).said
-    counted = f"at the member’s own mean it would have counted {elm.at_own_mean:+.4f}."
+    counted = f"at the member’s own mean it would have counted {worth(facts, elm.at_own_mean, unit=True)}."
     assert f"Elm has no report in round 1. This round counts as zero; {counted}" in said
     assert "1 (away)" in said
 
@@ -312,7 +316,10 @@ def test_many_members_and_rounds_still_fit(tmp_path):
     text = page(path)
     assert len(text.encode()) < 2_000_000
     said = Outline(text).said
-    assert "the first 60 of 150 members" in said
+    assert said.count("Show the 125 members in between") == 2  # contributions, payouts
+    assert "the first and the last of 150 members, 24 in all" in said
+    drawn = json.loads(re.search(r'id="data">(.*?)</script>', text, flags=re.S)[1])["charts"]["contribution"]
+    assert "⋮ 125 more" in json.dumps(drawn, ensure_ascii=False)
     assert "All sums of all rounds are in scores.csv." in said
 
 
@@ -394,8 +401,8 @@ def test_a_run_ends_with_its_page(tmp_path):
     done = CliRunner().invoke(
         app, ["run", str(config), "--out", str(tmp_path / "run")], catch_exceptions=False
     )
-    assert f"open {tmp_path / 'run' / 'page.html'} in a browser" in done.output
-    assert (tmp_path / "run" / "page.html").read_text(encoding="utf-8") == page(tmp_path / "run")
+    assert f"open {tmp_path / 'run' / 'page-run.html'} in a browser" in done.output
+    assert (tmp_path / "run" / "page-run.html").read_text(encoding="utf-8") == page(tmp_path / "run")
     assert len(read_costs(tmp_path / "run").seconds) == 1
 
 
@@ -404,7 +411,7 @@ def test_without_altair_a_run_says_how_to_get_a_page(run_folder, tmp_path, monke
     monkeypatch.setitem(sys.modules, "altair", None)
     write_page(folder)
     assert "pip install 'fedmerit[page]', then fedmerit page" in capsys.readouterr().out
-    assert not (folder / "page.html").exists()
+    assert not [*folder.glob("page*.html")]
 
 
 def test_without_altair_the_command_says_what_it_needs(tmp_path):

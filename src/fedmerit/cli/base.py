@@ -18,6 +18,7 @@ from fedmerit.config import VERSION
 from fedmerit.errors import FedmeritError
 
 if TYPE_CHECKING:
+    from fedmerit.heading import Heading
     from fedmerit.scoring.spreadsheets import SheetForm
 
 WORK = {
@@ -60,6 +61,38 @@ app = typer.Typer(
 
 out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+
+class Language(StrEnum):
+    """Languages of pages and statements."""
+
+    en = "en"
+    de = "de"
+
+
+Title_ = Annotated[
+    str | None, typer.Option(help="Title of page, decision and statements [default: as in the settings].")
+]
+Consortium_ = Annotated[str | None, typer.Option(help="Who trains together [default: as in the settings].")]
+Date_ = Annotated[str | None, typer.Option(help="A day such as 2026-11-30 [default: as in the settings].")]
+Currency_ = Annotated[
+    str | None, typer.Option(help="A code such as EUR, or a sign such as $ [default: as in the settings].")
+]
+Language_ = Annotated[
+    Language | None,
+    typer.Option(help="Of page and statements [default: as in the settings].", show_default=False),
+]
+
+
+def heading_of(title: str | None, consortium: str | None, date: str | None, currency: str | None) -> Heading:
+    """Return what the options say about title, consortium, date and currency."""
+    from fedmerit.errors import InputError
+    from fedmerit.heading import Heading
+
+    try:
+        return Heading(title or "", consortium or "", date or "", currency or "")
+    except InputError as error:
+        fail(f"--{error}")
 
 
 class PlainFormat(StrEnum):

@@ -12,16 +12,22 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import typer
 
 from fedmerit.cli.base import (
+    Consortium_,
+    Currency_,
+    Date_,
     Decimal_,
     Delimiter_,
     Encoding_,
+    Language_,
     PlainFormat,
     PlainFormat_,
     Set_,
+    Title_,
     app,
     err,
     fail,
     form_of,
+    heading_of,
     out,
     write,
 )
@@ -50,7 +56,9 @@ def page(
     out_: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="Where to write it.", show_default="DIR/page.html, or FILE.html for FILE.csv"
+            "--out",
+            help="Where to write it.",
+            show_default="DIR/page-TITLE-DIR.html, or FILE.html for FILE.csv",
         ),
     ] = None,
     pseudonyms: Annotated[
@@ -60,6 +68,11 @@ def page(
         list[Figures] | None,
         typer.Option("--figures", help="Also write the charts as files beside it; repeatable."),
     ] = None,
+    title: Title_ = None,
+    consortium: Consortium_ = None,
+    date: Date_ = None,
+    currency: Currency_ = None,
+    language: Language_ = None,
     force: Annotated[
         bool,
         typer.Option("--force", help="Overwrite any file that is there, even if fedmerit did not write it."),
@@ -72,19 +85,32 @@ def page(
 
     SOURCE is a run folder, or a file of reports (.json or .csv).
     """
-    from fedmerit.report.page.html import NAME, check_target, facts_of, for_coordinator, render
+    from fedmerit.notes import speaking
+    from fedmerit.report.page.html import (
+        check_target,
+        facts_of,
+        for_coordinator,
+        language_of,
+        page_path,
+        render,
+    )
     from fedmerit.report.page.html import figures as make_figures
     from fedmerit.report.terminal import counting
     from fedmerit.report.text import printable
     from fedmerit.storage.run_folder import write
 
-    target = out_ or (source / NAME if source.is_dir() else source.with_suffix(".html"))
-    check_target(target, force=force)
-    with counting(err, "page", 2) as done:
-        facts = facts_of(source, pseudonyms=pseudonyms, form=form_of(delimiter, decimal, encoding))
+    heading, form = heading_of(title, consortium, date, currency), form_of(delimiter, decimal, encoding)
+    target = out_ or source.with_suffix(".html")
+    if out_ is not None or not source.is_dir():
+        check_target(target, force=force)
+    with speaking(language.value if language else language_of(source)), counting(err, "page", 2) as done:
+        facts = facts_of(source, pseudonyms=pseudonyms, form=form, heading=heading)
         done()
         if out_ is None and facts.source.book is not None and _renewed(source):
-            facts = facts_of(source, pseudonyms=pseudonyms)
+            facts = facts_of(source, pseudonyms=pseudonyms, heading=heading)
+        if out_ is None and source.is_dir():
+            target = page_path(source, facts.source.heading)
+            check_target(target, force=force)
         write(target, render(facts).encode())
         done()
     out.print(f"wrote {target}")

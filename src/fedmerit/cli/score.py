@@ -14,13 +14,30 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedmerit.cli.base import Decimal_, Delimiter_, Encoding_, app, err, fail, form_of, out, write
+from fedmerit.cli.base import (
+    Consortium_,
+    Currency_,
+    Date_,
+    Decimal_,
+    Delimiter_,
+    Encoding_,
+    Language_,
+    Title_,
+    app,
+    err,
+    fail,
+    form_of,
+    heading_of,
+    out,
+    write,
+)
 from fedmerit.scoring.files import LEDGER
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from fedmerit.config import Config
+    from fedmerit.heading import Heading
     from fedmerit.report.source import Source
     from fedmerit.scoring.doubts import Doubt
     from fedmerit.scoring.files import Content
@@ -215,6 +232,11 @@ def rewards(
         ),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print; record and write nothing.")] = False,
+    title: Title_ = None,
+    consortium: Consortium_ = None,
+    date: Date_ = None,
+    currency: Currency_ = None,
+    language: Language_ = None,
     delimiter: Delimiter_ = None,
     decimal: Decimal_ = None,
     encoding: Encoding_ = None,
@@ -236,6 +258,7 @@ def rewards(
     from fedmerit.scoring.share_intervals import share_intervals
 
     *earlier, file = files
+    heading = heading_of(title, consortium, date, currency)
     form = form_of(delimiter, decimal, encoding)
     content, run = read_reports(file, utility, after=earlier, form=form)
     counts = _missing(file, missing)
@@ -252,9 +275,12 @@ def rewards(
             account.check_payable(by, despite=despite_doubts)
         divided = shares(total, rule.value, floor=floor, cap=cap, on_undefined=on_undefined.value)
     paid = payouts(divided, budget)
+    agreed = heading.currency or (config.report.currency if (config := _settings(file)) else "")
+    if agreed and paid.currency and agreed != paid.currency:
+        fail(f"--budget: expected an amount in {agreed}, got one in {paid.currency}")
+    paid = replace(paid, currency=paid.currency or agreed or None)
+    heading = replace(heading, currency=paid.currency or "")
     told = (*divided.notes, *facts.absence_notes, *(run.notes if run else ()), *source.notes)
-    if run and paid.currency:
-        told = (*told, Note("currency", what=paid.currency))
     notes = dict.fromkeys(on_terminal(note, "--on-undefined") for note in told)
     divided = replace(divided, notes=tuple(notes))
     spans, apart = share_intervals(total, divided, floor=floor, cap=cap), facts.apart(divided)
@@ -270,7 +296,8 @@ def rewards(
             "despite_doubts": despite_doubts,
         }  # fmt: skip
         named = {"rule": by, "score": facts.ranked_by, **terms}
-        said = _record(file, str(paid.budget), facts.utility, after=earlier, **named)
+        spoken = language.value if language else None
+        said = _record(file, str(paid.budget), facts.utility, heading, spoken, after=earlier, **named)
     screen = out if format is Format.table else err
     _tell_planted(source, screen)
     if format is Format.table:
@@ -345,11 +372,19 @@ def _paid_before(run: Recorded | None) -> Iterator[str]:
 
 
 def _record(
-    folder: Path, budget: str, utility: str | None, *, after: Sequence[Path] = (), **terms: Any
+    folder: Path,
+    budget: str,
+    utility: str | None,
+    heading: Heading,
+    language: str | None,
+    *,
+    after: Sequence[Path] = (),
+    **terms: Any,
 ) -> str:
     """Record a decision, write everybody's statement, refresh the page; return what was done, in words."""
     from fedmerit.config import of_folder
     from fedmerit.ledger.decisions import Terms
+    from fedmerit.notes import speaking
     from fedmerit.report.page.html import refreshed
     from fedmerit.report.statement import write_statements
     from fedmerit.verify import read_accounts, read_run, record_decision, renew
@@ -357,9 +392,11 @@ def _record(
     config = of_folder(folder)
     wanted = Terms(budget, utility or config.scoring.utilities[0], **terms)
     renewed = renew(folder)
-    decision, new = record_decision(folder, wanted, after)
-    rounds, _, head = read_run(folder, after)
-    count = write_statements(folder, rounds, config, decision, head, read_accounts(folder, after))
+    decision, new = record_decision(folder, wanted, after, heading)
+    with speaking(language or config.report.language):
+        rounds, decisions, head = read_run(folder, after)
+        accounts = read_accounts(folder, after)
+        count = write_statements(folder, rounds, config, decisions[-1], head, accounts)
     recorded = f"recorded as decision {decision.number}, record {decision.record} of the ledger"
     if new and decision.replaces:
         recorded += f", in place of decision {decision.replaces}"

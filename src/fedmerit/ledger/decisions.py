@@ -14,19 +14,21 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any, get_args
 
 import numpy as np
 
 from fedmerit.config import Scoring
-from fedmerit.errors import LedgerError, UnsettledShares
+from fedmerit.errors import InputError, LedgerError, UnsettledShares
+from fedmerit.heading import NO_HEADING, Heading
 from fedmerit.identity import SERVER, canonical, exact, new_salt, number
 from fedmerit.ledger.account import Account, account_of, total_of
 from fedmerit.ledger.chain import Record, Records
 from fedmerit.ledger.joined_runs import RunPart, joined, numbered_on, part_of
 from fedmerit.ledger.records import config_of, own_total, reading
-from fedmerit.notes import Note, moment
+from fedmerit.notes import Note, formatted, moment
 from fedmerit.protocol.outcome import Round
 from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.doubts import Doubt, doubts
@@ -115,6 +117,7 @@ class Decision:
     doubts: tuple[Doubt, ...] = ()  # about the reports that the decision rests on
     record: int = 0  # its place in the ledger, once it is recorded
     after: tuple[tuple[str, str], ...] = ()  # run and head of the runs before this one, if it rests on them
+    heading: Heading = NO_HEADING  # title, consortium, date and currency
     counts: tuple[int, ...] = ()  # how many rounds of each of these runs; empty if it was not recomputed
 
     @property
@@ -143,6 +146,7 @@ class Decision:
             "unpaid": cents(self.paid.unpaid),
             **({"after": [list(one) for one in self.after]} if self.after else {}),
             **({"pull": _pull(self.shares.pull)} if self.shares.pull else {}),
+            **({"heading": heading} if (heading := self.heading.body()) else {}),
         }
         amounts = {name: cents(amount) for name, amount in self.paid.items()}
         if scoring.visibility == "all":
@@ -168,7 +172,7 @@ def cents(amount: Any) -> int:
 
 def money(amount: int) -> str:
     """Return cents as text for people, for example 1,234.50."""
-    return f"{amount // 100:,}.{amount % 100:02d}"
+    return formatted(Decimal(amount) / 100, ",.2f")
 
 
 def decide(
@@ -376,7 +380,20 @@ def _again(
         raise LedgerError(f"expected decision {made.number}, which replaces {made.replaces}")
     if body["status"] != made.shares.status:
         raise LedgerError(f"states status {body['status']!r:.20}, the reports give {made.shares.status!r}")
-    return Decision(**{**vars(made), "record": one.record.seq})
+    return Decision(**{**vars(made), "record": one.record.seq, "heading": _heading(body)})
+
+
+def _heading(body: Mapping[str, Any]) -> Heading:
+    """Return the heading of a decision; earlier versions wrote none."""
+    if "heading" not in body:
+        return NO_HEADING
+    told = body["heading"]
+    if not isinstance(told, dict) or not told:
+        raise LedgerError(f"heading: expected title, consortium, date or currency, got {told!r:.80}")
+    try:
+        return Heading.of(told)
+    except InputError as error:
+        raise LedgerError(str(error)) from error
 
 
 def found_in(ledger: Records) -> Iterator[StatedDecision]:
@@ -498,6 +515,7 @@ def own_parts(
                     f"rests on {body['rounds']!r:.20} rounds, but {one.rounds} were closed before it"
                 )
             _check_words(body, terms)
+            _heading(body)
             mine = [record.body for record in one.payouts if record.body.get("member") == member]
             before, after = before_it(ledger, one, earlier), after_in(body)
             upto = numbered_on(before or (), rounds[: one.rounds])

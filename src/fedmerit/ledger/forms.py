@@ -88,15 +88,15 @@ FORMS = {
     "countersigned": _form(MEMBER, "run settlement sums"),
     "end": _form(SERVER, "rounds model"),
     "seen": _form(MEMBER, "run round head"),
-    "decision": _form(SERVER, _DECISION, "shares cents totals despite_doubts after formula pull"),
+    "decision": _form(SERVER, _DECISION, "shares cents totals despite_doubts after formula pull heading"),
     "payout": _form(SERVER, "decision member salt share cents"),
 }
 """All kinds of records, in the order in which a run first writes them."""
 _SHOWN_TO_ALL = {
     kind: form for kind, form in FORMS.items() if kind not in ("totals", "score", "payout", "decision")
-} | {"decision": _form(SERVER, f"{_DECISION} shares cents", "despite_doubts after formula pull")}
+} | {"decision": _form(SERVER, f"{_DECISION} shares cents", "despite_doubts after formula pull heading")}
 _SHOWN_TO_COORDINATOR = {kind: form for kind, form in FORMS.items() if kind not in ("scores", "decision")} | {
-    "decision": _form(SERVER, f"{_DECISION} totals", "despite_doubts after formula pull")
+    "decision": _form(SERVER, f"{_DECISION} totals", "despite_doubts after formula pull heading")
 }
 AFTER_END = (
     "join", "seen", "statement", "table", "verdict", "settled", "countersigned", "decision", "payout",

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedmerit.config import differences, of_folder
+from fedmerit.config import ReportSettings, differences, of_folder
 from fedmerit.errors import NotComparable
 from fedmerit.ledger.joined_runs import RULES, RunPart, other_key, part_of
 from fedmerit.ledger.records import first_body
@@ -29,7 +29,7 @@ from fedmerit.scoring.spreadsheets import FOUND_OUT, SheetForm, check_form
 from fedmerit.storage.run_folder import recorded
 from fedmerit.verify import verify_folder
 
-MAY_DIFFER = ("run.repeat", "run.device")
+MAY_DIFFER = ("run.repeat", "run.device", *(f"report.{key}" for key in ReportSettings.__dataclass_fields__))
 """Settings in which repeats may differ."""
 
 # --------------------------------------------------------------------------------------------- reading runs

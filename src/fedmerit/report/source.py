@@ -16,11 +16,13 @@ import numpy as np
 
 from fedmerit.config import OF_MEMBERS, Config, Corruption, of_folder
 from fedmerit.errors import CopyDiffers, FedmeritError, FileFormatError, LedgerError, StoreError
+from fedmerit.heading import NO_HEADING, Heading
 from fedmerit.ledger.account import Account, SettledRound, total_of
 from fedmerit.ledger.decisions import Decision, decisions_of
 from fedmerit.ledger.records import first_body, unreported
 from fedmerit.notes import Note, planted, words
 from fedmerit.protocol.outcome import Round
+from fedmerit.protocol.terms import REHEARSALS
 from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.files import LEDGER, Content, read_content, scores_in
 from fedmerit.scoring.spreadsheets import FOUND_OUT, SheetForm, check_form
@@ -149,6 +151,8 @@ class Source:
     spans: tuple[Span, ...] = ()  # if the rounds are from several runs
     accounts: tuple[Account, ...] = ()  # of the settlements of all these runs, if they are settled
     unsettled: str = ""  # why there are none, although members settle
+    heading: Heading = NO_HEADING  # of the decision in force, or of the settings
+    run_name: str = ""  # name of the folder or file
     notes: tuple[Note, ...] = ()  # how a file of reports was read
 
     @property
@@ -160,6 +164,11 @@ class Source:
             for before, account in zip(past, self.accounts, strict=False)
             for one in account.rounds
         )
+
+    @property
+    def rehearsal(self) -> bool:
+        """Whether the ledger is that of a rehearsal: one process held all keys."""
+        return self.book is not None and self.book.run.get("engine") in REHEARSALS
 
     @property
     def planted(self) -> str:
@@ -198,14 +207,16 @@ def read_source(path: str | Path, form: SheetForm = FOUND_OUT) -> Source:
     path = Path(path)
     check_form(path, form)
     if not path.is_dir():
-        return _of_file(path, form)
+        return replace(_of_file(path, form), run_name=path.stem)
     source = _of_run(path) if (path / LEDGER).is_file() else _of_file(scores_in(path))
     if (path / "config.toml").is_file():
         config = of_folder(path)
-        source = replace(source, settings=config.as_dict(), missing=config.scoring.missing)
+        decisions = source.book.decisions if source.book else ()
+        heading = (decisions[-1].heading if decisions else NO_HEADING).over(config.report.heading)
+        source = replace(source, settings=config.as_dict(), missing=config.scoring.missing, heading=heading)
         if source.corruption == Corruption():  # no readable ledger names any
             source = replace(source, corruption=config.corruption)
-    return replace(source, costs=read_costs(path))
+    return replace(source, costs=read_costs(path), run_name=path.resolve().name)
 
 
 def source_of(
@@ -244,6 +255,7 @@ def source_as_decided(
     decision: Decision,
     head: str,
     accounts: Sequence[Account] = (),
+    run: Mapping[str, Any] | None = None,
 ) -> Source:
     """Return the rounds on which a decision rests as a source.
 
@@ -253,6 +265,7 @@ def source_as_decided(
         decision: the decision as recorded.
         head: the head of the ledger that includes the decision.
         accounts: of the settlements of all these runs, if the decision pays by settled scores.
+        run: the first record of the ledger, if it is at hand; it says whether the run is a rehearsal.
     """
     terms, counted = decision.terms, tuple(rounds[: decision.counted])
     clients = tuple(dict.fromkeys((*config.clients, *(name for one in counted for name in one.scheduled))))
@@ -263,9 +276,15 @@ def source_as_decided(
         missing=terms.missing,
         aborted={one.number: one.aborted for one in counted if one.aborted},
         unreported=() if accounts else unreported(counted),
+        companions={
+            name: tuple(scored)
+            for name in config.scoring.utilities
+            if name != terms.utility and (scored := scored_in(counted, name))
+        },
         settings=config.as_dict(),
         corruption=config.corruption,
-        book=LedgerFacts({}, {}, counted, (decision,), head, decision.record),
+        book=LedgerFacts(run or {}, {}, counted, (decision,), head, decision.record),
+        heading=decision.heading.over(config.report.heading),
         names={name: name for name in clients},
         spans=spans_of([*earlier, ("", decision.rounds)]),
         accounts=tuple(accounts),
@@ -401,6 +420,8 @@ def pseudonymised(source: Source) -> Source:
         changed=source.changed and (source.changed[0], Note("untold-copy")),
         names=names,
         pseudonyms=True,
+        heading=replace(source.heading, title="", consortium=""),  # a title may name a member
+        run_name="",
         accounts=tuple(one.renamed(names) for one in source.accounts),
     )
 
@@ -434,6 +455,8 @@ def _renamed_settings(
     for section, key in (("partition", "names"), *OF_MEMBERS):
         changed[section][key] = _renamed_setting(changed[section][key], key == "duplicate", names)
     for section, key in (
+        ("report", "title"),
+        ("report", "consortium"),
         ("data", "path"),
         ("data", "options"),
         ("partition", "file"),

@@ -6,29 +6,35 @@ statement is written from the `Facts` of the rounds on which a decision rests.
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from fedmerit.config import Config
+from fedmerit.config import VERSION, Config
 from fedmerit.ledger.account import Account
-from fedmerit.ledger.decisions import Decision, cents, money
-from fedmerit.notes import planted, words
+from fedmerit.ledger.chain import Ledger
+from fedmerit.ledger.decisions import Decision, cents
+from fedmerit.ledger.records import first_body
+from fedmerit.notes import day, planted, words
 from fedmerit.protocol.outcome import Round
 from fedmerit.report.facts import Facts
 from fedmerit.report.findings import Happened
 from fedmerit.report.source import Span, source_as_decided
 from fedmerit.report.text import (
     about,
-    bare_text,
+    money_text,
     noun,
     settlement_sentences,
-    signed,
     spoken,
-    total_text,
+    spoken_list,
+    sure_worth,
+    worth,
 )
+from fedmerit.scoring.files import LEDGER
 from fedmerit.scoring.share_intervals import amounts_within
 from fedmerit.storage.run_folder import write
 
@@ -43,10 +49,11 @@ def facts_as_decided(
     decision: Decision,
     head: str,
     accounts: Sequence[Account] = (),
+    run: Mapping[str, Any] | None = None,
 ) -> Facts:
     """Return the facts of a decision; arguments as in :func:`fedmerit.report.source.source_as_decided`."""
     settled = accounts if decision.terms.score == "PHI" else ()
-    source = source_as_decided(rounds, config, decision, head, settled)
+    source = source_as_decided(rounds, config, decision, head, settled, run)
     return Facts(source, score=decision.terms.score)
 
 
@@ -58,44 +65,134 @@ def write_statements(
     head: str,
     accounts: Sequence[Account] = (),
 ) -> int:
-    """Write ``statements/NAME.md`` and ``.json`` for each member; return the number of members."""
+    """Write ``statements/NAME.md``, ``.html`` and ``.json`` for each member; return how many members."""
     target = folder / "statements"
     target.mkdir(exist_ok=True)
-    facts = facts_as_decided(rounds, config, decision, head, accounts)
+    with Ledger(folder / LEDGER, read_only=True) as ledger:
+        run = first_body(ledger, "run")
+    facts = facts_as_decided(rounds, config, decision, head, accounts, run)
     for name in facts.source.clients:
         write(target / f"{name}.md", as_markdown(facts, name).encode())
+        write(target / f"{name}.html", as_html(facts, name).encode())
         write(target / f"{name}.json", (json.dumps(as_dict(facts, name), indent=1) + "\n").encode())
     return len(facts.source.clients)
 
 
+Block = tuple[Literal["h1", "h2", "p", "lead", "ul", "pre"], str | tuple[str, ...]]
+"""A part of a statement: a heading, a paragraph, a list, or heads of ledgers."""
+
+
 def as_markdown(facts: Facts, client: str) -> str:
     """Return a member's statement as Markdown."""
-    decision, book = _decided(facts)
-    parts = [
-        words("statement.title", client=client),
-        *([faults] if (faults := _planted(facts, client)) else []),
-        " ".join(_opening(facts)),
-        *_doubts(decision),
-        words("statement.did"),
-        "\n".join(_did(facts, client)),
-        *([words("statement.adds-up"), "\n".join(_adds_up(facts, client))] if facts.settled else []),
-        *(["\n".join(settlement_sentences(facts))] if facts.settled else []),
-        words("statement.earn"),
-        " ".join(_earns(facts, client)),
-        about(decision.terms),
-        words("statement.cost-settled" if facts.settled else "statement.cost"),
-        " ".join(_costs(facts, client)),
-        words("statement.sure"),
-        "\n".join(_sure(facts, client)),
-        words("statement.rests"),
-        words("statement.record", record=decision.record),
-        f"    {book.head}",
-        words("statement.keep", MARKDOWN),
-    ]
-    if decision.after:
-        heads = "\n".join(f"    {head}" for _, head in decision.after)
-        parts += [words("statement.after"), heads, words("statement.keep-after", MARKDOWN)]
+    prefix = {"h1": "# ", "h2": "## ", "p": "", "lead": ""}
+    parts = []
+    for kind, content in _blocks(facts, client, MARKDOWN):
+        if isinstance(content, str):
+            parts.append(prefix[kind] + content)
+        else:
+            parts.append("\n".join(("- " if kind == "ul" else "    ") + line for line in content))
     return "\n\n".join(parts) + "\n"
+
+
+def as_html(facts: Facts, client: str) -> str:
+    """Return a member's statement as one HTML file that prints on a page or two, and loads nothing."""
+    body = []
+    for kind, content in _blocks(facts, client, _INSIDE):
+        if kind == "ul":
+            body.append("<ul>" + "".join(f"<li>{_marked(line)}</li>" for line in content) + "</ul>")
+        elif kind == "pre":
+            body.append("".join(f"<pre>{escape(line)}</pre>" for line in content))
+        elif kind == "lead":
+            body.append(f'<p class="lead">{_marked(str(content))}</p>')
+        else:
+            body.append(f"<{kind}>{_marked(str(content))}</{kind}>")
+    title = words("statement.title", client=client)
+    named = tuple(one for one in (facts.source.heading.title, facts.source.heading.consortium) if one)
+    if named:
+        title = words("title.document", named=named, title=title)
+    style = f"<style>{_STYLE}</style>"
+    policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    return (
+        f'<!doctype html>\n<html lang="{words("page.language")}">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta name="generator" content="fedmerit {VERSION}">\n<title>{escape(title)}</title>\n{style}\n'
+        "</head>\n<body>\n<main>\n" + "\n".join(body) + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+_INSIDE = {"b": "\x01", "/b": "\x02", "code": "\x03", "/code": "\x04"}
+"""Marks in text that is still to be escaped: no name contains these characters."""
+_TAGS = str.maketrans({"\x01": "<strong>", "\x02": "</strong>", "\x03": "<code>", "\x04": "</code>"})
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1a1a1a; --soft: #595959; --line: #d9d9d4; --paper: #fff; }
+@media screen and (prefers-color-scheme: dark) { :root { --ink: #ececea; --soft: #a9a9a4; --line: #3a3a3c;
+  --paper: #161618; } }
+body { margin: 0 auto; padding: 2rem 1.2rem 3rem; max-width: 44rem; background: var(--paper);
+  color: var(--ink); font: 1rem/1.5 system-ui, "Segoe UI", Roboto, "Liberation Sans", Arial, sans-serif;
+  overflow-wrap: break-word; }
+h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .6rem; }
+h2 { font-size: 1.1rem; margin: 1.6rem 0 .4rem; border-top: 1px solid var(--line); padding-top: .8rem; }
+p, ul { margin: 0 0 .7rem; }
+.lead { font-size: 1.2rem; }
+.lead strong { font-size: 1.5rem; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0 0 .6rem; color: var(--soft); }
+code, pre { font: .85rem ui-monospace, Menlo, Consolas, "Liberation Mono", monospace; }
+@media print { @page { size: A4; margin: 16mm; } body { padding: 0; max-width: none; font-size: 9.5pt; }
+  h1 { font-size: 15pt; } h2 { font-size: 10.5pt; margin-top: .9rem; break-after: avoid; }
+  li, p { break-inside: avoid; } }
+"""
+
+
+def _marked(text: str) -> str:
+    return escape(text).translate(_TAGS)
+
+
+def _blocks(facts: Facts, client: str, marks: Mapping[str, str]) -> Iterator[Block]:
+    """Yield a member's statement, part by part: first what it earns."""
+    decision, book = _decided(facts)
+    yield "h1", words("statement.title", client=client)
+    if about_it := words("list.clause").join(_identity(facts)):
+        yield "p", about_it
+    if faults := _planted(facts, client):
+        yield "p", faults
+    yield "lead", next(earns := _earns(facts, client, marks))
+    yield "p", " ".join(_opening(facts))
+    for doubt in _doubts(decision, marks):
+        yield "p", doubt
+    yield "h2", words("statement.earn")
+    if more := " ".join(earns):
+        yield "p", more
+    yield "p", about(decision.terms)
+    yield "h2", words("statement.sure")
+    yield "p", " ".join(_sure(facts, client))
+    yield "h2", words("statement.did")
+    yield "ul", tuple(_did(facts, client))
+    yield "h2", words("statement.cost-settled" if facts.settled else "statement.cost")
+    yield "p", " ".join(_costs(facts, client))
+    if facts.settled:
+        yield "h2", words("statement.adds-up")
+        if lines := tuple(_adds_up(facts, client)):
+            yield "ul", lines
+        yield "p", " ".join(settlement_sentences(facts))
+    yield "h2", words("statement.rests")
+    yield "p", words("statement.record", record=decision.record)
+    yield "pre", (book.head,)
+    yield "p", words("statement.keep", marks)
+    if decision.after:
+        yield "p", words("statement.after")
+        yield "pre", tuple(head for _, head in decision.after)
+        yield "p", words("statement.keep-after", marks)
+
+
+def _identity(facts: Facts) -> Iterator[str]:
+    """Yield what the statement is about: title, consortium, date, and whether it is a rehearsal."""
+    heading = facts.source.heading
+    yield from (one for one in (heading.title, heading.consortium) if one)
+    if heading.date:
+        yield day(heading.date)
+    if facts.source.rehearsal:
+        yield words("page.rehearsal")
 
 
 def own_settlement(facts: Facts, client: str) -> dict[str, Any]:
@@ -138,18 +235,20 @@ def _adds_up(facts: Facts, client: str) -> Iterator[str]:
         if line["stated"] is None:
             yield words("statement.settled-missing", where=where, product=int(line["product"]))
             continue
-        worth, stated = signed(line["utility"], facts.digits), int(line["stated"])
+        told_worth, stated = worth(facts, line["utility"], unit=True), int(line["stated"])
         product, counted = int(line["product"]), int(line["counted"])
         if line["sum"] is None:
-            yield words("statement.settled-open", where=where, stated=stated, worth=worth, product=product)
+            yield words(
+                "statement.settled-open", where=where, stated=stated, worth=told_worth, product=product
+            )
         elif line["holds"]:
             told = int(line["sum"])
-            yield words("statement.settled-holds", where=where, stated=stated, worth=worth, sum=told)
+            yield words("statement.settled-holds", where=where, stated=stated, worth=told_worth, sum=told)
         else:
             told = int(line["sum"])
             yield words("statement.settled-fails", where=where, stated=stated, sum=told, product=product)
         if counted != stated:
-            yield words("statement.settled-counted", where=where, counted=counted, worth=worth)
+            yield words("statement.settled-counted", where=where, counted=counted, worth=told_worth)
 
 
 def _decided(facts: Facts) -> tuple[Decision, Any]:
@@ -188,10 +287,10 @@ def _span(span: Span) -> str:
     return words("statement.run", first=first, last=last, run=run)
 
 
-def _doubts(decision: Decision) -> Iterator[str]:
+def _doubts(decision: Decision, marks: Mapping[str, str]) -> Iterator[str]:
     """Yield the doubts about the reports on which the decision rests."""
     for doubt in decision.doubts:
-        said = words("statement.doubt", MARKDOWN, title=doubt.title, text=doubt.text)
+        said = words("statement.doubt", marks, title=doubt.title, text=doubt.text)
         yield f"{said} {words('statement.despite')}" if doubt in decision.overruled else said
 
 
@@ -208,18 +307,19 @@ def _did(facts: Facts, client: str) -> Iterator[str]:
         yield words("statement.unreported", rounds=facts.source.unreported)
 
 
-def _earns(facts: Facts, client: str) -> Iterator[str]:
+def _earns(facts: Facts, client: str, marks: Mapping[str, str]) -> Iterator[str]:
     decision, _ = _decided(facts)
     standing, terms = facts.standing.get(client), decision.terms
-    budget = money(cents(decision.paid.budget))
+    budget, nothing = _money(facts, decision.paid.budget), _money(facts, Decimal(0))
     if standing is None:
         code = "statement.never-stated" if facts.settled else "statement.never"
-        yield words(code, MARKDOWN, budget=budget)
+        yield words(code, marks, amount=nothing, budget=budget)
         return
-    amount, share = money(cents(decision.paid[client])), decision.shares[client]
-    yield words("statement.paid", MARKDOWN, amount=amount, budget=budget, share=share, rule=terms.rule)
-    gain = signed(facts.total.gain, standing.digits)
-    score, measure, total = words(f"score-of-yours.{terms.score}"), spoken(terms.utility), bare_text(standing)
+    amount, share = _money(facts, decision.paid[client]), decision.shares[client]
+    yield words("statement.paid", marks, amount=amount, budget=budget, share=share, rule=terms.rule)
+    gain = worth(facts, facts.total.gain, unit=True)
+    score, measure = words(f"score-of-yours.{terms.score}"), spoken(terms.utility)
+    total = worth(facts, standing.total, unit=True)
     if left_out := facts.source.unreported:
         yield words(
             "statement.score-reported", score=score, total=total, measure=measure, gain=gain, rounds=left_out
@@ -230,6 +330,26 @@ def _earns(facts: Facts, client: str) -> Iterator[str]:
         yield words("pay.fallback")
     if standing.total < 0 and terms.rule != "equal":
         yield words("statement.below")
+    yield from _judged(facts, client)
+
+
+def _money(facts: Facts, amount: Decimal | int) -> str:
+    """Return an amount, or a number of cents, with the currency of the decision."""
+    exact = Decimal(amount) / 100 if isinstance(amount, int) else amount
+    return money_text(exact, facts.source.heading.currency)
+
+
+def _judged(facts: Facts, client: str) -> Iterator[str]:
+    """Yield that a member made the model worse, in one sentence with the measures that say otherwise."""
+    if client not in facts.harmful:
+        return
+    first, (turned, unconfirmed) = spoken(facts.utility), facts.otherwise(client)
+    if turned:
+        yield words("statement.worse-turned", first=first, measures=spoken_list(turned))
+    elif unconfirmed:
+        yield words("statement.worse-alone", first=first, measures=spoken_list(unconfirmed))
+    else:
+        yield words("statement.worse")
 
 
 def _costs(facts: Facts, client: str) -> Iterator[str]:
@@ -248,18 +368,18 @@ def _costs(facts: Facts, client: str) -> Iterator[str]:
     else:
         told = "statement.missed-zero" if zero else "statement.missed-own-mean"
     yield words(told, rounds=missed)
-    other, own = (signed(value, standing.digits) for value in (cost.other, cost.score))
+    other, own = (worth(facts, value, unit=True) for value in (cost.other, cost.score))
     mean = "statement.other-own-mean-settled" if facts.settled else "statement.other-own-mean"
     counts = mean if zero else "statement.other-zero"
     then = words(counts, score=noun(decision.terms.score), other=other, own=own)
     if cost.other_cents is None:
         yield words("statement.other-none", then=then)
     elif cost.other_cents == cost.cents:
-        yield words("statement.other-same", then=then, amount=money(cost.cents))
+        yield words("statement.other-same", then=then, amount=_money(facts, cost.cents))
     else:
         gap = cost.other_cents - cost.cents
         code = "statement.other-more" if gap > 0 else "statement.other-less"
-        yield words(code, then=then, amount=money(cost.other_cents), gap=money(abs(gap)))
+        yield words(code, then=then, amount=_money(facts, cost.other_cents), gap=_money(facts, abs(gap)))
     yield words("statement.estimate")
 
 
@@ -273,7 +393,7 @@ def _sure(facts: Facts, client: str) -> Iterator[str]:
         yield words("sure.unknown")
         return
     low, high = standing.rank_interval
-    score, total, n = noun(decision.terms.score), total_text(standing), facts.total.n
+    score, total, n = noun(decision.terms.score), sure_worth(facts, standing, unit=True), facts.total.n
     if low == high:
         yield words("statement.rank", score=score, total=total, low=low, n=n)
     else:
@@ -293,7 +413,7 @@ def _share_sure(facts: Facts, client: str) -> Iterator[str]:
     decision, _ = _decided(facts)
     if facts.spans is not None:
         low, high = facts.spans[client]
-        ends = [money(cents(end)) for end in amounts_within(facts.spans, decision.paid)[client]]
+        ends = [_money(facts, end) for end in amounts_within(facts.spans, decision.paid)[client]]
         yield words("statement.span", low=low, high=high, low_amount=ends[0], high_amount=ends[1])
     less, more = facts.apart_from(client)
     private = facts.source.private
@@ -315,6 +435,8 @@ def as_dict(facts: Facts, client: str) -> dict[str, Any]:
     ends = None if spans is None else amounts_within(spans, decision.paid)
     return {
         "member": client,
+        **facts.source.heading.body(),
+        "rehearsal": facts.source.rehearsal,
         "decision": decision.number,
         "replaces": decision.replaces,
         "record": decision.record,
@@ -336,6 +458,8 @@ def as_dict(facts: Facts, client: str) -> dict[str, Any]:
         "share": decision.shares.by_client.get(client, 0.0),
         "share_interval": None if spans is None else list(spans[client]),
         "contribution": None if standing is None else standing.total,
+        "made_worse": client in facts.harmful,
+        "disagreeing": list(filter(None, itertools.chain(*facts.otherwise(client)))),
         "interval": None if standing is None or standing.interval is None else list(standing.interval),
         "ranks": None if standing is None or standing.rank_interval is None else list(standing.rank_interval),
         "cannot_be_told_apart_from": len(like) if like is not None and facts.source.private else like,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from fedmerit.identity import SERVER
 from fedmerit.ledger.account import Account
 from fedmerit.ledger.decisions import Terms
-from fedmerit.notes import Note, called, listed, moment, words
+from fedmerit.notes import Note, called, formatted, moment, words
 from fedmerit.scoring.metrics import as_error
 from fedmerit.scoring.share_intervals import PaidApart
 
@@ -35,7 +35,7 @@ def digits_for(largest: float) -> int:
 
 def signed(value: float | None, digits: int = 4) -> str:
     """Return a number with its sign, or a dash."""
-    return "-" if value is None else f"{value:+.{digits}f}"
+    return "-" if value is None else formatted(value, f"+.{digits}f")
 
 
 def unit_values(facts: Facts) -> dict[str, str] | None:
@@ -49,8 +49,8 @@ def unit_values(facts: Facts) -> dict[str, str] | None:
     if first is None or last is None or not facts.one_slice:
         return None
     digits = max(0, 2 - math.floor(math.log10(max(first[1], last[1], 1e-12))))
-    low, high = (f"{value:.{digits}f}" for _, value in (first, last))
-    return {"name": first[0], "low": low, "high": high, "scale": f"{scale:g}"}
+    low, high = (formatted(value, f".{digits}f") for _, value in (first, last))
+    return {"name": first[0], "low": low, "high": high, "scale": formatted(scale, "g")}
 
 
 def bare_text(one: Standing) -> str:
@@ -62,7 +62,48 @@ def total_text(one: Standing) -> str:
     """Return a member's total, with the half width of its interval if it has one."""
     if one.interval is None:
         return bare_text(one)
-    return f"{bare_text(one)} ± {(one.interval[1] - one.interval[0]) / 2:.{one.digits}f}"
+    return f"{bare_text(one)} ± {formatted((one.interval[1] - one.interval[0]) / 2, f'.{one.digits}f')}"
+
+
+def worth(facts: Facts, value: float | None, *, unit: bool = False, sign: str = "+") -> str:
+    """Return a contribution for people: in points of a measure from 0 to 1, as it is for other measures.
+
+    Args:
+        facts: of the run.
+        value: the contribution; a dash if it is None.
+        unit: whether to name the unit, as in a sentence.
+        sign: "+" also shows the sign of numbers above zero.
+    """
+    if value is None:
+        return "-"
+    told = formatted(value * facts.unit, f"{sign}.{facts.unit_digits}f")
+    return words("number.points", value=told) if unit and facts.unit != 1 else told
+
+
+def sure_worth(facts: Facts, one: Standing, *, unit: bool = False) -> str:
+    """Return a member's total as `worth` does, with the half width of its interval if it has one."""
+    if one.interval is None:
+        return worth(facts, one.total, unit=unit)
+    half = formatted((one.interval[1] - one.interval[0]) / 2 * facts.unit, f".{facts.unit_digits}f")
+    told = f"{worth(facts, one.total)} ± {half}"
+    return words("number.points", value=told) if unit and facts.unit != 1 else told
+
+
+def level(facts: Facts, value: float) -> str:
+    """Return the quality of the shared model, in the unit of contributions."""
+    return formatted(value * facts.unit, f".{facts.level_digits}f")
+
+
+def level_change(facts: Facts, value: float, *, sign: str = "+") -> str:
+    """Return a change of the shared model's quality, with its unit."""
+    told = formatted(value * facts.unit, f"{sign}.{facts.level_digits}f")
+    return words("number.points", value=told) if facts.unit != 1 else told
+
+
+def money_text(amount: Decimal, currency: str = "") -> str:
+    """Return an amount of money, with its currency if that is known."""
+    told = formatted(amount, ",.2f")
+    return words("number.money", amount=told, currency=currency) if currency else told
 
 
 def rank_text(one: Standing) -> str:
@@ -74,7 +115,7 @@ def rank_text(one: Standing) -> str:
 
 def share_text(share: float | None, digits: int = 1) -> str:
     """Return a share in percent, or a dash."""
-    return "-" if share is None else f"{share:.{digits}%}"
+    return "-" if share is None else formatted(share, f".{digits}%")
 
 
 def span_text(span: tuple[float, float] | None, digits: int = 1) -> str:
@@ -83,12 +124,14 @@ def span_text(span: tuple[float, float] | None, digits: int = 1) -> str:
     >>> span_text((0.1, 0.25))
     '10.0-25.0%'
     """
-    return "-" if span is None else f"{100 * span[0]:.{digits}f}-{span[1]:.{digits}%}"
+    if span is None:
+        return "-"
+    return f"{formatted(100 * span[0], f'.{digits}f')}-{formatted(span[1], f'.{digits}%')}"
 
 
 def amounts_text(span: tuple[Decimal, Decimal] | None) -> str:
     """Return the interval of an amount, or a dash."""
-    return "-" if span is None else f"{span[0]:,.2f}-{span[1]:,.2f}"
+    return "-" if span is None else f"{formatted(span[0], ',.2f')}-{formatted(span[1], ',.2f')}"
 
 
 def sure_share_text(one: Standing) -> str:
@@ -154,8 +197,28 @@ def made_worse(facts: Facts, most: int | None = None) -> str:
         facts: by alpha or phi.
         most: the most names to list; None lists all.
     """
-    harmful = facts.harmful
-    return words("said.worse", clients=listed(harmful, most or len(harmful))) if harmful else ""
+    harmful = facts.harmful[: most or len(facts.harmful)]
+    if not harmful:
+        return ""
+    otherwise = {name: facts.otherwise(name) for name in harmful}
+    agreed = tuple(name for name in harmful if not any(otherwise[name]))
+    clauses = [words("said.worse", clients=agreed)] if agreed else []
+    for name in harmful:
+        by, turned, unconfirmed = spoken(facts.utility), *otherwise[name]
+        if turned:
+            clauses.append(words("said.worse-turned", client=name, first=by, measures=spoken_list(turned)))
+        elif unconfirmed:
+            clauses.append(
+                words("said.worse-alone", client=name, first=by, measures=spoken_list(unconfirmed))
+            )
+    if left := len(facts.harmful) - len(harmful):
+        clauses.append(words("said.worse-more", left=left))
+    return words("list.clause").join(clauses)
+
+
+def spoken_list(utilities: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of measures for use in a sentence; an empty one is what members reported."""
+    return tuple(dict.fromkeys(spoken(one) if one else words("trust.the-reports") for one in utilities))
 
 
 def rounds_enough(facts: Facts) -> str:
@@ -203,8 +266,8 @@ def settlement_sentences(facts: Facts) -> list[str]:
     if account.unexplained:
         said.append(words("settled.unnamed"))
     if account.missing:
-        worth = signed(account.unclaimed, facts.digits)
-        said.append(words("settled.missing", clients=account.missing, worth=worth))
+        unclaimed = worth(facts, account.unclaimed, unit=True)
+        said.append(words("settled.missing", clients=account.missing, worth=unclaimed))
         if account.provisional():
             said.append(words("settled.until", until=moment(account.closes)))
         else:

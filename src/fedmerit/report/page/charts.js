@@ -2,13 +2,17 @@
 
 const views = [];
 
-function draw(element) {
+async function draw(element) {
   const spec = data.charts[element.dataset.chart];
   const options = { renderer: "svg", container: element, hover: false, logLevel: vega.Warn };
+  const label = element.getAttribute("aria-label"); // says more than the chart's own
   const view = new vega.View(vega.parse(spec), options);
   if (element.dataset.who !== undefined) view.signal("who", element.dataset.who);
   views.push(view);
-  return view.runAsync();
+  await view.runAsync();
+  element.setAttribute("role", "img");
+  element.setAttribute("aria-label", label);
+  element.removeAttribute("aria-roledescription");
 }
 
 function redraw() {

@@ -15,16 +15,21 @@ import altair as alt
 from fedmerit.notes import labels, words
 from fedmerit.report.comparison import Comparison
 from fedmerit.report.facts import Facts
-from fedmerit.report.text import bare_text, spoken
+from fedmerit.report.page.folded import HEAD, ends
+from fedmerit.report.text import spoken, worth
 from fedmerit.scoring.accumulate import number_of
 from fedmerit.scoring.types import UNIT_UTILITIES
 
 # ------------------------------------------------------------------------------------------------- drawing
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif"
-_LOCALE = {"number": {"decimal": ".", "thousands": ",", "grouping": [3], "currency": ["", ""], "minus": "-"}}
-"""Writes a minus sign as the terminal does."""
 PLAIN_ZERO = "datum.value === 0 ? '0' : datum.label"
+
+
+def locale() -> dict[str, Any]:
+    """Return how numbers are written; a minus sign as on the terminal."""
+    marks = {"decimal": words("number.decimal"), "thousands": words("number.thousands")}
+    return {"number": {**marks, "grouping": [3], "currency": ["", ""], "minus": "-"}}
 
 
 def on(rows: list[dict[str, Any]]) -> Any:
@@ -65,7 +70,7 @@ def dressed(chart: Any, description: str, *, ticks: int = 12) -> alt.TopLevelMix
             autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
         )
         .configure(
-            locale=_LOCALE,
+            locale=locale(),
             font=FONT,
             background="transparent",
             padding={"left": 0, "right": 4, "top": 4, "bottom": 5},
@@ -102,7 +107,7 @@ LIGHT = {
 """The values on white paper of the CSS variables that charts use."""
 
 MOST_ROWS = 60
-"""The most members in a chart; of more, it shows the first."""
+"""The most members in a chart that compares runs; of more, it shows the first."""
 MOST_SMALL = 24
 """The most small charts of one member each."""
 ROW = 30
@@ -117,19 +122,19 @@ LABEL, NAME = 62, 88
 def contribution(facts: Facts) -> alt.TopLevelMixin:
     """Return bars of the contributions with 95 % intervals, best first."""
     rows: list[dict[str, Any]] = []
-    short = _labels(facts)
-    for one in facts.standings[:MOST_ROWS]:
-        low, high = one.interval or (one.total, one.total)
-        below = one.total < 0
+    short, unit = _labels(facts), facts.unit
+    for one in ends(facts.standings):
+        low, high = (end * unit for end in one.interval or (one.total, one.total))
+        total, below = one.total * unit, one.total < 0
         rows.append(
             {
                 "member": short[one.client],
-                "total": one.total,
+                "total": total,
                 "low": low,
                 "high": high,
-                "text": bare_text(one),
+                "text": worth(facts, one.total),
                 "below": below,
-                "end": min(low, one.total) if below else max(high, one.total),
+                "end": min(low, total) if below else max(high, total),
             }
         )
     low, high = min(0.0, *(row["low"] for row in rows)), max(0.0, *(row["high"] for row in rows))
@@ -138,11 +143,10 @@ def contribution(facts: Facts) -> alt.TopLevelMixin:
     right = LABEL + room if high > 0 else room + 8 if brackets else 0  # free space beside the bars
     scale = alt.Scale(domain=with_room(low, high, LABEL if low < 0 else 0, right), nice=False)
     base = on(rows)
-    y = _members(rows)
-    axis = alt.Axis(tickCount=5, format="+f", labelExpr=PLAIN_ZERO, labelBound=True)
-    x = alt.X(
-        "total:Q", title=words("chart.contribution-to", measure=spoken(facts.utility)), scale=scale, axis=axis
-    )
+    y = _members(rows, facts)
+    axis = alt.Axis(tickCount=5, format="+~f", labelExpr=PLAIN_ZERO, labelBound=True)
+    code = "chart.contribution-points" if unit != 1 else "chart.contribution-to"
+    x = alt.X("total:Q", title=words(code, measure=spoken(facts.utility)), scale=scale, axis=axis)
     colour = alt.condition("datum.below", alt.value("var(--below)"), alt.value("var(--accent)"))
     bars = base.mark_bar(size=13, opacity=0.72).encode(x=x, y=y, color=colour)
     layers = [zero(), bars]
@@ -175,7 +179,7 @@ def ranks(facts: Facts) -> alt.TopLevelMixin | None:
             "low": one.rank_interval[0],
             "high": one.rank_interval[1],
         }
-        for one in facts.standings[:MOST_ROWS]
+        for one in ends(facts.standings)
         if one.rank_interval is not None
     ]
     n = facts.total.n
@@ -183,7 +187,7 @@ def ranks(facts: Facts) -> alt.TopLevelMixin | None:
     x = alt.X(
         "low:Q", title=words("chart.rank"), scale=alt.Scale(domain=[0.7, n + 0.3], nice=False), axis=axis
     )
-    base, y = on(rows), _members(rows)
+    base, y = on(rows), _members(rows, facts)
     span = base.mark_rule(strokeWidth=7, strokeCap="round", color="var(--accent)", opacity=0.3)
     point = base.mark_point(shape="diamond", filled=True, size=75, color="var(--accent)", opacity=1)
     chart = alt.layer(span.encode(x=x, x2="high:Q", y=y), point.encode(x="rank:Q", y=y))
@@ -196,10 +200,10 @@ def course_rows(facts: Facts) -> list[dict[str, Any]]:
         {
             "member": client,
             "round": number,
-            "total": total or 0.0,
+            "total": (total or 0.0) * facts.unit,
             "missed": facts.happened[client][number] != "counted",
         }
-        for client, totals in list(facts.courses.items())[:MOST_SMALL]
+        for client, totals in ends(list(facts.courses.items()), MOST_SMALL)
         for number, total in zip(facts.shown, totals, strict=True)
     ]
 
@@ -218,7 +222,7 @@ def course(facts: Facts, rows: list[dict[str, Any]], who: str, *, param: str = "
     y = alt.Y(
         "total:Q",
         title=None,
-        axis=alt.Axis(tickCount=3, format="+f", labelExpr=PLAIN_ZERO),
+        axis=alt.Axis(tickCount=3, format="+~f", labelExpr=PLAIN_ZERO),
         scale=alt.Scale(domain=[min(0.0, *known), max(0.0, *known)], nice=True),
     )
     own = f"datum.member === {param}"
@@ -250,15 +254,15 @@ def quality(facts: Facts) -> alt.TopLevelMixin:
     shown = list(facts.shown)
     for name, rounds in measured.items():
         if facts.one_slice:  # v(M0) of round 1 was measured on the same samples
-            rows.append({"utility": name, "round": shown[0] - 1, "value": rounds[0].empty})
+            rows.append({"utility": name, "round": shown[0] - 1, "value": rounds[0].empty * facts.unit})
         for place, one in enumerate(rounds, start=1):
             number = number_of(one, place)
             if number in facts.shown:
-                rows.append({"utility": name, "round": number, "value": one.grand})
+                rows.append({"utility": name, "round": number, "value": one.grand * facts.unit})
     paid = next(iter(measured))
     for row in rows:
         row["paid"] = row["utility"] == paid
-    ends = _apart([row for row in rows if row["round"] == shown[-1]], rows)
+    labelled = _apart([row for row in rows if row["round"] == shown[-1]], rows)
     first, last = min(row["round"] for row in rows), max(shown[-1], shown[0] + 1)
     x = alt.X(
         "round:Q",
@@ -268,7 +272,7 @@ def quality(facts: Facts) -> alt.TopLevelMixin:
     )
     y = alt.Y(
         "value:Q",
-        title=words("chart.utility"),
+        title=words("chart.utility-points" if facts.unit != 1 else "chart.utility"),
         scale=scale_of([row["value"] for row in rows]),
         axis=alt.Axis(tickCount=5),
     )
@@ -283,7 +287,7 @@ def quality(facts: Facts) -> alt.TopLevelMixin:
     )
     points = base.mark_point(filled=True, size=34, opacity=1).encode(x=x, y=y, color=colour)
     ink = alt.condition("datum.paid", alt.value("var(--accent)"), alt.value("var(--soft)"))
-    names = on(ends).mark_text(align="left", baseline="middle", dx=10, fontSize=12.5)
+    names = on(labelled).mark_text(align="left", baseline="middle", dx=10, fontSize=12.5)
     names = names.encode(x="round:Q", y="at:Q", text="label:N", color=ink)
     return dressed(alt.layer(lines, points, names).properties(height=250), words("chart.quality"))
 
@@ -291,7 +295,14 @@ def quality(facts: Facts) -> alt.TopLevelMixin:
 def sums(facts: Facts) -> alt.TopLevelMixin:
     """Return each round's gain as a bar, and the sum of its contributions as a diamond."""
     kept = [one for one in facts.rounds if one.gain is not None][-MOST_BARS:]
-    rows = [{"round": one.number, "gain": one.gain, "explained": one.explained} for one in kept]
+    rows = [
+        {
+            "round": one.number,
+            "gain": (one.gain or 0.0) * facts.unit,
+            "explained": None if one.explained is None else one.explained * facts.unit,
+        }
+        for one in kept
+    ]
     known = [row for row in rows if row["explained"] is not None]
     base = on(rows)
     x = alt.X(
@@ -300,7 +311,9 @@ def sums(facts: Facts) -> alt.TopLevelMixin:
         axis=alt.Axis(labelAngle=0, labelOverlap=True, grid=False, ticks=False),
     )
     y = alt.Y(
-        "gain:Q", title=words("chart.change"), axis=alt.Axis(tickCount=5, format="+f", labelExpr=PLAIN_ZERO)
+        "gain:Q",
+        title=words("chart.change-points" if facts.unit != 1 else "chart.change"),
+        axis=alt.Axis(tickCount=5, format="+~f", labelExpr=PLAIN_ZERO),
     )
     bars = base.mark_bar(
         color="var(--ghost)",
@@ -418,13 +431,13 @@ def ranks_of_runs(found: Comparison) -> alt.TopLevelMixin:
 # -------------------------------------------------------------------------------------------------- helpers
 
 
-def _apart(ends: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _apart(last: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the labels at the ends of lines, best first, moved down where they would overlap."""
     values = [row["value"] for row in rows]
     line = 0.065 * ((max(values) - min(values)) or 1.0)  # the height of a line of text
     placed: list[dict[str, Any]] = []
     free = max(values) + line
-    for row in sorted(ends, key=lambda row: -row["value"]):
+    for row in sorted(last, key=lambda row: -row["value"]):
         label = textwrap.wrap(spoken(row["utility"]), 12)
         at = min(row["value"], free - len(label) * line / 2)
         free = at - len(label) * line / 2
@@ -445,27 +458,31 @@ def _brackets(facts: Facts, rows: list[dict[str, Any]]) -> list[Any]:
     for place, group in enumerate(groups if len(groups) <= MOST_BRACKETS else ()):
         if len(group) < 2:
             continue
-        ends = [{"first": group[0], "last": group[-1], "member": name} for name in group]
+        marks = [{"first": group[0], "last": group[-1], "member": name} for name in group]
         at = alt.value({"expr": f"width - {7 * place}"})
         colour = "var(--soft)"
-        line = on(ends[:1]).mark_rule(color=colour, strokeWidth=1.4)
-        tick = on(ends).mark_rule(color=colour, strokeWidth=1.4)
-        found.append(line.encode(x=at, y=alt.Y("first:N", scale=_order(rows)), y2="last:N"))
+        line = on(marks[:1]).mark_rule(color=colour, strokeWidth=1.4)
+        tick = on(marks).mark_rule(color=colour, strokeWidth=1.4)
+        found.append(line.encode(x=at, y=alt.Y("first:N", scale=_order(rows, facts)), y2="last:N"))
         short = alt.value({"expr": f"width - {7 * place + 5}"})
-        found.append(tick.encode(x=short, x2=at, y=alt.Y("member:N", scale=_order(rows))))
+        found.append(tick.encode(x=short, x2=at, y=alt.Y("member:N", scale=_order(rows, facts))))
     return found
 
 
 def _labels(facts: Facts) -> dict[str, str]:
-    return labels([one.client for one in facts.standings[:MOST_ROWS]])
+    return labels([one.client for one in ends(facts.standings)])
 
 
-def _order(rows: list[dict[str, Any]]) -> alt.Scale:
-    return alt.Scale(domain=[row["member"] for row in rows])
+def _order(rows: list[dict[str, Any]], facts: Facts | None = None) -> alt.Scale:
+    """Return the scale of members; a line of its own stands for those who are folded."""
+    domain = [row["member"] for row in rows]
+    if facts is not None and (left := len(facts.standings) - len(domain)) > 0:
+        domain.insert(HEAD, words("chart.between", left=left))
+    return alt.Scale(domain=domain)
 
 
-def _members(rows: list[dict[str, Any]]) -> alt.Y:
+def _members(rows: list[dict[str, Any]], facts: Facts | None = None) -> alt.Y:
     axis = alt.Axis(
         domain=False, ticks=False, labelPadding=8, labelLimit=0, labelFontSize=13, labelColor="var(--ink)"
     )
-    return alt.Y("member:N", title=None, scale=_order(rows), axis=axis)
+    return alt.Y("member:N", title=None, scale=_order(rows, facts), axis=axis)

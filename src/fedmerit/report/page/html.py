@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from fractions import Fraction
+from decimal import Decimal
 from functools import partial
 from importlib import resources
 from importlib.util import find_spec
@@ -16,33 +16,31 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args
 
-from fedmerit.config import VERSION, written
+from fedmerit.config import VERSION, of_folder, written
 from fedmerit.errors import FedmeritError, InputError, MissingExtra, StoreError
-from fedmerit.notes import capital, words
+from fedmerit.heading import Heading, file_part
+from fedmerit.notes import LANGUAGES, capital, day, formatted, speaking, words
 from fedmerit.report.comparison import Comparison
 from fedmerit.report.facts import Facts
-from fedmerit.report.page import text
+from fedmerit.report.page import folded, money, text
 from fedmerit.report.source import pseudonymised, read_source
 from fedmerit.report.text import (
     about,
-    amounts_text,
     apart_text,
-    bare_text,
-    digits_for,
+    level,
     on_page,
     rank_text,
     rounds_enough,
     samples_text,
     share_text,
-    signed,
     span_text,
     spoken,
     sure_share_text,
-    total_text,
+    sure_worth,
+    worth,
 )
 from fedmerit.scoring.convergence import FEWEST_ROUNDS
-from fedmerit.scoring.rewards import Payouts, payouts
-from fedmerit.scoring.share_intervals import STEP, Spans, amounts_within
+from fedmerit.scoring.share_intervals import STEP, Spans
 from fedmerit.scoring.spreadsheets import FOUND_OUT, SheetForm
 from fedmerit.storage.run_folder import write
 
@@ -74,7 +72,8 @@ if __name__ == "__main__":
 
 # ------------------------------------------------------------------------------------------------- writing
 
-NAME = "page.html"
+EARLIER = "page.html"
+"""What earlier versions called every page; one that is there is written again under this name."""
 OURS = ('<meta name="generator" content="fedmerit', "<p>Made by fedmerit ")
 """A page has the first; one that an earlier version made has the second alone."""
 HIDDEN = (' data-names="hidden">', '<p class="quiet">Members are shown under pseudonyms')
@@ -82,18 +81,32 @@ HIDDEN = (' data-names="hidden">', '<p class="quiet">Members are shown under pse
 either, because names are escaped."""
 
 
+def page_path(folder: Path, heading: Heading) -> Path:
+    """Return where the page of a run is: its name says which run it is, also when it is sent to somebody."""
+    if (folder / EARLIER).is_file():
+        return folder / EARLIER
+    parts = ("page", file_part(heading.title), file_part(folder.resolve().name))
+    return folder / f"{'-'.join(filter(None, parts))}.html"
+
+
+def language_of(path: str | Path) -> str:
+    """Return the language in which the settings beside reports want a page."""
+    there = (Path(path) / "config.toml").is_file()
+    return of_folder(path).report.language if there else "en"
+
+
 def page_of_run(folder: Path) -> str:
     """Write a run's page beside its scores; return where it is, or how to get one, or why there is none."""
     if not installed():
         return words("file.install", folder=folder)
     try:
-        facts = facts_of(folder)
+        with speaking(language_of(folder)):
+            facts = facts_of(folder)
+            path = page_path(folder, facts.source.heading)
+            write(path, render(facts).encode())
     except StoreError as error:  # no round is scored
         return words("file.none", why=error)
-    write(folder / NAME, render(facts).encode())
-    if facts.source.private:
-        return for_coordinator(folder / NAME)
-    return words("file.open", path=folder / NAME)
+    return for_coordinator(path) if facts.source.private else words("file.open", path=path)
 
 
 def for_coordinator(path: Path) -> str:
@@ -102,18 +115,20 @@ def for_coordinator(path: Path) -> str:
 
 
 def refreshed(folder: Path) -> str:
-    """Rewrite the page beside a run's scores if there is one; return what was done, or an empty string."""
-    path = folder / NAME
-    if not path.is_file():
-        return ""
-    there = path.read_text(encoding="utf-8", errors="replace")
+    """Rewrite the pages beside a run's scores if there are any; return what was done, or an empty string."""
+    return "\n".join(map(_refreshed, sorted(folder.glob("page*.html"))))
+
+
+def _refreshed(path: Path) -> str:
+    folder, there = path.parent, path.read_text(encoding="utf-8", errors="replace")
     if not _ours(there):
         return words("file.not-ours", path=path)
     if not installed():
         return words("file.old", path=path, folder=folder)
     try:
         hidden = any(mark in there for mark in HIDDEN)
-        write(path, page(folder, pseudonyms=hidden).encode())
+        spoken_there = next((one for one in LANGUAGES if f'<html lang="{one}"' in there), LANGUAGES[0])
+        write(path, page(folder, pseudonyms=hidden, language=spoken_there).encode())
     except (FedmeritError, OSError) as error:
         return words("file.old-failed", path=path, why=error)
     return words("file.shows", path=path)
@@ -141,25 +156,45 @@ def installed() -> bool:
 INSTALL = "pip install 'fedmerit[page]'"
 BUDGET = "10000.00"
 """The budget on the page until the reader types another, if there is no decision with a budget."""
+MOST_NOTES = 12
+"""The most notes, and sentences on members who were away, that are shown at once."""
 MOST_CELLS = 4000
 """The most cells in a table of members and rounds; larger tables are only in scores.csv."""
 
 
-def page(path: str | Path, *, pseudonyms: bool = False, form: SheetForm = FOUND_OUT) -> str:
+def page(
+    path: str | Path,
+    *,
+    pseudonyms: bool = False,
+    form: SheetForm = FOUND_OUT,
+    language: str | None = None,
+    heading: Heading | None = None,
+) -> str:
     """Return the page of a run folder or a file of reports; the same input gives the same bytes.
 
     Args:
         path: see :func:`fedmerit.report.source.read_source`.
         pseudonyms: whether to replace names.
         form: how a CSV file is written, as far as its owner says so.
+        language: "en" or "de"; by default as in the settings of the run.
+        heading: title, consortium, date and currency; what it leaves empty is as in the decision in force, or
+            in the settings. With pseudonyms, only a title and a consortium given here are shown.
     """
-    return render(facts_of(path, pseudonyms=pseudonyms, form=form))
+    with speaking(language or language_of(path)):
+        return render(facts_of(path, pseudonyms=pseudonyms, form=form, heading=heading))
 
 
-def facts_of(path: str | Path, *, pseudonyms: bool = False, form: SheetForm = FOUND_OUT) -> Facts:
+def facts_of(
+    path: str | Path,
+    *,
+    pseudonyms: bool = False,
+    form: SheetForm = FOUND_OUT,
+    heading: Heading | None = None,
+) -> Facts:
     """Return the facts of a page; arguments as in :func:`page`."""
     original = read_source(path, form)
-    return Facts(pseudonymised(original) if pseudonyms else original, original)
+    source = pseudonymised(original) if pseudonyms else original
+    return Facts(replace(source, heading=(heading or Heading()).over(source.heading)), original)
 
 
 def render(facts: Facts) -> str:
@@ -175,9 +210,9 @@ def render(facts: Facts) -> str:
         "sums": charts.sums(facts),
     }
     filters = {
-        "signed": partial(signed, digits=facts.digits), "total": total_text, "bare": bare_text,
-        "level": f"{{:.{facts.level_digits}f}}".format, "rank": rank_text, "share": share_text,
-        "sure": sure_share_text, "samples": samples_text, "toml": written,
+        "signed": partial(worth, facts), "total": partial(sure_worth, facts), "level": partial(level, facts),
+        "rank": rank_text, "share": share_text, "sure": sure_share_text, "samples": samples_text,
+        "toml": written,
     }  # fmt: skip
     return _page(
         "page.html",
@@ -189,23 +224,29 @@ def render(facts: Facts) -> str:
             "unscored": facts.unscored,
             "words": _script_words(),
             "sure": any(one.spans for one in facts.rules),
+            "why": money.reasons(facts),
+            "decided": facts.decision is not None,
+            "decidedSure": facts.spans is not None,
+            "fold": [folded.HEAD, folded.TAIL, folded.MOST],
         },
         facts=facts,
         text=text,
         enough=rounds_enough(facts),
         fewest=FEWEST_ROUNDS,
-        budget=_budget(facts),
-        decided=_decided(facts),
-        basis=_basis(facts),
-        paid=_paid(facts),
+        money=money,
+        worth=worth,
+        budget=formatted(Decimal(_budget(facts)), ".2f"),
+        paid=money.decided(facts) if facts.decision else money.proposed(facts, _budget(facts)),
         sure_rules=any(one.spans for one in facts.rules),
-        about=_rules(facts)[facts.rules[0].name]["about"],
+        is_middle=folded.is_middle,
+        shown_rows=folded.HEAD + folded.TAIL,
+        about=about(facts.terms) if facts.decision else _rules(facts)[facts.rules[0].name]["about"],
         checks=[line for line in facts.source.checks if line.code != "head"],  # shown separately
-        small=list(facts.courses)[: charts.MOST_SMALL],
-        most_rows=charts.MOST_ROWS,
+        small=folded.ends(list(facts.courses), charts.MOST_SMALL),
+        most_notes=MOST_NOTES,
         most_bars=charts.MOST_BARS,
         brackets=0 < sum(len(group) > 1 for group in facts.groups) <= charts.MOST_BRACKETS,
-        cells=len(facts.courses) * len(facts.shown) <= MOST_CELLS,
+        cells=len(facts.courses) <= folded.MOST and len(facts.courses) * len(facts.shown) <= MOST_CELLS,
     )
 
 
@@ -278,7 +319,13 @@ def _page(
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=loader
     )
-    environment.filters |= {"spoken": spoken, "capital": capital, **filters}
+    environment.filters |= {
+        "spoken": spoken,
+        "capital": capital,
+        "formatted": formatted,
+        "day": day,
+        **filters,
+    }
     return environment.get_template(template).render(
         words=words,
         marked=_marked,
@@ -313,6 +360,8 @@ def _script_words() -> dict[str, str]:
         "problem": words("pay.no-payouts", why="%s"), "unpaid": words("pay.unpaid"),
         "budget": words("pay.budget"), "amount": words("pay.no-amount"), "twice": words("pay.two-amounts"),
         "decimals": words("pay.many-decimals"), "large": words("pay.too-large"),
+        "decimal": words("number.decimal"), "thousands": words("number.thousands"),
+        "nothing": share_text(0.0, 2), "between": words("page.between", left="%s"),
     }  # fmt: skip
 
 
@@ -323,7 +372,7 @@ def _rules(facts: Facts) -> dict[str, Any]:
             "problem": on_page(one.problem),
             "one": str(one.one),
             "parts": [
-                [name, str(one.parts[name]), f"{one.shares[name]:.2%}", *_span(one.spans, name)]
+                [name, str(one.parts[name]), share_text(one.shares[name], 2), *_span(one.spans, name)]
                 for name in sorted(one.parts)
             ],
             "notes": [
@@ -341,63 +390,6 @@ def _span(spans: Spans | None, name: str) -> list[Any]:
     if spans is None:
         return []
     return [span_text(spans[name]), *(str(round(end * STEP)) for end in spans[name])]
-
-
-Lines = tuple[list[tuple[str, str, str, str, str]], list[tuple[str, str]]]
-"""Member, share, amount and their intervals, best paid first; and the foot of the table."""
-
-
-def _paid(facts: Facts) -> Lines:
-    """Return the payouts that the page first shows."""
-    first = facts.rules[0]
-    if first.problem:
-        return [], []
-    paid = payouts({name: Fraction(part, first.one) for name, part in first.parts.items()}, _budget(facts))
-    return _lines(paid, first.shares, first.spans, {name: name for name in paid}, facts.unscored)
-
-
-def _decided(facts: Facts) -> Lines:
-    """Return the payouts of the decision in force."""
-    if facts.decision is None:
-        return [], []
-    names = facts.source.names
-    paid = {names[name] for name in facts.decision.paid}  # some may have reported in another run
-    unpaid = [name for name in facts.unscored if name not in paid]
-    return _lines(facts.decision.paid, facts.decision.shares, facts.spans, names, unpaid)
-
-
-def _basis(facts: Facts) -> dict[str, str]:
-    """Return the score that the decision pays by, if part 1 shows another; empty for nobody's report."""
-    if facts.decision is None or facts.decision.total is None or not facts.other_basis:
-        return {}
-    total, names = facts.decision.total, facts.source.names
-    digits = digits_for(max(map(abs, total.raw.tolist())))
-    told = {names[name]: signed(value, digits) for name, value in zip(total.clients, total.raw, strict=True)}
-    return dict.fromkeys(facts.unscored, "") | told
-
-
-def _lines(
-    paid: Payouts,
-    divided: Mapping[str, float],
-    spans: Spans | None,
-    names: Mapping[str, str],
-    unscored: Sequence[str],
-) -> Lines:
-    best_first = sorted(paid.items(), key=lambda item: (-item[1], names[item[0]]))
-    sure = amounts_within(spans or {}, paid)
-    lines = [
-        (
-            names[name],
-            f"{divided[name]:.2%}",
-            f"{amount:,.2f}",
-            span_text((spans or {}).get(name)),
-            amounts_text(sure.get(name)),
-        )
-        for name, amount in best_first
-    ]
-    lines += [(name, "0.00%", "0.00", "-", "-") for name in unscored]
-    foot = [(words("pay.unpaid"), f"{paid.unpaid:,.2f}"), (words("pay.budget"), f"{paid.budget:,.2f}")]
-    return lines, foot
 
 
 def _budget(facts: Facts) -> str:
@@ -465,7 +457,7 @@ def _specs(facts: Facts) -> Iterator[tuple[str, dict[str, Any]]]:
     for name, chart in drawn.items():
         if chart is not None:
             yield name, _on_paper(chart.to_dict())
-    for place, client in enumerate(list(facts.courses)[: charts.MOST_SMALL], start=1):
+    for place, client in enumerate(folded.ends(list(facts.courses), charts.MOST_SMALL), start=1):
         spec = _on_paper(charts.course(facts, rows, client).to_dict())
         yield f"course-{place:02d}", {**spec, "title": client}
 

@@ -55,14 +55,14 @@ function payouts(rule, name, budget) {
 
 const STEP = 10000n; // ends of intervals of shares are whole numbers of these parts
 
-// The interval of an amount: that of its share, of the budget, rounded outwards to the cent.
-function within(budget, amount, low, high) {
+// The ends of the interval of an amount: that of its share, of the budget, rounded outwards to the cent.
+function ends(budget, amount, low, high) {
   const down = (budget * BigInt(low)) / STEP;
   const up = (budget * BigInt(high) + STEP - 1n) / STEP;
-  return `${money(down < amount ? down : amount)}-${money(up > amount ? up : amount)}`;
+  return [down < amount ? down : amount, up > amount ? up : amount];
 }
 
 function money(amount) {
-  const digits = (amount / 100n).toString().replace(/\B(?=([0-9]{3})+$)/g, ",");
-  return `${digits}.${(amount % 100n).toString().padStart(2, "0")}`;
+  const digits = (amount / 100n).toString().replace(/\B(?=([0-9]{3})+$)/g, data.words.thousands);
+  return `${digits}${data.words.decimal}${(amount % 100n).toString().padStart(2, "0")}`;
 }

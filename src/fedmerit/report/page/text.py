@@ -5,29 +5,32 @@ from __future__ import annotations
 import itertools
 import string
 from collections.abc import Iterator, Sequence
-from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
 from fedmerit.config import recorded
 from fedmerit.ledger.account import Line
 from fedmerit.ledger.records import in_words
-from fedmerit.notes import called, capital, code_of, quoted, sentence, words
+from fedmerit.notes import called, capital, code_of, formatted, quoted, sentence, words
 from fedmerit.protocol.terms import REHEARSALS
 from fedmerit.report.facts import Facts
 from fedmerit.report.findings import RoundFacts, Standing
+from fedmerit.report.page import money
 from fedmerit.report.text import (
     about,
     apart_text,
+    level,
+    level_change,
     lies,
     made_worse,
+    money_text,
     noun,
     on_page,
     settlement_sentences,
-    signed,
     spoken,
-    total_text,
+    sure_worth,
     unit_values,
+    worth,
 )
 from fedmerit.scoring.accumulate import join_up, number_of
 from fedmerit.scoring.doubts import balance
@@ -46,7 +49,14 @@ def title(facts: Facts) -> str:
     for doubt in facts.doubts:
         if doubt.withholds:
             return words("title.do-not-pay" if doubt.gross else "title.look", why=doubt.short)
-    return headline(facts)
+    return headline(facts) if facts.decision is None else money.headline(facts, facts.decision)
+
+
+def document_title(facts: Facts) -> str:
+    """Return the title of the document: which run it is about, then the headline."""
+    heading, run = facts.source.heading, facts.source.run_name
+    named = tuple(one for one in (heading.title, heading.consortium, run) if one)
+    return words("title.document", named=named, title=title(facts)) if named else title(facts)
 
 
 def headline(facts: Facts) -> str:
@@ -112,6 +122,15 @@ def _some(number: int, facts: Facts) -> str:
     return words("headline.all-stated" if facts.settled else "headline.all-reported", n=n)
 
 
+def opening(facts: Facts) -> list[str]:
+    """Return the few sentences below the title: about money once there is a decision."""
+    one = facts.decision
+    if one is None:
+        return lede(facts)
+    said = [decision(facts)[0], _change(facts), *money.sure(facts, one)]
+    return [text for text in (*said, money.worse(facts), money.signed_by(facts)) if text]
+
+
 def lede(facts: Facts) -> list[str]:
     """Return the finding in a few sentences with numbers."""
     said = [_change(facts), *map(sentence, in_words((), facts.source.unreported))]
@@ -133,17 +152,17 @@ def _places(facts: Facts) -> Iterator[str]:
     best, worst = standings[0], standings[-1]
     first = [one for one in standings if one.rank == best.rank]
     if len(first) == len(standings) > 1:
-        yield words("lede.all-same", who=_some(n, facts), total=total_text(best))
+        yield words("lede.all-same", who=_some(n, facts), total=sure_worth(facts, best, unit=True))
         return
-    yield _place(first, "first", n)
+    yield _place(facts, first, "first")
     if worst.client in facts.suspects:
-        yield words("lede.suspect", client=worst.client, total=total_text(worst))
+        yield words("lede.suspect", client=worst.client, total=sure_worth(facts, worst, unit=True))
     elif worst is not best:
-        yield _place([one for one in standings if one.rank == worst.rank], "last", n)
+        yield _place(facts, [one for one in standings if one.rank == worst.rank], "last")
 
 
-def _place(equals: Sequence[Standing], where: str, n: int) -> str:
-    one, total = equals[0], total_text(equals[0])
+def _place(facts: Facts, equals: Sequence[Standing], where: str) -> str:
+    one, total, n = equals[0], sure_worth(facts, equals[0], unit=True), facts.total.n
     if len(equals) > 1:
         clients = tuple(each.client for each in equals)
         return words(
@@ -158,16 +177,16 @@ def _place(equals: Sequence[Standing], where: str, n: int) -> str:
 
 def _change(facts: Facts) -> str:
     """Return how the shared model changed, in numbers that are rounded consistently."""
-    total, reports, digits = facts.total, facts.measured, facts.level_digits
+    total, reports = facts.total, facts.measured
     span, measure = _span(facts), spoken(facts.utility) if defined(facts) else facts.utility
     low, high = reports[0].empty, reports[-1].grand
-    ends = {"low": f"{low:.{digits}f}", "high": f"{high:.{digits}f}"} if facts.one_slice else {}
+    ends = {"low": level(facts, low), "high": level(facts, high)} if facts.one_slice else {}
     if ends and abs((high - low) - total.gain) > 1e-6 * max(abs(low), abs(high), abs(total.gain)):
         code = "lede.partly" if gaps_known(facts) else "lede.apart"
-        gain = signed(total.gain, digits)
+        gain = level_change(facts, total.gain)
         return words(code, span=span, measure=measure, low=ends["low"], high=ends["high"], gain=gain)
     way = "rose" if total.gain > 0 else "fell" if total.gain < 0 else "same"
-    change = {} if way == "same" else {"change": f"{abs(total.gain):.{digits}f}"}
+    change = {} if way == "same" else {"change": level_change(facts, abs(total.gain), sign="")}
     said = words(f"change.{way}{'-between' if ends else ''}", span=span, measure=measure, **change, **ends)
     if (unit := unit_values(facts)) is None:
         return said
@@ -248,7 +267,7 @@ def built_up(facts: Facts) -> str:
     """Return in which rounds the gain was made."""
     reports, gain, partly = facts.measured, facts.total.gain, facts.source.unreported
     if gain <= 0 or len(reports) < 3:
-        told = signed(gain, facts.level_digits)
+        told = level_change(facts, gain)
         return words("course.changed-reported" if partly else "course.changed", gain=told)
     sums = list(itertools.accumulate(one.gain for one in reports))
     place = next(k for k, so_far in enumerate(sums, start=1) if so_far >= gain / 2 or k == len(sums))
@@ -265,7 +284,7 @@ def away(facts: Facts) -> list[str]:
             code = "course.missed-all-settled" if facts.settled else "course.missed-all"
             said.append(words(code, client=client, rounds=rounds, no_score=words("said.no-score")))
             continue
-        own = signed(one.at_own_mean, facts.digits)
+        own = worth(facts, one.at_own_mean, unit=True)
         if facts.source.missing == "zero":
             counts = "course.missed-zero-settled" if facts.settled else "course.missed-zero"
         else:
@@ -292,7 +311,7 @@ def decision(facts: Facts) -> list[str]:
     """Return what was decided in one sentence, then the terms."""
     one, terms = facts.decision, facts.terms
     assert one is not None
-    planned, budget = facts.source.planned or 0, Decimal(one.paid.budget)
+    planned, budget = facts.source.planned or 0, money_text(one.paid.budget, one.heading.currency)
     if one.after:
         each, runs = (
             tuple(words("pay.run", run=run, head=head) for run, head in one.after),
@@ -350,8 +369,8 @@ def noise_share(facts: Facts) -> str:
 def adds_up(facts: Facts) -> str:
     """Return sentences that compare the sum of the contributions with the gain."""
     explained = float(facts.total.raw.sum())
-    total, told = facts.total, signed(explained, facts.digits)
-    gain, found = signed(total.gain, facts.digits), facts.doubts
+    total, told = facts.total, worth(facts, explained, unit=True)
+    gain, found = worth(facts, total.gain, unit=True), facts.doubts
     strays = []
     if any(one.gross for one in found):
         strays = [words("trust.gross")]
@@ -374,6 +393,11 @@ def adds_up(facts: Facts) -> str:
     return " ".join([*said, *strays])
 
 
+def unscored_rounds(facts: Facts) -> list[str]:
+    """Return which rounds were aborted, or have no report."""
+    return [sentence(text) for text in in_words(list(facts.source.aborted), facts.source.unreported)]
+
+
 def statuses(facts: Facts) -> list[str]:
     """Return in which rounds FP and EE, the paper's normalised scores, are in order, and in which not."""
     scored = [(one.number, one.status) for one in facts.rounds if one.status is not None]
@@ -385,7 +409,7 @@ def statuses(facts: Facts) -> list[str]:
         for kind in dict.fromkeys(status[key] for _, status in scored if status[key] != "ok"):
             rounds = tuple(number for number, status in scored if status[key] == kind)
             said.append(words("trust.odd", score=key, rounds=rounds, status=words(f"status.{kind}")))
-    return said + [sentence(text) for text in in_words(list(facts.source.aborted), facts.source.unreported)]
+    return said
 
 
 def remark(one: RoundFacts, *, settled: bool = False) -> str:
@@ -485,9 +509,9 @@ def stated(facts: Facts, line: Line, names: Sequence[str]) -> list[tuple[str, st
         elif said is None or counts is None:
             cells.append((words("page.not-stated"), ""))
         else:
-            told = signed(counts * scale, facts.digits)
+            told = worth(facts, counts * scale)
             proved = words("page.proved", counts=counts, worth=told) if counts != said else told
-            cells.append((f"{said:,}", proved))
+            cells.append((formatted(said, ","), proved))
     return cells
 
 
@@ -497,7 +521,7 @@ def unit(scale: float) -> str:
     >>> unit(4.9896e-13)
     '5.0e-13'
     """
-    return f"{scale:.1e}"
+    return formatted(scale, ".1e")
 
 
 def not_meant() -> list[str]:
