@@ -43,6 +43,7 @@ def settings(path, rounds):
     return path
 
 
+@pytest.mark.long
 def test_a_run_that_is_stopped_says_how_far_it_got_and_goes_on(tmp_path):
     config, folder = settings(tmp_path / "my.toml", 40), tmp_path / "run"
     with subprocess.Popen(
@@ -214,6 +215,7 @@ def on_a_terminal(*arguments):
     return process.returncode, out, re.sub(r"\x1b\[[\d;?]*\w", "", shown.decode())
 
 
+@pytest.mark.long
 def test_progress_is_on_the_terminal_alone(tmp_path):
     csv = Path(__file__).parents[1] / "examples" / "hospitals.csv"
     config, folder = settings(tmp_path / "my.toml", 2), tmp_path / "run"

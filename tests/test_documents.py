@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 import typer
 
 from fedmerit.cli import app, main
+from fedmerit.config import Config, from_dict
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -62,7 +64,9 @@ def commands(document):
 
 def test_every_block_is_of_a_kind_that_is_checked():
     kinds = {block.language for document in DOCUMENTS for block in blocks(document)}
-    assert kinds <= {"", "python", "diff"}
+    assert kinds <= {"", "python", "diff", "toml"}
+    for block in all_blocks("toml"):
+        assert from_dict(tomllib.loads(block.text)) != Config()
     assert len(all_blocks("python")) > 12
 
 

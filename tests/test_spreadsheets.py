@@ -396,7 +396,7 @@ def test_tables_of_data_are_read_in_the_same_forms(tmp_path):
         "cells.csv: the file was read with text in Windows-1252, with words such as 'Köln', cells separated "
         "by semicolons",
     )
-    with pytest.raises(DataError, match="'age' is '0,5', which is no number"):
+    with pytest.raises(DataError, match="'age' is '0,5', a number with ',' for the decimals"):
         load("table", file, target="y", group="site")
     with pytest.raises(DataError, match=r"separator: expected a comma, semicolon, tab or bar"):
         load("table", file, target="y", separator=":")

@@ -74,6 +74,7 @@ def test_one_that_is_surely_last_is_a_suspect():
     assert "indistinguishable" not in shown(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n", [6, 20])
 def test_of_many_that_contributed_nothing_few_are_ever_accused(n):
     """One good client and n - 1 without any contribution: how often is one of those below or above zero?"""

@@ -272,6 +272,7 @@ def statements_add_up(scenario, found):
 LOSSES = st.dictionaries(st.tuples(st.integers(0, 4), st.integers(1, 2)), st.sampled_from(STAGES), max_size=5)
 
 
+@pytest.mark.long
 @settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(losses=LOSSES)
 def test_whoever_is_lost_wherever_the_run_verifies(tmp_path_factory, losses):

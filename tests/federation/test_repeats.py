@@ -289,6 +289,7 @@ def config(tmp_path):
     return file
 
 
+@pytest.mark.long
 def test_the_command_trains_several_times_compares_and_goes_on(config, tmp_path):
     home = tmp_path / "all"
     result = call("run", config, "--repeat", 2, "--out", home)

@@ -196,4 +196,4 @@ def test_the_plan_of_ground_truth():
         by_name["retrained SV (analysis)"].trainings == 4 * 8 * 2
     )  # every member is in half of 16 coalitions
     assert all(cost.minutes > 0 for cost in found.costs)
-    assert found.gaps[0] < found.gaps[1]
+    assert found.resolution.gaps[0] < found.resolution.gaps[1]

@@ -77,7 +77,7 @@ def test_the_page_says_it_where_it_is_read_first(folder):
     assert "Round 1 was summed, but nobody reported on it" in lede
     assert "not scored: summed, but no member reported" in said
     assert "Round 3 was aborted: the model stayed as it was." in said
-    assert re.search("model’s gain of [^ ]+ in the rounds with reports[.]", said)
+    assert re.search("model’s gain of [^ ]+( points)? in the rounds with reports[.]", said)
 
 
 def test_reports_of_the_ledger_are_those_of_the_score_file(folder):

@@ -280,6 +280,7 @@ def test_a_german_page_has_no_english_left(folder, pseudonyms):
     assert english_left(page(folder, language="de", pseudonyms=pseudonyms)) == set()
 
 
+@pytest.mark.long
 def test_nor_has_one_of_reports_in_doubt(tmp_path):
     path = write_scores(tmp_path, companion=True)
 

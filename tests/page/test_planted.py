@@ -48,7 +48,7 @@ def test_score_rewards_statements_and_verify_say_it(folder):
     json.loads(as_json.stdout)
     assert call("rewards", folder, "--budget", "100.00", "--despite-doubts").stdout.splitlines()[0] == said
     for name in ("Abbey", "Bridge", "Castle", "Dale", "Elm"):
-        assert (folder / "statements" / f"{name}.md").read_text().split("\n\n")[1] == said
+        assert (folder / "statements" / f"{name}.md").read_text().split("\n\n")[2] == said
         assert json.loads((folder / "statements" / f"{name}.json").read_text())["planted"] == said
     assert said in list(verify_folder(folder))
     (folder / "ledger.sqlite").unlink()

@@ -73,6 +73,7 @@ def plain():
     return hidden([*NAMES, "Quincy"])
 
 
+@pytest.mark.long
 @given(called)
 @example([*HOSTILE, "Quincy"])
 @example(["Member B", "Member A", "Member C", "Member D", "Member E"])

@@ -275,6 +275,7 @@ def folder(run_folder, tmp_path):
     return shutil.copytree(run_folder, tmp_path / "run")
 
 
+@pytest.mark.long
 def test_a_decision_is_shown_before_what_another_would_pay(folder):
     record_decision(folder, Terms("1000.00", "accuracy", on_undefined="equal"))
     made, _ = record_decision(folder, Terms("25000.00", "expected-accuracy", rule="fenced", cap=0.5))
@@ -308,6 +309,7 @@ def calculator(text):
     return {name: rest for name, *rest in found}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "terms",
     [
@@ -324,6 +326,7 @@ def test_the_page_divides_as_the_decision_did(folder, terms):
     assert "gives the same amounts under the terms of the decision" in said_of(folder)
 
 
+@pytest.mark.long
 def test_a_smallest_and_a_largest_share_are_told_with_who_pays_for_them(folder):
     record_decision(folder, Terms("1000.00", "expected-accuracy", floor=0.1, cap=0.5))
     said = said_of(folder)

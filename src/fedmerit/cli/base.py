@@ -71,16 +71,22 @@ class Language(StrEnum):
 
 
 Title_ = Annotated[
-    str | None, typer.Option(help="Title of page, decision and statements [default: as in the settings].")
+    str | None,
+    typer.Option(help="Title of page, decision and statements.", show_default="as in the settings"),
 ]
-Consortium_ = Annotated[str | None, typer.Option(help="Who trains together [default: as in the settings].")]
-Date_ = Annotated[str | None, typer.Option(help="A day such as 2026-11-30 [default: as in the settings].")]
+Consortium_ = Annotated[
+    str | None, typer.Option(help="Who trains together.", show_default="as in the settings")
+]
+Date_ = Annotated[
+    str | None, typer.Option(help="A day such as 2026-11-30.", show_default="as in the settings")
+]
 Currency_ = Annotated[
-    str | None, typer.Option(help="A code such as EUR, or a sign such as $ [default: as in the settings].")
+    str | None,
+    typer.Option(help="A code such as EUR, or a sign such as $.", show_default="as in the settings"),
 ]
 Language_ = Annotated[
     Language | None,
-    typer.Option(help="Of page and statements [default: as in the settings].", show_default=False),
+    typer.Option(help="Of page and statements.", show_default="as in the settings"),
 ]
 
 
