@@ -91,6 +91,7 @@ def remove(path):
 
 def test_every_file_of_a_run_folder_is_in_the_table_and_every_row_is_a_file(made):
     there = {item.name for name in FOLDERS for item in (made.home / name).iterdir()}
+    there = {"page-*.html" if name.startswith("page-") else name for name in there}
     assert there == {name.rstrip("/") for name in SERVER}
 
 
@@ -113,8 +114,8 @@ def test_what_may_be_deleted_leaves_a_run_that_verifies_and_says_what_it_did_not
 @pytest.mark.parametrize("folder", FOLDERS, indirect=True)
 def test_what_is_left_when_all_that_may_go_is_gone_still_verifies(folder):
     for name, row in SERVER.items():
-        if may_go(row) and (folder / name).exists():
-            remove(folder / name)
+        for item in [*folder.glob(name.rstrip("/"))] if may_go(row) else ():
+            remove(item)
     assert {item.name for item in folder.iterdir()} == {"ledger.sqlite", "config.toml"}
     lines = " ".join(verify_folder(folder))
     assert "chain" in lines

@@ -65,8 +65,8 @@ EARLIER = {
         f"protocol {PROTOCOL}, this member has fedmerit 0.1.0 and speaks protocol 3: install versions with "
         "one protocol",
     ),
-    # The first one with the wire format of protocol 4: settlements, pairs of masks committed to.
-    "73192cf557615eff8dc1d6e48c4c02c6ac4ee25e": Earlier(tests="73192cf", protocol=4),
+    # One with all settings of schema 3 and sketches in reports.
+    "e906384670fe780d8f492a73ebea40847e84fcfd": Earlier(tests="e906384", protocol=4),
 }
 
 

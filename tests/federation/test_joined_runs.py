@@ -173,7 +173,7 @@ def test_who_left_or_joined_with_the_next_roster_is_counted(tmp_path):
     made, _ = record_decision(second.folder, TERMS, [first.folder])
     assert set(made.shares) == set(names)
     again, _, head = read_run(second.folder, [first.folder])
-    table = called("rewards", first.folder, second.folder, "--budget", "1000").splitlines()
+    table = called("rewards", first.folder, second.folder, "--budget", "1000", "--rule", TERMS.rule).splitlines()
     assert sum(line.startswith("  client-") for line in table) == 5
     assert {one.stem for one in (second.folder / "statements").glob("*.md")} == set(names)
     assert head == snapshot(second.folder / "ledger.sqlite").head
@@ -539,7 +539,7 @@ def test_the_page_shows_the_decision_as_one_on_several_runs_and_counts_its_own(r
     text = page(second)
     assert "for two runs that follow each other, this one being the last." in text
     assert f"run {'0' * 32} up to head {made.after[0][1]}" in text
-    assert "on this run alone, not the decision in part 3, which rests on several runs" in text
+    assert "on this run alone, not the decision in part 1, which rests on several runs" in text
     assert "gives the same amounts for this run alone" in text
     assert "was not recomputed" in text or "were not recomputed" in text
     assert "follows from the scores, to the cent" not in text

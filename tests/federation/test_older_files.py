@@ -132,7 +132,10 @@ def test_an_older_file_that_says_something_else_is_an_error_and_stays(older, nam
 def rounded(folder):
     """scores.csv as a spreadsheet saves what it shows: ten digits of every number."""
     lines = (folder / "scores.csv").read_text().splitlines()
-    cells = [[f"{float(cell):.10g}" if "." in cell else cell for cell in line.split(",")] for line in lines]
+    cells = [
+        [f"{float(cell):.10g}" if "." in cell and " " not in cell else cell for cell in line.split(",")]
+        for line in lines
+    ]  # a sketch is text to it
     (folder / "scores.csv").write_text("".join(",".join(line) + "\n" for line in cells))
 
 
