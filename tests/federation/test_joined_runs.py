@@ -173,7 +173,9 @@ def test_who_left_or_joined_with_the_next_roster_is_counted(tmp_path):
     made, _ = record_decision(second.folder, TERMS, [first.folder])
     assert set(made.shares) == set(names)
     again, _, head = read_run(second.folder, [first.folder])
-    table = called("rewards", first.folder, second.folder, "--budget", "1000", "--rule", TERMS.rule).splitlines()
+    table = called(
+        "rewards", first.folder, second.folder, "--budget", "1000", "--rule", TERMS.rule
+    ).splitlines()
     assert sum(line.startswith("  client-") for line in table) == 5
     assert {one.stem for one in (second.folder / "statements").glob("*.md")} == set(names)
     assert head == snapshot(second.folder / "ledger.sqlite").head
