@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 from tiny import tiny
@@ -32,11 +33,17 @@ def call(*arguments):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def made(tmp_path_factory):
     """Round 1 is summed and all reports on it are lost; round 3 is aborted; 2 and 4 are as they should be."""
     path = tmp_path_factory.mktemp("unheard") / "run"
     run(tiny(*UNHEARD), path)
     return path
+
+
+@pytest.fixture
+def folder(made, tmp_path):
+    """A copy, so that what one test decides is not what another one reads."""
+    return shutil.copytree(made, tmp_path / "copied")
 
 
 def test_the_two_kinds_are_told_apart(folder):
