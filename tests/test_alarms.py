@@ -508,7 +508,7 @@ def test_despite_doubts_pays_and_says_so(swapped):
 def test_the_page_opens_with_the_doubt_and_praises_nobody(swapped):
     text = page(swapped)
     message = "Do not pay by these numbers: two columns of the reports are probably swapped"
-    assert re.search(f"<title>[^<]*{message}</title>", text)
+    assert f"<title>swapped – {message}</title>" in text
     assert f"<h1>{message}</h1>" in text
     assert f'<p class="alarm"><strong>{BOTH_NUMBERS}.</strong>' in text.split('<p class="lede">')[0]
     assert SWAPPED in text.split('<p class="lede">')[0]
@@ -536,5 +536,5 @@ def test_the_brier_of_a_file_is_not_said_to_be_the_one_that_rises(tmp_path):
     """That of a run is 1 - Brier/2, and called so; a file may hold the usual one."""
     assert spoken("brier") == "1 - Brier/2"
     text = page(file_of(tmp_path, rmse("brier", 0.2, 0.7)))
-    assert "the brier of the shared model fell by" in text
+    assert "the brier of the shared model fell by 50.0 points" in text
     assert said("measure-means.brier") not in text

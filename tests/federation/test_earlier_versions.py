@@ -68,6 +68,8 @@ EARLIER = {
     # One with all settings of schema 3 and sketches in reports.
     "e906384670fe780d8f492a73ebea40847e84fcfd": Earlier(tests="e906384", protocol=4),
 }
+BEFORE_SKETCHES = "73192cf557615eff8dc1d6e48c4c02c6ac4ee25e"
+"""It speaks protocol 4, but its members report no sketches."""
 
 
 def archived(commit, *names):
@@ -85,7 +87,8 @@ def archived(commit, *names):
 @pytest.fixture(params=EARLIER, ids=lambda commit: commit[:7])
 def earlier(request, tmp_path):
     """A version, and a path with its package and its tests' modules."""
-    known, installed = EARLIER[request.param], tmp_path / "installed"
+    known = EARLIER.get(request.param, Earlier(tests=request.param, protocol=4))
+    installed = tmp_path / "installed"
     for commit, names in (
         (request.param, ["src"]),
         (known.tests, ["tests/linear_federation.py", "tests/ledgers.py"]),
@@ -135,6 +138,22 @@ def test_an_earlier_member_beside_todays_server(earlier, home):
     if known.protocol < 3:  # it cannot name versions, so the page explains what it says
         assert known.refuses.partition(": ")[2] in PAGE
     return check_apart(told, home)
+
+
+@pytest.mark.parametrize("earlier", [BEFORE_SKETCHES], indirect=True)
+def test_a_member_who_knows_no_sketches_refuses_them_by_name(earlier, home):
+    federation = Mixed(home, rounds=2, files=True)
+    federation.elsewhere = Process(home, earlier[1])
+    try:
+        told = federation.run().told()
+    finally:
+        federation.elsewhere.close()
+    (said,) = set(told["errors"][OTHER])
+    assert said.startswith(
+        f"VersionError: stage join, member {OTHER}: the server (fedmerit {VERSION}) proposes"
+    )
+    assert "with 'sketches', which this member does not know" in said
+    check_apart(told, home)
 
 
 def test_an_earlier_member_cannot_read_a_roster_that_names_the_server(earlier, home):

@@ -78,13 +78,16 @@ def test_scores_and_payouts_come_with_a_note_of_either_kind(folder, command):
     assert f"note: {ABORTED}\n" in said
 
 
-def test_the_page_says_it_where_it_is_read_first(folder):
+@pytest.mark.parametrize("decided", [False, True])
+def test_the_page_says_it_where_it_is_read_first(folder, decided):
+    if decided:
+        assert call("rewards", folder, "--budget", "100", "--rule", "equal").exit_code == 0
     said = re.sub(r"<(script|style)\b.*?</\1>", "", page(folder), flags=re.S)
     lede = said[said.index('<p class="lede">') :].split("</p>")[0]
     assert "Round 1 was summed, but nobody reported on it" in lede
     assert "not scored: summed, but no member reported" in said
     assert "Round 3 was aborted: the model stayed as it was." in said
-    assert re.search("model’s gain of [^ ]+( points)? in the rounds with reports[.]", said)
+    assert re.search("model’s gain of [^ ]+ points in the rounds with reports[.]", said)
 
 
 def test_reports_of_the_ledger_are_those_of_the_score_file(folder):

@@ -127,23 +127,34 @@ def opening(facts: Facts) -> list[str]:
     one = facts.decision
     if one is None:
         return lede(facts)
-    said = [decision(facts)[0], _change(facts), *money.sure(facts, one)]
-    return [text for text in (*said, money.worse(facts), money.signed_by(facts)) if text]
+    said = [decision(facts)[0], _change(facts), *_rounds_left_out(facts), *money.sure(facts, one)]
+    said += [money.worse(facts), *_silent(facts), money.signed_by(facts)]
+    return [text for text in said if text]
 
 
 def lede(facts: Facts) -> list[str]:
     """Return the finding in a few sentences with numbers."""
-    said = [_change(facts), *map(sentence, in_words((), facts.source.unreported))]
+    said = [_change(facts), *_rounds_left_out(facts)]
     if not facts.withheld:
         said += _places(facts)
-    if facts.unscored:
-        code = "lede.never-stated" if facts.settled else "lede.never-reported"
-        said.append(words(code, clients=facts.unscored))
+    said += _silent(facts)
     turned = {client: spoken(one.utility) for one in facts.companions for client in one.turned}
     if turned and not facts.withheld:
         measures = tuple(dict.fromkeys(turned.values()))
         said.append(words("lede.disagree", clients=tuple(turned), measures=measures))
     return said
+
+
+def _rounds_left_out(facts: Facts) -> Iterator[str]:
+    """Yield which rounds are not scored, and why; `notes` leaves that to the opening."""
+    return map(sentence, in_words((), facts.source.unreported))
+
+
+def _silent(facts: Facts) -> Iterator[str]:
+    """Yield who has no score because it never reported, or never stated."""
+    if facts.unscored:
+        code = "lede.never-stated" if facts.settled else "lede.never-reported"
+        yield words(code, clients=facts.unscored)
 
 
 def _places(facts: Facts) -> Iterator[str]:
@@ -237,7 +248,7 @@ def together(facts: Facts) -> str:
 
 
 def notes(facts: Facts) -> list[str]:
-    """Return the notes on the ranking; the status of FP and EE, which rank nobody, is in part 4.
+    """Return the notes on the ranking; the status of FP and EE, which rank nobody, is in the appendix.
 
     With pseudonyms no text without a code is shown, because it may name a member.
     """
