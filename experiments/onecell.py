@@ -49,9 +49,26 @@ def convert(folder: Path | None, names: Sequence[str], into: Path) -> dict[str, 
         if extra and "without" in how:
             kept = ~extra[how["without"]]
             arrays |= {key: arrays[key][kept] for key in ("x_test", "y_test")}
+        if extra and "kept" in how:
+            arrays = only(arrays, how["kept"])
         np.savez(into / f"{name}.npz", **arrays)
         titles[name] = "; ".join(found.notes)
     return titles
+
+
+def only(arrays: Mapping[str, Any], classes: Sequence[str]) -> dict[str, Any]:
+    """Images of these classes alone, which are numbered anew in this order."""
+    known = list(arrays["classes"])
+    if missing := [name for name in classes if name not in known]:
+        raise SystemExit(f"kept: no class {missing[0]!r}, expected some of {', '.join(known)}")
+    numbers = np.full(len(known), -1)
+    numbers[[known.index(name) for name in classes]] = np.arange(len(classes))
+    found: dict[str, Any] = {"classes": tuple(classes)}
+    for part in ("train", "test"):
+        labels = numbers[arrays[f"y_{part}"]]
+        found |= {key: value[labels >= 0] for key, value in arrays.items() if key.endswith(f"_{part}")}
+        found[f"y_{part}"] = labels[labels >= 0]
+    return found
 
 
 def subset(file: Path, count: int, seed: int, into: Path) -> Path:
