@@ -12,7 +12,6 @@ defaults at that time. If you add a key, change a default or forbid what was all
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import importlib
 import json
@@ -32,6 +31,7 @@ from typing import Any, Literal
 from fedmerit.errors import ConfigError, KeyFileError
 from fedmerit.heading import Heading, wrong
 from fedmerit.identity import check_names
+from fedmerit.notes import nearest
 from fedmerit.secagg.setting import LEAST_IN_SUM, default_threshold
 from fedmerit.secagg.setting import STAGES as SUM_STAGES
 
@@ -519,9 +519,9 @@ def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
     kinds = typing.get_type_hints(Config)
     for name, given in tree.items():
         if name not in SECTIONS:
-            raise ConfigError(
-                f"{name}: unknown section{_near(name, SECTIONS)}; expected one of {', '.join(SECTIONS)}"
-            )
+            keys = [f"{one}.{name}" for one in SECTIONS if name in typing.get_type_hints(kinds[one])]
+            asked = f" (did you mean {keys[0]}?)" if keys else _meant(name, SECTIONS)
+            raise ConfigError(f"{name}: unknown section{asked}; expected one of {', '.join(SECTIONS)}")
         if not isinstance(given, dict):
             raise ConfigError(f"{name}: expected a section [{name}], got {given!r}")
         if name == "partition" and "clients" not in given:
@@ -565,21 +565,23 @@ def _section(name: str, kind: type, given: Mapping[str, Any]) -> Any:
     hints = typing.get_type_hints(kind)
     for key, value in given.items():
         if key not in hints:
-            asked = _near(key, hints)
+            asked = _meant(key.split(".")[0], hints)
             raise ConfigError.at(f"{name}.{key}", f"unknown key{asked}; expected one of {', '.join(hints)}")
         if not fits(value, hints[key]):
-            raise ConfigError.at(f"{name}.{key}", f"expected {words(hints[key])}, got {value!r:.100}")
+            choices = typing.get_args(hints[key]) if typing.get_origin(hints[key]) is Literal else ()
+            asked = _meant(value, map(str, choices)) if isinstance(value, str) else ""
+            raise ConfigError.at(f"{name}.{key}", f"expected {words(hints[key])}, got {value!r:.100}{asked}")
     return kind(**{key: as_kind(value, hints[key]) for key, value in given.items()})
 
 
-def _near(name: str, known: Iterable[str]) -> str:
+def _meant(name: str, known: Iterable[str]) -> str:
     """Return a question that names the known word closest to this one; an empty text if none is close.
 
-    >>> _near("round", ["rounds", "lr"])
+    >>> _meant("round", ["rounds", "lr"])
     ' (did you mean rounds?)'
     """
-    close = difflib.get_close_matches(name.lower().replace("-", "_"), list(known), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+    close = nearest(name, known)
+    return f" (did you mean {close}?)" if close else ""
 
 
 def difference(there: Config, here: Config) -> str:
@@ -737,8 +739,9 @@ def _check_own(config: Config) -> None:
         section, key = path.split(".")
         given = getattr(getattr(config, section), key)
         if given not in known and ":" not in given:
+            asked = _meant(given, known)
             raise ConfigError.at(
-                path, f'expected one of {", ".join(known)}, or "module:{other}", got {given!r}'
+                path, f'expected one of {", ".join(known)}, or "module:{other}", got {given!r}{asked}'
             )
     scoring = config.scoring
     if config.training.momentum and config.training.optimiser != "sgd":

@@ -45,6 +45,7 @@ from torch.nn import functional as F
 
 from fedmerit.config import SCALED, WHOLE, load_object
 from fedmerit.errors import ConfigError, DataError, ReportError
+from fedmerit.notes import nearest
 from fedmerit.protocol.direction import deal
 from fedmerit.scoring.metrics import BLOCKS, auc, c_index, f1, jackknife, value
 from fedmerit.simulation.losses import class_logits, fitted
@@ -172,8 +173,11 @@ def resolve(name: str | Utility, *, scale: float = 0.0, whole: Sequence[str] = (
     if name in UTILITIES or name in METRICS:
         return UTILITIES.get(name) or METRICS[name]
     if ":" not in name:
-        known = ", ".join((*UTILITIES, *SCALED, *METRICS))
-        raise ConfigError.at("scoring.utilities", f"expected {known} or 'module:function', got {name!r}")
+        known = (*UTILITIES, *SCALED, *METRICS)
+        asked = f" (did you mean {meant}?)" if (meant := nearest(name, known)) else ""
+        raise ConfigError.at(
+            "scoring.utilities", f"expected {', '.join(known)} or 'module:function', got {name!r}{asked}"
+        )
     function = load_object(name, "scoring.utilities")
     try:
         source = inspect.getsource(function)
