@@ -158,6 +158,23 @@ def test_jackknife_errors_of_auc_are_those_of_fresh_test_sets():
     assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(np.std(values), rel=0.2)
 
 
+def test_jackknife_errors_of_f1_hold_where_the_mix_of_classes_is_due_to_chance():
+    rng, net = np.random.default_rng(1), nn.Identity()
+    values, errors = [], []
+    for _ in range(300):
+        y = (rng.random(200) < 0.2).astype(np.int64)
+        x = np.stack([np.full(200, 0.5), rng.normal(y * 1.0, 1)], 1).astype(np.float32)
+        found = evaluate(net, x, y, ["f1"])["f1"]
+        values.append(found.mean())
+        errors.append(found.std(ddof=1) / math.sqrt(10))
+    # blocks dealt by class give about 0.8 times the true error
+    assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(np.std(values), rel=0.12)
+    by_class = evaluate(net, x, y, ["f1"], balanced=True)["f1"]
+    blocks = deal(y, 10)[0]
+    logits = x.astype(np.float64)
+    assert by_class == pytest.approx(jackknife("f1", lambda p: f1(logits[p], y[p]), blocks))
+
+
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
@@ -504,7 +521,11 @@ def test_missing_values_are_refused_left_out_or_replaced(tmp_path):
         ),
         ("n;z;y\n0.5;0,5;0\n1;1;1\n", {}, "'z' is '0,5', with a decimal comma, but .*'n' is '0.5', with a"),
         ("n;y\n0.5;0\n1;1\n", {"decimal": ","}, "'n' is '0.5', which is no number with a decimal comma"),
-        ("n,y\n1e999,0\n1,1\n2,0\n3,1\n", {}, "row 1 below the header: 'n' is '1e999', which is too large a number"),
+        (
+            "n,y\n1e999,0\n1,1\n2,0\n3,1\n",
+            {},
+            "row 1 below the header: 'n' is '1e999', which is too large a number",
+        ),
         # categories that are slips of the pen
         (
             "age,y\n1,0\nunknown,1\n3,0\n",
@@ -516,7 +537,11 @@ def test_missing_values_are_refused_left_out_or_replaced(tmp_path):
             {"categories": "one-hot"},
             "row 2 .*'unknown', but '1,5', a number, in",
         ),
-        ("x,y\n50%,0\n60%,1\n50%,0\n60%,1\n", {"categories": "one-hot"}, "'x' is '50%', a percentage, formula or error"),
+        (
+            "x,y\n50%,0\n60%,1\n50%,0\n60%,1\n",
+            {"categories": "one-hot"},
+            "'x' is '50%', a percentage, formula or error",
+        ),
         (
             "s,y\nf,0\nF,1\nf,0\nF,1\nf,1\nF,0\n",
             {"categories": "one-hot"},

@@ -127,7 +127,8 @@ class Federation:
             self._shown = (shown.id, as_tensor(shown.x).to(self.device), as_tensor(shown.y).to(self.device))
         self.evaluations += 1
         load_vector(self.network, model)
-        return evaluate(self.network, self._shown[1], self._shown[2], self.utilities)
+        _, x, y = self._shown
+        return evaluate(self.network, x, y, self.utilities, balanced=self.pool.balanced)
 
 
 def read(config: Config) -> Dataset:

@@ -46,8 +46,8 @@ from torch.nn import functional as F
 from fedmerit.config import SCALED, WHOLE, load_object
 from fedmerit.errors import ConfigError, DataError, ReportError
 from fedmerit.notes import nearest
-from fedmerit.protocol.direction import deal
-from fedmerit.scoring.metrics import BLOCKS, auc, c_index, f1, jackknife, value
+from fedmerit.protocol.direction import metric_blocks
+from fedmerit.scoring.metrics import auc, c_index, f1, jackknife, value
 from fedmerit.simulation.losses import class_logits, fitted
 from fedmerit.simulation.models import Images, as_tensor, prepare
 
@@ -205,6 +205,8 @@ def evaluate(
     y: npt.NDArray[Any] | Tensor,
     utilities: Sequence[str | Utility],
     batch_size: int | None = None,
+    *,
+    balanced: bool = False,
 ) -> dict[str, npt.NDArray[np.float64]]:
     """Return every utility of every sample, from one float32 forward pass and one call per user's function.
 
@@ -216,6 +218,7 @@ def evaluate(
         y: targets, shape (m, ...); labels lie in 0 ... C-1.
         utilities: names, or results of ``resolve``.
         batch_size: samples per forward pass; by default 1000, but 100 on a CPU, which fit in its cache.
+        balanced: whether the samples were drawn class by class; then blocks of samples are dealt so too.
 
     Returns:
         Per utility, float64 of shape (m,), or of shape (blocks,) for a metric of the whole set.
@@ -244,7 +247,7 @@ def evaluate(
             utility.name: jackknife(
                 utility.name,
                 _asked(utility, model, prepare(images, device), labels),
-                deal(labels.cpu().numpy(), min(BLOCKS, len(labels)))[0],
+                metric_blocks(labels.cpu().numpy(), balanced=balanced),
                 unit=utility.unit,
             )
             for utility in wanted
@@ -257,7 +260,9 @@ def evaluate(
             continue
         one = torch.cat([part.detach() for part in found[utility.name]]).double().cpu()
         if utility.metric is not None:
-            out[utility.name] = pseudo_values(utility, one.numpy(), labels.cpu().numpy())
+            answers = labels.cpu().numpy()
+            blocks = metric_blocks(answers, balanced=balanced)
+            out[utility.name] = pseudo_values(utility, one.numpy(), answers, blocks)
             continue
         if utility.balanced:
             one = one * balance(labels, class_logits(outputs).shape[1]).cpu()
@@ -266,13 +271,15 @@ def evaluate(
 
 
 def pseudo_values(
-    utility: Utility, outputs: npt.NDArray[np.float64], y: npt.NDArray[Any]
+    utility: Utility,
+    outputs: npt.NDArray[np.float64],
+    y: npt.NDArray[Any],
+    blocks: Sequence[npt.NDArray[np.int64]],
 ) -> npt.NDArray[np.float64]:
     """Return the pseudo-values of a packaged metric of the whole test set."""
     of = utility.metric
     assert of is not None
-    dealt, _ = deal(y, min(BLOCKS, len(y)))
-    return jackknife(utility.name, lambda places: of(outputs[places], y[places]), dealt)
+    return jackknife(utility.name, lambda places: of(outputs[places], y[places]), blocks)
 
 
 def _asked(
