@@ -93,6 +93,12 @@ def test_what_is_no_run_or_does_not_verify_is_refused(runs, tmp_path):
         fm.load(folder)
 
 
+def test_a_file_is_no_run_folder(tmp_path):
+    (tmp_path / "reports.csv").write_text("round,client\n")
+    with pytest.raises(LedgerError, match=r"reports\.csv: expected a run folder, got a file; fedmerit\.read"):
+        fm.load(tmp_path / "reports.csv")
+
+
 def test_a_score_file_that_was_changed_is_noted_and_not_read(runs, tmp_path):
     folder = shutil.copytree(runs / "reports", tmp_path / "run")
     file = folder / "scores.json"

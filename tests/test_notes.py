@@ -53,7 +53,7 @@ NESTED = {
     "how": Note("differs-how", what="v(M)", own=0.5, utility="accuracy", used=0.25),
     "instead": Note("payouts-instead", decision=1),
     "after": Note("payouts-after", round=2, planned=3),
-    "mine": Note("payouts-mine", amount=Decimal("1.5"), client="North"),
+    "mine": Note("payouts-mine", amount=Decimal("1.5"), currency=" EUR", client="North"),
 }
 TEXTS = {
     "client": "North",

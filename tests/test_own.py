@@ -26,7 +26,7 @@ from fedmerit.simulation.run import Rehearsal, run
 from fedmerit.simulation.setup import prepare, read
 from fedmerit.simulation.setup import resolve as resolve_members
 from fedmerit.simulation.training import TrainingSettings, train_many
-from fedmerit.simulation.utilities import evaluate, resolve
+from fedmerit.simulation.utilities import checked, evaluate, resolve
 from fedmerit.storage.run_folder import Folder
 from networks import module_of
 
@@ -417,6 +417,27 @@ def test_groups_keep_their_names_where_they_can_and_a_note_says_which_cannot():
 def test_two_groups_never_become_one_by_their_new_names():
     with pytest.raises(DataError, match="groups 'a-b', 'a/b' would be one member"):
         by_group(np.array(["a/b", "a-b"]))
+
+
+def test_truth_values_are_classes_and_whole_numbers_may_be_meant_as_real_ones(tmp_path):
+    file, x = tmp_path / "d.npz", np.arange(12.0).reshape(6, 2)
+
+    def stored(y):
+        np.savez(file, x_train=x, y_train=y, x_test=x, y_test=y)
+        return load("npz", file)
+
+    found = stored(np.array([True, False] * 3))
+    assert (found.classes, found.y_train.tolist()) == (("0", "1"), [1, 0] * 3)
+    hint = "whole numbers are classes; store y as floats if they are real numbers"
+    with pytest.raises(DataError, match=rf"label -3 of sample 0 is outside 0 \.\. 5: {hint}"):
+        stored(np.array([-3, 5, 4, 3, 2, 1]))
+    with pytest.raises(DataError, match=f"class '0' has no training sample: {hint}"):
+        stored(np.array([1, 5, 4, 3, 2, 1]))
+
+
+def test_one_number_where_there_should_be_one_per_sample_leads_to_scoring_whole():
+    with pytest.raises(ReportError, match=r"got shape \(1,\); scoring\.whole lists metrics of the whole"):
+        checked(resolve("brier"), np.array([0.5]), 4)
 
 
 # --- tables

@@ -503,10 +503,10 @@ class _Checked:
     def about_money(self) -> Iterator[Note]:
         """Yield lines on the payout decisions, which were recomputed."""
         for one in self.decisions:
-            mine = ""
+            mine, currency = "", f" {one.paid.currency}" if one.paid.currency else ""
             if self.member is not None:
                 amount = one.paid.by_client.get(self.member, Decimal(0))
-                mine = Note("payouts-mine", amount=amount, client=self.member)
+                mine = Note("payouts-mine", amount=amount, currency=currency, client=self.member)
             yield from self._about_runs(one.number, one.after)
             yield Note(
                 "payouts" if one.recomputed else "payouts-unchecked",
@@ -515,6 +515,7 @@ class _Checked:
                 instead=Note("payouts-instead", decision=one.replaces) if one.replaces else "",
                 after=self._after(one.rounds),
                 budget=one.paid.budget,
+                currency=currency,
                 rule=one.terms.rule,
                 mine=mine,
             )

@@ -580,8 +580,8 @@ def fashion_mini() -> Dataset:
 def npz(path: Path, *, images: bool = True) -> Dataset:
     """Read ``x_train, y_train, x_test, y_test`` as in `Dataset`, and ``group_train``, ``classes`` if present.
 
-    If y is one integer per sample and ``classes`` is not there, the classes are "0", "1", ... up to the
-    largest label. If y is anything else, it is no class. Pickled objects are refused.
+    If y is one integer or truth value per sample and ``classes`` is not there, the classes are "0", "1", ...
+    up to the largest label. If y is anything else, it is no class. Pickled objects are refused.
 
     Args:
         path: the file.
@@ -600,14 +600,14 @@ def with_classes(found: dict[str, Any]) -> dict[str, Any]:
     """Return the arrays of a dataset with its classes, which are "0", "1", ... if they have no names."""
     labels = [np.asarray(found[key]) for key in ("y_train", "y_test")]
     if "classes" not in found and all(_are_labels(y) for y in labels):
-        largest = max(int(y.max(initial=1)) for y in labels)
+        largest = max(int(np.max(y, initial=True)) for y in labels)
         found["classes"] = np.arange(min(largest, len(labels[0])) + 1).astype(str)
     names = found.get("classes", ())
     return {**found, "classes": tuple(np.atleast_1d(names).tolist()) if len(names) else ()}
 
 
 def _are_labels(y: Labels) -> bool:
-    return y.dtype.kind in "iu" and (y.ndim == 1 or (y.ndim == 2 and y.shape[1] == 1))
+    return y.dtype.kind in "iub" and (y.ndim == 1 or (y.ndim == 2 and y.shape[1] == 1))
 
 
 def own(name: str, path: str | Path | None, options: Mapping[str, Any]) -> Dataset:

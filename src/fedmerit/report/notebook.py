@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedmerit.config import Config
-from fedmerit.errors import CopyDiffers
+from fedmerit.errors import CopyDiffers, LedgerError
 from fedmerit.ledger.decisions import Decision, decisions_of
 from fedmerit.notes import Note, words
 from fedmerit.report.exports import as_html, columns, frame_of
@@ -35,6 +35,10 @@ def load(folder: str | Path) -> Run:
         LedgerError: the folder holds no run, or its ledger does not verify.
         StoreError: no round is scored yet.
     """
+    if Path(folder).is_file():
+        raise LedgerError(
+            f"{folder}: expected a run folder, got a file; fedmerit.read reads files of reports"
+        )
     checks: list[Note] = []
     try:
         checks.extend(verify_folder(folder))

@@ -248,6 +248,8 @@ def read_content(path: str | Path, *, utility: str | None = None, form: SheetFor
         form: how a CSV file is written, as far as its owner says so.
     """
     path = Path(path)
+    if not path.exists():
+        raise FileFormatError(f"{path}: no such file or folder")
     check_form(path, form)
     clients: tuple[str, ...] = ()
     notes: tuple[Note, ...] = ()

@@ -419,7 +419,9 @@ def checked(utility: Utility, values: npt.NDArray[np.float64], samples: int) -> 
     """Return the values; raise `ReportError` if one is missing, not finite, or outside a promised [0, 1]."""
     name = f"utility {utility.name!r}"
     if values.shape != (samples,):
-        raise ReportError(f"{name} must return {samples} numbers, one per sample, got shape {values.shape}")
+        hint = "; scoring.whole lists metrics of the whole test set" if values.size == 1 else ""
+        got = f"one per sample, got shape {values.shape}{hint}"
+        raise ReportError(f"{name} must return {samples} numbers, {got}")
     bad = np.flatnonzero(~np.isfinite(values))
     if bad.size:
         raise ReportError(f"{name} of sample {bad[0]} is {values[bad[0]]}, expected a number")
