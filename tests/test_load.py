@@ -74,9 +74,9 @@ def test_a_notebook_shows_scores_and_the_last_decision_and_runs_no_name(runs, tm
     assert "4 members, 3 of 3 rounds" in before
     assert "ALPHA summed over 3 rounds" in before
     assert "decision" not in before
-    fedmerit("rewards", folder, "--budget", "100", "--rule", "equal")
+    fedmerit("rewards", folder, "--budget", "100 EUR", "--rule", "equal")
     shown = fm.load(folder)._repr_html_()
-    assert "decision 1: budget 100.00, rule equal" in shown
+    assert "decision 1: budget 100.00 EUR, rule equal" in shown.replace("\u00a0", " ")
     assert "<td>25.00</td>" in shown
     assert "&lt;i&gt;A" in shown
     assert "<i>" not in shown

@@ -41,7 +41,7 @@ NUMBERS = dict.fromkeys(
         "aborted", "budget", "amount", "begins", "closed", "decision", "earlier", "ends", "gain", "heads",
         "joined", "later", "least", "members", "own", "pairs", "percent", "planned", "positive", "pot",
         "record", "records", "reports", "round", "seen", "signed", "sum", "there", "total", "unreported",
-        "counter", "count", "disk", "bytes", "factor", "lines", "most", "runs", "changes",
+        "counter", "count", "disk", "bytes", "size", "factor", "lines", "most", "runs", "changes",
         "holding", "equations", "needed", "part", "cores",
     ],
     7,

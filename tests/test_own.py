@@ -575,7 +575,8 @@ def test_missing_values_are_refused_left_out_or_replaced(tmp_path):
             {},
             "the target 'y' holds real numbers, such as 0,5, .*kind = 'numbers'",
         ),
-        # options of a wrong type
+        # options that are missing, or of a wrong type
+        (ROWS, {"targt": "y"}, r"data.options: 'table' has no option 'targt' \(did you mean 'target'\?\)"),
         (ROWS, {"standardise": "no"}, "data.options.standardise: expected true or false, got 'no'"),
         (
             ROWS,
@@ -596,6 +597,18 @@ def test_missing_values_are_refused_left_out_or_replaced(tmp_path):
 def test_tables_with_mistakes(tmp_path, text, options, message):
     with pytest.raises(DataError, match=message):
         table(tmp_path, text, **options)
+
+
+def test_a_table_without_a_target_and_groups_without_a_column_say_what_is_needed(tmp_path):
+    (tmp_path / "t.csv").write_text(ROWS)
+    with pytest.raises(
+        DataError, match=r"^data\.options: 'table' needs the option 'target', such as target = "
+    ):
+        load("table", tmp_path / "t.csv")
+    with pytest.raises(
+        DataError, match=r"none: data\.options\.group names their column in a table, and an \.npz"
+    ):
+        members("group")
 
 
 def test_numbers_of_a_table_are_read_as_they_are_meant(tmp_path):

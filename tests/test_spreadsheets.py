@@ -236,6 +236,14 @@ REFUSED = {
         (";;;;;\nReports 2026;;;;;\n" + SHEET).encode(),
         "line 1: expected the columns round, client, empty, grand, alone, without, which are on line 3",
     ),
+    "percent in two of four columns": (
+        SHEET.replace("0,1;0,5", "10;50").encode(),
+        "round 1: empty and grand are 10 and more, but the other two columns 0.4 and less: expected all of",
+    ),
+    "percent in the other two": (
+        SHEET.replace("0,2;0,4", "20;40").replace("0,3;0,3", "30;30").encode(),
+        "round 1: alone and without are 20 and more, but the other two columns 0.5 and less",
+    ),
     "members in place of clients": (changed("client", "Member"), "did you mean 'client' by 'Member'?"),
     "a blank of no width in a name": (
         (

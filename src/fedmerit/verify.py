@@ -315,7 +315,7 @@ def examine_folder(path: str | Path) -> Iterator[Note]:
     free = shutil.disk_usage(path).free
     if free < 4 * largest:
         yield Note("problem", what=f"{path}: the disk has {free} bytes left, expected {4 * largest}")
-    yield Note("free", bytes=free)
+    yield Note("free", size=free / 2**30)
     yield Note("restore-folder")
 
 

@@ -120,7 +120,7 @@ class Dataset:
         for part in ("train", "test"):
             x = _samples(getattr(self, f"x_{part}"), f"{self.name}: x_{part}", images=self.images)
             what, given = f"{self.name}: y_{part}", getattr(self, f"y_{part}")
-            y = _labels(given, what, len(classes)) if classes else _targets(given, what)
+            y = _labels(given, what, classes) if classes else _targets(given, what)
             if len(x) != len(y):
                 raise DataError(f"{self.name}: {len(x)} samples in x_{part} but {len(y)} labels in y_{part}")
             object.__setattr__(self, f"x_{part}", x)
@@ -197,7 +197,7 @@ def _numbers(values: npt.NDArray[Any], what: str) -> npt.NDArray[Any]:
     return values
 
 
-def _labels(y: Labels, what: str, classes: int) -> Labels:
+def _labels(y: Labels, what: str, classes: tuple[str, ...]) -> Labels:
     y = np.asarray(y)
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
@@ -207,9 +207,12 @@ def _labels(y: Labels, what: str, classes: int) -> Labels:
             f"{y.shape}; without names of classes, y may be real numbers or arrays"
         )
     y = y.astype(np.int64)
-    bad = np.flatnonzero((y < 0) | (y >= classes))
+    bad = np.flatnonzero((y < 0) | (y >= len(classes)))
     if bad.size:
-        raise DataError(f"{what}: label {y[bad[0]]} of sample {bad[0]} is outside 0 .. {classes - 1}: {REAL}")
+        hint = f": {REAL}" if classes[0].isdigit() else ""
+        raise DataError(
+            f"{what}: label {y[bad[0]]} of sample {bad[0]} is outside 0 .. {len(classes) - 1}{hint}"
+        )
     return y
 
 

@@ -35,6 +35,7 @@ from fedmerit.config import load_object
 from fedmerit.data.dataset import Dataset, Groups, arrays, rows, sheet
 from fedmerit.data.tables import table
 from fedmerit.errors import DataError, FedmeritError, MissingExtra
+from fedmerit.notes import nearest
 from fedmerit.protocol.pool import Images, Labels
 
 # --------------------------------------------------------------------------------------- folders of images
@@ -552,12 +553,19 @@ def load(name: str, path: str | Path | None = None, **options: Any) -> Dataset:
     if name not in READERS:
         raise DataError(f'dataset must be one of {", ".join(READERS)} or "module:function", got {name!r}')
     reader = READERS[name]
-    known = [key for key in inspect.signature(reader).parameters if key != "path"]
+    taken = inspect.signature(reader).parameters
+    known = [key for key in taken if key != "path"]
     for key in options:
         if key not in known:
             allowed = f"expected one of {', '.join(known)}" if known else "it has none"
-            raise DataError(f"dataset {name!r} has no option {key!r}: {allowed}")
-    if "path" not in inspect.signature(reader).parameters:
+            asked = f" (did you mean {near!r}?)" if (near := nearest(key, known)) else ""
+            raise DataError.at("data.options", f"{name!r} has no option {key!r}{asked}: {allowed}")
+    needed = [key for key, one in taken.items() if one.default is one.empty and key not in ("path", *options)]
+    if needed:
+        raise DataError.at(
+            "data.options", f'{name!r} needs the option {needed[0]!r}, such as {needed[0]} = "y"'
+        )
+    if "path" not in taken:
         if path is not None:
             raise DataError(f"dataset {name!r} is part of the package and takes no path, got {str(path)!r}")
         return reader(**options)

@@ -102,7 +102,7 @@ def table(
             "data.options", f"expected features, got {strange[0]!r}, which is none", entry="categories"
         )
     if not features:
-        told = first_names(named, LISTED)
+        told = first_names(named, 12)
         notes.append(f"{path.name}: {len(named)} columns are features (data.options.features): {told}")
     if other is not None:
         _check_columns(Path(test), other, named)

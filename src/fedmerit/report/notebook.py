@@ -15,7 +15,7 @@ from fedmerit.notes import Note, words
 from fedmerit.report.exports import as_html, columns, frame_of
 from fedmerit.report.facts import Facts
 from fedmerit.report.source import source_of
-from fedmerit.report.text import share_text
+from fedmerit.report.text import money_text, share_text
 from fedmerit.scoring.accumulate import number_of
 from fedmerit.scoring.scores import alpha
 from fedmerit.scoring.types import Reports, Scores
@@ -161,7 +161,8 @@ class Run:
             f"<td>{share_text(last.shares[name], 2)}</td><td>{amount:,.2f}</td></tr>"
             for name, amount in sorted(last.paid.items(), key=lambda item: (-item[1], item[0]))
         )
-        told = words("notebook.decision", number=last.number, budget=last.paid.budget, rule=last.terms.rule)
+        budget = money_text(last.paid.budget, last.paid.currency or "")
+        told = words("notebook.decision", number=last.number, budget=budget, rule=last.terms.rule)
         headings = (words("notebook.client"), words("terminal.share"), words("terminal.payout"))
         head = "".join(f'<th scope="col">{one}</th>' for one in headings)
         return (
