@@ -33,6 +33,14 @@ def fedmerit(capsys, monkeypatch):
 
 
 @pytest.fixture
+def brief_plans(monkeypatch):
+    """Let plans measure this machine for an instant, not for a second."""
+    from fedmerit.simulation import plan
+
+    monkeypatch.setattr(plan, "CALIBRATION", 0.01)
+
+
+@pytest.fixture
 def folder(runs, tmp_path):
     """A copy of the run of a module's ``runs`` in which everybody sees all."""
     return shutil.copytree(runs / "open", tmp_path / "run")

@@ -25,6 +25,7 @@ with warnings.catch_warnings():  # some releases of typer use what some releases
     import typer  # noqa: F401
 
 from fedmerit import __version__
+from fedmerit.cli import base
 from fedmerit.config import Config, load
 from fedmerit.errors import FileFormatError, InputError
 from fedmerit.report.facts import Facts
@@ -159,22 +160,26 @@ def test_numbers_too_large_to_subtract_are_one_line_too(tmp_path):
 
 
 @pytest.mark.parametrize("columns", [72, 80, 120])
-def test_nothing_is_cut_off_in_a_narrow_terminal(tmp_path, columns):
+def test_nothing_is_cut_off_in_a_narrow_terminal(fedmerit, monkeypatch, tmp_path, columns):
     name = "The Hospital of the Holy Ghost and Associated Clinics [bold]"
     rounds = [ROUND | {"round": k, "clients": ["north", name], "silent": ["ghost"]} for k in (1, 2)]
     rounds.append(ROUND | {"round": 3, "clients": ["west", "south"]})
-    done = shell("score", write(tmp_path / "r.json", rounds), columns=columns)
-    assert done.returncode == 0, done.stderr
-    assert "…" not in done.stdout
-    assert "..." not in done.stdout
-    doubt, table = done.stdout.partition("ALPHA summed")[0].split("\n", 1)
+    path = write(tmp_path / "r.json", rounds)
+    monkeypatch.setattr(base.out, "width", columns)
+    code, out, err = fedmerit("score", path)
+    assert (code, err) == (0, "")
+    assert "…" not in out
+    assert "..." not in out
+    doubt, table = out.partition("ALPHA summed")[0].split("\n", 1)
     assert doubt.startswith("WARNING: ")
     assert max(len(line) for line in table.splitlines()) <= columns
     assert "[bold]" in table
     assert "+0.4000 ± 0.0392" in table
-    payouts = shell("rewards", tmp_path / "r.json", "--budget", "123456789.00", columns=columns)
-    assert payouts.returncode == 0, payouts.stderr
-    assert "…" not in payouts.stdout
+    if columns == 72:
+        assert shell("score", path, columns=72).stdout == out
+    code, out, err = fedmerit("rewards", path, "--budget", "123456789.00")
+    assert (code, err) == (0, "")
+    assert "…" not in out
 
 
 def test_names_cannot_paint_the_terminal_or_break_the_table(fedmerit, tmp_path):
@@ -888,7 +893,7 @@ def test_the_demo_replaces_its_own_run_and_nobody_elses(fedmerit, run_folder, tm
     assert is_demo(tmp_path / "demo-liar")
 
 
-def test_a_plan_says_what_a_run_will_cost(fedmerit, tmp_path):
+def test_a_plan_says_what_a_run_will_cost(fedmerit, brief_plans, tmp_path):
     (tmp_path / "c.toml").write_text(TINY)
     code, out, _ = fedmerit("plan", tmp_path / "c.toml", "--set", "scoring.truth=['mr-shapley']")
     assert code == 0
