@@ -447,7 +447,7 @@ VALUES = st.recursive(
     shape=st.sampled_from(["one", "list", "rounds", "reports"]),
     utility=st.sampled_from(["accuracy", None]),
 )
-@settings(max_examples=400)
+@settings(max_examples=200)
 def test_hostile_json_gives_a_result_or_an_error_of_ours(tmp_path_factory, field, value, shape, utility):
     one = ROUND | {"utility": utility} | {field: value}
     if shape == "reports":

@@ -356,7 +356,8 @@ def test_an_interval_from_sketches_has_the_freedom_of_the_sketch():
 
 @pytest.mark.parametrize("rule", ["fair", "shrunk", "fenced", "impartial", "equal"])
 @pytest.mark.parametrize("limits", [{}, {"floor": 0.05, "cap": 0.5}])
-def test_what_is_paid_lies_in_its_interval(rule, limits):
+def test_what_is_paid_lies_in_its_interval(monkeypatch, rule, limits):
+    monkeypatch.setattr("fedmerit.scoring.share_intervals.DRAWS", 400)
     s = scored([0.2, 1.0, 1.1, 3.0], 0.2, gain=5.0)
     found = shares(s, rule, **limits)
     spans = share_intervals(s, found, **limits)

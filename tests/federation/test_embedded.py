@@ -98,21 +98,27 @@ def _rounds(folder, utility):
         return [one.to_reports(utility) for one in rounds_of(ledger)]
 
 
+def later(*overrides):
+    return pytest.param(overrides, marks=pytest.mark.long)
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
         (),
         ("training.weights=secret", "training.weight_cap=100"),
         ("training.weights=scores",),
-        (
+        later(
             "training.weights=roster",
             "training.roster_weights={client-0=1, client-1=2, client-2=3, client-3=0.5}",
         ),
         ("scoring.game=renormalised", "scoring.solo=true"),
-        ("data.test_reveal=per-round", "scoring.utilities=['accuracy', 'balanced-accuracy', 'neg-loss']"),
+        later(
+            "data.test_reveal=per-round", "scoring.utilities=['accuracy', 'balanced-accuracy', 'neg-loss']"
+        ),
         ("participation.lost={client-1='1:masked'}", "participation.away={client-2=[2]}"),
-        ("participation.lost={client-1='1:unmask', client-3='2:report'}",),
-        ("partition.clients=5", "partition.sizes=[20,20,20,20,20]", "participation.fraction=0.8"),
+        later("participation.lost={client-1='1:unmask', client-3='2:report'}"),
+        later("partition.clients=5", "partition.sizes=[20,20,20,20,20]", "participation.fraction=0.8"),
         ("corruption.free_rider={client-1='zero', client-2='noise', client-3='stale'}",),
     ],
     ids=lambda overrides: " ".join(overrides)[:60] or "defaults",
