@@ -95,7 +95,8 @@ def plan(*, toy: bool = False, subsets: Mapping[str, int] | None = None) -> list
             settings = {section: dict(values) for section, values in raw["base"].items()}
             settings["data"] = {"test_size": data["test_size"]}
             settings["model"] = {"name": data["model"]}
-            for changes in (data.get("set", {}), experiment.get("set", {}), given.get("set", {})):
+            common = {} if given.get("base") else experiment.get("set", {})
+            for changes in (data.get("set", {}), common, given.get("set", {})):
                 for name, value in changes.items():
                     section, key = name.split(".")
                     settings.setdefault(section, {})[key] = value

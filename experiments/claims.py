@@ -203,6 +203,8 @@ def directions(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     lowest = (1.0, "")
     for row in rows:
         cells = done(row, evidence.results)
+        if not cells:
+            continue
         line = [datasets()[row.dataset]["short"], seeds(cells)]
         for utility in PAIR:
             along, ours = (spearman(cells, score, utility, "MR-SV") for score in ("PHI sum", "ALPHA sum"))

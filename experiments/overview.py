@@ -116,8 +116,11 @@ def data_lines(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
         used = facts(cells)
         whole = {cell["test_images"] for cell in cells if not cell["settings"]["data"]["test_size"]}
         images = " or ".join(f"{n:,}" for n in used["images"])
-        test = "class-balanced " + " or ".join(f"{n:,}" for n in used["test"] if n not in whole)
-        test += "".join(f"; all {n:,}, with balanced accuracy beside accuracy" for n in sorted(whole))
+        some = [f"{n:,}" for n in used["test"] if n not in whole]
+        parts = [f"class-balanced {' or '.join(some)}"] if some else []
+        beside = any("balanced-accuracy" in cell["utilities"] for cell in cells)
+        also = ", with balanced accuracy beside accuracy" if beside else ""
+        test = "; ".join([*parts, *(f"all {n:,}{also}" for n in sorted(whole))])
         epochs = sorted({cell["settings"]["training"]["local_epochs"] for cell in cells})
         body.append(
             [

@@ -551,6 +551,32 @@ def test_paragraphs_are_set_anew_and_nothing_else():
     assert reflowed(f"a\nb\n\n{kept}") == f"a b\n\n{kept}"
 
 
+def test_classes_that_are_kept_are_numbered_anew():
+    from onecell import only
+
+    pictures = np.arange(6)
+    given = {"classes": ("a", "b", "c"), "group_train": pictures * 10}
+    given |= {f"x_{part}": pictures for part in ("train", "test")}
+    given |= {"y_train": np.array([0, 1, 2, 2, 1, 0]), "y_test": np.array([2, 2, 1, 0, 0, 2])}
+    found = only(given, ["c", "a"])
+    assert found["classes"] == ("c", "a")
+    assert found["x_train"].tolist() == [0, 2, 3, 5]
+    assert found["y_train"].tolist() == [1, 0, 0, 1]
+    assert found["group_train"].tolist() == [0, 20, 30, 50]
+    assert found["x_test"].tolist() == [0, 1, 3, 4, 5]
+    assert found["y_test"].tolist() == [0, 0, 1, 1, 0]
+    with pytest.raises(SystemExit, match="kept: no class 'd', expected some of a, b, c"):
+        only(given, ["a", "d"])
+
+
+def test_a_row_without_the_experiments_settings_has_the_runs_of_another_table():
+    from cells import plan
+
+    rows = {(row.experiment, row.dataset): row for row in plan() if row.row == ""}
+    assert rows["tab-phi", "lung_two"].cells == rows["tab-error", "lung_two"].cells
+    assert rows["tab-phi", "lung_histology"].cells != rows["tab-error", "lung_histology"].cells
+
+
 def test_what_one_member_learns_alone():
     from alone import course
 
@@ -629,3 +655,32 @@ def test_a_line_that_was_cut_short_costs_no_other_run(tmp_path):
     append(tmp_path, {"name": "four"})
     assert [cell["name"] for cell in read_merged(file)] == ["one", "three", "four"]
     assert file.read_bytes().count(b"\n") == 4
+
+
+def test_coalitions_that_are_trained_again_outlast_a_run_that_is_given_up(tmp_path, monkeypatch):
+    import onecell
+    from cells import in_order, plan, select
+
+    cell = in_order(select(plan(toy=True), ["tab-error-game"]))[0]
+    titles = onecell.convert(None, [cell.dataset], tmp_path)
+    given = cell, tmp_path / f"{cell.dataset}.npz", titles[cell.dataset]
+    trained = tmp_path / f"{cell.name}.jsonl"
+    stopped = []
+
+    def late():
+        if trained.exists() and len(trained.read_text().splitlines()) > 2:
+            stopped.append(1)
+        return len(stopped)
+
+    monkeypatch.setattr(onecell.time, "time", late)
+    with pytest.raises(onecell.Overtime):
+        onecell.run_cell(*given, deadline=0.5, unfinished=tmp_path)
+    lines = [json.loads(line) for line in trained.read_text().splitlines()]
+    kept = lines[2]["coalition"]
+    name = next(iter(lines[2]["utilities"]))
+    lines[2]["utilities"][name] = 0.123  # were it trained once more, this would be gone
+    trained.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = onecell.run_cell(*given, unfinished=tmp_path)
+    assert result["retrained"][name][kept] == 0.123
+    assert len(result["retrained"][name]) == 1 << len(result["clients"])
+    assert not trained.exists()
