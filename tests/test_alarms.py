@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from fedmerit.cli import app
+from command_line import call
 from fedmerit.errors import DoubtfulShares, UndefinedShares
 from fedmerit.notes import words as said
 from fedmerit.report.page import text as words
@@ -34,10 +33,6 @@ SWAPPED = (
     "If the columns alone and without were swapped, they would add up to +0.5208: "
     "the two columns are probably swapped."
 )
-
-
-def call(*arguments):
-    return CliRunner().invoke(app, [str(one) for one in arguments])
 
 
 def turned(one):

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import os
 import re
 import shutil
 import sqlite3
@@ -24,6 +23,7 @@ with warnings.catch_warnings():  # some releases of typer use what some releases
     warnings.simplefilter("ignore", DeprecationWarning)
     import typer  # noqa: F401
 
+from command_line import FEDMERIT, TINY, shell
 from fedmerit import __version__
 from fedmerit.cli import base
 from fedmerit.config import Config, load
@@ -60,20 +60,6 @@ ROUND = {
     "slice": "a",
     "utility": "accuracy",
 }
-TINY = """
-[data]
-test_size = 50
-[partition]
-clients = 3
-scheme = "sizes"
-sizes = [40, 30, 50]
-[model]
-name = "mlp"
-[training]
-rounds = 2
-local_epochs = 1
-"""
-FEDMERIT = [sys.executable, "-c", "from fedmerit.cli import main; main()"]
 
 
 @pytest.fixture
@@ -91,15 +77,6 @@ def run_folder(tmp_path_factory):
     done = shell("run", base / "tiny.toml", "--out", base / "run", "--set", "scoring.missing=own-mean")
     assert done.returncode == 0, done.stderr
     return base / "run", done
-
-
-def shell(*arguments, columns=80, **env):
-    return subprocess.run(
-        [*FEDMERIT, *map(str, arguments)],
-        capture_output=True,
-        encoding="utf-8",
-        env=os.environ | {"COLUMNS": str(columns), "PYTHONIOENCODING": "utf-8"} | env,
-    )
 
 
 def write(path, content):
