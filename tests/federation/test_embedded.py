@@ -446,6 +446,7 @@ def test_who_trains_on_the_test_set_knows_it_whole_only_if_it_is_fixed():
 # --- models ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_batch_norm_statistics_are_aggregated_evaluated_and_their_counters_named(tmp_path):
     sizes = "partition.sizes=[12,12,12]"
     content, notes = notes_of(
