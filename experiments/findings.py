@@ -16,7 +16,7 @@ from typing import Any
 from cells import Result, Row
 from claims import directions, elsewhere, ranking, single_round, utilities
 from evidence import Evidence, Facts
-from halves import other_images
+from other_images import other_images
 from retrained import game
 from takings import cheats
 from uses import class_mix, downstream, flipper, lies, rules

@@ -184,7 +184,7 @@ def _settled(score: Scores, values: Sequence[float]) -> Vector:
 
 
 def _whole_run(cell: Result, utility: str, last: Reports) -> dict[str, Vector]:
-    """Scores of beyond.py, which look at a run when it is over."""
+    """Scores of analyses.py, which look at a run when it is over."""
     whole = cell.get("whole_run", {})
     if "solo together" not in whole or last.solo_empty is None:
         return {}

@@ -21,16 +21,15 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 import numpy as np  # noqa: E402
-from axioms import axioms_section  # noqa: E402
 from cells import RESULTS, Result, Row, datasets, plan, read_results, subset_of  # noqa: E402
 from coverage import coverage_section  # noqa: E402
 from findings import findings  # noqa: E402
 from grid import mean, text  # noqa: E402
-from halves import other_images_section  # noqa: E402
 from measures import ENOUGH, EXPLAINED, SCORES, facts, is_thin  # noqa: E402
+from other_images import other_images_section  # noqa: E402
 from overview import agreement_lines, commands, cost, data_lines, missing, other_lines, unlisted  # noqa: E402
 from sections import SECTIONS as OF_THE_PAPER  # noqa: E402
-from sections import Lines, agreement_section, done, table  # noqa: E402
+from sections import Lines, agreement_section, axioms_section, done, table  # noqa: E402
 from takings import cheat_section, flip_section  # noqa: E402
 from tidy import FIGURES, csv_text  # noqa: E402
 
@@ -79,6 +78,7 @@ A label flipper replaces class y by class C - 1 - y, with C classes.
 """
 
 SECTIONS = {**OF_THE_PAPER, "tab-cheat": cheat_section, "tab-flip": flip_section}
+SECTIONS["other-images"] = other_images_section
 
 TOY = "Runs at toy size, not on the data that the headings name: they only show that everything works.\n\n"
 
@@ -119,7 +119,6 @@ def documents(rows: Sequence[Row], results: Mapping[str, Result], *, toy: bool =
         lines += list(SECTIONS.get(name, agreement_section)(own, results, paper))
         lines += ["Scores are explained in [README](../README.md#scores)."]
         made[f"tables/{name}.md"] = "\n".join(lines) + "\n"
-    made["tables/other-images.md"] = "\n".join(other_images_section()) + "\n"
     made["tables/tab-coalitions.md"] = "\n".join(axioms_section()) + "\n"
     for name, make in FIGURES.items():
         if lines_ := make(rows, results, paper):

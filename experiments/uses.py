@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,6 @@ from evidence import (
     spearman,
 )
 from grid import TIE, grid, settled, text
-from manipulation import lying
 from measures import (
     curve,
     detected,
@@ -42,7 +42,7 @@ from measures import (
 )
 from retrained import sign_test
 
-from fedmerit import alpha, ee
+from fedmerit import Reports, Scores, accumulate, alpha, ee, shares
 
 CHEAT = Path(__file__).resolve().parent / "results" / "other" / "train-on-test.json"
 
@@ -267,3 +267,52 @@ def lies(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     fixed = gained["fixed, cheating"] / gained["fixed, honest"]
     fresh = gained["per-round, cheating"] / gained["per-round, honest"]
     claims["training on the test set pays with a fixed pool only"] = fixed > 1.5 and fresh < 1.25
+
+
+def told(one: Reports, i: int, alone_: float = 1.0, without_: float = 0.0) -> Reports:
+    """The reports of a round in which member i lies."""
+    alone, without = one.alone.copy(), one.without.copy()
+    alone[i], without[i] = alone_, without_
+    return replace(one, alone=alone, without=without)
+
+
+def share(scores: Scores, i: int) -> float:
+    """Of the published values."""
+    return float(scores.values[i] / scores.values.sum())
+
+
+def lying(cells: Sequence[Result]) -> dict[str, str]:
+    """Rank, EE share and pay of a lone liar, over all members of all cells.
+
+    Two lies: the boldest, alone = 1 and without = 0; and the plausible one that all of the round was its
+    work, alone = v(M) and without = v(M0).
+    """
+    first = tried = last_of_published = 0
+    pay: dict[str, list[float]] = {"honest": [], "fair": [], "fenced": []}
+    factors, moved = [], []
+    for cell in cells:
+        rounds = reports(cell, PAIR[0])
+        honest = shares(accumulate(rounds))
+        last = rounds[-1]
+        for i, name in enumerate(cell["clients"]):
+            lie = told(last, i)
+            tried += 1
+            first += ee(lie).ranking()[0] == alpha(lie).ranking()[0] == name
+            published = settled(ee(lie).values)
+            last_of_published += int((published <= published[i]).sum()) == 1
+            before, after = ee(last), ee(told(last, i, last.grand, last.empty))
+            if before.status == after.status == "ok":
+                factors.append(share(after, i) / share(before, i))
+            else:
+                moved.append(i)
+            total = accumulate([told(one, i) for one in rounds])
+            pay["honest"].append(honest[name])
+            pay["fair"].append(shares(total)[name])
+            pay["fenced"].append(shares(total, rule="fenced")[name])
+    return {
+        "first": f"{first} of {tried}",
+        "last": f"{last_of_published} of {tried}",
+        "EE factor": text(mean(factors), ".2f") if factors else "undefined",
+        "EE turned": f"{len(moved)} of {tried}",
+        **{f"pay {key}": text(mean(values), ".1%") for key, values in pay.items()},
+    }
