@@ -21,6 +21,7 @@ from engine import BothGames
 from fedmerit import __version__, config, data
 from fedmerit.identity import number
 from fedmerit.scoring.scores import from_blocks
+from fedmerit.simulation.analysis import RETRAINING
 from fedmerit.simulation.run import Progress
 from fedmerit.simulation.setup import read, resolve
 from fedmerit.storage.run_folder import Folder
@@ -104,8 +105,13 @@ def run_cell(
     loop: bool = False,
     phi: bool = True,
     deadline: float = float("inf"),
+    unfinished: Path | None = None,
 ) -> Result:
-    """Run it; `Overtime` when the deadline (as of ``time.time``) passes."""
+    """Run it; `Overtime` when the deadline (as of ``time.time``) passes.
+
+    Coalitions that were trained again are kept in the folder ``unfinished`` until the cell is finished, so
+    another call need not train them once more.
+    """
     began, folder = time.perf_counter(), Path(scratch())
     spent: dict[str, float] = {}
     mark = ["setup", began]
@@ -129,7 +135,12 @@ def run_cell(
         made, _ = resolve(made, read(made))
         with Folder(folder / "run", made) as opened:
             engine = BothGames(made, opened, watch, loop=loop, phi=phi, special=special)
+            trained = unfinished / f"{cell.name}.jsonl" if unfinished and engine.truth else None
+            if trained:
+                (engine.truth.folder / RETRAINING).symlink_to(trained.resolve())
             document = engine.run()
+            if trained:
+                trained.unlink(missing_ok=True)
             looked = [dict(record.body) for record in opened.ledger.records("analysis")]
             total = time.perf_counter() - began
             spent[mark[0]] = spent.get(mark[0], 0.0) + time.perf_counter() - mark[1]

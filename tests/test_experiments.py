@@ -655,3 +655,32 @@ def test_a_line_that_was_cut_short_costs_no_other_run(tmp_path):
     append(tmp_path, {"name": "four"})
     assert [cell["name"] for cell in read_merged(file)] == ["one", "three", "four"]
     assert file.read_bytes().count(b"\n") == 4
+
+
+def test_coalitions_that_are_trained_again_outlast_a_run_that_is_given_up(tmp_path, monkeypatch):
+    import onecell
+    from cells import in_order, plan, select
+
+    cell = in_order(select(plan(toy=True), ["tab-error-game"]))[0]
+    titles = onecell.convert(None, [cell.dataset], tmp_path)
+    given = cell, tmp_path / f"{cell.dataset}.npz", titles[cell.dataset]
+    trained = tmp_path / f"{cell.name}.jsonl"
+    stopped = []
+
+    def late():
+        if trained.exists() and len(trained.read_text().splitlines()) > 2:
+            stopped.append(1)
+        return len(stopped)
+
+    monkeypatch.setattr(onecell.time, "time", late)
+    with pytest.raises(onecell.Overtime):
+        onecell.run_cell(*given, deadline=0.5, unfinished=tmp_path)
+    lines = [json.loads(line) for line in trained.read_text().splitlines()]
+    kept = lines[2]["coalition"]
+    name = next(iter(lines[2]["utilities"]))
+    lines[2]["utilities"][name] = 0.123  # were it trained once more, this would be gone
+    trained.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = onecell.run_cell(*given, unfinished=tmp_path)
+    assert result["retrained"][name][kept] == 0.123
+    assert len(result["retrained"][name]) == 1 << len(result["clients"])
+    assert not trained.exists()
