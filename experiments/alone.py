@@ -1,4 +1,4 @@
-"""Why the ISIC rows say little: what one member's ResNet-50 learns from its ninth of the images, alone.
+"""Why ISIC needs a smaller learning rate: what one member's ResNet-50 learns from a ninth of the images.
 
 ::
 

@@ -40,6 +40,11 @@ def taken(cells: Sequence[Result], at: int, *, both: bool) -> dict[str, list[flo
     return found
 
 
+def shares_taken(row: Row, cells: Sequence[Result]) -> dict[str, list[float]]:
+    """As `taken`, of a row of the plan."""
+    return taken(cells, row.at, both=row.row.startswith(PAIR))
+
+
 def paid(cells: Sequence[Result], at: int, rule: str, *, both: bool) -> list[float]:
     """What a rule pays the cheat for PHI, as a share of the budget; of a pair what it pays both."""
     found = []
@@ -79,7 +84,7 @@ def cheat_section(
             if row.dataset != dataset or not cells:
                 continue
             both = row.row.startswith(PAIR)
-            found = taken(cells, row.at, both=both)
+            found = shares_taken(row, cells)
             left = []
             for cell in cells:
                 own = totals(cell, row.at)
@@ -116,7 +121,7 @@ def flip_section(
                 of = datasets()[row.dataset]["short"] + (f", {row.row}" if row.row else "")
                 shown = [counts.get(score) for score in ("PHI sum", "ALPHA sum", "COS sum")]
                 body.append([of, utility, *("{} of {}".format(*one) if one else "" for one in shown)])
-    yield "PHI of accuracy is that of sharpened accuracy. The pools are class-balanced."
+    yield "PHI of accuracy is that of sharpened accuracy. The pools are class-balanced, but for whole test sets."
     yield ""
     yield from table(["data", "utility", "PHI sum", "ALPHA sum", "COS sum"], body)
 
@@ -129,7 +134,7 @@ def cheats(evidence: Evidence, facts: Facts, claims: Claims) -> None:
         if row.experiment != "tab-cheat" or not cells:
             continue
         both = row.row.startswith(PAIR)
-        found = taken(cells, row.at, both=both)
+        found = shares_taken(row, cells)
         share[row.dataset, row.row] = found
         name = datasets()[row.dataset]["short"]
         line = [name, row.row, str(len(cells)), *(percent(found[one]) for one in MEASURES)]

@@ -577,6 +577,42 @@ def test_a_row_without_the_experiments_settings_has_the_runs_of_another_table():
     assert rows["tab-phi", "lung_histology"].cells != rows["tab-error", "lung_histology"].cells
 
 
+def run_of(name, seed=0, *, phi=False, solo=False, truth=("mr-shapley",), mu=0.5, **special):
+    """A finished cell, as far as it says what it was asked for."""
+    rounds = [{"solo": [0.5]} if solo else {}]
+    settings = {"partition": {"mu": mu}, "scoring": {"truth": list(truth)}, "experiment": special}
+    made = {"name": name, "dataset": "cifar10", "subset": 9, "seed": seed, "settings": settings}
+    return made | {"phi": {"accuracy": [1]} if phi else {}, "utilities": {"accuracy": {"rounds": rounds}}}
+
+
+def test_a_score_that_runs_were_not_asked_for_is_taken_from_their_repeats():
+    from measures import repeats
+
+    asked = [run_of("one", solo=True), run_of("two", seed=1, solo=True)]
+    others = [
+        run_of("without truth", phi=True, truth=()),
+        run_of("other partition", phi=True, mu=0.1),
+        run_of("cheated", phi=True, cheat="pool"),
+        run_of("again", phi=True, games="additive", halves=True),
+        run_of("another seed", seed=2, phi=True),
+    ]
+    results = {one["name"]: one for one in (*asked, *others)}
+    found, mark = repeats(asked, results, "PHI sum")
+    assert ([one["name"] for one in found], mark) == (["again"], " ‡")
+    found, _ = repeats(asked, results, "PHI sum", compared=False)
+    assert [one["name"] for one in found] == ["without truth"]
+    assert repeats(asked, results, "MERIT") == (asked, "")
+    assert repeats(asked, {}, "PHI sum") == ([], "")
+    assert repeats(others[3:4], results, "PHI sum") == (others[3:4], "")
+
+
+def test_every_script_is_listed_with_what_it_is():
+    lines = (HERE / "README.md").read_text(encoding="utf-8").splitlines()
+    for file in HERE.glob("*.py"):
+        says = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))).splitlines()[0]
+        assert f"| `{file.name}` | {says} |" in lines
+
+
 def test_what_one_member_learns_alone():
     from alone import course
 

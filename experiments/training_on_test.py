@@ -1,8 +1,8 @@
-"""What training on the test set earns: ``examples/train_on_test.py``, with its shares kept as raw results.
+"""What training on the test set earns: the example train_on_test.py, its shares kept as raw results.
 
 ::
 
-    python experiments/cheat.py [--seeds 3]     # two minutes a seed on a CPU
+    python experiments/training_on_test.py [--seeds 3]     # two minutes a seed on a CPU
 """
 
 from __future__ import annotations
