@@ -26,7 +26,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 import numpy as np  # noqa: E402
 from cells import RESULTS, Result, Row, datasets, write_json  # noqa: E402
-from evidence import PAIR, TITLES, Claims, Evidence, Facts, agree, lines  # noqa: E402
+from evidence import PAIR, TITLES, Claims, Evidence, Facts, agree  # noqa: E402
 from grid import mean, text  # noqa: E402
 from measures import seeds, spread  # noqa: E402
 from retrained import standard_error, student  # noqa: E402
@@ -96,7 +96,6 @@ def other_images(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     sizes = [cell["test_images"] for cell in evidence.results.values()]
     expected, right = PAIR
     facts |= {
-        "halves table": lines(HEAD, rows(found)),
         "halves runs": str(len(raw["runs"])),
         "halves images": str(raw["images in a half"]),
         "halves larger": f"{min(sizes):,} to {max(sizes):,}",

@@ -135,7 +135,7 @@ def documents(rows: Sequence[Row], results: Mapping[str, Result], *, toy: bool =
             made[f"figures/{name}.csv"] = csv_text(lines_)
     if not toy:
         made["tables/coverage.md"] = "\n".join(coverage_section(rows, results)) + "\n"
-        made["FINDINGS.md"] = findings(rows, results, paper)
+        made |= findings(rows, results, paper)
     return made
 
 
