@@ -162,9 +162,9 @@ def elsewhere(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     claims["ISIC's models hardly learn at the paper's rate, and nearly all do at a tenth of it"] = (
         most < 1.5 / 8 and above > 0.9 * len(last["isic2019_slow"])
     )
-    facts["lung accuracy"] = spread(
-        [curve(c, "accuracy")[-1] for c in evidence.cells("tab-error", "lung_histology")]
-    )
+    for name, dataset in (("lung", "lung_histology"), ("two", "lung_two")):
+        cells = evidence.cells("tab-error", dataset)
+        facts[f"{name} accuracy"] = spread([curve(cell, "accuracy")[-1] for cell in cells])
     alone = json.loads(ALONE.read_text(encoding="utf-8"))
     facts["ISIC entropy"] = text(alone["entropy of the labels"], ".2f")
     way = "group normalisation, batches of 64, learning rate"
@@ -203,17 +203,17 @@ def directions(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     head += ["PHI of sharpened accuracy against accuracy's MR-SV", "alpha, accuracy"]
     facts["phi table"] = lines([*head, "sum of PHI / gain"], body)
     gaps = {utility: [mean(gap.tolist()) for gap in each] for utility, each in behind.items()}
-    largest = max(map(abs, gaps["expected-accuracy"]))
+    ahead = [-gap for gap in gaps["expected-accuracy"]]
     poorer = sum(gap > 0 for gap in gaps["accuracy"])
     facts |= {
         "phi lowest": f"{text(lowest[0], '.2f')} ({lowest[1]})",
         "phi sums": between(sums, ".2f"),
-        "phi gap": text(largest, ".2f"),
+        "phi gap": between(ahead, "+.2f"),
         "phi seeds": "{} to {}".format(*(of(map(len, behind[PAIR[0]])) for of in (min, max))),
         "phi data": str(len(body)),
         "phi behind": str(poorer),
     }
-    claims["PHI is as close to MR-SV of the expected accuracy as alpha, within 0.05"] = largest < 0.05
+    claims["PHI is as close to MR-SV of the expected accuracy as alpha, or closer"] = min(ahead) > -0.02
     claims["of accuracy, PHI is behind alpha on most datasets"] = poorer > len(body) / 2
     claims["no single dataset shows a difference of PHI and alpha beyond chance"] = all(
         student(gap) > 0.05 for gaps in behind.values() for gap in gaps
