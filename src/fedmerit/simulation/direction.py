@@ -449,7 +449,7 @@ def _on_cpu(blocks: Tensor) -> npt.NDArray[np.float32]:
     """Return the blocks in the CPU's memory.
 
     A copy from a GPU into fresh memory mostly waits for the system to hand out page after page; here all
-    threads ask for the pages first (8 blocks of 4.2 million: 0.02 s in the place of 0.12 s on an H200's host).
+    threads ask for the pages first (8 blocks of 4.2 million: 0.02 s in the place of 0.12 s beside an H200).
     """
     found: npt.NDArray[np.float32] = torch.empty(blocks.shape).fill_(0.0).copy_(blocks).numpy()
     return found
