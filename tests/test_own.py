@@ -638,6 +638,9 @@ def test_a_category_may_be_a_number_or_be_called_none(tmp_path):
     assert len(found.y_train) + len(found.y_test) == 12
     assert set(np.unique(found.x_train)) == {0, 1}
     assert found.x_train.shape[1] == 4
+    holes = "s,y\n" + "".join(f"{('a', '', 'NA', 'b')[i % 4]},{i % 2}\n" for i in range(24))
+    empty = table(tmp_path, holes, categories="one-hot", missing="mean")  # all empty cells are one category
+    assert empty.x_train.shape[1] == 3
     hot = table(tmp_path, smoking, categories="one-hot")  # numbers stay numbers
     assert hot.x_train.shape[1] == 3
 
