@@ -43,8 +43,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedmerit.config import SCALED, WHOLE, load_object
+from fedmerit.config import load_object
 from fedmerit.errors import ConfigError, DataError, ReportError
+from fedmerit.limits import SCALED, WHOLE
 from fedmerit.protocol.direction import deal
 from fedmerit.scoring.metrics import BLOCKS, auc, c_index, f1, jackknife, value
 from fedmerit.simulation.losses import class_logits, fitted
