@@ -195,6 +195,13 @@ def write_one(folder: Path, result: Result) -> Path:
     return file
 
 
+def write_json(file: Path, found: Mapping[str, Any]) -> None:
+    """Write what a script beside the plan found, for people to read too."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(file)
+
+
 # ------------------------------------------------------------------------------------------------ cost
 
 

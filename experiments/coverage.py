@@ -29,7 +29,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 import numpy as np  # noqa: E402
 import numpy.typing as npt  # noqa: E402
-from cells import Result, Row, datasets  # noqa: E402
+from cells import Result, Row, datasets, write_json  # noqa: E402
 from grid import text  # noqa: E402
 from sections import Lines, done, table  # noqa: E402
 
@@ -532,7 +532,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for kind, count in DESIGNS
     ]
     made = {"cells": found, "designs": designs}
-    options.out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    write_json(options.out, made)
     return 0
 
 

@@ -165,6 +165,7 @@ def run_cell(
                 "utilities": _utilities(document, engine.renormalised, engine.other_truth),
                 "phi": _phi(engine.phi.rounds),
                 "phi_without": {name: str(error) for name, (error, _) in engine.phi.without.items()},
+                "halves": engine.halves.kept() if engine.halves else {},
                 "whole_run": _short(engine.whole_run),
                 "retrained": _retrained(folder / "run" / "tables" / "retrained.npz"),
                 "sampling_error": _sampling_error(folder / "run" / "tables"),
