@@ -33,10 +33,11 @@ from fedmerit.cli.base import (
     write,
 )
 from fedmerit.cli.score import tell_read
-from fedmerit.config import SCHEMA, Config, asked_for, of_folder, written
+from fedmerit.config import SCHEMA, Config, asked_for, of_folder
 from fedmerit.errors import ConfigError, FedmeritError
 from fedmerit.notes import words
 from fedmerit.scoring.files import LEDGER
+from fedmerit.toml_values import written
 
 # ------------------------------------------------------------------------------------------------ the page
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from fedmerit.config import VERSION, of_folder, written
+from fedmerit.config import VERSION, of_folder
 from fedmerit.errors import FedmeritError, InputError, MissingExtra, StoreError
 from fedmerit.heading import Heading, file_part
 from fedmerit.notes import LANGUAGES, capital, day, formatted, speaking, words
@@ -43,6 +43,7 @@ from fedmerit.scoring.convergence import FEWEST_ROUNDS
 from fedmerit.scoring.share_intervals import STEP, Spans
 from fedmerit.scoring.spreadsheets import FOUND_OUT, SheetForm
 from fedmerit.storage.run_folder import write
+from fedmerit.toml_values import written
 
 if TYPE_CHECKING:
     import jinja2
