@@ -6,9 +6,8 @@ import json
 import shutil
 
 import pytest
-from typer.testing import CliRunner
 
-from fedmerit.cli import app
+from command_line import call
 from fedmerit.cli.base import errors_as_messages
 
 SILENT = """round,client,silent,empty,grand,alone,without
@@ -19,10 +18,6 @@ SILENT = """round,client,silent,empty,grand,alone,without
 2,B,,0.4,0.6,0.5,0.5
 2,Eve,yes,0.4,0.6,,
 """
-
-
-def call(*arguments):
-    return CliRunner().invoke(app, [str(one) for one in arguments])
 
 
 def failure(*arguments):

@@ -11,35 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from command_line import FEDMERIT, TINY, shell
 from fedmerit.cli.base import WORK
 from fedmerit.errors import FileFormatError
 from fedmerit.report import machine
 from fedmerit.report.exports import replay
 
-FEDMERIT = [sys.executable, "-c", "from fedmerit.cli import main; main()"]
-TINY = """
-[data]
-test_size = 50
-[partition]
-clients = 3
-scheme = "sizes"
-sizes = [40, 30, 50]
-[model]
-name = "mlp"
-[training]
-rounds = {rounds}
-local_epochs = 1
-[scoring]
-method = "settled"
-"""
-
-
-def shell(*arguments):
-    return subprocess.run([*FEDMERIT, *map(str, arguments)], capture_output=True, text=True, check=False)
-
 
 def settings(path, rounds):
-    path.write_text(TINY.format(rounds=rounds))
+    path.write_text(TINY.replace("rounds = 2", f"rounds = {rounds}") + '[scoring]\nmethod = "settled"\n')
     return path
 
 

@@ -367,7 +367,7 @@ class Config:
         """Yield section, key, value and type of every setting."""
         for section in SECTIONS:
             part = getattr(self, section)
-            for key, hint in typing.get_type_hints(type(part)).items():
+            for key, hint in _hints(part.__class__).items():
                 yield section, key, getattr(part, key), hint
 
 
@@ -516,7 +516,7 @@ def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
         )
     for override in overrides:
         _override(tree, override)
-    kinds = typing.get_type_hints(Config)
+    kinds = _hints(Config)
     for name, given in tree.items():
         if name not in SECTIONS:
             raise ConfigError(
@@ -561,8 +561,14 @@ def unsettled_for(scoring: Scoring) -> Literal["", "utilities", "game"]:
     return "game" if scoring.game == "renormalised" else ""
 
 
+@cache
+def _hints(kind: type) -> Mapping[str, Any]:
+    """Return the type of every field of a section."""
+    return types.MappingProxyType(typing.get_type_hints(kind))
+
+
 def _section(name: str, kind: type, given: Mapping[str, Any]) -> Any:
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     for key, value in given.items():
         if key not in hints:
             asked = _near(key, hints)

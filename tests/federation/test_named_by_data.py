@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from fedmerit.cli import app
+from command_line import call
 from fedmerit.config import from_dict, load, recorded_hash, written
 from fedmerit.data import Dataset, save
 from fedmerit.data import load as load_data
@@ -32,10 +31,6 @@ SMALL = {
     "training": {"rounds": 2, "local_epochs": 1, "batch_size": 16},
     "scoring": {"method": "reports"},
 }
-
-
-def call(*arguments):
-    return CliRunner().invoke(app, [str(one) for one in arguments])
 
 
 def write_npz(path, groups, *, flipped=(), size=None):

@@ -20,6 +20,8 @@ from fedmerit.errors import InputError, ReportError, ValueRefused
 
 def is_number(value: Any) -> bool:
     """Return whether this is one real number; text and booleans are not, though float() would take them."""
+    if type(value) is float:
+        return True
     if hasattr(value, "__array__"):  # numpy scalars, and tensors without an axis
         return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf"
     return isinstance(value, Real | Decimal) and not isinstance(value, bool)
@@ -42,6 +44,8 @@ def sequence(values: Any, what: str) -> npt.NDArray[Any] | Sequence[Any]:
 
     Mappings, sets, iterators and text are refused.
     """
+    if type(values) is list and values and all(type(one) is float for one in values):
+        return np.array(values)  # the usual case, from a file
     if np.ma.is_masked(values):
         raise ReportError(f"{what}: expected a number in every place, got an array with masked entries")
     if hasattr(values, "__array__"):

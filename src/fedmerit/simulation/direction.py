@@ -111,7 +111,7 @@ class Direction:
         total = torch.zeros(len(self.blocks), len(rows), dtype=torch.float64, device=self.blocks.device)
         for start in range(0, length, _COLUMNS):
             part = slice(start, start + _COLUMNS)
-            moves = torch.stack([row[part].to(total.device, torch.float64) for row in rows])
+            moves = torch.stack([row[part].to(total.device).double() for row in rows])  # widened over there
             total += self.blocks[:, part].double() @ moves.T
         found: npt.NDArray[np.float64] = total.cpu().numpy()
         return found
