@@ -547,6 +547,14 @@ def test_a_score_is_compared_with_the_other_half():
     assert near(runs, "ALPHA sum", "accuracy", "accuracy", other=True) == [-1.0]
 
 
+def test_a_run_in_which_members_do_not_differ_has_no_agreement():
+    from other_images import differs
+
+    half, flat = {"ALPHA sum": [0.1, 0.2], "MR-SV": [0.2, 0.1]}, {"ALPHA sum": [0.1, 0.1], "MR-SV": [0, 1]}
+    assert differs({"accuracy": [half, half]})
+    assert not differs({"accuracy": [half, half], "expected-accuracy": [half, flat]})
+
+
 def test_paragraphs_are_set_anew_and_nothing_else():
     from findings import reflowed
 
