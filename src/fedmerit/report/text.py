@@ -278,6 +278,22 @@ def settlement_sentences(facts: Facts) -> list[str]:
     return said
 
 
+def signed_by(facts: Facts) -> str:
+    """Return who signed what the decision rests on; empty if that is unknown."""
+    known = {line.code: line.values for line in facts.source.checks}
+    masked = (facts.source.settings or {}).get("secure_aggregation", {}).get("enabled", True)
+    if "unsigned" in known or not masked:
+        return words("money.signed-not")
+    if facts.source.rehearsal:
+        return words("money.signed-rehearsal")
+    if facts.settled:
+        account = facts.source.accounts[-1]
+        return words("money.countersigned", count=len(account.countersigned), n=len(facts.source.clients))
+    if "heads" in known:
+        return words("money.signed", count=known["heads"]["signed"], n=known["heads"]["members"])
+    return words("money.signed-none") if "heads-none" in known else ""
+
+
 # --------------------------------------------------------------------------------------------------- terms
 
 

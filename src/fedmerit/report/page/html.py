@@ -114,12 +114,17 @@ def for_coordinator(path: Path) -> str:
     return words("file.private", path=path)
 
 
-def refreshed(folder: Path) -> str:
-    """Rewrite the pages beside a run's scores if there are any; return what was done, or an empty string."""
-    return "\n".join(map(_refreshed, sorted(folder.glob("page*.html"))))
+def refreshed(folder: Path, language: str | None = None) -> str:
+    """Rewrite the pages beside a run's scores if there are any; return what was done, or an empty string.
+
+    Args:
+        folder: of the run.
+        language: of the pages; by default each stays in its own.
+    """
+    return "\n".join(_refreshed(path, language) for path in sorted(folder.glob("page*.html")))
 
 
-def _refreshed(path: Path) -> str:
+def _refreshed(path: Path, language: str | None) -> str:
     folder, there = path.parent, path.read_text(encoding="utf-8", errors="replace")
     if not _ours(there):
         return words("file.not-ours", path=path)
@@ -128,7 +133,7 @@ def _refreshed(path: Path) -> str:
     try:
         hidden = any(mark in there for mark in HIDDEN)
         spoken_there = next((one for one in LANGUAGES if f'<html lang="{one}"' in there), LANGUAGES[0])
-        write(path, page(folder, pseudonyms=hidden, language=spoken_there).encode())
+        write(path, page(folder, pseudonyms=hidden, language=language or spoken_there).encode())
     except (FedmeritError, OSError) as error:
         return words("file.old-failed", path=path, why=error)
     return words("file.shows", path=path)
@@ -192,9 +197,13 @@ def facts_of(
     heading: Heading | None = None,
 ) -> Facts:
     """Return the facts of a page; arguments as in :func:`page`."""
-    original = read_source(path, form)
+    original, asked = read_source(path, form), heading or Heading()
     source = pseudonymised(original) if pseudonyms else original
-    return Facts(replace(source, heading=(heading or Heading()).over(source.heading)), original)
+    facts = Facts(replace(source, heading=asked.over(source.heading)), original)
+    one, currency = facts.decision, facts.source.heading.currency
+    if one and one.heading.currency not in ("", currency):
+        raise InputError(f"currency: decision {one.number} is in {one.heading.currency}, got {currency}")
+    return facts
 
 
 def render(facts: Facts) -> str:

@@ -27,6 +27,7 @@ from fedmerit.report.text import (
     noun,
     on_page,
     settlement_sentences,
+    signed_by,
     spoken,
     sure_worth,
     unit_values,
@@ -128,7 +129,7 @@ def opening(facts: Facts) -> list[str]:
     if one is None:
         return lede(facts)
     said = [decision(facts)[0], _change(facts), *_rounds_left_out(facts), *money.sure(facts, one)]
-    said += [money.worse(facts), *_silent(facts), money.signed_by(facts)]
+    said += [money.worse(facts), *_silent(facts), signed_by(facts)]
     return [text for text in said if text]
 
 
@@ -147,7 +148,7 @@ def lede(facts: Facts) -> list[str]:
 
 def _rounds_left_out(facts: Facts) -> Iterator[str]:
     """Yield which rounds are not scored, and why; `notes` leaves that to the opening."""
-    return map(sentence, in_words((), facts.source.unreported))
+    return map(sentence, in_words(tuple(facts.source.aborted), facts.source.unreported))
 
 
 def _silent(facts: Facts) -> Iterator[str]:
@@ -322,7 +323,7 @@ def decision(facts: Facts) -> list[str]:
     """Return what was decided in one sentence, then the terms."""
     one, terms = facts.decision, facts.terms
     assert one is not None
-    planned, budget = facts.source.planned or 0, money_text(one.paid.budget, one.heading.currency)
+    planned, budget = facts.source.planned or 0, money_text(one.paid.budget, facts.source.heading.currency)
     if one.after:
         each, runs = (
             tuple(words("pay.run", run=run, head=head) for run, head in one.after),
