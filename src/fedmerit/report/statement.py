@@ -34,6 +34,7 @@ from fedmerit.report.text import (
     spoken,
     spoken_list,
     sure_worth,
+    unbroken,
     worth,
 )
 from fedmerit.scoring.files import LEDGER
@@ -179,7 +180,7 @@ def _table(rows: Sequence[Row]) -> str:
 
 
 def _marked(text: str) -> str:
-    return escape(text).translate(_TAGS)
+    return escape(unbroken(text)).translate(_TAGS)
 
 
 def _blocks(facts: Facts, client: str, marks: Mapping[str, str]) -> Iterator[Block]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING
@@ -103,7 +104,9 @@ def level_change(facts: Facts, value: float, *, sign: str = "+") -> str:
 def money_text(amount: Decimal, currency: str = "") -> str:
     """Return an amount of money, with its currency if that is known."""
     told = formatted(amount, ",.2f")
-    return words("number.money", amount=told, currency=currency) if currency else told
+    if not currency:
+        return told
+    return words("number.money" if currency.isalpha() else "number.sign", amount=told, currency=currency)
 
 
 def rank_text(one: Standing) -> str:
@@ -159,6 +162,19 @@ def apart_text(apart: PaidApart, divided: Mapping[str, float], names: Mapping[st
 def samples_text(samples: float | None) -> str:
     """Return a number of samples, or a dash."""
     return "-" if samples is None else f"{samples:.0f}"
+
+
+_BREAKS = re.compile(r"(?<=[0-9]) (?=[%±])|(?<=±) (?=[0-9])|(?<=95)-(?=%)|(?<=95-%)-(?=[A-Za-z])")
+"""Where a line must not break: in 95 %, in 0.2 ± 0.1, and in the German 95-%-Intervall."""
+
+
+def unbroken(text: str) -> str:
+    """Return text for HTML in which no line breaks within a number and its sign.
+
+    >>> unbroken("95 % of 0.2 ± 0.1"), unbroken("95-%-Intervall")
+    ('95\\xa0% of 0.2\\xa0±\\xa00.1', '95\u2011%\u2011Intervall')
+    """
+    return _BREAKS.sub(lambda found: "\u2011" if found[0] == "-" else "\u00a0", text)
 
 
 # --------------------------------------------------------------------------------------------------- names

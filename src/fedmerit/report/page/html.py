@@ -37,6 +37,7 @@ from fedmerit.report.text import (
     spoken,
     sure_share_text,
     sure_worth,
+    unbroken,
     worth,
 )
 from fedmerit.scoring.convergence import FEWEST_ROUNDS
@@ -163,6 +164,8 @@ BUDGET = "10000.00"
 """The budget on the page until the reader types another, if there is no decision with a budget."""
 MOST_NOTES = 12
 """The most notes, and sentences on members who were away, that are shown at once."""
+MOST_COLUMNS = 10
+"""The most members in the columns of a table on paper."""
 MOST_CELLS = 4000
 """The most cells in a table of members and rounds; larger tables are only in scores.csv."""
 
@@ -253,6 +256,7 @@ def render(facts: Facts) -> str:
         checks=[line for line in facts.source.checks if line.code != "head"],  # shown separately
         small=folded.ends(list(facts.courses), charts.MOST_SMALL),
         most_notes=MOST_NOTES,
+        most_columns=MOST_COLUMNS,
         most_bars=charts.MOST_BARS,
         brackets=0 < sum(len(group) > 1 for group in facts.groups) <= charts.MOST_BRACKETS,
         cells=len(facts.courses) <= folded.MOST and len(facts.courses) * len(facts.shown) <= MOST_CELLS,
@@ -326,7 +330,12 @@ def _page(
     script = "\n".join([_asset("vega.js"), _DATA, *map(_asset, scripts), _asset("charts.js")])
     loader = jinja2.FunctionLoader(_asset)
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=loader
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=loader,
+        finalize=_shown,
     )
     environment.filters |= {
         "spoken": spoken,
@@ -360,7 +369,12 @@ def _marked(code: str, **values: Any) -> Any:
     from markupsafe import Markup, escape
 
     escaped = {key: escape(value) if isinstance(value, str) else value for key, value in values.items()}
-    return Markup(words(code, _HTML, **escaped))  # noqa: S704 - the catalogue is ours
+    return Markup(unbroken(words(code, _HTML, **escaped)))  # noqa: S704 - the catalogue is ours
+
+
+def _shown(value: Any) -> Any:
+    """Return what a template writes for a value: in text, no line breaks within a number and its sign."""
+    return unbroken(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def _script_words() -> dict[str, str]:
