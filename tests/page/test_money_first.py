@@ -77,6 +77,20 @@ def test_every_member_has_one_reason(folder):
     assert re.fullmatch(r"added [\d.]+ points", why["Castle"])
 
 
+def test_a_reason_names_the_measure_if_it_has_no_points(tmp_path):
+    why = money.reasons(facts_of(write_scores(tmp_path, utility="auc")))
+    assert why["North"] == "added 0.2400 (AUC)"
+    assert why["West"] == "-0.0600 (AUC): made the model worse"
+
+
+@pytest.mark.parametrize("rule", ["fair", "shrunk", "fenced", "impartial", "equal"])
+def test_the_opening_says_in_short_what_the_rule_does(folder, rule):
+    decide(folder, rule=rule)
+    told = text.opening(facts_of(folder))
+    assert f"by the rule “{rule}”" in told[0]
+    assert re.match("(Each|No|All) .*(share|members)", told[1])
+
+
 def test_all_alike_and_nobody_have_headlines_of_their_own(folder):
     same, _ = decide(folder, rule="equal")
     assert text.title(facts_of(folder)) == "All five members are paid the same: 200.00\u00a0EUR each"

@@ -20,6 +20,7 @@ from fedmerit.report.text import (
     share_text,
     signed,
     span_text,
+    spoken,
     worth,
 )
 from fedmerit.scoring.rewards import Payouts, payouts
@@ -114,7 +115,10 @@ def _named(facts: Facts, client: str, reason: str) -> str:
 
 
 def _reason(facts: Facts, one: Standing) -> str:
-    added, plus = worth(facts, one.total, unit=True), worth(facts, one.total, unit=True, sign="")
+    added, plus = (worth(facts, one.total, unit=True, sign=sign) for sign in ("+", ""))
+    if facts.unit == 1 and facts.utility:
+        measure = spoken(facts.utility)
+        added, plus = (words("number.measured", value=value, measure=measure) for value in (added, plus))
     if facts.decision is not None and facts.terms.rule == "equal":
         return words("reason.equal", added=added)
     if one.client in facts.harmful:

@@ -130,7 +130,8 @@ def opening(facts: Facts) -> list[str]:
     one = facts.decision
     if one is None:
         return lede(facts)
-    said = [decision(facts)[0], _change(facts), *_rounds_left_out(facts), *money.sure(facts, one)]
+    rule = words(f"rule-in-short.{facts.terms.rule}", score=noun(facts.terms.score))
+    said = [decision(facts)[0], rule, _change(facts), *_rounds_left_out(facts), *money.sure(facts, one)]
     said += [money.worse(facts), *_silent(facts), signed_by(facts)]
     return [text for text in said if text]
 
