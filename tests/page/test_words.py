@@ -44,6 +44,7 @@ BY_KEY = {
     },
     "lie": {"stated", "pair", "masked", "range", "sum"},
     "rule": {*get_args(Rule)},
+    "rule-in-short": {*get_args(Rule)},
     "status": {"none", *get_args(Status)},
     "status-short": {"none", *get_args(Status)},
     "why": MISSED,

@@ -457,6 +457,7 @@ DEMO: dict[str, Any] = {
     "model": {"name": "mlp"},
     "training": {"rounds": 6, "local_epochs": 3},
     "scoring": {"method": "settled"},
+    "report": {"consortium": "Six hospitals", "currency": "EUR"},
 }
 """Six hospitals, one of which has mostly noise for labels."""
 LIAR: dict[str, Any] = {
