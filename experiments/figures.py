@@ -227,8 +227,8 @@ def misbeh(rows: Rows) -> alt.TopLevelMixin:
         title=alt.Title(
             "How often the label flipper gets the lowest score",
             subtitle=[
-                "orange: the paper, whose utility is not named; blue: ours, with exact 95 % intervals, summed over "
-                "the rounds but for LOO, FP and EE",
+                "orange: the paper, whose utility is not named; blue: ours, with exact 95 % intervals; LOO, "
+                "FP and EE of the last round, the others summed over the rounds",
                 "*: some of them only because the sign of FP or EE had turned; ren.: the renormalised game",
                 f"the paper's COS is of models, ours of updates; {DATA}",
             ],

@@ -331,7 +331,8 @@ def federation(cell: Result) -> str:
     asked = ("games", "phi", "loop", "halves", "innovation")
     special = settings.pop("experiment", {})
     kept = {key: value for key, value in special.items() if key not in asked}
-    return json.dumps([cell["dataset"], cell["subset"], settings, kept, cell["seed"]], sort_keys=True)
+    what = json.dumps([cell["dataset"], cell["subset"], settings, kept, cell["seed"]], sort_keys=True)
+    return str(json.loads(what, parse_float=lambda given: grid(float(given))))
 
 
 def repeats(

@@ -27,7 +27,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 import numpy as np  # noqa: E402
 from cells import RESULTS, Result, Row, datasets, write_json  # noqa: E402
 from evidence import PAIR, TITLES, Claims, Evidence, Facts, agree  # noqa: E402
-from grid import mean, text  # noqa: E402
+from grid import mean, settled, text  # noqa: E402
 from measures import seeds, spread  # noqa: E402
 from retrained import standard_error, student  # noqa: E402
 from sections import Lines, done, table  # noqa: E402
@@ -131,9 +131,16 @@ def groups(rows_: Sequence[Row], results: Mapping[str, Result]) -> Iterator[tupl
     yield "Fashion-MNIST, an MLP", str(len(raw["runs"])), raw["images in a half"], raw["runs"]
     for row in rows_:
         if row.experiment == "other-images" and (cells := done(row, results)):
-            runs = [{"seed": cell["seed"], "utilities": cell["halves"]} for cell in cells]
-            half = cells[0]["test_images"] // 2
-            yield datasets()[row.dataset]["short"], seeds(cells), half, runs
+            told = [cell for cell in cells if differs(cell["halves"])]
+            runs = [{"seed": cell["seed"], "utilities": cell["halves"]} for cell in told]
+            if runs:
+                yield datasets()[row.dataset]["short"], seeds(told), cells[0]["test_images"] // 2, runs
+
+
+def differs(halves: Mapping[str, Any]) -> bool:
+    """Whether members differ by every score on every half: a constant has no Spearman."""
+    every = (values for both in halves.values() for half in both for values in half.values())
+    return all(len(np.unique(settled(values))) > 1 for values in every)
 
 
 def lines_by_data(rows_: Sequence[Row], results: Mapping[str, Result]) -> Lines:

@@ -166,6 +166,10 @@ def readme(
     lines += lines_by_data(rows, results)
     lines += ["## Detection, weights, cheats, influence", "", *detection_lines(rows, results, paper)]
     lines += other_lines(rows, results, paper)
+    lines += ["## Figures", "", "In the paper's layout, with its own numbers beside ours:", ""]
+    shown = {"fig-perf": "fig:perf_cifar_isic", "fig-misbeh": "fig:misbeh_cifar_isic"}
+    shown |= {"fig-illustrate": "fig:illustrate", "retrained": "the retrained Shapley value"}
+    lines += [f"![{title}](figures/{name}.png)\n" for name, title in shown.items()]
     lines += ["## What was not run", "", *missing(rows, results)]
     lines += list(unlisted(rows, results))
     lines += ["## The scripts", "", *scripts()]

@@ -18,13 +18,11 @@ from fedmerit.cli.run import DEMO, commented_config
 from fedmerit.config import (
     SCHEMA,
     SECTIONS,
-    STAGES,
     Config,
     Partition,
     Scoring,
     Training,
     asked_for,
-    check_schedule,
     difference,
     from_dict,
     load,
@@ -32,6 +30,7 @@ from fedmerit.config import (
     recorded_hash,
 )
 from fedmerit.errors import ConfigError
+from fedmerit.limits import STAGES, check_schedule
 from fedmerit.scoring.validate import two_spellings
 from raising import raises
 

@@ -123,6 +123,7 @@ def moved(found, draw):
 def test_no_character_hangs_on_the_last_bits_of_a_number(raw, seed, tmp_path, monkeypatch):
     import cells
     import claims
+    import coverage
     import other_images
     import tables
     import uses
@@ -131,7 +132,7 @@ def test_no_character_hangs_on_the_last_bits_of_a_number(raw, seed, tmp_path, mo
 
     def otherwise(found):
         """All numbers of a file up, all down, or each its own way."""
-        ways = chance.choice(((1e-13,), (-1e-13,), (1e-13, -1e-13)))
+        ways = chance.choice(((1e-12,), (-1e-12,), (1e-12, -1e-12)))
         return moved(found, lambda: chance.choice(ways))
 
     runs, others = raw
@@ -140,6 +141,7 @@ def test_no_character_hangs_on_the_last_bits_of_a_number(raw, seed, tmp_path, mo
     monkeypatch.setattr(claims, "ALONE", tmp_path / claims.ALONE.name)
     monkeypatch.setattr(uses, "CHEAT", tmp_path / uses.CHEAT.name)
     monkeypatch.setattr(other_images, "RAW", tmp_path / other_images.RAW.name)
+    monkeypatch.setattr(coverage, "OUT", tmp_path / coverage.OUT.name)
     made = tables.documents(cells.plan(), {name: otherwise(found) for name, found in runs.items()})
     assert len(made) > 14
     for name, text in made.items():
@@ -543,6 +545,14 @@ def test_a_score_is_compared_with_the_other_half():
     runs = [{"utilities": {"accuracy": [first, second]}}]
     assert near(runs, "ALPHA sum", "accuracy", "accuracy", other=False) == [1.0]
     assert near(runs, "ALPHA sum", "accuracy", "accuracy", other=True) == [-1.0]
+
+
+def test_a_run_in_which_members_do_not_differ_has_no_agreement():
+    from other_images import differs
+
+    half, flat = {"ALPHA sum": [0.1, 0.2], "MR-SV": [0.2, 0.1]}, {"ALPHA sum": [0.1, 0.1], "MR-SV": [0, 1]}
+    assert differs({"accuracy": [half, half]})
+    assert not differs({"accuracy": [half, half], "expected-accuracy": [half, flat]})
 
 
 def test_paragraphs_are_set_anew_and_nothing_else():

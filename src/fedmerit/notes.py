@@ -415,6 +415,16 @@ def nearest(name: str, known: Iterable[str], *, likeness: float = 0.6, exact: in
     return folded[close[0]] if close else ""
 
 
+def meant(name: str, known: Iterable[str]) -> str:
+    """Return a question for messages that names the known name closest to this one; empty if none is close.
+
+    >>> meant("round", ["rounds", "lr"])
+    ' (did you mean rounds?)'
+    """
+    close = nearest(name, known)
+    return f" (did you mean {close}?)" if close else ""
+
+
 def _folded(name: str) -> str:
     return re.sub(r"[\s_-]+", "_", name.strip().casefold())
 

@@ -404,7 +404,7 @@ def _record(
         recorded += f", in place of decision {decision.replaces}"
     if not new:
         recorded = f"decision {decision.number}, record {decision.record} of the ledger, is unchanged"
-    shown = refreshed(folder)
+    shown = refreshed(folder, language)
     lines = [f"{recorded}; {count} statements in {folder / 'statements'}", *([shown] if shown else [])]
     return "\n".join([*([renewed] if renewed else []), *lines, f"head: {head}"])
 

@@ -35,7 +35,7 @@ from fedmerit.config import load_object
 from fedmerit.data.dataset import Dataset, Groups, arrays, rows, sheet
 from fedmerit.data.tables import table
 from fedmerit.errors import DataError, FedmeritError, MissingExtra
-from fedmerit.notes import nearest
+from fedmerit.notes import meant
 from fedmerit.protocol.pool import Images, Labels
 from fedmerit.scoring.amounts import readings
 from fedmerit.scoring.validate import spelled, two_spellings
@@ -560,7 +560,7 @@ def load(name: str, path: str | Path | None = None, **options: Any) -> Dataset:
     for key in options:
         if key not in known:
             allowed = f"expected one of {', '.join(known)}" if known else "it has none"
-            asked = f" (did you mean {near!r}?)" if (near := nearest(key, known)) else ""
+            asked = meant(key, known)
             raise DataError.at("data.options", f"{name!r} has no option {key!r}{asked}: {allowed}")
     needed = [key for key, one in taken.items() if one.default is one.empty and key not in ("path", *options)]
     if needed:

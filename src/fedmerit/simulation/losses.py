@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedmerit.config import LOSSES, load_object
+from fedmerit.config import load_object
 from fedmerit.errors import ConfigError, DataError, FedmeritError
+from fedmerit.limits import LOSSES
 
 Labels = npt.NDArray[Any]
 

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from fedmerit import data
-from fedmerit.config import Config, check_schedule, of_folder, resumed, unsettled_for, usual_schedule
+from fedmerit.config import Config, of_folder, resumed, unsettled_for
 from fedmerit.data.dataset import Dataset, pool_order
 from fedmerit.data.partitions import ClientData
 from fedmerit.errors import ConfigError, DataError, FedmeritError
 from fedmerit.identity import canonical, seed_from
+from fedmerit.limits import check_schedule, usual_schedule
 from fedmerit.notes import Note, numbered, planted
 from fedmerit.protocol.outcome import Model, PerSample
 from fedmerit.protocol.pool import Images, Labels, Pool, Slice

@@ -43,9 +43,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedmerit.config import SCALED, WHOLE, load_object
+from fedmerit.config import load_object
 from fedmerit.errors import ConfigError, DataError, ReportError
-from fedmerit.notes import nearest
+from fedmerit.limits import SCALED, WHOLE
+from fedmerit.notes import meant
 from fedmerit.protocol.direction import metric_blocks
 from fedmerit.scoring.metrics import auc, c_index, f1, jackknife, value
 from fedmerit.simulation.losses import class_logits, fitted
@@ -174,7 +175,7 @@ def resolve(name: str | Utility, *, scale: float = 0.0, whole: Sequence[str] = (
         return UTILITIES.get(name) or METRICS[name]
     if ":" not in name:
         known = (*UTILITIES, *SCALED, *METRICS)
-        asked = f" (did you mean {meant}?)" if (meant := nearest(name, known)) else ""
+        asked = meant(name, known)
         raise ConfigError.at(
             "scoring.utilities", f"expected {', '.join(known)} or 'module:function', got {name!r}{asked}"
         )
