@@ -92,6 +92,8 @@ def test_a_decision_records_the_currency_of_its_budget(tmp_path):
     from fedmerit.verify import read_run
 
     assert read_run(folder)[1][-1].heading.currency == "EUR"
+    assert read_run(folder)[1][-1].paid.currency == "EUR"
+    assert "the division of 1,234.50 EUR by the rule equal" in call("verify", folder).output
     other = call("rewards", folder, "--budget", "1234.5 EUR", "--rule", "equal", "--currency", "USD")
     assert "--budget: expected an amount in USD, got one in EUR" in str(other.exception)
     again = call("rewards", folder, "--budget", "1234.5", "--rule", "equal", "--currency", "EUR").output

@@ -397,7 +397,7 @@ def load_key(path: str | os.PathLike[str]) -> Ed25519PrivateKey:
             data = file.read(MOST_BYTES)
     except OSError as error:
         raise KeyFileError(f"{path}: cannot read the private key: {error.strerror}") from None
-    if os.name == "posix" and mode & 0o077:
+    if b"PRIVATE KEY-----" in data and os.name == "posix" and mode & 0o077:
         raise KeyFileError(f"{path}: a private key must have mode 600, got {mode:o}; run: chmod 600 {path}")
     try:
         key = serialization.load_pem_private_key(data, password=None)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from command_line import call
-from fedmerit.config import from_dict, load, recorded_hash, written
+from fedmerit.config import from_dict, load, recorded_hash
 from fedmerit.data import Dataset, save
 from fedmerit.data import load as load_data
 from fedmerit.errors import ConfigError, DataError, LedgerError, StoreError
@@ -20,6 +20,7 @@ from fedmerit.scoring.validate import two_spellings
 from fedmerit.simulation.plan import plan
 from fedmerit.simulation.run import Rehearsal, run
 from fedmerit.simulation.setup import prepare, read, resolve
+from fedmerit.toml_values import written
 from fedmerit.verify import verify_folder
 from raising import raises
 

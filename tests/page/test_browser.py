@@ -432,3 +432,58 @@ def test_figures_have_the_colours_of_the_light_page():
         LIGHT.items()
         <= dict(re.findall(r"(--[a-z]+): (#[0-9a-f]{6})", style.split("@media screen", 1)[0])).items()
     )
+
+
+PAPER = 688
+"""Pixels between the margins of A4, across; 1001 down."""
+NAMES = (LONG, "Donaudampfschifffahrtsgesellschaftskrankenhaus", "Harbour", "Kantonsspital Basel")
+
+
+@pytest.fixture
+def long_names(tmp_path):
+    path = tmp_path / "long.html"
+    path.write_text(page(write_scores(tmp_path, NAMES, companion=True), language="de"), encoding="utf-8")
+    return path
+
+
+def on_paper(tab):
+    tab.set_viewport_size({"width": PAPER, "height": 1001})
+    tab.emulate_media(media="print")
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+
+
+def test_nothing_is_cut_off_on_paper(long_names, decided, opened):
+    for path in (long_names, decided[0]):
+        tab = opened(path)
+        on_paper(tab)
+        assert tab.evaluate("document.documentElement.scrollWidth") <= PAPER
+        right = "all => Math.max(...all.map(one => one.getBoundingClientRect().right))"
+        assert tab.eval_on_selector_all("table, th, td, .chart, p", right) <= PAPER + 1
+
+
+def test_the_last_page_on_paper_has_settings_and_footer(decided, opened):
+    tab = opened(decided[0])
+    on_paper(tab)
+    ends = "[document.querySelector({!r}).getBoundingClientRect().top, document.querySelector('footer')"
+    top, bottom = tab.evaluate(ends.format(".settings") + ".getBoundingClientRect().bottom]")
+    assert bottom - top < 1001
+    size = "all => [...new Set(all.map(one => parseFloat(getComputedStyle(one).fontSize)))]"
+    (body,) = tab.eval_on_selector_all("body", size)
+    assert max(tab.eval_on_selector_all(".quiet, figcaption, td, th", size)) <= body  # small print is small
+    assert tab.eval_on_selector_all(".small > div", "all => getComputedStyle(all[0]).breakInside") == "avoid"
+
+
+def test_long_names_leave_room_for_the_reasons_and_short_ones_stay_whole(long_names, opened):
+    tab = opened(long_names)
+    room = tab.eval_on_selector("#paid .scroll", "one => [one.scrollWidth, one.clientWidth]")
+    assert room[0] <= room[1]
+    tab = opened(long_names, 390)
+    lines = """all => all.map(one => {
+        const range = document.createRange();
+        range.selectNodeContents(one);
+        return [one.textContent, range.getClientRects().length];
+    })"""
+    assert tab.eval_on_selector_all("#payouts tbody th.short", lines) == [["Harbour", 1]]
+    bars = tab.eval_on_selector_all("#payouts tbody .bar svg", "all => all.map(one => one.clientWidth)")
+    assert len(bars) == 4
+    assert min(bars) > 20

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from decimal import Decimal
 from html import unescape
 
 import pytest
@@ -14,11 +15,14 @@ from fedmerit.config import of_folder
 from fedmerit.errors import InputError, LedgerError
 from fedmerit.heading import Heading, file_part
 from fedmerit.ledger.decisions import Terms
+from fedmerit.notes import speaking
 from fedmerit.report.page import money, text
 from fedmerit.report.page.folded import MOST, ends
 from fedmerit.report.page.html import facts_of, page, page_path
 from fedmerit.report.statement import as_dict, as_html, as_markdown, facts_as_decided
+from fedmerit.report.text import money_text
 from fedmerit.scoring import share_intervals
+from fedmerit.scoring.amounts import amount_of
 from fedmerit.scoring.files import as_csv, document
 from fedmerit.scoring.types import Reports
 from fedmerit.verify import read_run, record_decision, verify_folder
@@ -51,7 +55,11 @@ def test_title_opening_and_first_part_are_about_money(folder):
     headline = re.search(r"<h1>(.*?)</h1>", html, flags=re.S)[1].replace("\u00a0", " ")
     assert headline.startswith(f"{best} is paid most: {made.paid[best]:,.2f} EUR of 1,000.00 EUR")
     assert "Dale gets nothing" in headline
-    for one in ("Decision 1 is in force", "(95 % interval for the sampling error", "no member has signed"):
+    for one in (
+        "Decision 1 is in force",
+        "(95 % interval for the sampling error",
+        "one process held all keys and signed",
+    ):
         assert said.index(one) < said.index("1 What is each member paid?")
     assert said.index("1 What is each member paid?") < said.index("2 Who contributed what")
     assert html.count("<table id=") == html.count('id="payouts"') == 1
@@ -70,6 +78,20 @@ def test_every_member_has_one_reason(folder):
     assert re.fullmatch(r"added [\d.]+ points", why["Castle"])
 
 
+def test_a_reason_names_the_measure_if_it_has_no_points(tmp_path):
+    why = money.reasons(facts_of(write_scores(tmp_path, utility="auc")))
+    assert why["North"] == "added 0.2400 (AUC)"
+    assert why["West"] == "-0.0600 (AUC): made the model worse"
+
+
+@pytest.mark.parametrize("rule", ["fair", "shrunk", "fenced", "impartial", "equal"])
+def test_the_opening_says_in_short_what_the_rule_does(folder, rule):
+    decide(folder, rule=rule)
+    told = text.opening(facts_of(folder))
+    assert f"by the rule “{rule}”" in told[0]
+    assert re.match("(Each|No|All) .*(share|members)", told[1])
+
+
 def test_all_alike_and_nobody_have_headlines_of_their_own(folder):
     same, _ = decide(folder, rule="equal")
     assert text.title(facts_of(folder)) == "All five members are paid the same: 200.00\u00a0EUR each"
@@ -84,6 +106,25 @@ def test_without_a_decision_contributions_are_in_points(run_folder):
     assert re.search(r"the expected accuracy of the shared model rose by \d+\.\d+ points, from \d", said)
     assert "contribution, points" in said
     assert not re.search(r"[+-]0\.\d{4}\b", said.split("A Appendix")[0])
+
+
+def test_a_sign_stands_where_the_language_puts_it_and_can_be_pasted_back():
+    told = money_text(Decimal("5000"), "$"), money_text(Decimal("5000"), "EUR")
+    assert told == ("$5,000.00", "5,000.00\u00a0EUR")
+    with speaking("de"):
+        german = money_text(Decimal("5000"), "$")
+    assert german == "5.000,00\u00a0$"
+    for one in (*told, german):
+        assert amount_of(one)[0] == Decimal("5000.00")
+
+
+def test_no_line_breaks_within_a_number_and_its_sign(run_folder):
+    body = page(run_folder).split("<body>")[1].split("<script")[0]
+    assert not re.search(r"\d [%±]|± \d", body)
+    assert "95\u00a0%" in body
+    german = page(run_folder, language="de").split("<body>")[1].split("<script")[0]
+    assert not re.search(r"\d [%±]|± \d|95-%", german)
+    assert "95\u2011%\u2011Intervall" in german
 
 
 # --------------------------------------------------------------------------------------------- contradiction
@@ -207,6 +248,10 @@ def test_three_hundred_members_stay_readable(tmp_path):
     assert table.count('class="fold"') == 1
     assert all(name in table for name in names)
     assert 'class="middle"' not in page(write_scores(tmp_path))
+    told = text.together(facts_of(path))
+    assert re.fullmatch(
+        r"[\d,]+ of the 44,850 pairs of members are statistically indistinguishable; .*", told
+    )
     assert len(ends(range(n))) == 25
     assert len(ends(range(MOST))) == MOST
 

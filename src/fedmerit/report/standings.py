@@ -264,9 +264,9 @@ class Standings:
 
     @cached_property
     def suspects(self) -> tuple[str, ...]:
-        """Members who reported in every round and are significantly below all others."""
+        """Members who reported in every round and are below all others, surely; of two, one always is."""
         total, ranks = self.total, self._ranks
-        if ranks is None or total.n < 2:
+        if ranks is None or total.n < 3:
             return ()
         last_for_sure = ranks[:, 0] == total.n
         if total.coverage is not None:  # nobody is accused for missed rounds

@@ -1,7 +1,7 @@
 """A statement for each member: what it did, what it earns, what absence cost, and how sure that is.
 
-Statements are for people who read nothing else about a run: Markdown, and JSON with the same facts. A
-statement is written from the `Facts` of the rounds on which a decision rests.
+Statements are for people who read nothing else about a run: HTML to print, Markdown, and JSON with the same
+facts. A statement is written from the `Facts` of the rounds on which a decision rests.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from html import escape
 from pathlib import Path
@@ -19,7 +20,7 @@ from fedmerit.ledger.account import Account
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.decisions import Decision, cents
 from fedmerit.ledger.records import first_body
-from fedmerit.notes import day, planted, words
+from fedmerit.notes import day, formatted, planted, words
 from fedmerit.protocol.outcome import Round
 from fedmerit.report.facts import Facts
 from fedmerit.report.findings import Happened
@@ -29,9 +30,11 @@ from fedmerit.report.text import (
     money_text,
     noun,
     settlement_sentences,
+    signed_by,
     spoken,
     spoken_list,
     sure_worth,
+    unbroken,
     worth,
 )
 from fedmerit.scoring.files import LEDGER
@@ -50,11 +53,12 @@ def facts_as_decided(
     head: str,
     accounts: Sequence[Account] = (),
     run: Mapping[str, Any] | None = None,
+    run_name: str = "",
 ) -> Facts:
     """Return the facts of a decision; arguments as in :func:`fedmerit.report.source.source_as_decided`."""
     settled = accounts if decision.terms.score == "PHI" else ()
     source = source_as_decided(rounds, config, decision, head, settled, run)
-    return Facts(source, score=decision.terms.score)
+    return Facts(replace(source, run_name=run_name), score=decision.terms.score)
 
 
 def write_statements(
@@ -70,7 +74,7 @@ def write_statements(
     target.mkdir(exist_ok=True)
     with Ledger(folder / LEDGER, read_only=True) as ledger:
         run = first_body(ledger, "run")
-    facts = facts_as_decided(rounds, config, decision, head, accounts, run)
+    facts = facts_as_decided(rounds, config, decision, head, accounts, run, folder.resolve().name)
     for name in facts.source.clients:
         write(target / f"{name}.md", as_markdown(facts, name).encode())
         write(target / f"{name}.html", as_html(facts, name).encode())
@@ -78,8 +82,11 @@ def write_statements(
     return len(facts.source.clients)
 
 
-Block = tuple[Literal["h1", "h2", "p", "lead", "ul", "pre"], str | tuple[str, ...]]
-"""A part of a statement: a heading, a paragraph, a list, or heads of ledgers."""
+Row = tuple[str, ...]
+Block = tuple[Literal["h1", "h2", "p", "lead", "ul", "pre", "table"], str | Row | tuple[Row, ...]]
+"""A part of a statement: a heading, a paragraph, a list, heads of ledgers, or a table, its heading first."""
+MOST_LINES = 40
+"""The most rounds in the table of a statement, which is to be printed on one or two pages."""
 
 
 def as_markdown(facts: Facts, client: str) -> str:
@@ -89,8 +96,12 @@ def as_markdown(facts: Facts, client: str) -> str:
     for kind, content in _blocks(facts, client, MARKDOWN):
         if isinstance(content, str):
             parts.append(prefix[kind] + content)
+        elif kind == "table":
+            rule = "|".join(["---", *["---:"] * (len(content[0]) - 1)])
+            head, *rows = (f"| {' | '.join(row)} |" for row in content)
+            parts.append("\n".join([head, f"|{rule}|", *rows]))
         else:
-            parts.append("\n".join(("- " if kind == "ul" else "    ") + line for line in content))
+            parts.append("\n".join(f"{'- ' if kind == 'ul' else '    '}{line}" for line in content))
     return "\n\n".join(parts) + "\n"
 
 
@@ -99,9 +110,11 @@ def as_html(facts: Facts, client: str) -> str:
     body = []
     for kind, content in _blocks(facts, client, _INSIDE):
         if kind == "ul":
-            body.append("<ul>" + "".join(f"<li>{_marked(line)}</li>" for line in content) + "</ul>")
+            body.append("<ul>" + "".join(f"<li>{_marked(str(line))}</li>" for line in content) + "</ul>")
         elif kind == "pre":
-            body.append("".join(f"<pre>{escape(line)}</pre>" for line in content))
+            body.append("".join(f"<pre>{escape(str(line))}</pre>" for line in content))
+        elif kind == "table":
+            body.append(_table([tuple(row) for row in content]))
         elif kind == "lead":
             body.append(f'<p class="lead">{_marked(str(content))}</p>')
         else:
@@ -133,19 +146,41 @@ body { margin: 0 auto; padding: 2rem 1.2rem 3rem; max-width: 44rem; background: 
   overflow-wrap: break-word; }
 h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .6rem; }
 h2 { font-size: 1.1rem; margin: 1.6rem 0 .4rem; border-top: 1px solid var(--line); padding-top: .8rem; }
-p, ul { margin: 0 0 .7rem; }
+p, ul, table { margin: 0 0 .7rem; }
+table { border-collapse: collapse; width: 100%; font-size: .9em; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: .15rem 0 .15rem .6rem; border-bottom: 1px solid var(--line); }
+th:first-child { text-align: left; padding-left: 0; }
+thead th { font-weight: 400; color: var(--soft); vertical-align: bottom; }
+.scroll { overflow-x: auto; }
 .lead { font-size: 1.2rem; }
 .lead strong { font-size: 1.5rem; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0 0 .6rem; color: var(--soft); }
 code, pre { font: .85rem ui-monospace, Menlo, Consolas, "Liberation Mono", monospace; }
 @media print { @page { size: A4; margin: 16mm; } body { padding: 0; max-width: none; font-size: 9.5pt; }
   h1 { font-size: 15pt; } h2 { font-size: 10.5pt; margin-top: .9rem; break-after: avoid; }
-  li, p { break-inside: avoid; } }
+  li, p, tr { break-inside: avoid; } td, th { padding-block: .05rem; } }
 """
 
 
+def _table(rows: Sequence[Row]) -> str:
+    """Return a table as HTML; on a narrow screen it scrolls."""
+    head, *others = rows
+    label = escape(words("statement.adds-up"))
+    cells = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+    body = "".join(
+        f'<tr><th scope="row">{escape(row[0])}</th>'
+        + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
+        + "</tr>"
+        for row in others
+    )
+    return (
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{label}"><table><thead><tr>{cells}</tr>'
+        f"</thead><tbody>{body}</tbody></table></div>"
+    )
+
+
 def _marked(text: str) -> str:
-    return escape(text).translate(_TAGS)
+    return escape(unbroken(text)).translate(_TAGS)
 
 
 def _blocks(facts: Facts, client: str, marks: Mapping[str, str]) -> Iterator[Block]:
@@ -172,13 +207,17 @@ def _blocks(facts: Facts, client: str, marks: Mapping[str, str]) -> Iterator[Blo
     yield "p", " ".join(_costs(facts, client))
     if facts.settled:
         yield "h2", words("statement.adds-up")
-        if lines := tuple(_adds_up(facts, client)):
-            yield "ul", lines
+        if lines := own_settlement(facts, client)["rounds"]:
+            if len(lines) > MOST_LINES:
+                yield "p", words("statement.all-lines", rounds=len(lines))
+            yield "table", tuple(_equations(facts, lines))
+            if odd := tuple(_odd_lines(facts, lines)):
+                yield "ul", odd
         yield "p", " ".join(settlement_sentences(facts))
     yield "h2", words("statement.rests")
     yield "p", words("statement.record", record=decision.record)
     yield "pre", (book.head,)
-    yield "p", words("statement.keep", marks)
+    yield "p", " ".join(filter(None, (signed_by(facts), words("statement.keep", marks))))
     if decision.after:
         yield "p", words("statement.after")
         yield "pre", tuple(head for _, head in decision.after)
@@ -186,11 +225,13 @@ def _blocks(facts: Facts, client: str, marks: Mapping[str, str]) -> Iterator[Blo
 
 
 def _identity(facts: Facts) -> Iterator[str]:
-    """Yield what the statement is about: title, consortium, date, and whether it is a rehearsal."""
+    """Yield what the statement is about: title, consortium, date, run, and whether it is a rehearsal."""
     heading = facts.source.heading
     yield from (one for one in (heading.title, heading.consortium) if one)
     if heading.date:
         yield day(heading.date)
+    if facts.source.run_name:
+        yield words("page.run", run=facts.source.run_name)
     if facts.source.rehearsal:
         yield words("page.rehearsal")
 
@@ -226,29 +267,64 @@ def _accounts(facts: Facts) -> Iterator[tuple[Account, int]]:
     yield from zip(facts.source.accounts, past, strict=True)
 
 
-def _adds_up(facts: Facts, client: str) -> Iterator[str]:
-    """Yield the lines of a member's statement on the equations of the settlement."""
-    for line in own_settlement(facts, client)["rounds"]:
-        where = words("settled.all-rounds")
-        if line["round"] is not None:
-            where = words("settled.round", round=line["round"])
-        if line["stated"] is None:
-            yield words("statement.settled-missing", where=where, product=int(line["product"]))
-            continue
-        told_worth, stated = worth(facts, line["utility"], unit=True), int(line["stated"])
-        product, counted = int(line["product"]), int(line["counted"])
-        if line["sum"] is None:
-            yield words(
-                "statement.settled-open", where=where, stated=stated, worth=told_worth, product=product
+def _equations(facts: Facts, lines: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
+    """Yield the heading and the lines of the table of a member's equations; of many rounds, their sums."""
+    yield (
+        words("page.round"),
+        words("statement.col-stated"),
+        words("statement.col-worth"),
+        words("statement.col-sum"),
+        words("statement.col-product"),
+    )
+    if len(lines) <= MOST_LINES:
+        for line in lines:
+            yield (
+                _where(line),
+                _units(line["stated"]),
+                worth(facts, line["utility"], unit=True),
+                _units(line["sum"]),
+                _units(line["product"]),
             )
-        elif line["holds"]:
-            told = int(line["sum"])
-            yield words("statement.settled-holds", where=where, stated=stated, worth=told_worth, sum=told)
-        else:
-            told = int(line["sum"])
-            yield words("statement.settled-fails", where=where, stated=stated, sum=told, product=product)
-        if counted != stated:
-            yield words("statement.settled-counted", where=where, counted=counted, worth=told_worth)
+        return
+    known = {key: [line[key] for line in lines] for key in ("stated", "sum", "product", "utility")}
+    whole = {
+        key: None if None in each else sum(map(int, each)) for key, each in known.items() if key != "utility"
+    }
+    summed = None if None in known["utility"] else sum(known["utility"])
+    yield (
+        words("settled.all-rounds"),
+        _units(whole["stated"]),
+        worth(facts, summed, unit=True),
+        _units(whole["sum"]),
+        _units(whole["product"]),
+    )
+
+
+def _units(number: str | int | None) -> str:
+    """Return a whole number of units, or a dash."""
+    return "-" if number is None else formatted(int(number), ",")
+
+
+def _where(line: Mapping[str, Any]) -> str:
+    if line["round"] is None:
+        return words("settled.all-rounds")
+    return words("settled.round", round=line["round"])
+
+
+def _odd_lines(facts: Facts, lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what is to be said of the equations that do not hold, or in which another number counts."""
+    for line in lines:
+        where = _where(line)
+        if line["stated"] is None:
+            yield words("statement.settled-missing", where=where)
+            continue
+        if line["sum"] is None:
+            yield words("statement.settled-open", where=where)
+        elif not line["holds"]:
+            yield words("statement.settled-fails", where=where)
+        if (counted := int(line["counted"])) != int(line["stated"]):
+            told = worth(facts, line["utility"], unit=True)
+            yield words("statement.settled-counted", where=where, counted=counted, worth=told)
 
 
 def _decided(facts: Facts) -> tuple[Decision, Any]:
@@ -319,6 +395,8 @@ def _earns(facts: Facts, client: str, marks: Mapping[str, str]) -> Iterator[str]
     yield words("statement.paid", marks, amount=amount, budget=budget, share=share, rule=terms.rule)
     gain = worth(facts, facts.total.gain, unit=True)
     score, measure = words(f"score-of-yours.{terms.score}"), spoken(terms.utility)
+    if facts.settled and client in own_settlement(facts, client)["named"]:
+        score = words("statement.proven")
     total = worth(facts, standing.total, unit=True)
     if left_out := facts.source.unreported:
         yield words(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING
@@ -103,7 +104,9 @@ def level_change(facts: Facts, value: float, *, sign: str = "+") -> str:
 def money_text(amount: Decimal, currency: str = "") -> str:
     """Return an amount of money, with its currency if that is known."""
     told = formatted(amount, ",.2f")
-    return words("number.money", amount=told, currency=currency) if currency else told
+    if not currency:
+        return told
+    return words("number.money" if currency.isalpha() else "number.sign", amount=told, currency=currency)
 
 
 def rank_text(one: Standing) -> str:
@@ -159,6 +162,19 @@ def apart_text(apart: PaidApart, divided: Mapping[str, float], names: Mapping[st
 def samples_text(samples: float | None) -> str:
     """Return a number of samples, or a dash."""
     return "-" if samples is None else f"{samples:.0f}"
+
+
+_BREAKS = re.compile(r"(?<=[0-9]) (?=[%±])|(?<=±) (?=[0-9])|(?<=95)-(?=%)|(?<=95-%)-(?=[A-Za-z])")
+"""Where a line must not break: in 95 %, in 0.2 ± 0.1, and in the German 95-%-Intervall."""
+
+
+def unbroken(text: str) -> str:
+    """Return text for HTML in which no line breaks within a number and its sign.
+
+    >>> unbroken("95 % of 0.2 ± 0.1"), unbroken("95-%-Intervall")
+    ('95\\xa0% of 0.2\\xa0±\\xa00.1', '95\u2011%\u2011Intervall')
+    """
+    return _BREAKS.sub(lambda found: "\u2011" if found[0] == "-" else "\u00a0", text)
 
 
 # --------------------------------------------------------------------------------------------------- names
@@ -276,6 +292,22 @@ def settlement_sentences(facts: Facts) -> list[str]:
     code = "settled.signed" if signed_by >= needed else "settled.unsigned"
     said.append(words(code, count=signed_by, needed=needed))
     return said
+
+
+def signed_by(facts: Facts) -> str:
+    """Return who signed what the decision rests on; empty if that is unknown."""
+    known = {line.code: line.values for line in facts.source.checks}
+    masked = (facts.source.settings or {}).get("secure_aggregation", {}).get("enabled", True)
+    if "unsigned" in known or not masked:
+        return words("money.signed-not")
+    if facts.source.rehearsal:
+        return words("money.signed-rehearsal")
+    if facts.settled:
+        account = facts.source.accounts[-1]
+        return words("money.countersigned", count=len(account.countersigned), n=len(facts.source.clients))
+    if "heads" in known:
+        return words("money.signed", count=known["heads"]["signed"], n=known["heads"]["members"])
+    return words("money.signed-none") if "heads-none" in known else ""
 
 
 # --------------------------------------------------------------------------------------------------- terms

@@ -175,12 +175,14 @@ def written_number(text: str) -> float:
 def two_spellings(names: Iterable[str]) -> tuple[str, str] | None:
     """Return the first two names that differ only in case, blanks, or how their letters are composed.
 
+    Characters that nobody sees, such as a blank of no width, do not count.
+
     >>> two_spellings(["Ulm", "Bonn", "BONN "])
     ('Bonn', 'BONN ')
     """
     known: dict[str, str] = {}
     for name in names:
-        folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+        folded = unicodedata.normalize("NFC", _seen(name).casefold())
         first = known.setdefault(" ".join(folded.split()), name)
         if first != name:
             return first, name
@@ -189,7 +191,12 @@ def two_spellings(names: Iterable[str]) -> tuple[str, str] | None:
 
 def look_alike(one: str, other: str) -> bool:
     """Return whether two different names look the same, so that a message must escape their letters."""
-    return unicodedata.normalize("NFC", one) == unicodedata.normalize("NFC", other)
+    return _seen(one) == _seen(other)
+
+
+def _seen(name: str) -> str:
+    """Return a name with composed letters, without characters that nobody sees."""
+    return "".join(c for c in unicodedata.normalize("NFC", name) if unicodedata.category(c) != "Cf")
 
 
 def spelled(one: str, other: str) -> tuple[str, str]:

@@ -24,12 +24,15 @@ from fedmerit.scoring.types import UNIT_UTILITIES
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif"
 PLAIN_ZERO = "datum.value === 0 ? '0' : datum.label"
+AT_END: dict[str, Any] = {"titleAnchor": "end", "titleAlign": "right"}
+"""Where the title of an axis is that may be longer than the axis: left of it, below the names, is room."""
 
 
 def locale() -> dict[str, Any]:
     """Return how numbers are written; a minus sign as on the terminal."""
     marks = {"decimal": words("number.decimal"), "thousands": words("number.thousands")}
-    return {"number": {**marks, "grouping": [3], "currency": ["", ""], "minus": "-"}}
+    sign = {"percent": words("number.percent"), "minus": "-"}
+    return {"number": {**marks, **sign, "grouping": [3], "currency": ["", ""]}}
 
 
 def on(rows: list[dict[str, Any]]) -> Any:
@@ -141,7 +144,7 @@ def contribution(facts: Facts) -> alt.TopLevelMixin:
     scale = alt.Scale(domain=with_room(low, high, LABEL if low < 0 else 0, right), nice=False)
     base = on(rows)
     y = _members(rows, facts)
-    axis = alt.Axis(tickCount=5, format="+~f", labelExpr=PLAIN_ZERO, labelBound=True)
+    axis = alt.Axis(tickCount=5, format="+~f", labelExpr=PLAIN_ZERO, labelBound=True, **AT_END)
     code = "chart.contribution-points" if unit != 1 else "chart.contribution-to"
     x = alt.X("total:Q", title=words(code, measure=spoken(facts.utility)), scale=scale, axis=axis)
     colour = alt.condition("datum.below", alt.value("var(--below)"), alt.value("var(--accent)"))
@@ -180,7 +183,7 @@ def ranks(facts: Facts) -> alt.TopLevelMixin | None:
         if one.rank_interval is not None
     ]
     n = facts.total.n
-    axis = alt.Axis(format="d", tickMinStep=1, tickCount=min(n, 10), grid=True)
+    axis = alt.Axis(format="d", tickMinStep=1, tickCount=min(n, 10), grid=True, **AT_END)
     x = alt.X(
         "low:Q", title=words("chart.rank"), scale=alt.Scale(domain=[0.7, n + 0.3], nice=False), axis=axis
     )
@@ -415,7 +418,7 @@ def ranks_of_runs(found: Comparison) -> alt.TopLevelMixin:
     rows = [{"member": short[one.client], "low": min(one.ranks), "high": max(one.ranks)} for one in kept]
     dots = [{"member": short[one.client], "rank": rank} for one in kept for rank in sorted(set(one.ranks))]
     n = len(found.rows)
-    axis = alt.Axis(format="d", tickMinStep=1, tickCount=min(n, 10), grid=True)
+    axis = alt.Axis(format="d", tickMinStep=1, tickCount=min(n, 10), grid=True, **AT_END)
     scale = alt.Scale(domain=[0.7, n + 0.3], nice=False)
     x = alt.X("low:Q", title=words("chart.rank"), scale=scale, axis=axis)
     y = _members(rows)

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from fedmerit.config import VERSION, of_folder, written
+from fedmerit.config import VERSION, of_folder
 from fedmerit.errors import FedmeritError, InputError, MissingExtra, StoreError
 from fedmerit.heading import Heading, file_part
 from fedmerit.notes import LANGUAGES, capital, day, formatted, speaking, words
@@ -37,12 +37,14 @@ from fedmerit.report.text import (
     spoken,
     sure_share_text,
     sure_worth,
+    unbroken,
     worth,
 )
 from fedmerit.scoring.convergence import FEWEST_ROUNDS
 from fedmerit.scoring.share_intervals import STEP, Spans
 from fedmerit.scoring.spreadsheets import FOUND_OUT, SheetForm
 from fedmerit.storage.run_folder import write
+from fedmerit.toml_values import written
 
 if TYPE_CHECKING:
     import jinja2
@@ -117,12 +119,17 @@ def for_coordinator(path: Path) -> str:
     return words("file.private", path=path)
 
 
-def refreshed(folder: Path) -> str:
-    """Rewrite the pages beside a run's scores if there are any; return what was done, or an empty string."""
-    return "\n".join(map(_refreshed, sorted(folder.glob("page*.html"))))
+def refreshed(folder: Path, language: str | None = None) -> str:
+    """Rewrite the pages beside a run's scores if there are any; return what was done, or an empty string.
+
+    Args:
+        folder: of the run.
+        language: of the pages; by default each stays in its own.
+    """
+    return "\n".join(_refreshed(path, language) for path in sorted(folder.glob("page*.html")))
 
 
-def _refreshed(path: Path) -> str:
+def _refreshed(path: Path, language: str | None) -> str:
     folder, there = path.parent, path.read_text(encoding="utf-8", errors="replace")
     if not _ours(there):
         return words("file.not-ours", path=path)
@@ -131,7 +138,7 @@ def _refreshed(path: Path) -> str:
     try:
         hidden = any(mark in there for mark in HIDDEN)
         spoken_there = next((one for one in LANGUAGES if f'<html lang="{one}"' in there), LANGUAGES[0])
-        write(path, page(folder, pseudonyms=hidden, language=spoken_there).encode())
+        write(path, page(folder, pseudonyms=hidden, language=language or spoken_there).encode())
     except (FedmeritError, OSError) as error:
         return words("file.old-failed", path=path, why=error)
     return words("file.shows", path=path)
@@ -161,6 +168,8 @@ BUDGET = "10000.00"
 """The budget on the page until the reader types another, if there is no decision with a budget."""
 MOST_NOTES = 12
 """The most notes, and sentences on members who were away, that are shown at once."""
+MOST_COLUMNS = 10
+"""The most members in the columns of a table on paper."""
 MOST_CELLS = 4000
 """The most cells in a table of members and rounds; larger tables are only in scores.csv."""
 
@@ -195,9 +204,13 @@ def facts_of(
     heading: Heading | None = None,
 ) -> Facts:
     """Return the facts of a page; arguments as in :func:`page`."""
-    original = read_source(path, form)
+    original, asked = read_source(path, form), heading or Heading()
     source = pseudonymised(original) if pseudonyms else original
-    return Facts(replace(source, heading=(heading or Heading()).over(source.heading)), original)
+    facts = Facts(replace(source, heading=asked.over(source.heading)), original)
+    one, currency = facts.decision, facts.source.heading.currency
+    if one and one.heading.currency not in ("", currency):
+        raise InputError(f"currency: decision {one.number} is in {one.heading.currency}, got {currency}")
+    return facts
 
 
 def render(facts: Facts) -> str:
@@ -247,6 +260,7 @@ def render(facts: Facts) -> str:
         checks=[line for line in facts.source.checks if line.code != "head"],  # shown separately
         small=folded.ends(list(facts.courses), charts.MOST_SMALL),
         most_notes=MOST_NOTES,
+        most_columns=MOST_COLUMNS,
         most_bars=charts.MOST_BARS,
         brackets=0 < sum(len(group) > 1 for group in facts.groups) <= charts.MOST_BRACKETS,
         cells=len(facts.courses) <= folded.MOST and len(facts.courses) * len(facts.shown) <= MOST_CELLS,
@@ -327,6 +341,7 @@ def _page(
         loader=loader,
         optimized=False,  # what is compiled serves both languages
         bytecode_cache=_compiled(),
+        finalize=_shown,
     )
     environment.filters |= {
         "spoken": spoken,
@@ -377,7 +392,12 @@ def _marked(code: str, **values: Any) -> Any:
     from markupsafe import Markup, escape
 
     escaped = {key: escape(value) if isinstance(value, str) else value for key, value in values.items()}
-    return Markup(words(code, _HTML, **escaped))  # noqa: S704 - the catalogue is ours
+    return Markup(unbroken(words(code, _HTML, **escaped)))  # noqa: S704 - the catalogue is ours
+
+
+def _shown(value: Any) -> Any:
+    """Return what a template writes for a value: in text, no line breaks within a number and its sign."""
+    return unbroken(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def _script_words() -> dict[str, str]:

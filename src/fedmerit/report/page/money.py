@@ -20,6 +20,7 @@ from fedmerit.report.text import (
     share_text,
     signed,
     span_text,
+    spoken,
     worth,
 )
 from fedmerit.scoring.rewards import Payouts, payouts
@@ -29,20 +30,21 @@ from fedmerit.scoring.share_intervals import Spans, amounts_within
 
 
 def headline(facts: Facts, one: Decision) -> str:
-    """Return in one sentence who is paid most, and who gets nothing."""
-    currency, names = one.heading.currency, facts.source.names
+    """Return in one sentence who is paid most, and who gets nothing, members without a score included."""
+    currency, names = facts.source.heading.currency, facts.source.names
     budget = money_text(one.paid.budget, currency)
     amounts = sorted(one.paid.items(), key=lambda item: (-item[1], names[item[0]]))
     most = amounts[0][1]
     best = tuple(names[name] for name, amount in amounts if amount == most)
-    nothing = tuple(names[name] for name, amount in amounts if not amount)
-    amount = money_text(most, currency)
+    nothing = tuple(names[name] for name, amount in amounts if not amount) + tuple(_without_score(facts, one))
+    amount, n = money_text(most, currency), len(amounts) + len(_without_score(facts, one))
     if not most:
         return words("money.nobody", budget=budget)
-    if len(best) == len(amounts):
-        return words("money.same", n=len(best), amount=amount)
+    if len(best) == n:
+        return words("money.same", n=n, amount=amount)
     if len(best) > 3:
-        said = words("money.most-several", number=len(best), n=len(amounts), amount=amount)
+        code = "money.some-same" if len(best) + len(nothing) == n else "money.most-several"
+        said = words(code, number=len(best), n=n, amount=amount)
     elif len(best) > 1:
         said = words("money.most-shared", clients=best, amount=amount)
     else:
@@ -54,9 +56,15 @@ def headline(facts: Facts, one: Decision) -> str:
     return words("money.and-nothing", said=said, clients=nothing)
 
 
+def _without_score(facts: Facts, one: Decision) -> list[str]:
+    """Return the members who have no score, and so no part in the decision, under the names shown."""
+    paid = {facts.source.names[name] for name in one.paid}  # some may have reported in another run
+    return [name for name in facts.unscored if name not in paid]
+
+
 def sure(facts: Facts, one: Decision) -> Iterator[str]:
     """Yield how sure the amounts are: the interval of the largest one, and ties that are paid apart."""
-    names, spans, currency = facts.source.names, facts.spans, one.heading.currency
+    names, spans, currency = facts.source.names, facts.spans, facts.source.heading.currency
     if spans is None:
         yield words("money.unsure")
         return
@@ -65,21 +73,6 @@ def sure(facts: Facts, one: Decision) -> Iterator[str]:
     yield words("money.span", client=names[best], low=low, high=high)
     if apart := facts.decided_apart:
         yield apart_text(apart, one.shares, names)
-
-
-def signed_by(facts: Facts) -> str:
-    """Return who signed what the decision rests on; empty if that is unknown."""
-    known = {line.code: line.values for line in facts.source.checks}
-    if facts.source.rehearsal:
-        return words("money.signed-rehearsal")
-    if "unsigned" in known:
-        return words("money.signed-not")
-    if facts.settled:
-        account = facts.source.accounts[-1]
-        return words("money.countersigned", count=len(account.countersigned), n=len(facts.source.clients))
-    if "heads" in known:
-        return words("money.signed", count=known["heads"]["signed"], n=known["heads"]["members"])
-    return words("money.signed-none") if "heads-none" in known else ""
 
 
 def worse(facts: Facts) -> str:
@@ -93,7 +86,7 @@ def worse(facts: Facts) -> str:
 def reasons(facts: Facts) -> dict[str, str]:
     """Return one line for each member shown: why it is paid what it is paid."""
     names = facts.source.names
-    found = {one.client: _reason(facts, one) for one in facts.standings}
+    found = {one.client: _named(facts, one.client, _reason(facts, one)) for one in facts.standings}
     found |= dict.fromkeys(
         facts.unscored, words("reason.never-stated" if facts.settled else "reason.never-reported")
     )
@@ -112,13 +105,27 @@ def reasons(facts: Facts) -> dict[str, str]:
     }
 
 
+def _named(facts: Facts, client: str, reason: str) -> str:
+    """Return a member's reason; if the settlement named the member, also for what."""
+    accounts = facts.source.accounts if facts.settled else ()
+    lied = dict.fromkeys(each[client] for one in accounts for each in one.named.values() if client in each)
+    for how in lied:
+        reason = words("reason.named", reason=reason, how=words(f"lie.{how}"))
+    return reason
+
+
 def _reason(facts: Facts, one: Standing) -> str:
-    added, plus = worth(facts, one.total, unit=True), worth(facts, one.total, unit=True, sign="")
+    added, plus = (worth(facts, one.total, unit=True, sign=sign) for sign in ("+", ""))
+    if facts.unit == 1 and facts.utility:
+        measure = spoken(facts.utility)
+        added, plus = (words("number.measured", value=value, measure=measure) for value in (added, plus))
     if facts.decision is not None and facts.terms.rule == "equal":
         return words("reason.equal", added=added)
     if one.client in facts.harmful:
         turned, unconfirmed = facts.otherwise(one.client)
-        return words("reason.worse-disputed" if turned or unconfirmed else "reason.worse", added=added)
+        if turned:
+            return words("reason.worse-turned", added=added)
+        return words("reason.worse-alone" if unconfirmed else "reason.worse", added=added)
     if one.total < 0:
         return words("reason.below", added=added)
     if one.surely <= 0 and one.interval is not None:
@@ -159,10 +166,7 @@ def decided(facts: Facts) -> PaidTable:
     """Return the payouts of the decision in force."""
     one = facts.decision
     assert one is not None
-    names = facts.source.names
-    paid = {names[name] for name in one.paid}  # some may have reported in another run
-    unpaid = [name for name in facts.unscored if name not in paid]
-    return _table(facts, one.paid, one.shares, facts.spans, names, unpaid)
+    return _table(facts, one.paid, one.shares, facts.spans, facts.source.names, _without_score(facts, one))
 
 
 def proposed(facts: Facts, budget: str) -> PaidTable:

@@ -29,7 +29,7 @@ function row(name, cells) {
   const made = document.createElement("tr");
   const head = made.appendChild(document.createElement("th"));
   head.scope = "row";
-  if (name.length > 12) head.className = "long";
+  head.className = name.length > 12 ? "long" : "short";
   head.textContent = name;
   for (const [kind, content] of cells) {
     const cell = made.insertCell();

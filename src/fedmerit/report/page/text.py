@@ -15,7 +15,7 @@ from fedmerit.notes import called, capital, code_of, formatted, quoted, sentence
 from fedmerit.protocol.terms import REHEARSALS
 from fedmerit.report.facts import Facts
 from fedmerit.report.findings import RoundFacts, Standing
-from fedmerit.report.page import money
+from fedmerit.report.page import folded, money
 from fedmerit.report.text import (
     about,
     apart_text,
@@ -27,6 +27,7 @@ from fedmerit.report.text import (
     noun,
     on_page,
     settlement_sentences,
+    signed_by,
     spoken,
     sure_worth,
     unit_values,
@@ -40,6 +41,8 @@ from fedmerit.scoring.scores import NORMALISED
 
 # --------------------------------------------------------------------------------- 1: who contributed what
 
+MOST_GROUPS = 4
+"""The most groups of indistinguishable members whose names are listed."""
 _GAPS = ("gap", "jump")
 """Codes of notes about rounds that do not start where the one before ended."""
 
@@ -127,8 +130,9 @@ def opening(facts: Facts) -> list[str]:
     one = facts.decision
     if one is None:
         return lede(facts)
-    said = [decision(facts)[0], _change(facts), *_rounds_left_out(facts), *money.sure(facts, one)]
-    said += [money.worse(facts), *_silent(facts), money.signed_by(facts)]
+    rule = words(f"rule-in-short.{facts.terms.rule}", score=noun(facts.terms.score))
+    said = [decision(facts)[0], rule, _change(facts), *_rounds_left_out(facts), *money.sure(facts, one)]
+    said += [money.worse(facts), *_silent(facts), signed_by(facts)]
     return [text for text in said if text]
 
 
@@ -147,7 +151,7 @@ def lede(facts: Facts) -> list[str]:
 
 def _rounds_left_out(facts: Facts) -> Iterator[str]:
     """Yield which rounds are not scored, and why; `notes` leaves that to the opening."""
-    return map(sentence, in_words((), facts.source.unreported))
+    return map(sentence, in_words(tuple(facts.source.aborted), facts.source.unreported))
 
 
 def _silent(facts: Facts) -> Iterator[str]:
@@ -242,6 +246,9 @@ def together(facts: Facts) -> str:
         return words("sure.all-apart")
     if len(groups) == 1:
         return words("sure.one-group", clients=groups[0])
+    if len(groups) > MOST_GROUPS or facts.total.n > folded.MOST:
+        n, alike = facts.total.n, sum(map(len, facts.alike.values())) // 2
+        return words("sure.many-groups", alike=alike, pairs=n * (n - 1) // 2)
     lettered = zip(string.ascii_lowercase, facts.groups, strict=False)
     each = tuple(words("sure.group", letter=a, clients=group) for a, group in lettered if len(group) > 1)
     return words("sure.groups", groups=each)
@@ -322,7 +329,7 @@ def decision(facts: Facts) -> list[str]:
     """Return what was decided in one sentence, then the terms."""
     one, terms = facts.decision, facts.terms
     assert one is not None
-    planned, budget = facts.source.planned or 0, money_text(one.paid.budget, one.heading.currency)
+    planned, budget = facts.source.planned or 0, money_text(one.paid.budget, facts.source.heading.currency)
     if one.after:
         each, runs = (
             tuple(words("pay.run", run=run, head=head) for run, head in one.after),

@@ -1,0 +1,160 @@
+"""What a page or a statement says first agrees with what it says below."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+from sample import rounds, write_scores
+from typer.testing import CliRunner
+
+from fedmerit.cli import app
+from fedmerit.errors import InputError
+from fedmerit.heading import Heading
+from fedmerit.identity import canonical, content
+from fedmerit.ledger.decisions import Terms
+from fedmerit.notes import speaking
+from fedmerit.protocol.messages import pack, unpack
+from fedmerit.report.facts import Facts
+from fedmerit.report.page import money, text
+from fedmerit.report.page.html import facts_of, page
+from fedmerit.report.statement import MOST_LINES, as_dict, as_html, as_markdown, facts_as_decided
+from fedmerit.report.text import signed_by
+from fedmerit.scoring.files import as_csv, document
+from fedmerit.scoring.types import Reports
+from fedmerit.storage.run_folder import recorded
+from fedmerit.verify import read_run, record_decision
+from linear_federation import LIAR, Federation
+
+SILENT = [("client-4", number, "report") for number in (1, 2)]
+
+
+def decide(folder, heading=None, **terms):
+    paid_by = recorded(folder).config.scoring.utilities[0]
+    return record_decision(folder, Terms("1000.00", paid_by, **terms), heading=heading or Heading())[0]
+
+
+def statement_facts(folder, made):
+    run = recorded(folder)
+    found, _, head = read_run(folder)
+    return facts_as_decided(found, run.config, made, head, run.accounts, {"engine": "flower"}, folder.name)
+
+
+def test_a_headline_counts_members_without_a_score(tmp_path):
+    folder = Federation(tmp_path, 5, 2, lost=SILENT).run().folder
+    decide(folder, rule="equal")
+    facts = facts_of(folder)
+    assert facts.unscored == ("client-4",)
+    assert text.title(facts) == "Four of five members are paid the same: 250.00 each; client-4 gets nothing"
+    with speaking("de"):
+        assert text.title(facts).endswith(
+            "Mitgliedern erhalten gleich viel: je 250,00; client-4 erhält nichts"
+        )
+    table = money.decided(facts)
+    assert {line.client for line in table.lines if line.amount == "0.00"} == {"client-4"}
+
+
+def test_a_page_has_one_currency(run_folder, tmp_path):
+    folder = shutil.copytree(run_folder, tmp_path / "run")
+    decide(folder)
+    html = page(folder, heading=Heading(currency="EUR"))
+    said = re.sub(r"<[^>]*>", " ", html.split("<body>")[1].split("<script")[0]).replace("\u00a0", " ")
+    opening = said[: said.index("What would another budget")]
+    assert len(re.findall(r"\d\.\d\d EUR", opening)) >= 5  # title and opening
+    assert "(EUR)" in opening
+    decide(folder, Heading(currency="CHF"))
+    with pytest.raises(InputError, match="decision 2 is in CHF, got EUR"):
+        page(folder, heading=Heading(currency="EUR"))
+    assert "CHF" in page(folder, heading=Heading(currency="CHF"))
+
+
+@pytest.mark.parametrize("turned", [True, False])
+def test_a_reason_claims_no_more_dispute_than_the_part_on_other_measures(tmp_path, turned):
+    path = write_scores(tmp_path)
+    told = json.loads(path.read_text())
+    other = rounds(utility="accuracy", turn=True, se=0.004 if turned else 0.5)
+    path.write_text(json.dumps({**told, "companions": {"accuracy": document(other)}}))
+    facts = facts_of(path)
+    reason, below = money.reasons(facts)["West"], " ".join(text.companions(facts))
+    assert ("contradicts none" in below) == (not turned)
+    assert reason.endswith(
+        ": made the model worse, but improved it by other measures"
+        if turned
+        else ": made the model worse, which other measures do not confirm"
+    )
+
+
+def test_who_signed_a_rehearsal_is_said_as_the_ledger_says_it(run_folder, tmp_path):
+    facts = facts_of(run_folder)
+    assert any(line.code == "heads" and line.values["signed"] == 5 for line in facts.source.checks)
+    assert signed_by(facts).endswith("one process held all keys and signed for every member.")
+    plain = Federation(tmp_path, 4, 2, masks=False).run().folder
+    assert signed_by(facts_of(plain)) == "Nobody signed: the run had secure aggregation off."
+    made = decide(plain)
+    assert "Nobody signed" in as_markdown(statement_facts(plain, made), "client-0")
+
+
+def test_a_liar_is_named_in_its_reason_and_its_statement(tmp_path):
+    run = Federation(tmp_path, 5, 2, settings={"scoring": {"method": "settled"}})
+
+    def lie(answer):
+        body = json.loads(unpack(answer, "")[0])
+        body["rounds"]["2"] = str(int(body["rounds"]["2"]) + 7)
+        return pack([canonical(body), run.keys[LIAR].sign(content(LIAR, "statement", body))])
+
+    run.answering("state", 2, lie)
+    run.run()
+    made = decide(run.folder, score="PHI")
+    why = money.reasons(facts_of(run.folder))
+    assert why[LIAR].endswith("; stated a false number")
+    assert not any("false" in reason for name, reason in why.items() if name != LIAR)
+    facts = statement_facts(run.folder, made)
+    said = as_markdown(facts, LIAR)
+    assert "Your contribution, as the masks of the run prove it (PHI)" in said
+    assert "as you stated it" not in said
+    assert "as you stated it" in as_markdown(facts, "client-0")
+
+
+def test_the_opening_says_which_rounds_were_aborted(tmp_path):
+    lost = [(f"client-{k}", 2, "masked") for k in range(3)]
+    folder = Federation(tmp_path, 5, 3, lost=lost).run().folder
+    assert "Round 2 was aborted: the model stayed as it was." in text.opening(facts_of(folder))
+    decide(folder, rule="equal")
+    assert "Round 2 was aborted: the model stayed as it was." in text.opening(facts_of(folder))
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_of_two_members_nobody_is_suspected(tmp_path, n):
+    alpha = [0.3, 0.1, 0.3][:n]
+    one = Reports(
+        empty=0, grand=0.5, alone=alpha, without=[0.5 - a for a in alpha], clients=["A", "B", "C"][:n],
+        se_alpha=[0.001] * n, round=1,
+    )  # fmt: skip
+    path = tmp_path / "reports.csv"
+    path.write_text(as_csv(document([one])))
+    assert ("talk to this member" in " ".join(text.lede(facts_of(path))).lower()) == (n == 3)
+
+
+def test_the_language_of_rewards_is_that_of_the_page_too(run_folder, tmp_path):
+    folder = shutil.copytree(run_folder, tmp_path / "run")
+    (folder / "page-run.html").write_text(page(folder), encoding="utf-8")
+    told = CliRunner().invoke(app, ["rewards", str(folder), "--budget", "1000.00", "--language", "de"])
+    assert told.exit_code == 0
+    assert '<html lang="de"' in (folder / "page-run.html").read_text(encoding="utf-8")
+    assert "Mitteilung an Castle" in (folder / "statements" / "Castle.html").read_text(encoding="utf-8")
+
+
+def test_a_statement_names_its_run_and_stays_short(tmp_path):
+    run = Federation(tmp_path, 4, 3, settings={"scoring": {"method": "settled"}}).run()
+    facts = statement_facts(run.folder, decide(run.folder, score="PHI"))
+    assert "run run" in as_markdown(facts, "client-0").split("##")[0]
+    (account,) = facts.source.accounts
+    assert as_html(facts, "client-0").count("<tr>") == 1 + 3
+    many = replace(account, lines=tuple(replace(account.lines[0], round=k) for k in range(1, MOST_LINES + 2)))
+    longer = Facts(replace(facts.source, accounts=(many,), spans=()), score="PHI")
+    html = as_html(longer, "client-0")
+    assert html.count("<tr>") == 2
+    assert "all rounds together" in html
+    stated = sum(int(line["stated"]) for line in as_dict(longer, "client-0")["settlement"]["rounds"])
+    assert f"<td>{stated:,}</td>" in html
