@@ -576,7 +576,7 @@ def test_missing_values_are_refused_left_out_or_replaced(tmp_path):
             "the target 'y' holds real numbers, such as 0,5, .*kind = 'numbers'",
         ),
         # options that are missing, or of a wrong type
-        (ROWS, {"targt": "y"}, r"data.options: 'table' has no option 'targt' \(did you mean 'target'\?\)"),
+        (ROWS, {"targt": "y"}, r"data.options: 'table' has no option 'targt' \(did you mean target\?\)"),
         (ROWS, {"standardise": "no"}, "data.options.standardise: expected true or false, got 'no'"),
         (
             ROWS,
