@@ -13,6 +13,7 @@ import numpy as np
 from cells import Result, Row, datasets
 from grid import text
 from measures import (
+    ENOUGH,
     MARKS,
     NOT_MEASURED,
     compare,
@@ -257,11 +258,17 @@ def missing(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
         yield "Every run of the plan was done."
         yield ""
         return
+    yield "The paper has 10 runs a row. We planned fewer, see each row's seeds, and these are left."
     yield "Estimated from the plan's guess and how guesses of finished runs turned out."
     if not any("resnet" in one["settings"]["model"]["name"] for one in results.values()):
         yield "No run of a ResNet (ISIC, lung) has been finished, so those are guesses alone."
     yield ""
     yield from table(["paper", "row", "runs missing", "minutes on an H200"], body)
+    few = dict.fromkeys(f"`{row.label}` {title_of(row)}" for row in rows if len(row.cells) < ENOUGH)
+    yield "Planned with fewer than 3 seeds, because models hardly learn at that learning rate or because only"
+    yield f"one run is drawn: {'; '.join(few)}."
+    yield "Not planned: `tab:error_game` of ISIC and PCam with 9 members."
+    yield ""
 
 
 def scripts() -> Lines:

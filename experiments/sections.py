@@ -56,7 +56,8 @@ def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> Lines:
 def numbers(paper: Mapping[str, list[dict[str, Any]]], row: Row, metric: str) -> dict[str, str]:
     """The paper's, by our names of the scores."""
     dataset = datasets()[row.dataset]["paper"]
-    same = {"label": row.label, "dataset": dataset, "row": row.row, "metric": metric}
+    name = "" if (row.label, row.row) == ("tab:error_game", "9 members") else row.row
+    same = {"label": row.label, "dataset": dataset, "row": name, "metric": metric}
     names = {"COS": "COS sum"}
     found = {}
     for one in paper["numbers"]:
