@@ -213,7 +213,11 @@ def main() -> int:
         )
     vectors = vectors_of(9, full)
     lost, *_ = timed(lambda: ours(vectors, lost=2))
-    six = min(timed(lambda: ours(vectors, word_bytes=6))[0] for _ in range(turns))
+    turns_of_six = [timed(lambda: ours(vectors, word_bytes=6))[:2] for _ in range(turns)]
+    six = {
+        "seconds": min(wall for wall, _ in turns_of_six),
+        "cpu_seconds": min(cpu for _, cpu in turns_of_six),
+    }
     same = np.array_equal(ours(vectors, word_bytes=6), ours(vectors))
     flower_error = None
     if not options.no_flower:
@@ -221,9 +225,12 @@ def main() -> int:
         flower_error = float(np.abs(flower(vectors) - exact).max()) / BOUND
     peak = peak_vectors(full)
     wide = peak_vectors(full, word_bytes=6)
+    main_row = next(row for row in rows if row["members"] == 9 and row["parameters"] == full)
+    if "flower_seconds" in main_row:
+        six["times_faster"] = main_row["flower_seconds"] / six["seconds"]
     print(f"9 members, 2 lost while masking: {lost:.2f} s")
     print(
-        f"9 members, words of 6 bytes: {six:.2f} s, {wide['member']} vectors a member, "
+        f"9 members, words of 6 bytes: {six['seconds']:.2f} s, {wide['member']} vectors a member, "
         f"{wide['server']} at the server, {wide['bytes_per_parameter']:.4f} bytes a parameter"
     )
     print(f"peak in the masked stage: {peak['member']} vectors a member, {peak['server']} at the server")
@@ -231,7 +238,6 @@ def main() -> int:
     if flower_error is not None:
         print(f"error of SecAgg+ with 2^26 levels: {flower_error:.1e} of the bound")
 
-    main_row = next(row for row in rows if row["members"] == 9 and row["parameters"] == full)
     promises = {
         "error of the mean below 1e-8 of the bound": main_row["error"] < 1e-8,
         "about three vectors a member": peak["member"] < 3.2,
@@ -239,6 +245,7 @@ def main() -> int:
     }
     if "times_faster" in main_row:  # nothing can be said of it where SecAgg+ was not run
         promises["at least 4 times faster than SecAgg+"] = main_row["times_faster"] >= 4
+        promises["at least 3 times faster with words of 6 bytes"] = six["times_faster"] >= 3
     for promise, kept in promises.items():
         print(f"{'kept  ' if kept else 'BROKEN'} {promise}")
     report = {
@@ -246,7 +253,7 @@ def main() -> int:
         "quick": options.quick,
         "rows": rows,
         "two_lost_seconds": lost,
-        "six_bytes": {"seconds": six, **wide},
+        "six_bytes": {**six, **wide},
         "flower_error": flower_error,
         "peak_vectors": peak,
         "peak_process_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,

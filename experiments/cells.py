@@ -95,7 +95,8 @@ def plan(*, toy: bool = False, subsets: Mapping[str, int] | None = None) -> list
             settings = {section: dict(values) for section, values in raw["base"].items()}
             settings["data"] = {"test_size": data["test_size"]}
             settings["model"] = {"name": data["model"]}
-            for changes in (data.get("set", {}), experiment.get("set", {}), given.get("set", {})):
+            common = {} if given.get("base") else experiment.get("set", {})
+            for changes in (data.get("set", {}), common, given.get("set", {})):
                 for name, value in changes.items():
                     section, key = name.split(".")
                     settings.setdefault(section, {})[key] = value
@@ -192,6 +193,13 @@ def write_one(folder: Path, result: Result) -> Path:
     file = folder / f"{result['name']}.json"
     file.write_text(json.dumps(result, separators=(",", ":")) + "\n", encoding="utf-8")
     return file
+
+
+def write_json(file: Path, found: Mapping[str, Any]) -> None:
+    """Write what a script beside the plan found, for people to read too."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(file)
 
 
 # ------------------------------------------------------------------------------------------------ cost

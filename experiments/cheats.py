@@ -8,21 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
-import torch
 
 from fedmerit.protocol.outcome import Model
-from fedmerit.simulation.direction import direction
-from fedmerit.simulation.models import as_tensor
 from fedmerit.simulation.setup import Federation
-from fedmerit.simulation.transport import LocalTraining, PlainRound
+from fedmerit.simulation.transport import LocalTraining
 
 Kind = Literal["pool", "replay", "scale", "pair"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-LAST = 5
-"""Public updates that count as known already, for the innovation of a round."""
 
 
 def who(names: Sequence[str], kind: Kind) -> tuple[str, ...]:
@@ -81,41 +76,3 @@ class Cheating(LocalTraining):
             length *= float(np.mean(others)) / float(np.linalg.norm(update))
         models[cheats[0]] = (start + np.float32(length) * update).astype(np.float32)
         return models
-
-
-class Innovation:
-    r"""An analysis of plain rounds: scores along what the last public updates do not show already.
-
-    .. math:: \langle U_i, g - P g \rangle
-
-    with P the projection on the last five public updates. Who replays them gets nothing.
-    """
-
-    def __init__(self, federation: Federation, rounds: dict[int, dict[str, dict[str, Any]]]) -> None:
-        self.federation, self.rounds = federation, rounds
-        self.known: list[torch.Tensor] = []
-
-    def summed(self, plain: PlainRound) -> None:
-        """Add the products beside the round's other Aumann-Shapley scores."""
-        outcome, federation = plain.outcome, self.federation
-        device, utility = federation.device, federation.utilities[0]
-        shown = outcome.slice
-        assert shown is not None
-        x, y = as_tensor(shown.x).to(device), as_tensor(shown.y).to(device)
-        way = direction(federation.network, plain.m0, outcome.model, x, y, utility, blocks=1)
-        gradient = way.gradient.double()
-        if self.known:
-            basis, _ = torch.linalg.qr(torch.stack(self.known, dim=1))
-            gradient = gradient - basis @ (basis.T @ gradient)
-        updates = [as_tensor(plain.update(name)).to(device).double() for name in outcome.included]
-        public = torch.stack(updates).sum(0)
-        products = [float(update @ gradient) for update in updates]
-        self.rounds[outcome.round]["innovation"] = {
-            "participants": list(outcome.included),
-            "blocks": [products],
-            "sizes": [len(shown.y)],
-            "gain": way.gain,
-            "rest": way.gain - sum(products),
-        }
-        if float(public.norm()) > 0:
-            self.known = [*self.known[1 - LAST :], public]

@@ -29,8 +29,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 import numpy as np  # noqa: E402
 import numpy.typing as npt  # noqa: E402
-from cells import Result, Row, datasets  # noqa: E402
-from grid import text  # noqa: E402
+from cells import Result, Row, datasets, write_json  # noqa: E402
+from grid import grid, text  # noqa: E402
 from sections import Lines, done, table  # noqa: E402
 
 from fedmerit.scoring.sampling import SHARPNESS, SKETCH, pair_freedom  # noqa: E402
@@ -440,7 +440,7 @@ def committed(cells: Sequence[Result], utility: str) -> tuple[list[int], int]:
 
 def coverage_section(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
     """Coverage and power by simulation, and the committed runs before and now."""
-    document = json.loads(OUT.read_text(encoding="utf-8"))
+    document = json.loads(OUT.read_text(encoding="utf-8"), parse_float=lambda given: grid(float(given)))
     cells, designs = document["cells"], document["designs"]
     yield "# How sure: coverage, wrong claims and power (not in the paper)"
     yield ""
@@ -532,7 +532,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for kind, count in DESIGNS
     ]
     made = {"cells": found, "designs": designs}
-    options.out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    write_json(options.out, made)
     return 0
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from beyond import Paths, ensembles, measured
-from cheats import Cheating, Innovation, told_the_pool
+from analyses import Halves, Innovation, Paths, ensembles, measured
+from cheats import Cheating, told_the_pool
 
 from fedmerit.config import Config
 from fedmerit.errors import ReportError
@@ -85,7 +85,8 @@ class BothGames(Rehearsal):
             data in the same hands, but the k-th other first model and batch order. ``games = "additive"``
             leaves the other game out. ``phi = true`` computes PHI in any case. ``cheat`` and ``factor``: what
             a member sends in the place of its update, see `cheats.Cheating`. ``innovation = true``: PHI along
-            the innovation of each round too, see `cheats.Innovation`.
+            the innovation of each round too, see `analyses.Innovation`. ``halves = true``: scores
+            and Shapley values on each half of the test pool, see `analyses.Halves`.
     """
 
     def __init__(
@@ -125,6 +126,9 @@ class BothGames(Rehearsal):
         analyses: list[Any] = [self] if special.get("games", "both") == "both" else []
         if "innovation" in special:
             analyses.append(Innovation(federation, along_path.rounds))
+        self.halves = Halves(federation, evaluator) if "halves" in special else None
+        if self.halves:
+            analyses.append(self.halves)
         super().__init__(
             config,
             folder,

@@ -10,18 +10,21 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import math
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import altair as alt
-import vl_convert
-from PIL import Image
-
-from fedmerit.report.page.charts import scale_of
-
 HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
+
+import altair as alt  # noqa: E402
+import vl_convert  # noqa: E402
+from measures import ENOUGH, interval  # noqa: E402
+from PIL import Image  # noqa: E402
+
+from fedmerit.report.page.charts import scale_of  # noqa: E402
+
 Rows = list[dict[str, Any]]
 
 INK, SOFT, LINE = "#1a1a1a", "#595959", "#dcdcd6"
@@ -29,12 +32,14 @@ FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
 MEMBERS = ["#1f5c99", "#e08214", "#4d9221", "#8e6bb0"]
 WAYS = {
     "MR-SV": "#1a1a1a",
-    "summed alpha (ours)": "#1f5c99",
-    "summed alpha, renormalised": "#2a9d8f",
+    "FP": "#c2410c",
+    "EE": "#d9a08a",
     "FP = EE": "#c2410c",
     "LOO": "#4d9221",
     "COS": "#b8860b",
     "FedAvg": "#8f8f8a",
+    "summed alpha (ours)": "#1f5c99",
+    "summed alpha, renormalised": "#2a9d8f",
 }
 AXIS = {
     "labelColor": INK,
@@ -60,28 +65,52 @@ TITLES = {
     "neg-loss": "−cross-entropy",
 }
 DATA = "data: re-encoded, mostly subsets, see experiments/README.md"
+FLUSH: dict[str, Any] = {"bounds": "flush", "spacing": {"row": 98, "column": 66}}
+"""Panels in line, whatever their labels; the room between them is for titles and axes."""
 SETS = ["#1f5c99", "#c2410c", "#4d9221", "#8e6bb0"]
 
 
 def illustrate(rows: Rows) -> alt.TopLevelMixin:
-    """Grouped bars, a panel per run."""
-    order = ["MR-SV", "ALPHA sum", "LOO", "FP", "FP, reversed", "EE", "EE, reversed", "COS sum"]
+    """Grouped bars as in the paper; its own panel first, then a panel per run."""
+    names = {"COS sum": "COS", "ALPHA sum": "alpha, summed", "PHI sum": "PHI, summed"}
+    order = ["MR-SV", "LOO", "FP", "EE", "COS", "alpha, summed", "PHI, summed"]
+    listed = {names.get(row["score"], row["score"]) for row in rows}
+    order = [name for name in order if name in listed]
     panels = []
-    for panel in dict.fromkeys(row["panel"] for row in rows):
-        some = [row for row in rows if row["panel"] == panel]
+    for panel in sorted(
+        {row["panel"] for row in rows}, key=lambda name: ("paper" not in name, "Brain" in name, name)
+    ):
+        some = [
+            {**row, "score": names.get(row["score"], row["score"])} for row in rows if row["panel"] == panel
+        ]
+        x = alt.X(
+            "score:N",
+            sort=order,
+            scale=alt.Scale(domain=order),
+            title=None,
+            axis=alt.Axis(labelAngle=0, grid=False, ticks=False),
+        )
         bars = alt.Chart(alt.Data(values=some)).mark_bar().encode(
-            x=alt.X("score:N", sort=order, title=None, axis=alt.Axis(labelAngle=0, grid=False)),
+            x=x,
             xOffset=alt.XOffset("member:N"),
-            y=alt.Y("value:Q", title="normalised score"),
-            color=alt.Color("member:N", title="member", scale=alt.Scale(range=MEMBERS)),
+            y=alt.Y("value:Q", title="score, normalised"),
+            color=alt.Color("member:N", title="hospital", scale=alt.Scale(range=MEMBERS)),
         )  # fmt: skip
-        panels.append(bars.properties(width=430, height=150, title=panel))
-    return alt.vconcat(*panels).properties(
+        turned = {row["score"]: row for row in some if row["by a turned sign"]}
+        notes = [{"score": name, "text": "sign turned"} for name in turned]
+        label = (
+            alt.Chart(alt.Data(values=notes))
+            .mark_text(color=SOFT, fontSize=10, dy=-2, baseline="bottom")
+            .encode(x=x, y=alt.value(0), text="text:N")
+        )
+        layers = bars + label if notes else bars
+        panels.append(layers.properties(width=400, height=150, title=panel))
+    return alt.concat(*panels, columns=2, **FLUSH).properties(
         title=alt.Title(
             "All scores of 4 members, 10th round",
             subtitle=[
-                "ours: expected accuracy, one seed; minus the smallest, divided by the mean",
-                "the paper's as drawn: the smallest is not subtracted",
+                "ours: expected accuracy, one seed; minus the smallest, which becomes 0, divided by the mean",
+                "the paper's as drawn: the smallest is not subtracted, and COS is of models, not of updates",
                 DATA,
             ],
         )
@@ -89,119 +118,150 @@ def illustrate(rows: Rows) -> alt.TopLevelMixin:
 
 
 def perf(rows: Rows) -> alt.TopLevelMixin:
-    """Mean over seeds per round, with the range of the seeds; negative loss and accuracy."""
-    panels, names = [], {"neg-loss": "negative loss", "accuracy": "accuracy"}
-    for dataset in dict.fromkeys(row["dataset"] for row in rows):
-        for utility, title in names.items():
+    """As the paper: CIFAR-10 left, ISIC right. Its own curves, our negative loss, our accuracy."""
+    columns = [("CIFAR10", "CIFAR-10"), ("ISIC", "ISIC 2019 (HAM10000 part), learning rate 0.0001")]
+    names = {"neg-loss": "negative loss", "accuracy": "accuracy"}
+    panels = []
+    for which, utility in (("paper", "neg-loss"), ("ours", "neg-loss"), ("ours", "accuracy")):
+        for theirs, ours in columns:
+            dataset = theirs if which == "paper" else ours
             some = [row for row in rows if row["dataset"] == dataset and row["utility"] == utility]
-            ways = [way for way in WAYS if any(row["weights"] == way for row in some)]
-            colours = alt.Scale(domain=ways, range=[WAYS[way] for way in ways])
-            legend = alt.Legend(symbolOpacity=1, symbolType="stroke")
-            colour = alt.Color("weights:N", title="weights from", scale=colours, legend=legend)
-            base = alt.Chart(alt.Data(values=some)).encode(
-                x=alt.X("round:Q", title="round", axis=alt.Axis(format="d"))
+            if not some:
+                continue
+            about = ["the paper"] if which == "paper" else _seeds(some)
+            heading = dataset.replace("CIFAR10", "CIFAR-10")
+            panels.append(_curves(some, f"{names[utility]} of the global model", [heading, *about]))
+    return (
+        alt.concat(*panels, columns=2, **FLUSH)
+        .resolve_scale(color="shared")
+        .properties(
+            title=alt.Title(
+                "Global model under weights from scores, 9 IID members with label noise from 0 to 1",
+                subtitle=[
+                    "summed alpha: of the rounds before, in one secure sum; MR-SV, FP, EE, LOO, COS: of the "
+                    "same round, which secure aggregation rules out",
+                    "the paper counts rounds from 0, its learning rate is 0.001; band: range of the seeds",
+                    f"ISIC: class-balanced test set; {DATA}",
+                ],
             )
-            scale = scale_of([row["value"] for row in some])
-            band = base.mark_area(opacity=0.13).encode(
-                y=alt.Y(
-                    "min(value):Q",
-                    title=f"{title} of the global model",
-                    scale=scale,
-                ),
-                y2="max(value):Q",
-                color=colour,
-            )
-            line = base.mark_line(strokeWidth=1.8).encode(y="mean(value):Q", color=colour)
-            panels.append(
-                (band + line).properties(width=300, height=250, title=[dataset, *_seeds(some, ways)])
-            )
-    return alt.concat(*panels, columns=2).properties(
-        title=alt.Title(
-            "Global model under weights from scores, 9 IID members with label noise from 0 to 1",
-            subtitle=[
-                "ours: scores of the rounds before, in one secure sum; MR-SV, FP = EE, LOO and COS: of the "
-                "same round, which secure aggregation rules out",
-                "ISIC: class-balanced test set; at the rate 0.001 FedAvg, summed alpha and FP = EE only",
-                f"band: range of the seeds; {DATA}",
-            ],
         )
     )
 
 
-def _seeds(rows: Rows, ways: Sequence[str]) -> list[str]:
-    """How many seeds the lines of a panel have; where that differs, which have how many."""
-    groups: dict[int, list[str]] = {}
-    for way in ways:
-        groups.setdefault(len({row["seed"] for row in rows if row["weights"] == way}), []).append(way)
-    words = {count: f"{count} seed{'s' * (count > 1)}" for count in sorted(groups, reverse=True)}
-    if len(words) == 1:
-        return list(words.values())
-    return [f"{word}: {', '.join(groups[count])}" for count, word in words.items()]
+def _curves(some: Rows, title: str, heading: Sequence[str]) -> alt.TopLevelMixin:
+    """The mean over seeds per round, with their range."""
+    colours = alt.Scale(domain=list(WAYS), range=list(WAYS.values()))
+    legend = alt.Legend(symbolOpacity=1, symbolType="stroke")
+    colour = alt.Color("weights:N", title="weights from", scale=colours, legend=legend)
+    base = alt.Chart(alt.Data(values=some)).encode(
+        x=alt.X("round:Q", title="round", scale=alt.Scale(domain=[0, 10]), axis=alt.Axis(format="d"))
+    )
+    scale = scale_of([row["value"] for row in some])
+    band = base.mark_area(opacity=0.13).encode(
+        y=alt.Y("min(value):Q", title=title, scale=scale), y2="max(value):Q", color=colour
+    )
+    line = base.mark_line(strokeWidth=1.8).encode(y="mean(value):Q", color=colour)
+    return (band + line).properties(width=330, height=210, title=list(heading))
+
+
+def _seeds(rows: Rows) -> list[str]:
+    """How many seeds the lines of a panel have; where that differs, the least and the most."""
+    seeds: dict[str, set[Any]] = {}
+    for row in rows:
+        seeds.setdefault(row["weights"], set()).add(row["seed"])
+    counts = sorted({len(each) for each in seeds.values()})
+    said = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
+    return [f"ours, {said} seed{'s' * (counts[-1] > 1)}{', thin' if counts[0] < ENOUGH else ''}"]
+
+
+BOXES = {
+    "CIFAR-10": ("CIFAR-10, class-balanced test set",),
+    "ISIC, class-balanced test set": (
+        "ISIC 2019 (HAM10000 part), learning rate 0.0001, class-balanced test set",
+        "ISIC 2019 (HAM10000 part), learning rate 0.0001, with MR-SV, class-balanced test set",
+    ),
+    "ISIC, test images as they are": ("ISIC 2019 (HAM10000 part), learning rate 0.0001, whole test set",),
+}
+"""Columns of fig-misbeh and the runs behind them; a score is of the first that has it."""
 
 
 def misbeh(rows: Rows) -> alt.TopLevelMixin:
-    """Share of seeds in which the flipper is last, with Wilson intervals; the paper's medians as ticks."""
-    order = ["MR-SV", "ALPHA sum", "ALPHA sum, renormalised", "IOI sum", "LOO", "FP", "EE", "COS sum"]
+    """As the paper: scores side by side, CIFAR-10 left, ISIC right; its boxes behind our shares of runs."""
+    names = {
+        "COS sum": "COS",
+        "ALPHA sum": "alpha",
+        "PHI sum": "PHI",
+        "ALPHA sum, renormalised": "alpha, ren.",
+    }
+    order = ["MR-SV", "COS", "LOO", "FP", "EE", "alpha", "PHI", "alpha, ren."]
     panels = []
-    for dataset in dict.fromkeys(row["dataset"] for row in rows):
-        theirs = [
-            {"score": row["score"], "last": row["last"]}
-            for row in rows
-            if row["dataset"] == dataset and row["seed"] == "paper"
-        ]
-        for utility, title in TITLES.items():
+    for utility, title in TITLES.items():
+        for column, runs in BOXES.items():
+            some = [row for row in rows if row["dataset"] in runs and row["utility"] == utility]
+            theirs = [row for row in rows if row["dataset"] == runs[0] and row["utility"] == "the paper's"]
             body: Rows = []
-            for score in order:
-                own = [
-                    row
-                    for row in rows
-                    if (row["dataset"], row["utility"], row["score"]) == (dataset, utility, score)
-                ]
-                hits = [row["last"] for row in own]
-                if hits:
-                    low, high = wilson(sum(hits), len(hits))
-                    by_sign = int(sum(row["by a turned sign"] for row in own))
-                    text = f"{int(sum(hits))}/{len(hits)}" + (f", {by_sign} turned" if by_sign else "")
-                    mean = sum(hits) / len(hits)
-                    body.append({"score": score, "mean": mean, "low": low, "high": high, "text": text})
-            if not body:
-                continue
-            shown = [row["score"] for row in body]
-            first = utility == next(iter(TITLES))
-            y = alt.Y("score:N", sort=shown, title=None, axis=alt.Axis(labels=first, ticks=False))
-            base = alt.Chart(alt.Data(values=body)).encode(y=y)
-            x = alt.X(
-                "mean:Q",
-                title="flipper last",
-                scale=alt.Scale(domain=[0, 1]),
-                axis=alt.Axis(format="%", values=[0, 0.5, 1]),
-            )
-            bars = base.mark_bar(color=SETS[0], opacity=0.85, size=11).encode(x=x)
-            rule = base.mark_rule(color=INK).encode(x="low:Q", x2="high:Q")
-            given = [row for row in theirs if row["score"] in shown]
-            tick = (
-                alt.Chart(alt.Data(values=given))
-                .mark_tick(color=SETS[1], thickness=3, size=16)
-                .encode(x="last:Q", y=y)
-            )
-            label = base.mark_text(align="left", dx=4, color=SOFT, fontSize=10).encode(
-                x=alt.value(162), text="text:N"
-            )
-            layers = (bars + rule + tick + label).properties(
-                width=160, height=alt.Step(20), title=[*dataset.split(", "), title]
-            )
-            panels.append(layers)
-    return alt.concat(*panels, columns=4).properties(
+            for score in dict.fromkeys(row["score"] for row in some):
+                own = [row for row in some if row["score"] == score]
+                own = [row for row in own if row["dataset"] == own[0]["dataset"]]
+                hits, total = int(sum(row["last"] for row in own)), len(own)
+                low, high = interval(hits, total)
+                by_sign = int(sum(row["by a turned sign"] for row in own))
+                said = f"{hits}/{total}" + ("*" if by_sign else "")
+                body.append(
+                    {
+                        "score": names.get(score, score),
+                        "share": hits / total,
+                        "low": low,
+                        "high": high,
+                        "text": said,
+                    }
+                )
+            boxes: dict[str, dict[str, Any]] = {}
+            for row in theirs:
+                name = names.get(row["score"], row["score"])
+                boxes.setdefault(name, {"score": name})[row["seed"].removeprefix("paper, ")] = row["last"]
+            body = [row for row in body if row["score"] in order]
+            if body:
+                panels.append(_boxes(body, list(boxes.values()), order, [column, title]))
+    return alt.concat(*panels, columns=len(BOXES), **FLUSH).properties(
         title=alt.Title(
-            "How often the label flipper is put last",
+            "How often the label flipper gets the lowest score",
             subtitle=[
-                "blue: ours, with 95 % intervals (Wilson) over seeds; orange: the paper's median",
-                '"turned": so many of them only because the sign of FP or EE had turned',
-                "the paper's COS is of models, ours of updates",
-                DATA,
+                "orange: the paper, whose utility is not named; blue: ours, with exact 95 % intervals; LOO, "
+                "FP and EE of the last round, the others summed over the rounds",
+                "*: some of them only because the sign of FP or EE had turned; ren.: the renormalised game",
+                f"the paper's COS is of models, ours of updates; {DATA}",
             ],
         )
     )
+
+
+def _boxes(body: Rows, boxes: Rows, order: Sequence[str], heading: Sequence[str]) -> alt.TopLevelMixin:
+    """One panel."""
+    x = alt.X(
+        "score:N",
+        sort=list(order),
+        scale=alt.Scale(domain=list(order)),
+        title=None,
+        axis=alt.Axis(labelAngle=-40, grid=False, ticks=False),
+    )
+
+    def y(field: str) -> alt.Y:
+        axis = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1])
+        return alt.Y(f"{field}:Q", title="flipper lowest", scale=alt.Scale(domain=[0, 1.12]), axis=axis)
+
+    paper, ours = alt.Chart(alt.Data(values=boxes)).encode(x=x), alt.Chart(alt.Data(values=body)).encode(x=x)
+    layers = [
+        paper.mark_rule(color=SETS[1]).encode(y=y("low"), y2="high:Q"),
+        paper.mark_bar(color="#f6c7ae", stroke=SETS[1], size=20).encode(
+            y=y("first quartile"), y2="third quartile:Q"
+        ),
+        paper.mark_tick(color=SETS[1], thickness=2.5, size=20).encode(y=y("median")),
+        ours.mark_rule(color=SETS[0], strokeWidth=1.6).encode(y=y("low"), y2="high:Q"),
+        ours.mark_point(color=SETS[0], filled=True, size=60, opacity=1).encode(y=y("share")),
+        ours.mark_text(color=INK, fontSize=10).encode(y=alt.value(4), text="text:N"),
+    ]
+    return alt.layer(*layers).properties(width=280, height=150, title=list(heading))
 
 
 def retrained(rows: Rows) -> alt.TopLevelMixin:
@@ -266,14 +326,6 @@ DRAWN: dict[str, Callable[[Rows], alt.TopLevelMixin]] = {
     "fig-misbeh": misbeh,
     "retrained": retrained,
 }
-
-
-def wilson(hits: float, total: int, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson's 95 % interval of a proportion."""
-    share, weight = hits / total, 1 + z * z / total
-    middle = (share + z * z / (2 * total)) / weight
-    half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total)) / weight
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def dressed(chart: alt.TopLevelMixin) -> dict[str, Any]:

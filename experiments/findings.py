@@ -1,4 +1,4 @@
-"""Results -> FINDINGS.md: findings.md.in with every number filled in, and every sentence checked.
+"""Results -> FINDINGS.md and its page on retraining: templates with numbers filled in, sentences checked.
 
 A fact is a number or a table computed from the results. A claim is a sentence of the template that is only
 true if the numbers are as they are: claims.py, retrained.py and uses.py hold its condition, and where that
@@ -16,7 +16,7 @@ from typing import Any
 from cells import Result, Row
 from claims import directions, elsewhere, ranking, single_round, utilities
 from evidence import Evidence, Facts
-from halves import other_images
+from other_images import other_images
 from retrained import game
 from takings import cheats
 from uses import class_mix, downstream, flipper, lies, rules
@@ -36,12 +36,13 @@ PARTS = (
     lies,
     cheats,
 )
-FORM: dict[str, Any] = {"width": 118, "break_long_words": False, "break_on_hyphens": False}
-TEMPLATE = Path(__file__).resolve().parent / "findings.md.in"
+FORM: dict[str, Any] = {"width": 126, "break_long_words": False, "break_on_hyphens": False}
+HERE = Path(__file__).resolve().parent
+TEMPLATES = {"FINDINGS.md": HERE / "findings.md.in", "tables/retrained.md": HERE / "retrained.md.in"}
 
 
-def findings(rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[str, Any]) -> str:
-    """The whole text, or an error that names the claims that no longer hold."""
+def findings(rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[str, Any]) -> dict[str, str]:
+    """Both texts by their paths, or an error that names the claims that no longer hold."""
     evidence = Evidence(rows, results, paper)
     facts: Facts = {}
     claims: dict[str, bool] = {}
@@ -50,28 +51,39 @@ def findings(rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[
     wrong = [claim for claim, holds in claims.items() if not holds]
     if wrong:
         raise SystemExit("FINDINGS.md is not written, these no longer hold: " + "; ".join(wrong))
-    return fill(TEMPLATE.read_text(encoding="utf-8"), facts, claims)
+    return fill({name: file.read_text(encoding="utf-8") for name, file in TEMPLATES.items()}, facts, claims)
 
 
 def reflowed(text: str) -> str:
-    """Paragraphs with lines of one length; headings, lists, tables and commands as they are.
+    """Paragraphs and items of lists with lines of one length; headings, tables and commands as they are.
 
-    >>> reflowed("a\\nb\\n\\n| a\\n| b")
-    'a b\\n\\n| a\\n| b'
+    >>> reflowed("a\\nb\\n\\n| a\\n| b\\n\\n- a\\n  b\\n  - c")
+    'a b\\n\\n| a\\n| b\\n\\n- a b\\n  - c'
     """
-    blocks = text.split("\n\n")
-    return "\n\n".join(
-        block if re.match(r"[|#\-]|    |\d+\. ", block) else textwrap.fill(block, **FORM) for block in blocks
-    )
+    return "\n\n".join(map(_block, text.split("\n\n")))
 
 
-def fill(template: str, facts: Mapping[str, Any], claims: Mapping[str, bool]) -> str:
+def _block(block: str) -> str:
+    if re.match(r"[|#]|    ", block):
+        return block
+    made = []
+    for item in re.split(r"\n(?= *(?:- |\d+\. ))", block):
+        mark = re.match(r" *(?:- |\d+\. )?", item)
+        indent = mark[0] if mark else ""
+        form = {"initial_indent": indent, "subsequent_indent": " " * len(indent), **FORM}
+        made.append(textwrap.fill(" ".join(item[len(indent) :].split()), **form))
+    return "\n".join(made)
+
+
+def fill(
+    templates: Mapping[str, str], facts: Mapping[str, Any], claims: Mapping[str, bool]
+) -> dict[str, str]:
     """``{{name}}`` becomes its fact; ``{{? claim}}`` marks a checked sentence and disappears.
 
-    Everything must be known and everything known must be said.
+    Everything must be known, and everything known must be said in one of the texts.
 
-    >>> fill("{{? rises}}It rises by {{step}}.", {"step": 2}, {"rises": True})
-    'It rises by 2.'
+    >>> fill({"a": "{{? rises}}It rises by {{step}}."}, {"step": 2}, {"rises": True})
+    {'a': 'It rises by 2.'}
     """
     used: set[str] = set()
 
@@ -80,14 +92,17 @@ def fill(template: str, facts: Mapping[str, Any], claims: Mapping[str, bool]) ->
         used.add(name)
         if name.startswith("? "):
             if name[2:] not in claims:
-                raise SystemExit(f"{TEMPLATE.name}: nothing checks {name[2:]!r}")
+                raise SystemExit(f"FINDINGS.md: nothing checks {name[2:]!r}")
             return ""
         if name not in facts:
-            raise SystemExit(f"{TEMPLATE.name}: no fact {name!r}")
+            raise SystemExit(f"FINDINGS.md: no fact {name!r}")
         return str(facts[name])
 
-    text = reflowed(re.sub(r"\{\{(.*?)\}\}", put, template))
+    made = {
+        name: reflowed(re.sub(r"\{\{(.*?)\}\}", put, re.sub(r"\n +\{\{\?", "{{?", template)))
+        for name, template in templates.items()
+    }
     unused = (set(facts) | {f"? {claim}" for claim in claims}) - used
     if unused:
-        raise SystemExit(f"{TEMPLATE.name}: never said: {', '.join(sorted(unused))}")
-    return text
+        raise SystemExit(f"FINDINGS.md: never said: {', '.join(sorted(unused))}")
+    return made

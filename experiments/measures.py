@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -184,7 +185,7 @@ def _settled(score: Scores, values: Sequence[float]) -> Vector:
 
 
 def _whole_run(cell: Result, utility: str, last: Reports) -> dict[str, Vector]:
-    """Scores of beyond.py, which look at a run when it is over."""
+    """Scores of analyses.py, which look at a run when it is over."""
     whole = cell.get("whole_run", {})
     if "solo together" not in whole or last.solo_empty is None:
         return {}
@@ -301,6 +302,58 @@ def signs(cells: Sequence[Result], utility: str) -> dict[str, str]:
 def curve(cell: Result, utility: str) -> list[float]:
     """v(M) after each round."""
     return [float(one.grand) for one in reports(cell, utility)]
+
+
+# ---------------------------------------------------------------------- a score that a run was not asked for
+
+
+ABSENT = ("PHI sum", "MERIT")
+"""Scores that not every run was asked for: runs before PHI was computed, runs without solo models."""
+REPEATED, NOT_MEASURED = " ‡", "–"
+MARKS = (
+    "‡: of repeats of these runs (the same data in the same hands, the same seeds, sometimes fewer of them), "
+    "which were asked for this score. –: not there; runs made before PHI was computed have none, runs "
+    "without solo models have no MERIT, and the paper has other rows."
+)
+
+
+def has(cell: Result, score: str) -> bool:
+    """Whether a run can say a score that not every run was asked for."""
+    if score == "PHI sum":
+        return bool(cell.get("phi"))
+    first = next(iter(cell["utilities"].values()))
+    return score != "MERIT" or "solo" in first["rounds"][-1]
+
+
+def federation(cell: Result) -> str:
+    """What two runs of the same federation share: all but what they were asked to measure."""
+    settings = {name: values for name, values in cell["settings"].items() if name != "scoring"}
+    asked = ("games", "phi", "loop", "halves", "innovation")
+    special = settings.pop("experiment", {})
+    kept = {key: value for key, value in special.items() if key not in asked}
+    what = json.dumps([cell["dataset"], cell["subset"], settings, kept, cell["seed"]], sort_keys=True)
+    return str(json.loads(what, parse_float=lambda given: grid(float(given))))
+
+
+def repeats(
+    cells: Sequence[Result], results: Mapping[str, Result], score: str, *, compared: bool = True
+) -> tuple[Sequence[Result], str]:
+    """Return runs that can say a score, and the mark of where they are not these runs themselves.
+
+    Where not all runs have it, repeats of the same federations are looked for that have it; with the same
+    truth too, if the score is to be ``compared`` with it.
+    """
+    own = [cell for cell in cells if has(cell, score)]
+    if len(own) == len(cells):
+        return own, ""
+    wanted = {federation(cell): set(cell["settings"]["scoring"]["truth"] * compared) for cell in cells}
+    found: dict[str, Result] = {}
+    for other in results.values():
+        which = federation(other)
+        if has(other, score) and wanted.get(which, {"none"}) <= set(other["settings"]["scoring"]["truth"]):
+            found.setdefault(which, other)
+    made = [found[which] for which in wanted if which in found]
+    return (made, REPEATED) if len(made) > len(own) else (own, "")
 
 
 def spread(values: Sequence[float]) -> str:

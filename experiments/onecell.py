@@ -21,6 +21,7 @@ from engine import BothGames
 from fedmerit import __version__, config, data
 from fedmerit.identity import number
 from fedmerit.scoring.scores import from_blocks
+from fedmerit.simulation.analysis import RETRAINING
 from fedmerit.simulation.run import Progress
 from fedmerit.simulation.setup import read, resolve
 from fedmerit.storage.run_folder import Folder
@@ -49,9 +50,26 @@ def convert(folder: Path | None, names: Sequence[str], into: Path) -> dict[str, 
         if extra and "without" in how:
             kept = ~extra[how["without"]]
             arrays |= {key: arrays[key][kept] for key in ("x_test", "y_test")}
+        if extra and "kept" in how:
+            arrays = only(arrays, how["kept"])
         np.savez(into / f"{name}.npz", **arrays)
         titles[name] = "; ".join(found.notes)
     return titles
+
+
+def only(arrays: Mapping[str, Any], classes: Sequence[str]) -> dict[str, Any]:
+    """Images of these classes alone, which are numbered anew in this order."""
+    known = list(arrays["classes"])
+    if missing := [name for name in classes if name not in known]:
+        raise SystemExit(f"kept: no class {missing[0]!r}, expected some of {', '.join(known)}")
+    numbers = np.full(len(known), -1)
+    numbers[[known.index(name) for name in classes]] = np.arange(len(classes))
+    found: dict[str, Any] = {"classes": tuple(classes)}
+    for part in ("train", "test"):
+        labels = numbers[arrays[f"y_{part}"]]
+        found |= {key: value[labels >= 0] for key, value in arrays.items() if key.endswith(f"_{part}")}
+        found[f"y_{part}"] = labels[labels >= 0]
+    return found
 
 
 def subset(file: Path, count: int, seed: int, into: Path) -> Path:
@@ -87,8 +105,13 @@ def run_cell(
     loop: bool = False,
     phi: bool = True,
     deadline: float = float("inf"),
+    unfinished: Path | None = None,
 ) -> Result:
-    """Run it; `Overtime` when the deadline (as of ``time.time``) passes."""
+    """Run it; `Overtime` when the deadline (as of ``time.time``) passes.
+
+    Coalitions that were trained again are kept in the folder ``unfinished`` until the cell is finished, so
+    another call need not train them once more.
+    """
     began, folder = time.perf_counter(), Path(scratch())
     spent: dict[str, float] = {}
     mark = ["setup", began]
@@ -112,7 +135,12 @@ def run_cell(
         made, _ = resolve(made, read(made))
         with Folder(folder / "run", made) as opened:
             engine = BothGames(made, opened, watch, loop=loop, phi=phi, special=special)
+            trained = unfinished / f"{cell.name}.jsonl" if unfinished and engine.truth else None
+            if trained:
+                (engine.truth.folder / RETRAINING).symlink_to(trained.resolve())
             document = engine.run()
+            if trained:
+                trained.unlink(missing_ok=True)
             looked = [dict(record.body) for record in opened.ledger.records("analysis")]
             total = time.perf_counter() - began
             spent[mark[0]] = spent.get(mark[0], 0.0) + time.perf_counter() - mark[1]
@@ -137,6 +165,7 @@ def run_cell(
                 "utilities": _utilities(document, engine.renormalised, engine.other_truth),
                 "phi": _phi(engine.phi.rounds),
                 "phi_without": {name: str(error) for name, (error, _) in engine.phi.without.items()},
+                "halves": engine.halves.kept() if engine.halves else {},
                 "whole_run": _short(engine.whole_run),
                 "retrained": _retrained(folder / "run" / "tables" / "retrained.npz"),
                 "sampling_error": _sampling_error(folder / "run" / "tables"),

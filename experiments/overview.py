@@ -2,108 +2,160 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from cells import Result, Row, datasets
 from grid import text
-from measures import compare, curve, detected, facts, influences, intervals, seeds, spread, turned
-from sections import Lines, done, numbers, table
+from measures import (
+    MARKS,
+    NOT_MEASURED,
+    compare,
+    curve,
+    detected,
+    facts,
+    influences,
+    intervals,
+    repeats,
+    seeds,
+    spread,
+    turned,
+)
+from sections import PAIR, Lines, done, near, numbers, table, title_of, truth_of
+from takings import MEASURES, percent, shares_taken
 
-AGREEMENT = ("tab:error", "tab:error_game", "tab:round", "tab:client", "tab:alpha")
-PAIR = ("accuracy", "expected-accuracy")
+from fedmerit import agreement
+
+AGREEMENT = ("tab:error", "tab:error_game", "tab:round", "tab:client", "tab:alpha", "PHI")
 Paper = Mapping[str, Any]
 
 
-def agreement_lines(rows: Sequence[Row], results: Mapping[str, Result], paper: Paper) -> Lines:
-    """Spearman of FP and of summed alpha with the truth of each table."""
-    body = []
+def opening(row: Row, cells: Sequence[Result]) -> list[str]:
+    """The first cells of every line: where it is, what it is, how it was made."""
+    return [
+        f"[`{row.label}`](tables/{row.experiment}.md)",
+        title_of(row),
+        seeds(cells),
+        text(facts(cells)["seconds"] / 60, ".1f"),
+        f"`--only {row.experiment}`",
+    ]
+
+
+def put(head: Sequence[str], body: Sequence[Sequence[str]]) -> Lines:
+    """A table whose lines begin with an `opening`."""
+    yield from table(["paper", "row", "seeds", "minutes", "command", *head], body)
+
+
+def finished(
+    rows: Sequence[Row], results: Mapping[str, Result], *experiments: str
+) -> Iterator[tuple[Row, list[Result]]]:
+    """Rows of some experiments that have runs."""
     for row in rows:
-        cells = done(row, results)
-        if row.label not in AGREEMENT or not cells:
-            continue
-        truth = "SV" if row.label == "tab:error_game" else "MR-SV"
-        theirs = numbers(paper, row, "spearman").get("FP", "")
-        found = {utility: compare(cells, utility, row.at, truth) for utility in PAIR}
+        if row.experiment in experiments and (cells := done(row, results)):
+            yield row, cells
 
-        def both(score: str, found: dict[str, Any] = found) -> str:
-            return " / ".join(spread(found[utility].get(score, {}).get("spearman", [])) for utility in PAIR)
 
-        body.append(
-            [
-                f"[`{row.label}`](tables/{row.experiment}.md)",
-                datasets()[row.dataset]["short"] + (f", {row.row}" if row.row else ""),
-                seeds(cells),
-                text(facts(cells)["seconds"] / 60, ".1f"),
-                theirs,
-                both("FP"),
-                both("ALPHA sum"),
-                both("ALPHA sum, renormalised") if truth == "SV" else "",
-            ]
-        )
-    yield "Spearman with the truth of each table: MR-SV, and in `tab:error_game` the retrained Shapley value."
-    yield "Ours twice: of accuracy / of expected accuracy."
+def agreement_lines(rows: Sequence[Row], results: Mapping[str, Result], paper: Paper) -> Lines:
+    """Spearman with the truth of each table: the paper's FP, and ours by FP, summed alpha, PHI, MERIT."""
+    yield "Spearman with the truth of each table, ours twice: of accuracy / of expected accuracy."
+    yield MARKS
     yield ""
-    head = ["paper", "row", "seeds", "minutes", "the paper: FP", "ours: FP", "ours: alpha summed"]
-    yield from table([*head, "ours: alpha summed, renormalised game"], body)
+    for truth, title in (("MR-SV", "### With MR-SV"), ("SV", "### With the retrained Shapley value")):
+        body = []
+        chosen = {"FP": "ours: FP", "ALPHA sum": "alpha summed", "PHI sum": "PHI, settled", "MERIT": "MERIT"}
+        if truth == "SV":
+            chosen["ALPHA sum, renormalised"] = "alpha summed, renormalised game"
+        for row in rows:
+            if row.label in AGREEMENT and truth_of(row) == truth and (cells := done(row, results)):
+                theirs = numbers(paper, row, "spearman").get("FP", NOT_MEASURED)
+                each = [near(cells, results, row, score) for score in chosen]
+                body.append([*opening(row, cells), theirs, *each])
+        yield title
+        yield ""
+        yield from put(["the paper: FP", *chosen.values()], body)
+
+
+def detection_lines(rows: Sequence[Row], results: Mapping[str, Result], paper: Paper) -> Lines:
+    """In how many runs the label flipper is last."""
+    body, seen = [], set()
+    for row, cells in finished(rows, results, "fig-misbeh", "tab-flip"):
+        known = paper["detection"]["values"].get(datasets()[row.dataset]["paper"], {})
+        said = text(known["FP"], ".2f") if row.experiment == "fig-misbeh" else NOT_MEASURED
+        line = [*opening(row, cells), said]
+        for score in ("FP", "ALPHA sum", "PHI sum", "COS sum"):
+            runs, mark = repeats(cells, results, score, compared=False)
+            counts = [detected(runs, utility, row.at).get(score) for utility in PAIR]
+            seen |= {count for count in counts if count}
+            each = ["{} of {}".format(*count) for count in counts if count]
+            line.append(" / ".join(each) + mark if each else NOT_MEASURED)
+        by_turning = sum(turned(cells, utility, row.at, "FP") for utility in PAIR)
+        line[6] += f" ({by_turning} by a turned sign)" if by_turning else ""
+        body.append(line)
+    yield "In how many runs the one label flipper among 9 IID members is last, by accuracy / by expected"
+    yield "accuracy. The paper states the median of a rate. These runs have no solo models, so no MERIT."
+    yield ""
+    yield from put(["the paper: FP", "ours: FP", "alpha summed", "PHI, settled", "COS summed"], body)
+    if seen:
+        yield intervals(seen)
+        yield ""
 
 
 def other_lines(rows: Sequence[Row], results: Mapping[str, Result], paper: Paper) -> Lines:
-    """Detection, weighting, influence: one number of the paper and ours."""
-    body: list[list[str]] = []
-    found: list[tuple[int, int]] = []
-    for row in rows:
-        cells = done(row, results)
-        if not cells or row.label in AGREEMENT:
-            continue
-        name, theirs, ours = datasets()[row.dataset]["paper"], "", ""
-        if row.experiment == "fig-misbeh":
-            theirs = f"FP {text(paper['detection']['values'][name]['FP'], '.2f')} (median)"
-            counts = {utility: detected(cells, utility, row.at) for utility in PAIR}
-            found += [counts[utility][score] for utility in PAIR for score in ("FP", "ALPHA sum")]
-            by_turning = sum(turned(cells, utility, row.at, "FP") for utility in PAIR)
-            ours = "; ".join(
-                f"{score} " + " / ".join("{} of {}".format(*counts[utility][score]) for utility in PAIR)
-                for score in ("FP", "ALPHA sum")
-            )
-            ours += f" ({by_turning} of FP's by a turned sign)" if by_turning else ""
-        elif row.experiment == "fig-perf":
-            known = paper["performance"]["values"][name]
-            said = [text(known[one], ".2f") for one in row.row.split(" = ") if one in known]
-            theirs = f"negative loss {' / '.join(said)}" if said else ""
-            last = {u: spread([curve(cell, u)[-1] for cell in cells]) for u in ("neg-loss", "accuracy")}
-            ours = f"negative loss {last['neg-loss']}, accuracy {last['accuracy']}"
-        elif row.experiment == "tab-attack":
-            flat = [value for line in paper["influence"]["values"] for value in line if value]
-            theirs = f"{text(min(flat), '.3f')} to {text(max(flat), '.3f')}"
-            each = []
-            for utility in PAIR:
-                single = influences(cells, utility, row.at)
-                if len(single):
-                    middle = np.median(single, axis=0)
-                    off = middle[~np.eye(len(middle), dtype=bool)]
-                    each.append(f"{text(off.min(), '.3f')} to {text(off.max(), '.3f')} ({utility})")
-            ours = f"medians {', '.join(each)}" if each else ""
-        elif row.experiment == "tab-phi":
-            close = {utility: compare(cells, utility, row.at, "MR-SV") for utility in PAIR}
-            ours = "Spearman with MR-SV: " + "; ".join(
-                f"{name} "
-                + " / ".join(spread(close[utility].get(score, {}).get("spearman", [])) for utility in PAIR)
-                for name, score in (("PHI", "PHI sum"), ("alpha", "ALPHA sum"))
-            )
-        elif row.experiment == "fig-illustrate":
-            ours = "see there"
-        title = datasets()[row.dataset]["short"] + (f", {row.row}" if row.row else "")
-        minutes = text(facts(cells)["seconds"] / 60, ".1f")
-        link = f"[`{row.label}`](tables/{row.experiment}.md)"
-        body.append([link, title, seeds(cells), minutes, theirs, ours])
-    yield from table(["paper", "row", "seeds", "minutes", "the paper", "ours"], body)
-    if found:
-        yield intervals(found)
-        yield ""
+    """Weighting, cheats, influence, illustration: a table each."""
+    yield "### Weights from scores"
+    yield ""
+    body = []
+    for row, cells in finished(rows, results, "fig-perf"):
+        known = paper["performance"]["values"][datasets()[row.dataset]["paper"]]
+        said = " / ".join(text(known[one], ".2f") for one in row.row.split(" = ") if one in known)
+        each = [spread([curve(cell, u)[-1] for cell in cells]) for u in ("neg-loss", *PAIR)]
+        body.append([*opening(row, cells), said or NOT_MEASURED, *each])
+    yield "After the last round. Nobody weighted by PHI, which is settled when training is over, or by MERIT."
+    yield ""
+    head = ["the paper: negative loss", "ours: negative loss", "accuracy", "expected accuracy"]
+    yield from put(head, body)
+    yield "### Cheats that send something else"
+    yield ""
+    body = [
+        [*opening(row, cells), *(percent(values) for values in shares_taken(row, cells).values())]
+        for row, cells in finished(rows, results, "tab-cheat")
+    ]
+    yield "The cheat's share of all scores, of two cheats both shares; a fair one is 17 %, of two 33 %. This"
+    yield "is not in the paper. In brackets the least and the largest of the seeds."
+    yield ""
+    yield from put(MEASURES.values(), body)
+    yield "### Influence of one member on another's EE"
+    yield ""
+    flat = [value for line in paper["influence"]["values"] for value in line if value]
+    body = []
+    for row, cells in finished(rows, results, "tab-attack"):
+        each = []
+        for utility in PAIR:
+            single = influences(cells, utility, row.at)
+            middle = np.median(single, axis=0)
+            off = middle[~np.eye(len(middle), dtype=bool)]
+            each.append(f"{text(off.min(), '.3f')} to {text(off.max(), '.3f')}")
+        body.append([*opening(row, cells), f"{text(min(flat), '.3f')} to {text(max(flat), '.3f')}", *each])
+    yield "Alpha, PHI and MERIT of a member do not depend on what others state: there it is 0."
+    yield ""
+    yield from put(["the paper", "ours: medians, accuracy", "medians, expected accuracy"], body)
+    yield "### Four members"
+    yield ""
+    drawn = paper["illustrate"]["values"]
+    body = []
+    for row, cells in finished(rows, results, "fig-illustrate"):
+        is_same = datasets()[row.dataset]["paper"] == paper["illustrate"]["dataset"]
+        said = agreement(drawn["FP"], drawn["MR-SV"], resamples=0).spearman if is_same else None
+        each = [near(cells, results, row, score) for score in ("FP", "ALPHA sum", "PHI sum", "MERIT")]
+        body.append([*opening(row, cells), NOT_MEASURED if said is None else text(said, ".2f"), *each])
+    yield "Spearman with MR-SV, of accuracy / of expected accuracy; the paper's of what it draws."
+    yield ""
+    yield from put(["the paper: FP", "ours: FP", "alpha summed", "PHI, settled", "MERIT"], body)
 
 
 def data_lines(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
@@ -116,8 +168,11 @@ def data_lines(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
         used = facts(cells)
         whole = {cell["test_images"] for cell in cells if not cell["settings"]["data"]["test_size"]}
         images = " or ".join(f"{n:,}" for n in used["images"])
-        test = "class-balanced " + " or ".join(f"{n:,}" for n in used["test"] if n not in whole)
-        test += "".join(f"; all {n:,}, with balanced accuracy beside accuracy" for n in sorted(whole))
+        some = [f"{n:,}" for n in used["test"] if n not in whole]
+        parts = [f"class-balanced {' or '.join(some)}"] if some else []
+        beside = any("balanced-accuracy" in cell["utilities"] for cell in cells)
+        also = ", with balanced accuracy beside accuracy" if beside else ""
+        test = "; ".join([*parts, *(f"all {n:,}{also}" for n in sorted(whole))])
         epochs = sorted({cell["settings"]["training"]["local_epochs"] for cell in cells})
         body.append(
             [
@@ -207,6 +262,24 @@ def missing(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
         yield "No run of a ResNet (ISIC, lung) has been finished, so those are guesses alone."
     yield ""
     yield from table(["paper", "row", "runs missing", "minutes on an H200"], body)
+
+
+def scripts() -> Lines:
+    """Every file of the folder and the first line of its text: commands first, then what they import."""
+    found = {}
+    for file in sorted(Path(__file__).resolve().parent.glob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        found[file.name] = (ast.get_docstring(tree) or "").splitlines()[0], isinstance(tree.body[-1], ast.If)
+    yield "Commands say how they are called at their top:"
+    yield ""
+    yield from table(
+        ["command", "what it does"], [[f"`{n}`", says] for n, (says, runs) in found.items() if runs]
+    )
+    yield "What they import:"
+    yield ""
+    yield from table(
+        ["module", "what is in it"], [[f"`{n}`", says] for n, (says, runs) in found.items() if not runs]
+    )
 
 
 def cost(guess: float, results: Mapping[str, Result]) -> float:

@@ -6,7 +6,8 @@
     python experiments/run.py --toy --out DIR             # every experiment at toy size, a minute on a CPU
 
 FOLDER holds the compact datasets (see compact.py). Cells that are finished in DIR or in experiments/results
-are skipped. DIR gets ``cells.jsonl``, a line a cell; merge.py brings its cells into experiments/results,
+are skipped; of a retraining game that was given up, DIR/unfinished keeps the coalitions that are trained.
+DIR gets ``cells.jsonl``, a line a cell; merge.py brings its cells into experiments/results,
 tables.py makes the tables.
 """
 
@@ -121,6 +122,8 @@ class Work:
 
     def __init__(self, options: argparse.Namespace, home: Path, deadline: float) -> None:
         self.options, self.home, self.deadline = options, home, deadline
+        self.unfinished = options.out / "unfinished"
+        self.unfinished.mkdir(exist_ok=True)
         self.titles: dict[str, str] = {}
         self.running: dict[Future[Result], Cell] = {}
         self.pool: ProcessPoolExecutor | None = None
@@ -139,7 +142,7 @@ class Work:
         print(f"start: {cell} (about {seconds:.0f} s)", flush=True)
         given = (cell, self.home / f"{cell.dataset}.npz", self.titles[cell.dataset])
         known = {"jobs": self.options.jobs, "loop": self.options.loop, "deadline": self.deadline}
-        known["phi"] = not self.options.no_phi
+        known |= {"phi": not self.options.no_phi, "unfinished": self.unfinished}
         if self.pool is not None:
             self.running[self.pool.submit(run_cell, *given, **known)] = cell
             return

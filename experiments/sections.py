@@ -1,15 +1,18 @@
-"""One section of the README per kind of experiment: rows of the plan and finished cells -> Markdown."""
+"""The pages of tables/, one kind of experiment each: rows of the plan and finished cells -> Markdown."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from cells import Result, Row, datasets
 from grid import grid, text
 from measures import (
+    ABSENT,
+    MARKS,
+    NOT_MEASURED,
     SCORES,
     compare,
     curve,
@@ -18,6 +21,7 @@ from measures import (
     intervals,
     is_thin,
     phi,
+    repeats,
     reports,
     scores,
     seeds,
@@ -26,12 +30,13 @@ from measures import (
     turned,
 )
 
-from fedmerit import normalise
+from fedmerit import Reports, Scores, alpha, ee, fp, ioi, loo, normalise, surplus
 
 Lines = Iterator[str]
 METRICS = {"spearman": "Spearman", "l2": "L2", "pearson": "Pearson", "kendall": "Kendall"}
 SPREAD = ("tab:error", "tab:error_game")
 """Tables of the paper with more than one metric."""
+PAIR = ("accuracy", "expected-accuracy")
 
 
 def done(row: Row, results: Mapping[str, Result]) -> list[Result]:
@@ -61,10 +66,48 @@ def numbers(paper: Mapping[str, list[dict[str, Any]]], row: Row, metric: str) ->
     return found
 
 
+def truth_of(row: Row) -> str:
+    """What the paper's table compares with."""
+    return "SV" if row.label == "tab:error_game" else "MR-SV"
+
+
+def near(cells: Sequence[Result], results: Mapping[str, Result], row: Row, score: str) -> str:
+    """Spearman with the table's truth, of accuracy / of expected accuracy; of repeats if these cannot say."""
+    runs, mark = repeats(cells, results, score)
+    found = {utility: compare(runs, utility, row.at, truth_of(row)) for utility in PAIR}
+    each = [spread(found[utility].get(score, {}).get("spearman", [])) for utility in PAIR]
+    return " / ".join(one or NOT_MEASURED for one in each) + mark if any(each) else NOT_MEASURED
+
+
+def title_of(row: Row) -> str:
+    """The data of a row, and what is special about it."""
+    return datasets()[row.dataset]["short"] + (f", {row.row}" if row.row else "")
+
+
+def beside(rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[str, Any]) -> Lines:
+    """One line a row: the paper's FP, and ours by FP, summed alpha, PHI and MERIT."""
+    scores_ = ["FP", "ALPHA sum", "PHI sum", "MERIT"]
+    heads = ["ours: FP", "alpha summed", "PHI, settled", "MERIT"]
+    if any(truth_of(row) == "SV" for row in rows):
+        scores_, heads = [*scores_, "ALPHA sum, renormalised"], [*heads, "alpha summed, renormalised game"]
+    body = []
+    for row in rows:
+        if cells := done(row, results):
+            theirs = numbers(paper, row, "spearman").get("FP", NOT_MEASURED)
+            each = [near(cells, results, row, score) for score in scores_]
+            body.append([title_of(row), seeds(cells), theirs, *each])
+    yield "**Spearman with the table's truth**, of accuracy / of expected accuracy"
+    yield ""
+    yield from table(["row", "seeds", "the paper: FP", *heads], body)
+    yield MARKS
+    yield ""
+
+
 def agreement_section(
     rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[str, list[dict[str, object]]]
 ) -> Lines:
     """Spearman per score and utility for every row; for whole tables of the paper also the other metrics."""
+    yield from beside(rows, results, paper)
     for row in rows:
         cells = done(row, results)
         if not cells:
@@ -72,7 +115,7 @@ def agreement_section(
         for truth in ("SV", "MR-SV"):
             for metric, title in METRICS.items():
                 if metric == "spearman" or row.label in SPREAD:
-                    yield from agreement_table(row, cells, paper, truth, metric, title)
+                    yield from agreement_table(row, cells, results, paper, truth, metric, title)
         if row.label == "tab:error":
             yield from sign_table(row, cells)
 
@@ -80,6 +123,7 @@ def agreement_section(
 def agreement_table(
     row: Row,
     cells: Sequence[Result],
+    results: Mapping[str, Result],
     paper: Mapping[str, list[dict[str, object]]],
     truth: str,
     metric: str,
@@ -94,22 +138,24 @@ def agreement_table(
         columns.append((f"expected-accuracy against the {truth} of accuracy", crossed))
     if not any(values for _, values in columns):
         return
-    is_papers = truth == ("SV" if row.label == "tab:error_game" else "MR-SV")
-    theirs = numbers(paper, row, metric) if is_papers else {}
-    name = f", {row.row}" if row.row else ""
+    theirs = numbers(paper, row, metric) if truth == truth_of(row) else {}
     what = "the retrained Shapley value" if truth == "SV" else "MR-SV"
     few = ", thin" if is_thin(cells) else ""
-    yield f"**{datasets()[row.dataset]['short']}{name}: {title} with {what}**, round {row.at}{few}"
+    yield f"**{title_of(row)}: {title} with {what}**, round {row.at}{few}"
     yield ""
-    body = [
-        [
-            score,
-            theirs.get(score, ""),
-            *(spread(values.get(score, {}).get(metric, [])) for _, values in columns),
-        ]
-        for score in SCORES
-        if any(score in values for _, values in columns)
-    ]
+    body = []
+    for score in SCORES:
+        each, mark = [values.get(score, {}) for _, values in columns], ""
+        if not any(each) and score in ABSENT:
+            runs, mark = repeats(cells, results, score)
+            known = [(utility, utility) for utility in utilities]
+            known += [PAIR[::-1]] * (len(columns) - len(utilities))
+            each = [compare(runs, own, row.at, truth, of).get(score, {}) for own, of in known]
+        if any(each) or score in ABSENT:
+            shown = [spread(values.get(metric, [])) for values in each]
+            body.append(
+                [score, theirs.get(score, ""), *(f"{one}{mark}" if one else NOT_MEASURED for one in shown)]
+            )
     yield from table(
         ["score", f"the paper, {datasets()[row.dataset]['paper']}", *(h for h, _ in columns)], body
     )
@@ -130,6 +176,7 @@ def influence_section(
     """Reporter i (line) on client j (column): the paper's, and ours for each utility, median and mean."""
     yield "The influence is a ratio whose denominator may be near 0, so single runs have values far outside"
     yield "[0, 1], and a few of them decide a mean. The median over the seeds comes first, then the mean."
+    yield "Alpha, PHI and MERIT of a member do not depend on what others state: their influence is 0."
     yield ""
     theirs = [[text(value, ".3f") for value in line] for line in paper["influence"]["values"]]
     shown = [("the paper", theirs)]
@@ -158,6 +205,8 @@ def detection_section(
     rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[str, dict[str, dict[str, Any]]]
 ) -> Lines:
     """How often the flipper is strictly last."""
+    yield MARKS
+    yield ""
     for row in rows:
         cells = done(row, results)
         if not cells:
@@ -167,13 +216,18 @@ def detection_section(
         theirs = paper["detection"]["values"][datasets()[row.dataset]["paper"]]
         body, seen = [], []
         for score in SCORES:
-            counts = [found[utility].get(score) for utility in utilities]
-            if any(counts) and score != "samples":
+            counts, mark = [found[utility].get(score) for utility in utilities], ""
+            if not any(counts) and score in ABSENT:
+                runs, mark = repeats(cells, results, score, compared=False)
+                known = [
+                    detected(runs, u, row.at) if runs and u in runs[0]["utilities"] else {} for u in utilities
+                ]
+                counts = [one.get(score) for one in known]
+            if (any(counts) or score in ABSENT) and score != "samples":
                 seen += [count for count in counts if count]
                 said = text(theirs[score], ".2f") if score in theirs else ""
-                body.append(
-                    [score, said, *(f"{count[0]} of {count[1]}" if count else "" for count in counts)]
-                )
+                each = (f"{count[0]} of {count[1]}{mark}" if count else NOT_MEASURED for count in counts)
+                body.append([score, said, *each])
         of = f", {row.row}" if row.row else ""
         yield f"**{datasets()[row.dataset]['short']}**{of}, round {row.at}"
         yield ""
@@ -195,6 +249,8 @@ def performance_section(
     rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[str, dict[str, dict[str, Any]]]
 ) -> Lines:
     """The utility of the global model after each round, a column per way to weight."""
+    yield "Nobody weighted by PHI, which is settled when training is over, or by MERIT."
+    yield ""
     for dataset in dict.fromkeys(row.dataset for row in rows):
         runs = {row.row: done(row, results) for row in rows if row.dataset == dataset}
         runs = {name: cells for name, cells in runs.items() if cells}
@@ -235,10 +291,17 @@ def illustration_section(
             title = datasets()[row.dataset]["title"]
             yield f"**{title}**, expected accuracy, normalised, seed {cell['seed']}"
             yield ""
+            nothing = [NOT_MEASURED] * len(cell["clients"])
             body = [
-                [name, *(text(v, ".2f") for v in normalise(found[name]))] for name in SCORES if name in found
+                [name, *(map(_two, normalise(found[name])) if name in found else nothing)]
+                for name in SCORES
+                if name in found or name in ABSENT
             ]
             yield from table(["score", *cell["clients"]], body)
+
+
+def _two(value: float) -> str:
+    return text(value, ".2f")
 
 
 def phi_section(
@@ -271,16 +334,19 @@ def phi_section(
                         whole[score].append(math.fsum(known[score]) / own)
                         apart[score].append(variation(known[score], known["MR-SV"]))
             line += [spread(apart[score]) if utility == "expected-accuracy" else "" for score in apart]
-            body.append([*line, *(spread(values) for values in whole.values())])
+            others, mark = repeats(cells, results, "MERIT")
+            solo = compare(others, utility, row.at, "MR-SV").get("MERIT", {}).get("spearman", [])
+            line += [spread(values) for values in whole.values()]
+            body.append([*line, spread(solo) + mark if solo else NOT_MEASURED])
     yield "PHI and alpha are summed over the rounds. PHI of accuracy is that of sharpened accuracy, and adds"
     yield "up to the gain of sharpened accuracy. Shares are a score divided by its sum; their distance is"
     yield "half the sum of the differences' absolute values. These runs repeat those of `tab:error`, without"
-    yield "solo models and without the other game."
+    yield "solo models and without the other game; MERIT is of the runs that they repeat (‡)."
     yield ""
     head = ["data", "seeds", "utility", "PHI: Spearman with MR-SV", "lowest"]
     head += ["alpha: Spearman with MR-SV", "lowest", "PHI of expected accuracy", "alpha of expected accuracy"]
     head += ["PHI: distance of shares", "alpha: distance of shares"]
-    yield from table([*head, "sum of PHI / gain", "sum of alpha / gain"], body)
+    yield from table([*head, "sum of PHI / gain", "sum of alpha / gain", "MERIT: Spearman with MR-SV"], body)
 
 
 def variation(one: Sequence[float], other: Sequence[float]) -> float:
@@ -291,6 +357,105 @@ def variation(one: Sequence[float], other: Sequence[float]) -> float:
     """
     shares = [[value / math.fsum(values) for value in values] for values in (one, other)]
     return math.fsum(abs(a - b) for a, b in zip(*shares, strict=True)) / 2
+
+
+# ------------------------------------------------------------------------------------------ tab:coalitions
+
+BLOCKS = ("M0", "+Ui", "+Uj", "-Uj", "-Ui", "M")
+AXIOMS = ("efficiency", "null player", "symmetry", "privacy", "incentive", "linearity")
+
+LISTED: dict[str, tuple[Callable[[Reports], Scores], tuple[str, ...], tuple[str, ...]]] = {
+    # score: function, the paper's axioms, ours
+    "LOO": (loo, ("null player", "symmetry", "privacy"), ("null player", "symmetry", "privacy", "linearity")),
+    "FP": (
+        fp,
+        ("efficiency", "null player", "symmetry", "privacy"),
+        ("efficiency", "null player", "symmetry", "privacy"),
+    ),
+    "EE": (
+        ee,
+        ("efficiency", "symmetry", "privacy", "incentive"),
+        ("efficiency", "symmetry", "privacy", "incentive"),
+    ),
+    "IOI": (ioi, (), ("null player", "symmetry", "privacy", "linearity")),
+    "ALPHA": (alpha, (), ("null player", "symmetry", "privacy", "linearity")),
+    "SURPLUS": (surplus, (), ("efficiency", "symmetry", "privacy", "linearity")),
+}
+
+TESTS = {
+    "efficiency": ("tests/test_scores.py::test_fp_and_ee_add_up_to_the_pot_and_surplus_to_the_gain",),
+    "null player": (
+        "tests/test_scores.py::test_a_null_player_gets_nothing_from_fp_alpha_loo",
+        "tests/test_scores.py::test_the_null_player_axiom_fails_for_ee_and_surplus",
+        "tests/test_scores.py::test_the_papers_null_player_example",
+    ),
+    "symmetry": ("tests/test_scores.py::test_equal_reports_get_equal_scores",),
+    "privacy": (
+        "tests/federation/test_embedded.py::test_what_the_server_receives_holds_no_plain_update",
+        "tests/federation/test_embedded.py::test_secure_aggregation_on_and_off_end_with_the_same_bytes",
+    ),
+    "incentive": (
+        "tests/test_scores.py::test_raw_ee_of_i_ignores_report_i_bit_for_bit",
+        "tests/test_scores.py::test_but_the_share_and_the_rank_of_i_do_move_with_report_i",
+    ),
+    "linearity": (
+        "tests/test_scores.py::test_linear_scores_are_linear",
+        "tests/test_scores.py::test_fp_and_ee_are_not_linear",
+    ),
+}
+"""Where each axiom is checked: on random games, with counterexamples where it fails."""
+
+
+def blocks(function: Callable[[Reports], Scores]) -> dict[str, str]:
+    """Which utilities move the score of member 0: "●" its raw score, "○" the published, rescaled one only."""
+    rng = np.random.default_rng(0)
+    alone, without = rng.uniform(0.2, 0.4, 4), rng.uniform(0.5, 0.6, 4)
+
+    def scored(moved: str | None) -> tuple[float, float]:
+        own, others = np.array([1.0, 0, 0, 0]), np.array([0, 1.0, 0, 0])
+        shift = {name: 0.01 if name == moved else 0.0 for name in BLOCKS}
+        made = function(
+            Reports(
+                empty=0.1 + shift["M0"],
+                grand=0.7 + shift["M"],
+                alone=alone + shift["+Ui"] * own + shift["+Uj"] * others,
+                without=without + shift["-Ui"] * own + shift["-Uj"] * others,
+            )
+        )
+        return float(made.raw[0]), float(made.values[0])
+
+    raw, published = scored(None)
+    found = {}
+    for name in BLOCKS:
+        now = scored(name)
+        found[name] = "●" if abs(now[0] - raw) > 1e-12 else "○" if abs(now[1] - published) > 1e-12 else ""
+    return found
+
+
+def axioms_section() -> Lines:
+    """The table, and the tests behind it."""
+    yield "# tab:coalitions: building blocks of the scores, and the axioms they satisfy"
+    yield ""
+    yield "Building blocks are found by moving one utility at a time: ● moves the member's raw score, ○"
+    yield "only the published one, through the rescaling. ✓ is the paper's claim and holds; + holds and"
+    yield "is not in the paper's table. EE's incentive is that of its raw score: share and rank do move with"
+    yield "one's own report."
+    yield ""
+    yield "| score | " + " | ".join((*BLOCKS, *AXIOMS)) + " |"
+    yield "|" + "---|" * (1 + len(BLOCKS) + len(AXIOMS))
+    for name, (function, theirs, ours) in LISTED.items():
+        assert set(theirs) <= set(ours)
+        marks = ["✓" if axiom in theirs else "+" if axiom in ours else "" for axiom in AXIOMS]
+        yield "| " + " | ".join([name, *blocks(function).values(), *marks]) + " |"
+    yield ""
+    yield "| axiom | checked by |"
+    yield "|---|---|"
+    for axiom, tests in TESTS.items():
+        yield f"| {axiom} | {', '.join(f'`{test}`' for test in tests)} |"
+    yield ""
+    yield "    pytest " + " ".join(
+        dict.fromkeys(test.partition("::")[0] for each in TESTS.values() for test in each)
+    )
 
 
 SECTIONS = {

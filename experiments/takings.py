@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from cells import Result, Row, datasets
-from evidence import Claims, Evidence, Facts, between, lines
+from evidence import Claims, Evidence, Facts, between
 from grid import mean, text
 from measures import Vector, detected, phi, scores
 from sections import Lines, done, table
@@ -38,6 +38,11 @@ def taken(cells: Sequence[Result], at: int, *, both: bool) -> dict[str, list[flo
         for name, values in totals(cell, at).items():
             found[name].append(float(values[-2 if both else -1 :].sum() / values.sum()))
     return found
+
+
+def shares_taken(row: Row, cells: Sequence[Result]) -> dict[str, list[float]]:
+    """As `taken`, of a row of the plan."""
+    return taken(cells, row.at, both=row.row.startswith(PAIR))
 
 
 def paid(cells: Sequence[Result], at: int, rule: str, *, both: bool) -> list[float]:
@@ -79,7 +84,7 @@ def cheat_section(
             if row.dataset != dataset or not cells:
                 continue
             both = row.row.startswith(PAIR)
-            found = taken(cells, row.at, both=both)
+            found = shares_taken(row, cells)
             left = []
             for cell in cells:
                 own = totals(cell, row.at)
@@ -116,32 +121,17 @@ def flip_section(
                 of = datasets()[row.dataset]["short"] + (f", {row.row}" if row.row else "")
                 shown = [counts.get(score) for score in ("PHI sum", "ALPHA sum", "COS sum")]
                 body.append([of, utility, *("{} of {}".format(*one) if one else "" for one in shown)])
-    yield "PHI of accuracy is that of sharpened accuracy. The pools are class-balanced."
+    yield "PHI of accuracy is that of sharpened accuracy. Pools are class-balanced, but for whole test sets."
     yield ""
     yield from table(["data", "utility", "PHI sum", "ALPHA sum", "COS sum"], body)
 
 
 def cheats(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     """What FINDINGS.md says of both."""
-    body, share = [], {}
+    share = {}
     for row in evidence.rows:
-        cells = done(row, evidence.results)
-        if row.experiment != "tab-cheat" or not cells:
-            continue
-        both = row.row.startswith(PAIR)
-        found = taken(cells, row.at, both=both)
-        share[row.dataset, row.row] = found
-        name = datasets()[row.dataset]["short"]
-        line = [name, row.row, str(len(cells)), *(percent(found[one]) for one in MEASURES)]
-        body.append([*line, *(percent(paid(cells, row.at, rule, both=both)) for rule in RULES)])
-    head = [
-        "data",
-        "what the cheat does",
-        "seeds",
-        *MEASURES.values(),
-        *(f"PHI paid by `{rule}`" for rule in RULES),
-    ]
-    facts["cheat table"] = lines(head, body)
+        if row.experiment == "tab-cheat" and (cells := done(row, evidence.results)):
+            share[row.dataset, row.row] = shares_taken(row, cells)
     plain = "told the pool, length x 1"
     facts["told"] = " and ".join(
         f"{between(share[dataset, plain]['PHI sum'], '.0%')} on {datasets()[dataset]['short']}"
@@ -161,17 +151,22 @@ def cheats(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     claims["the innovation hardly moves an honest share"] = max(moved) < 0.01
     pooled = [max(one["innovation"]) for (_, row), one in share.items() if row.startswith(CHEAT)]
     claims["the innovation does not help against who is told the pool"] = min(pooled) > 2 / 6
-    flips: dict[str, list[int]] = {}
-    for row in evidence.rows:
-        if row.experiment == "tab-flip":
+    _flips([row for row in evidence.rows if row.experiment == "tab-flip"], evidence, facts, claims)
+
+
+def _flips(rows: Sequence[Row], evidence: Evidence, facts: Facts, claims: Claims) -> None:
+    """Where PHI and alpha miss the label flipper."""
+    missed: dict[str, dict[tuple[str, str, str], int]] = {"PHI sum": {}, "ALPHA sum": {}}
+    runs, data = 0, set()
+    for row in rows:
+        if cells := done(row, evidence.results):
+            runs, data = runs + len(cells), data | {datasets()[row.dataset].get("source", row.dataset)}
             for utility in ("expected-accuracy", "accuracy"):
-                for score, (hit, of) in detected(done(row, evidence.results), utility, row.at).items():
-                    if score in ("PHI sum", "ALPHA sum"):
-                        flips.setdefault(f"{row.dataset} {score}", []).append(of - hit)
-    same = [flips[key] == flips[key.replace("PHI", "ALPHA")] for key in flips if "PHI" in key]
-    claims["PHI finds the flipper where alpha does"] = all(same)
-    missed = {key.split()[0] for key, values in flips.items() if any(values)}
-    claims["PHI and alpha miss the flipper on ISIC's balanced pool only"] = missed == {"isic2019_slow"}
-    facts["flip runs"] = str(
-        sum(len(done(row, evidence.results)) for row in evidence.rows if row.experiment == "tab-flip")
-    )
+                counts = detected(cells, utility, row.at)
+                for score, known in missed.items():
+                    hit, of = counts[score]
+                    known[row.dataset, row.row, utility] = of - hit
+    claims["PHI finds the flipper where alpha does"] = missed["PHI sum"] == missed["ALPHA sum"]
+    where = {(dataset, row) for (dataset, row, _), count in missed["ALPHA sum"].items() if count}
+    claims["PHI and alpha miss the flipper on ISIC's balanced pool only"] = where == {("isic2019_slow", "")}
+    facts["flip runs"], facts["flip data"] = str(runs), str(len(data))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,29 +21,24 @@ from evidence import (
     agree,
     between,
     close,
-    lines,
     mean,
     spearman,
 )
 from grid import TIE, grid, settled, text
-from manipulation import lying
 from measures import (
     curve,
     detected,
     flipper_of,
     influences,
-    intervals,
-    is_thin,
     reports,
     scores,
-    seeds,
     spread,
     turned,
     within,
 )
 from retrained import sign_test
 
-from fedmerit import alpha, ee
+from fedmerit import Reports, Scores, accumulate, alpha, ee, shares
 
 CHEAT = Path(__file__).resolve().parent / "results" / "other" / "train-on-test.json"
 
@@ -52,18 +48,11 @@ CHEAT = Path(__file__).resolve().parent / "results" / "other" / "train-on-test.j
 def flipper(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     """Cross-entropy and the label flipper."""
     cells = evidence.cells("fig-misbeh", "cifar10")
-    shown = ("LOO", "FP", "EE", "COS sum", "ALPHA sum", "ALPHA sum, renormalised", "MR-SV")
-    body, last, always, seen = [], {}, [], []
-    for utility, title in TITLES.items():
+    last, always = {}, []
+    for utility in TITLES:
         found = detected(cells, utility, LAST)
         last[utility] = found["ALPHA sum"][0]
         always += [found[score][0] == len(cells) for score in ("COS sum", "ALPHA sum, renormalised")]
-        seen += [found[score] for score in shown]
-        counts = ["{} of {}".format(*found[score]) for score in shown]
-        body.append([title, *counts, *_place(cells, utility)])
-    head = ["utility", *shown, "flipper's mean rank of 9, ALPHA sum", "flipper above 0"]
-    facts["flipper table"] = lines(head, body)
-    facts["flipper intervals"] = intervals(seen)
     facts["flipper missed"] = f"{last['neg-loss']} of {len(cells)}"
     facts["flipper found"] = f"{len(cells)} of {len(cells)}"
     facts["flipper runs"] = str(len(cells))
@@ -86,20 +75,13 @@ def class_mix(evidence: Evidence, facts: Facts, claims: Claims) -> None:
         "as many of every class": evidence.cells("fig-misbeh", "isic2019_slow"),
         "as the data are": evidence.cells("fig-misbeh", "isic2019_slow", "whole test set"),
     }
-    shown = ("LOO", "FP", "EE", "IOI sum", "COS sum", "ALPHA sum", "ALPHA sum, renormalised")
-    body, hits, seen = [], {}, []
-    for name, cells in sets.items():
-        for utility in cells[0]["utilities"]:
-            found = detected(cells, utility, LAST)
-            hits[name, utility] = found
-            seen += [found[score] for score in shown]
-            counts = ["{} of {}".format(*found[score]) for score in shown]
-            body.append([name, TITLES.get(utility, "balanced accuracy"), *counts, *_place(cells, utility)])
-    head = ["test set", "utility", *shown, "flipper's mean rank of 9, ALPHA sum", "flipper above 0"]
-    facts["mix table"] = lines(head, body)
-    facts["mix intervals"] = intervals(seen)
+    hits = {
+        (name, utility): detected(cells, utility, LAST)
+        for name, cells in sets.items()
+        for utility in cells[0]["utilities"]
+    }
     runs = min(len(cells) for cells in sets.values())
-    facts["mix found"], facts["mix missed"] = (f"{k} of {runs}, {within(k, runs)}" for k in (runs, 0))
+    facts["mix found"], facts["mix missed"] = (f"{k} of {runs} ({within(k, runs)})" for k in (runs, 0))
     facts["mix runs"] = " and ".join(str(len(cells)) for cells in sets.values())
     even, natural = ([hits[name, utility] for utility in TITLES] for name in sets)
     evened = [*even, hits["as the data are", "balanced-accuracy"]]
@@ -116,7 +98,7 @@ def class_mix(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     facts["mix turned"] = f"{by_sign} of {at_all}"
     claims["FP and EE find the ISIC flipper on a balanced test set by a turned sign only"] = by_sign == at_all
     claims["on a balanced test set the ISIC flipper is first or near it by alpha"] = all(
-        float(_place(cells, utility)[0]) <= 2 for utility in TITLES
+        mean([float(_rank(cell, utility, "ALPHA sum")) for cell in cells]) <= 2 for utility in TITLES
     )
     ranks = [[_rank(cell, PAIR[0], score) for cell in cells] for score in ("LOO sum", "IOI sum")]
     claims["with the expected accuracy it is first by LOO and last by IOI"] = [set(one) for one in ranks] == [
@@ -129,18 +111,6 @@ def class_mix(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     facts["mix constant"] = text(min(first)[0], ".3f")
     facts["mix accuracy"] = spread([curve(cell, "accuracy")[-1] for cell in whole])
     facts["mix balanced"] = spread([curve(cell, "balanced-accuracy")[-1] for cell in whole])
-    before = evidence.cells("fig-misbeh", "isic2019_ham")
-    found = detected(before, "expected-accuracy", LAST)["ALPHA sum"]
-    facts["flipper ISIC before"] = f"{found[0]} of {found[1]} runs ({within(*found)})"
-
-
-def _place(cells: Sequence[Result], utility: str) -> list[str]:
-    """The flipper's mean rank by summed alpha, and how often that is above 0."""
-    places, paid = [], 0
-    for cell in cells:
-        places.append(float(_rank(cell, utility, "ALPHA sum")))
-        paid += bool(scores(cell, utility, LAST)["ALPHA sum"][flipper_of(cell)] > 0)
-    return [text(mean(places), ".1f"), f"{paid} of {len(cells)}"]
 
 
 def _rank(cell: Result, utility: str, score: str) -> int:
@@ -152,12 +122,11 @@ def _rank(cell: Result, utility: str, score: str) -> int:
 def downstream(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     """Score-weighted aggregation, the influence table, and the clean part of Brain-MRI."""
     ways = [row.row for row in evidence.rows if (row.experiment, row.dataset) == ("fig-perf", "cifar10")]
-    body, accuracy, expected, loss, best, peaks = [], {}, {}, {}, {}, []
+    accuracy, expected, loss, best, peaks = {}, {}, {}, {}, []
     plain = {
         cell["seed"]: curve(cell, "neg-loss")[-1] for cell in evidence.cells("fig-perf", "cifar10", "FedAvg")
     }
     better: dict[str, tuple[int, int]] = {}
-    known = evidence.paper["performance"]["values"]["CIFAR10"]
     for way in ways:
         cells = evidence.cells("fig-perf", "cifar10", way)
         if not cells:
@@ -169,12 +138,14 @@ def downstream(evidence: Evidence, facts: Facts, claims: Claims) -> None:
         ahead = [grid(curve(cell, "neg-loss")[-1] - plain[cell["seed"]]) > 0 for cell in cells]
         better[way] = sum(ahead), len(ahead)
         peaks += [int(np.argmax(settled(curve(cell, "neg-loss")))) + 1 for cell in cells]
-        said = " / ".join(text(known[one], ".2f") for one in way.split(" = ") if one in known)
-        ours = [last["neg-loss"], top, last["accuracy"], last["expected-accuracy"]]
-        body.append([way, seeds(cells), said, *(spread(values) for values in ours)])
-    head = ["weights from", "seeds", "the paper: −cross-entropy", "ours: −cross-entropy, 10th round"]
-    head += ["its best round", "accuracy, 10th round", "expected accuracy, 10th round"]
-    facts["weights table"] = lines(head, body)
+    both = {way: evidence.cells("fig-perf", "cifar10", way) for way in (OURS, "FedAvg")}
+    ends = {way: spread([curve(cell, "accuracy")[-1] for cell in cells]) for way, cells in both.items()}
+    facts["weights ours"], facts["weights plain"] = ends.values()
+    facts["weights seeds"] = " and ".join(dict.fromkeys(str(len(cells)) for cells in both.values()))
+    losses = {way: spread([curve(cell, "neg-loss")[-1] for cell in cells]) for way, cells in both.items()}
+    facts["weights loss"] = "{}, plain averaging {}".format(*losses.values())
+    known = evidence.paper["performance"]["values"]["CIFAR10"]
+    facts["weights paper"] = ", ".join(f"{text(known[one], '.2f')} ({one})" for one in ("FP", "FedAvg"))
     claims["summed scores as weights beat plain averaging in accuracy and in the best round's loss"] = all(
         of[way] > of["FedAvg"]
         for of in (accuracy, expected, best)
@@ -182,22 +153,15 @@ def downstream(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     )
     facts["loss peaks"] = f"{min(peaks)} to {max(peaks)}"
     facts["weights better"] = ", ".join(f"{way} {{}} of {{}}".format(*better[way]) for way in ways[1:])
-    facts["weights intervals"] = intervals(better[way] for way in ways[1:])
     same_round = ("summed alpha, renormalised", "FP = EE", "LOO", "MR-SV")
     claims["in the last round's loss the mean of all but additive summed alpha and COS is ahead"] = (
         loss[OURS] <= loss["FedAvg"] < min(loss[way] for way in same_round)
     )
     always = [way for way in same_round if better[way][0] == better[way][1]]
-    facts["weights always better"] = " and ".join(always)
     claims["in the last round's loss not all of them are ahead in every run"] = 0 < len(always) < 4
     near = [loss[way] for way in ("FP = EE", "LOO", "MR-SV")]
     claims["unlike in the paper LOO is not behind FP and MR-SV, and COS is behind FedAvg"] = (
         min(near) > loss["FedAvg"] > loss["COS"] and max(near) - min(near) < 0.05
-    )
-    claims["ISIC's rows of weights are thin"] = all(
-        is_thin(evidence.cells(row.experiment, row.dataset, row.row))
-        for row in evidence.rows
-        if row.experiment == "fig-perf" and row.dataset.startswith("isic")
     )
     _influence(evidence, facts, claims)
     clean = evidence.cells("tab-error", "brain_mri_clean")
@@ -267,3 +231,52 @@ def lies(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     fixed = gained["fixed, cheating"] / gained["fixed, honest"]
     fresh = gained["per-round, cheating"] / gained["per-round, honest"]
     claims["training on the test set pays with a fixed pool only"] = fixed > 1.5 and fresh < 1.25
+
+
+def told(one: Reports, i: int, alone_: float = 1.0, without_: float = 0.0) -> Reports:
+    """The reports of a round in which member i lies."""
+    alone, without = one.alone.copy(), one.without.copy()
+    alone[i], without[i] = alone_, without_
+    return replace(one, alone=alone, without=without)
+
+
+def share(scores: Scores, i: int) -> float:
+    """Of the published values."""
+    return float(scores.values[i] / scores.values.sum())
+
+
+def lying(cells: Sequence[Result]) -> dict[str, str]:
+    """Rank, EE share and pay of a lone liar, over all members of all cells.
+
+    Two lies: the boldest, alone = 1 and without = 0; and the plausible one that all of the round was its
+    work, alone = v(M) and without = v(M0).
+    """
+    first = tried = last_of_published = 0
+    pay: dict[str, list[float]] = {"honest": [], "fair": [], "fenced": []}
+    factors, moved = [], []
+    for cell in cells:
+        rounds = reports(cell, PAIR[0])
+        honest = shares(accumulate(rounds))
+        last = rounds[-1]
+        for i, name in enumerate(cell["clients"]):
+            lie = told(last, i)
+            tried += 1
+            first += ee(lie).ranking()[0] == alpha(lie).ranking()[0] == name
+            published = settled(ee(lie).values)
+            last_of_published += int((published <= published[i]).sum()) == 1
+            before, after = ee(last), ee(told(last, i, last.grand, last.empty))
+            if before.status == after.status == "ok":
+                factors.append(share(after, i) / share(before, i))
+            else:
+                moved.append(i)
+            total = accumulate([told(one, i) for one in rounds])
+            pay["honest"].append(honest[name])
+            pay["fair"].append(shares(total)[name])
+            pay["fenced"].append(shares(total, rule="fenced")[name])
+    return {
+        "first": f"{first} of {tried}",
+        "last": f"{last_of_published} of {tried}",
+        "EE factor": text(mean(factors), ".2f") if factors else "undefined",
+        "EE turned": f"{len(moved)} of {tried}",
+        **{f"pay {key}": text(mean(values), ".1%") for key, values in pay.items()},
+    }

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 
 # Every machine tries the same examples, so that what passed once passes again; `make explore` tries new ones.
 patient = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("fedmerit", derandomize=True, **patient)
+settings.register_profile("fedmerit", derandomize=True, max_examples=50, **patient)
 settings.register_profile("explore", derandomize=False, print_blob=True, **patient)
 settings.load_profile("fedmerit")
 
@@ -30,6 +30,14 @@ def fedmerit(capsys, monkeypatch):
         return ended.value.code or 0, out, err
 
     return call
+
+
+@pytest.fixture
+def brief_plans(monkeypatch):
+    """Let plans measure this machine for an instant, not for a second."""
+    from fedmerit.simulation import plan
+
+    monkeypatch.setattr(plan, "CALIBRATION", 0.01)
 
 
 @pytest.fixture

@@ -6,9 +6,8 @@ import json
 import shutil
 
 import pytest
-from typer.testing import CliRunner
 
-from fedmerit.cli import app
+from command_line import call
 from fedmerit.cli.base import errors_as_messages
 
 SILENT = """round,client,silent,empty,grand,alone,without
@@ -19,10 +18,6 @@ SILENT = """round,client,silent,empty,grand,alone,without
 2,B,,0.4,0.6,0.5,0.5
 2,Eve,yes,0.4,0.6,,
 """
-
-
-def call(*arguments):
-    return CliRunner().invoke(app, [str(one) for one in arguments])
 
 
 def failure(*arguments):
@@ -97,6 +92,8 @@ def test_a_decision_records_the_currency_of_its_budget(tmp_path):
     from fedmerit.verify import read_run
 
     assert read_run(folder)[1][-1].heading.currency == "EUR"
+    assert read_run(folder)[1][-1].paid.currency == "EUR"
+    assert "the division of 1,234.50 EUR by the rule equal" in call("verify", folder).output
     other = call("rewards", folder, "--budget", "1234.5 EUR", "--rule", "equal", "--currency", "USD")
     assert "--budget: expected an amount in USD, got one in EUR" in str(other.exception)
     again = call("rewards", folder, "--budget", "1234.5", "--rule", "equal", "--currency", "EUR").output

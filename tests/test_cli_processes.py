@@ -11,35 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from command_line import FEDMERIT, TINY, shell
 from fedmerit.cli.base import WORK
 from fedmerit.errors import FileFormatError
 from fedmerit.report import machine
 from fedmerit.report.exports import replay
 
-FEDMERIT = [sys.executable, "-c", "from fedmerit.cli import main; main()"]
-TINY = """
-[data]
-test_size = 50
-[partition]
-clients = 3
-scheme = "sizes"
-sizes = [40, 30, 50]
-[model]
-name = "mlp"
-[training]
-rounds = {rounds}
-local_epochs = 1
-[scoring]
-method = "settled"
-"""
-
-
-def shell(*arguments):
-    return subprocess.run([*FEDMERIT, *map(str, arguments)], capture_output=True, text=True, check=False)
-
 
 def settings(path, rounds):
-    path.write_text(TINY.format(rounds=rounds))
+    path.write_text(TINY.replace("rounds = 2", f"rounds = {rounds}") + '[scoring]\nmethod = "settled"\n')
     return path
 
 
@@ -126,6 +106,30 @@ def test_near_misses_are_asked_about(fedmerit, tmp_path, override, asked):
     assert asked in err
 
 
+def test_a_command_that_does_not_exist_is_asked_about_once(fedmerit):
+    for given, asked in (
+        (["runn"], "'runn'. Did you mean 'run'?"),
+        (["keys", "shwo"], "Did you mean 'show'?"),
+    ):
+        code, _, err = fedmerit(*given)
+        assert code == 2
+        assert asked in err
+        assert err.count("Did you mean") == 1
+
+
+def test_a_source_that_does_not_exist_is_said_to_be_missing(fedmerit, tmp_path):
+    for name in ("nothing", "nothing.csv"):
+        for command in (["score"], ["rewards", "--budget", "5"], ["page"]):
+            code, _, err = fedmerit(*command, tmp_path / name)
+            assert (code, err) == (2, f"error: {tmp_path / name}: no such file or folder\n")
+
+
+def test_paragraphs_of_help_are_as_wide_as_the_terminal(fedmerit, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    _, told, _ = fedmerit("score", "--help")
+    assert "Several run folders are counted as one if each run follows the one before." in told
+
+
 def commands(fedmerit, *above):
     """Every command with its help, also those of groups."""
     _, told, _ = fedmerit(*above, "--help")
@@ -154,7 +158,7 @@ def test_a_doctor_looks_at_the_machine(fedmerit, tmp_path, monkeypatch):
     assert "fedmerit[engine]: torch " in out
     assert re.search(r"^(GPU: .+|no GPU that PyTorch can use); \d+ CPU cores?$", out, re.MULTILINE)
     assert re.search(r"^clock: \d{4}-\d\d-\d\d \d\d:\d\d UTC$", out, re.MULTILINE)
-    assert re.search(r"^disk: \d+ bytes free\nthis machine: in order$", out, re.MULTILINE)
+    assert re.search(r"^disk: [\d,]+\.\d GiB free\nthis machine: in order$", out, re.MULTILINE)
     code, _, err = fedmerit("doctor", "--ledger", tmp_path)
     assert (code, err) == (2, "error: --ledger: expected a member's private key too\n")
 

@@ -18,13 +18,11 @@ from fedmerit.cli.run import DEMO, commented_config
 from fedmerit.config import (
     SCHEMA,
     SECTIONS,
-    STAGES,
     Config,
     Partition,
     Scoring,
     Training,
     asked_for,
-    check_schedule,
     difference,
     from_dict,
     load,
@@ -32,6 +30,7 @@ from fedmerit.config import (
     recorded_hash,
 )
 from fedmerit.errors import ConfigError
+from fedmerit.limits import STAGES, check_schedule
 from fedmerit.scoring.validate import two_spellings
 from raising import raises
 
@@ -347,6 +346,10 @@ def test_counts_stay_counts_and_fractions_fractions():
     ("raw", "message"),
     [
         ({"trainin": {}}, r"^trainin: unknown section \(did you mean training\?\); expected one of data, "),
+        ({"rounds": 3}, r"^rounds: unknown section \(did you mean training\.rounds\?\); expected "),
+        ({"data": {"optoins": {}}}, r"^data\.optoins: unknown key \(did you mean options\?\); expected"),
+        ({"partition": {"scheme": "groups"}}, r"^partition\.scheme: .*got 'groups' \(did you mean group\?\)"),
+        ({"data": {"name": "Table"}}, r"^data\.name: .*got 'Table' \(did you mean table\?\)"),
         ({"training": {"round": 1}}, r"^training\.round: unknown key \(did you mean rounds\?\); expected "),
         ({"report": {"date": "30.11.2026"}}, r"^report\.date: expected a day such as 2026-11-30, got '30"),
         ({"report": {"currency": "euro"}}, r"^report\.currency: expected a code such as EUR, or a sign"),

@@ -79,7 +79,7 @@ def test_runs_that_are_compared(runs, fedmerit):
 
 
 @pytest.mark.parametrize("method", ["reports", "settled", "both"])
-def test_a_plan(fedmerit, tmp_path, method):
+def test_a_plan(fedmerit, brief_plans, tmp_path, method):
     config = tmp_path / "my.toml"
     config.write_text(from_dict(TINY, [f"scoring.method={method}"]).to_toml())
     code, out, err = fedmerit("plan", config, "--format", "json")

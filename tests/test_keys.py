@@ -60,6 +60,14 @@ def test_a_key_that_others_may_touch_is_refused(tmp_path, mode):
         load_key(path)
 
 
+def test_nobody_is_asked_to_close_a_file_that_is_no_key(tmp_path):
+    file = tmp_path / "my.toml"
+    file.write_text("[training]\n")
+    file.chmod(0o644)
+    with pytest.raises(KeyFileError, match=r"my\.toml: expected an unencrypted Ed25519 private key"):
+        load_key(file)
+
+
 def test_what_is_not_a_key_is_refused_and_not_quoted(tmp_path):
     with pytest.raises(KeyFileError, match="cannot read"):
         load_key(tmp_path / "none.pem")

@@ -74,9 +74,9 @@ def test_a_notebook_shows_scores_and_the_last_decision_and_runs_no_name(runs, tm
     assert "4 members, 3 of 3 rounds" in before
     assert "ALPHA summed over 3 rounds" in before
     assert "decision" not in before
-    fedmerit("rewards", folder, "--budget", "100", "--rule", "equal")
+    fedmerit("rewards", folder, "--budget", "100 EUR", "--rule", "equal")
     shown = fm.load(folder)._repr_html_()
-    assert "decision 1: budget 100.00, rule equal" in shown
+    assert "decision 1: budget 100.00 EUR, rule equal" in shown.replace("\u00a0", " ")
     assert "<td>25.00</td>" in shown
     assert "&lt;i&gt;A" in shown
     assert "<i>" not in shown
@@ -91,6 +91,12 @@ def test_what_is_no_run_or_does_not_verify_is_refused(runs, tmp_path):
         db.execute("UPDATE records SET body = replace(body, 'a', 'b') WHERE kind = 'report'")
     with pytest.raises(LedgerError, match="record"):
         fm.load(folder)
+
+
+def test_a_file_is_no_run_folder(tmp_path):
+    (tmp_path / "reports.csv").write_text("round,client\n")
+    with pytest.raises(LedgerError, match=r"reports\.csv: expected a run folder, got a file; fedmerit\.read"):
+        fm.load(tmp_path / "reports.csv")
 
 
 def test_a_score_file_that_was_changed_is_noted_and_not_read(runs, tmp_path):

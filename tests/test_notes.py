@@ -41,7 +41,7 @@ NUMBERS = dict.fromkeys(
         "aborted", "budget", "amount", "begins", "closed", "decision", "earlier", "ends", "gain", "heads",
         "joined", "later", "least", "members", "own", "pairs", "percent", "planned", "positive", "pot",
         "record", "records", "reports", "round", "seen", "signed", "sum", "there", "total", "unreported",
-        "counter", "count", "disk", "bytes", "factor", "lines", "most", "runs", "changes",
+        "counter", "count", "disk", "bytes", "size", "factor", "lines", "most", "runs", "changes",
         "holding", "equations", "needed", "part", "cores",
     ],
     7,
@@ -53,7 +53,7 @@ NESTED = {
     "how": Note("differs-how", what="v(M)", own=0.5, utility="accuracy", used=0.25),
     "instead": Note("payouts-instead", decision=1),
     "after": Note("payouts-after", round=2, planned=3),
-    "mine": Note("payouts-mine", amount=Decimal("1.5"), client="North"),
+    "mine": Note("payouts-mine", amount=Decimal("1.5"), currency=" EUR", client="North"),
 }
 TEXTS = {
     "client": "North",

@@ -26,7 +26,7 @@ from fedmerit.simulation.run import Rehearsal, run
 from fedmerit.simulation.setup import prepare, read
 from fedmerit.simulation.setup import resolve as resolve_members
 from fedmerit.simulation.training import TrainingSettings, train_many
-from fedmerit.simulation.utilities import evaluate, resolve
+from fedmerit.simulation.utilities import checked, evaluate, resolve
 from fedmerit.storage.run_folder import Folder
 from networks import module_of
 
@@ -156,6 +156,23 @@ def test_jackknife_errors_of_auc_are_those_of_fresh_test_sets():
         values.append(found.mean())
         errors.append(found.std(ddof=1) / math.sqrt(10))
     assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(np.std(values), rel=0.2)
+
+
+def test_jackknife_errors_of_f1_hold_where_the_mix_of_classes_is_due_to_chance():
+    rng, net = np.random.default_rng(1), nn.Identity()
+    values, errors = [], []
+    for _ in range(300):
+        y = (rng.random(200) < 0.2).astype(np.int64)
+        x = np.stack([np.full(200, 0.5), rng.normal(y * 1.0, 1)], 1).astype(np.float32)
+        found = evaluate(net, x, y, ["f1"])["f1"]
+        values.append(found.mean())
+        errors.append(found.std(ddof=1) / math.sqrt(10))
+    # blocks dealt by class give about 0.8 times the true error
+    assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(np.std(values), rel=0.12)
+    by_class = evaluate(net, x, y, ["f1"], balanced=True)["f1"]
+    blocks = deal(y, 10)[0]
+    logits = x.astype(np.float64)
+    assert by_class == pytest.approx(jackknife("f1", lambda p: f1(logits[p], y[p]), blocks))
 
 
 @pytest.mark.parametrize(
@@ -402,6 +419,27 @@ def test_two_groups_never_become_one_by_their_new_names():
         by_group(np.array(["a/b", "a-b"]))
 
 
+def test_truth_values_are_classes_and_whole_numbers_may_be_meant_as_real_ones(tmp_path):
+    file, x = tmp_path / "d.npz", np.arange(12.0).reshape(6, 2)
+
+    def stored(y):
+        np.savez(file, x_train=x, y_train=y, x_test=x, y_test=y)
+        return load("npz", file)
+
+    found = stored(np.array([True, False] * 3))
+    assert (found.classes, found.y_train.tolist()) == (("0", "1"), [1, 0] * 3)
+    hint = "whole numbers are classes; store y as floats if they are real numbers"
+    with pytest.raises(DataError, match=rf"label -3 of sample 0 is outside 0 \.\. 5: {hint}"):
+        stored(np.array([-3, 5, 4, 3, 2, 1]))
+    with pytest.raises(DataError, match=f"class '0' has no training sample: {hint}"):
+        stored(np.array([1, 5, 4, 3, 2, 1]))
+
+
+def test_one_number_where_there_should_be_one_per_sample_leads_to_scoring_whole():
+    with pytest.raises(ReportError, match=r"got shape \(1,\); scoring\.whole lists metrics of the whole"):
+        checked(resolve("brier"), np.array([0.5]), 4)
+
+
 # --- tables
 
 
@@ -453,7 +491,7 @@ def test_missing_values_are_refused_left_out_or_replaced(tmp_path):
         table(tmp_path, HOLES)
     dropped = table(tmp_path, HOLES, missing="drop")
     assert len(dropped.y_train) + len(dropped.y_test) == 7
-    assert dropped.notes == ("t.csv: 2 of 9 rows with empty cells were left out",)
+    assert dropped.notes[-1] == "t.csv: 2 of 9 rows with empty cells were left out"
     filled = table(tmp_path, HOLES, missing="mean")
     assert len(filled.y_train) + len(filled.y_test) == 9
     assert np.isfinite(filled.x_train).all()
@@ -470,12 +508,11 @@ def test_missing_values_are_refused_left_out_or_replaced(tmp_path):
         (
             "x,y\n1,0.5\n2,0\n",
             {},
-            "the target 'y' holds real numbers, such as 0.5 .*kind = 'numbers'",
+            "the target 'y' holds real numbers, such as 0.5, .*kind = 'numbers'",
         ),
         ("x,y\n1,a\n2,0\n", {"kind": "numbers"}, "the target 'y' is 'a', which is no number"),
         ("x,y\n1,2\n2,2\n3,2\n", {"kind": "numbers"}, "y_train is the same for every sample"),
         ("x,y\n1,2\n2,2\n3,2\n", {}, "at least 2 classes"),
-        ("x;y\n1,5;0\n2,5;1\n3,5;0\n", {"categories": "one-hot"}, "choose data.options.decimal = ','"),
         (
             "x,y\n" + "".join(f"n{i},{i % 2}\n" for i in range(300)),
             {"categories": "one-hot"},
@@ -491,11 +528,130 @@ def test_missing_values_are_refused_left_out_or_replaced(tmp_path):
         ("x,y\n", {}, "has no row below its header"),
         ("x,y\n1,0\n2,1\n", {"missing": "guess"}, "data.options.missing: expected refuse or drop or mean"),
         ("x,y\n1,0\n2,1\n", {"test_fraction": 2}, "data.options.test_fraction: expected a number between 0"),
+        # numbers that can be read in two ways: never guessed
+        (
+            "n;y\n726;0\n1.230;1\n",
+            {},
+            "row 2 .*'n' is '1.230', which can be read as 1.230 and as 1230, and no",
+        ),
+        ("n;z;y\n726;0,5;0\n1.230;0,6;1\n", {}, "row 2 .*'n' is '1.230', which can be read as 1.230 and as"),
+        (
+            'n,y\n726,0\n"1,230",1\n',
+            {},
+            "row 2 .*'n' is '1,230', which can be read as 1230 and as 1.230, and",
+        ),
+        ("n;z;y\n0.5;0,5;0\n1;1;1\n", {}, "'z' is '0,5', with a decimal comma, but .*'n' is '0.5', with a"),
+        ("n;y\n0.5;0\n1;1\n", {"decimal": ","}, "'n' is '0.5', which is no number with a decimal comma"),
+        (
+            "n,y\n1e999,0\n1,1\n2,0\n3,1\n",
+            {},
+            "row 1 below the header: 'n' is '1e999', which is too large a number",
+        ),
+        # categories that are slips of the pen
+        (
+            "age,y\n1,0\nunknown,1\n3,0\n",
+            {"categories": "one-hot"},
+            "row 2 .*'unknown', but '1', a number, in row 1",
+        ),
+        (
+            "age;y\n1,5;0\nunknown;1\n3;0\n",
+            {"categories": "one-hot"},
+            "row 2 .*'unknown', but '1,5', a number, in",
+        ),
+        (
+            "x,y\n50%,0\n60%,1\n50%,0\n60%,1\n",
+            {"categories": "one-hot"},
+            "'x' is '50%', a percentage, formula or error",
+        ),
+        (
+            "s,y\nf,0\nF,1\nf,0\nF,1\nf,1\nF,0\n",
+            {"categories": "one-hot"},
+            "holds 'F' and 'f', which differ only",
+        ),
+        ("x,y\n1,0\n2,0.0\n3,1\n", {}, "the target 'y' holds '0' and '0.0', which would be two classes"),
+        ("x,y\n1,dead\n2,Dead\n3,alive\n", {}, "the target 'y' holds 'Dead' and 'dead', which would be two"),
+        (
+            "x;y\n1;0,5\n2;1,5\n3;0,5\n",
+            {},
+            "the target 'y' holds real numbers, such as 0,5, .*kind = 'numbers'",
+        ),
+        # options that are missing, or of a wrong type
+        (ROWS, {"targt": "y"}, r"data.options: 'table' has no option 'targt' \(did you mean 'target'\?\)"),
+        (ROWS, {"standardise": "no"}, "data.options.standardise: expected true or false, got 'no'"),
+        (
+            ROWS,
+            {"test_fraction": "0.3"},
+            "data.options.test_fraction: expected a number between 0 and 1, got '0",
+        ),
+        (ROWS, {"split_seed": "1"}, "data.options.split_seed: expected a whole number, 0 or more, got '1'"),
+        (ROWS, {"features": [1]}, r"data.options.features: expected a list of columns, got \[1\]"),
+        (ROWS, {"target": 3}, "data.options.target: expected a text, got 3"),
+        (ROWS, {"decimal": "comma"}, "data.options.decimal: expected a point or a comma, got 'comma'"),
+        (
+            ROWS,
+            {"features": ["age"], "categories": ["sex"]},
+            "categories: expected features, got 'sex', which is none",
+        ),
     ],
 )
 def test_tables_with_mistakes(tmp_path, text, options, message):
     with pytest.raises(DataError, match=message):
         table(tmp_path, text, **options)
+
+
+def test_a_table_without_a_target_and_groups_without_a_column_say_what_is_needed(tmp_path):
+    (tmp_path / "t.csv").write_text(ROWS)
+    with pytest.raises(
+        DataError, match=r"^data\.options: 'table' needs the option 'target', such as target = "
+    ):
+        load("table", tmp_path / "t.csv")
+    with pytest.raises(
+        DataError, match=r"none: data\.options\.group names their column in a table, and an \.npz"
+    ):
+        members("group")
+
+
+def test_numbers_of_a_table_are_read_as_they_are_meant(tmp_path):
+    german = "n;z;y\n726;0,5;0\n1.230;0,6;1\n2.500;1;0\n900;2;1\n"
+    found = table(tmp_path, german, decimal=",", test_fraction=0.25)
+    every = np.concatenate([found.x_train, found.x_test])
+    assert sorted(every[:, 0].tolist()) == [726, 900, 1230, 2500]
+    assert sorted(every[:, 1].tolist()) == pytest.approx([0.5, 0.6, 1, 2])
+    assert found.notes[-2:] == (
+        "t.csv: 2 columns are features (data.options.features): n, z",
+        "t.csv: numbers were read with decimal commas and marks between thousands in n",
+    )
+    british = 'n,y\n726,0\n"1,230",1\n900,0\n800,1\n'
+    found = table(tmp_path, british, decimal=".", test_fraction=0.25)
+    assert 1230 in np.concatenate([found.x_train, found.x_test])
+    found = table(tmp_path, "n;y\n0,123;0\n1;1\n2;0\n3;1\n", test_fraction=0.25)  # a comma, surely
+    assert 0.123 in np.concatenate([found.x_train, found.x_test]).round(6)
+    programs = table(tmp_path, "n,y\n1.234,0\n1.235,1\n1.236,0\n1.237,1\n", test_fraction=0.25)
+    assert programs.x_train.max() < 2
+
+
+def test_a_category_may_be_a_number_or_be_called_none(tmp_path):
+    smoking = "s,code,y\n" + "".join(
+        f"{'none' if i % 3 else 'some'},{i % 2 + 1},{i % 2}\n" for i in range(12)
+    )
+    found = table(tmp_path, smoking, categories=["s", "code"], missing="drop")
+    assert len(found.y_train) + len(found.y_test) == 12
+    assert set(np.unique(found.x_train)) == {0, 1}
+    assert found.x_train.shape[1] == 4
+    hot = table(tmp_path, smoking, categories="one-hot")  # numbers stay numbers
+    assert hot.x_train.shape[1] == 3
+
+
+def test_the_test_file_is_named_where_its_rows_are_wrong(tmp_path):
+    more = tmp_path / "more.csv"
+    more.write_text("x,s,y\n50,a,0\n,new,1\n")
+    with pytest.raises(DataError, match=r"more\.csv: row 2 below the header has no 'x'"):
+        table(tmp_path, "x,s,y\n1,a,0\n2,b,1\n", test=str(more), categories="one-hot")
+    more.write_text("x,s,y\n50,a,0\n51,new,1\n")
+    found = table(tmp_path, "x,s,y\n1,a,0\n2,b,1\n", test=str(more), categories="one-hot")
+    assert found.notes[-1] == "t.csv: s: only test rows hold 'new', which is none of the categories"
+    with pytest.raises(DataError, match=r"data\.options\.test: expected another file than"):
+        table(tmp_path, "x,s,y\n1,a,0\n2,b,1\n", test=str(tmp_path / "t.csv"))
 
 
 def test_parquet_needs_pyarrow_and_says_so(tmp_path):

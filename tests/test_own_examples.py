@@ -1,9 +1,8 @@
 """The examples of docs/bring-your-own.md run as they are printed, and show what it says."""
 
-import os
 import re
+import runpy
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,30 +12,31 @@ import fedmerit as fm
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "examples" / "bring-your-own"
-CALL = "from fedmerit.cli import main; main()"
 
 
-def call(folder, *command):
-    """What a reader sees who types this in a copy of the folder."""
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr  # notes go to the latter
+@pytest.fixture
+def run(fedmerit, brief_plans, monkeypatch, tmp_path):
+    """Do in a copy of the folder what a reader types there; what the run said, and its folder."""
 
+    def typed(*command):
+        code, out, err = fedmerit(*command)
+        assert code == 0, out + err
+        return out + err  # notes go to the latter
 
-def run(tmp_path, name, *, table=True):
-    folder = tmp_path / "copy"
-    shutil.copytree(FOLDER, folder)
-    if table:
-        call(folder, sys.executable, f"{name}.py")
-    planned = call(folder, sys.executable, "-c", CALL, "plan", f"{name}.toml")
-    assert "rounds" in planned
-    said = call(folder, sys.executable, "-c", CALL, "run", f"{name}.toml", "--out", f"runs/{name}")
-    checked = call(folder, sys.executable, "-c", CALL, "verify", f"runs/{name}")
-    assert "scores: follow from the" in checked
-    return said, folder / "runs" / name
+    def all_of_it(name, *, table=True):
+        shutil.copytree(FOLDER, tmp_path / "copy")
+        monkeypatch.chdir(tmp_path / "copy")
+        if table:
+            monkeypatch.setattr(sys, "argv", [f"{name}.py"])
+            runpy.run_path(f"{name}.py", run_name="__main__")
+        assert "rounds" in typed("plan", f"{name}.toml")
+        said = typed("run", f"{name}.toml", "--out", f"runs/{name}")
+        assert "scores: follow from the" in typed("verify", f"runs/{name}")
+        return said, tmp_path / "copy" / "runs" / name
+
+    yield all_of_it
+    for path in FOLDER.glob("*.py"):  # each test loads its own copy
+        sys.modules.pop(path.stem, None)
 
 
 def test_every_example_is_run_here_and_short():
@@ -67,8 +67,8 @@ def page_of(folder):
     return found
 
 
-def test_cells(tmp_path):
-    said, folder = run(tmp_path, "cells")
+def test_cells(run):
+    said, folder = run("cells")
     assert "'Elm / North' is 'Elm - North'" in said
     assert "auc is a metric of the whole test set" in said
     rounds = fm.read(folder / "scores.json")
@@ -80,8 +80,8 @@ def test_cells(tmp_path):
     assert "a metric of the whole test set, not a mean over its samples" in page
 
 
-def test_progression(tmp_path):
-    said, folder = run(tmp_path, "progression")
+def test_progression(run):
+    said, folder = run("progression")
     assert "y is no class: the test pool is drawn at random" in said
     assert "5 of 5 equations hold" in said
     rounds = fm.read(folder / "scores.json")
@@ -93,9 +93,8 @@ def test_progression(tmp_path):
     assert float(told[2]) < 0.6 * float(told[1])
 
 
-@pytest.mark.parametrize("name", ["spots"])
-def test_spots(tmp_path, name):
-    said, folder = run(tmp_path, name, table=False)
+def test_spots(run):
+    said, folder = run("spots", table=False)
     assert "4 of 4 equations hold" in said
     rounds = fm.read(folder / "scores.json")
     assert rounds[-1].grand > 0.6

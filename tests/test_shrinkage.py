@@ -1,6 +1,7 @@
 """The rule "shrunk": by hand, its corners, and what holds for all scores; the intervals of shares."""
 
 import math
+from dataclasses import replace
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
@@ -11,8 +12,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from fedmerit.errors import InputError, UndefinedShares
-from fedmerit.scoring.rewards import payouts, shares
-from fedmerit.scoring.share_intervals import amounts_within, paid_apart, share_intervals
+from fedmerit.scoring.rewards import FORMULA, by_rule, payouts, shares
+from fedmerit.scoring.share_intervals import _divided, amounts_within, paid_apart, share_intervals
 from fedmerit.scoring.shrinkage import believed, noise_of, pulled
 from fedmerit.scoring.types import Scores
 
@@ -355,7 +356,8 @@ def test_an_interval_from_sketches_has_the_freedom_of_the_sketch():
 
 @pytest.mark.parametrize("rule", ["fair", "shrunk", "fenced", "impartial", "equal"])
 @pytest.mark.parametrize("limits", [{}, {"floor": 0.05, "cap": 0.5}])
-def test_what_is_paid_lies_in_its_interval(rule, limits):
+def test_what_is_paid_lies_in_its_interval(monkeypatch, rule, limits):
+    monkeypatch.setattr("fedmerit.scoring.share_intervals.DRAWS", 400)
     s = scored([0.2, 1.0, 1.1, 3.0], 0.2, gain=5.0)
     found = shares(s, rule, **limits)
     spans = share_intervals(s, found, **limits)
@@ -367,6 +369,17 @@ def test_what_is_paid_lies_in_its_interval(rule, limits):
         assert (low, high) == (round(low, 4), round(high, 4))
         assert amounts[name][0] <= money[name] <= amounts[name][1]
     assert (rule == "equal") == all(high - low < 2e-4 for low, high in spans.values())
+
+
+@pytest.mark.parametrize("rule", ["fair", "fenced", "impartial"])
+@pytest.mark.parametrize("limits", [(0.0, 1.0), (0.05, 0.5)])
+def test_drawn_scores_are_divided_together_as_each_would_be_alone(rule, limits):
+    s = scored([0.2, 1.0, 1.1, 3.0], 0.0, gain=3.0)
+    drawn = s.raw + np.random.default_rng(0).normal(0, 1, (25, 4))
+    assert (drawn < 0).any()
+    assert (drawn > s.gain).any()
+    alone = [by_rule(replace(s, values=raw, raw=raw), rule, *limits, FORMULA)[0] for raw in drawn]
+    np.testing.assert_allclose(_divided(s, drawn, rule, *limits, FORMULA), alone, atol=1e-12)
 
 
 def test_there_is_no_interval_without_errors_or_without_shares():

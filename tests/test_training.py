@@ -131,9 +131,9 @@ def test_many_models_on_the_batches_of_one_client(name):
     starts = starts.to(DEVICE)
     sets = [(torch.from_numpy(x).to(DEVICE), torch.from_numpy(y).to(DEVICE)) for x, y in clients]
     stack = Stack(model, 3, sets, SETTINGS)
-    for i, seed in ((0, 5), (1, 6), (2, 7), (0, 5)):  # one stack, one client after another
-        got = stack.train(starts, [i] * 3, [seed] * 3)
-        for start, vector in zip(starts, got, strict=True):
+    for i, seed, few in ((0, 5, 2), (1, 6, 3), (2, 7, 1), (0, 5, 3)):  # one stack, one client after another
+        got = stack.train(starts[:few], [i] * few, [seed] * few)
+        for start, vector in zip(starts[:few], got, strict=True):
             load_vector(model, start)
             train(model, *clients[i], SETTINGS, seed=seed)
             close(to_vector(model), vector.cpu().numpy())

@@ -1,7 +1,7 @@
 """Settings from TOML, validated. Every key has a default, unknown keys are errors, messages name the key.
 
-Settings are plain frozen dataclasses, so that they work where only numpy and torch are installed. This module
-checks that a value can mean something; the code that uses a value checks what it means.
+Settings are plain frozen dataclasses, so that they work where only numpy and torch are installed. What they
+may be is in `limits`.
 
 Recorded settings (in a ledger, in terms, in a run folder) are text that begins with its ``schema``. They are
 read as the version that wrote them meant them: ``schemas/N.toml`` holds all keys of schema N with their
@@ -12,28 +12,26 @@ defaults at that time. If you add a key, change a default or forbid what was all
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import importlib
 import json
-import math
 import os
-import re
 import sys
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from fedmerit.errors import ConfigError, KeyFileError
-from fedmerit.heading import Heading, wrong
-from fedmerit.identity import check_names
-from fedmerit.secagg.setting import LEAST_IN_SUM, default_threshold
-from fedmerit.secagg.setting import STAGES as SUM_STAGES
+from fedmerit.errors import ConfigError
+from fedmerit.heading import Heading
+from fedmerit.limits import WHOLE, WITHOUT_GRADIENT, check
+from fedmerit.notes import meant
+from fedmerit.secagg.setting import default_threshold
+from fedmerit.toml_values import as_kind, fits, parse, text_in, words, written
 
 VERSION = "0.1.0"
 """The version of this package, in `fedmerit --version`, on every page and in every ledger's first record."""
@@ -44,15 +42,6 @@ SCHEMA = 3
 """The schema of the settings in this file. Texts of schema 1 do not name theirs."""
 _BEFORE: dict[int, dict[str, dict[str, Any]]] = {3: {"scoring": {"method": "reports", "errors": "plain"}}}
 """By schema: values that keys new in it have in settings of earlier schemas, if not their defaults."""
-DEEPEST = 16
-"""The most parts of a key, and the deepest nesting of tables and lists."""
-MOST_BITS = 128
-_STRINGS = re.compile(  # of TOML, and comments; an unclosed one goes on to its end, where a parser stops
-    r""""{3}(?:[^"\\]|\\.|"(?!""))*+(?:"{3,5}|\\?\Z)|'{3}(?:[^']|'(?!''))*+(?:'{3,5}|\Z)"""
-    r"""|"(?:[^"\\\n]|\\.)*+"?|'[^'\n]*+'?|#[^\n]*+""",
-    re.DOTALL,
-)
-_LONG_KEY = re.compile(rf"(?:\.[^.\n=,\[\]{{}}]*+){{{DEEPEST}}}")
 
 
 def setting(default: Any, beside: str = "", *, above: str = "") -> Any:
@@ -367,7 +356,7 @@ class Config:
         """Yield section, key, value and type of every setting."""
         for section in SECTIONS:
             part = getattr(self, section)
-            for key, hint in typing.get_type_hints(type(part)).items():
+            for key, hint in _hints(part.__class__).items():
                 yield section, key, getattr(part, key), hint
 
 
@@ -377,9 +366,9 @@ SECTIONS = tuple(item.name for item in dataclasses.fields(Config) if item.name !
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read settings from a TOML file, with ``section.key=value`` overrides (TOML values, or bare words)."""
-    text = _text_in(path)
+    text = text_in(path)
     try:
-        return from_dict(_parsed(text), overrides)
+        return from_dict(parse(text), overrides)
     except ConfigError as error:
         if error.setting in asked_for(overrides):
             raise  # --set is at fault, not the file
@@ -394,7 +383,7 @@ def asked_for(overrides: Sequence[str]) -> list[str]:
 def of_folder(path: str | Path) -> Config:
     """Return the settings that the run folder ``path`` records in its ``config.toml``."""
     file = Path(path) / "config.toml"
-    text = _text_in(file)
+    text = text_in(file)
     try:
         return recorded(text)
     except ConfigError as error:
@@ -403,13 +392,13 @@ def of_folder(path: str | Path) -> Config:
 
 def recorded(text: str) -> Config:
     """Return settings that were recorded as TOML, as the version that wrote them meant them."""
-    return from_dict({"schema": 1, **_parsed(text)})
+    return from_dict({"schema": 1, **parse(text)})
 
 
 def resumed(config: Config, path: Path) -> Config:
     """Return the config with which the run in a folder goes on: with its standard errors, if it is older."""
     try:
-        if schema_of(_text_in(path / "config.toml")) >= 3:
+        if schema_of(text_in(path / "config.toml")) >= 3:
             return config
     except ConfigError:  # opening the folder says what is wrong with it
         return config
@@ -418,7 +407,7 @@ def resumed(config: Config, path: Path) -> Config:
 
 def schema_of(text: str) -> int:
     """Return the schema of settings that `recorded` reads from this text."""
-    schema: int = _parsed(text).get("schema", 1)
+    schema: int = parse(text).get("schema", 1)
     return schema
 
 
@@ -428,7 +417,7 @@ def recorded_hash(text: str) -> str:
     It is the hash of the text itself. For schema 1 it is the hash of the values of all its keys, including
     those that are not in the text.
     """
-    raw = _parsed(text)
+    raw = parse(text)
     if raw.get("schema", 1) != 1:
         return hashlib.sha256(text.encode()).hexdigest()
     now = recorded(text).as_dict()
@@ -461,41 +450,6 @@ def as_toml(settings: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join([f"schema = {SCHEMA}\n", *sections])
 
 
-def _text_in(path: str | Path) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8-sig")
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path}: no such file") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    """Parse TOML from anybody; first refuse what would cost a parser hours or all memory."""
-    if _LONG_KEY.search(_STRINGS.sub("s", text)):
-        raise ConfigError(f"not settings: expected keys of at most {DEEPEST} parts, got a longer one")
-    try:
-        parsed = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"not TOML: {error!s:.200}") from error
-    _check_plain(parsed)
-    return parsed
-
-
-def _check_plain(parsed: dict[str, Any]) -> None:
-    """Refuse values so deep or so large that later code could not handle or print them."""
-    level: list[Any] = [parsed]
-    for _ in range(DEEPEST):
-        inner = (one.values() if isinstance(one, dict) else one for one in level)
-        values = [value for one in inner for value in one]
-        if any(isinstance(value, int) and value.bit_length() > MOST_BITS for value in values):
-            raise ConfigError(f"not settings: expected whole numbers of at most {MOST_BITS} bits")
-        level = [value for value in values if isinstance(value, dict | list)]
-        if not level:
-            return
-    raise ConfigError(f"not settings: expected tables and lists at most {DEEPEST} deep")
-
-
 @cache
 def _defaults(schema: int) -> Mapping[str, Mapping[str, Any]]:
     """Return every key of an earlier schema with its default at that time."""
@@ -516,12 +470,12 @@ def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
         )
     for override in overrides:
         _override(tree, override)
-    kinds = typing.get_type_hints(Config)
+    kinds = _hints(Config)
     for name, given in tree.items():
         if name not in SECTIONS:
-            raise ConfigError(
-                f"{name}: unknown section{_near(name, SECTIONS)}; expected one of {', '.join(SECTIONS)}"
-            )
+            keys = [f"{one}.{name}" for one in SECTIONS if name in typing.get_type_hints(kinds[one])]
+            asked = f" (did you mean {keys[0]}?)" if keys else meant(name, SECTIONS)
+            raise ConfigError(f"{name}: unknown section{asked}; expected one of {', '.join(SECTIONS)}")
         if not isinstance(given, dict):
             raise ConfigError(f"{name}: expected a section [{name}], got {given!r}")
         if name == "partition" and "clients" not in given:
@@ -539,8 +493,8 @@ def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
             if later := [key for key in given if key not in part]:
                 raise ConfigError.at(f"{name}.{later[0]}", f"unknown key in settings of schema {schema}")
             tree[name] = {**part, **given}
-    for number, meant in _BEFORE.items():
-        for name, part in meant.items() if schema < number else ():
+    for number, then in _BEFORE.items():
+        for name, part in then.items() if schema < number else ():
             tree[name] = {**tree[name], **part}
     parts = {name: _section(name, kinds[name], given) for name, given in tree.items()}
     if is_open := "method" not in tree.get("scoring", {}):
@@ -561,25 +515,23 @@ def unsettled_for(scoring: Scoring) -> Literal["", "utilities", "game"]:
     return "game" if scoring.game == "renormalised" else ""
 
 
+@cache
+def _hints(kind: type) -> Mapping[str, Any]:
+    """Return the type of every field of a section."""
+    return types.MappingProxyType(typing.get_type_hints(kind))
+
+
 def _section(name: str, kind: type, given: Mapping[str, Any]) -> Any:
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     for key, value in given.items():
         if key not in hints:
-            asked = _near(key, hints)
+            asked = meant(key.split(".")[0], hints)
             raise ConfigError.at(f"{name}.{key}", f"unknown key{asked}; expected one of {', '.join(hints)}")
         if not fits(value, hints[key]):
-            raise ConfigError.at(f"{name}.{key}", f"expected {words(hints[key])}, got {value!r:.100}")
+            choices = typing.get_args(hints[key]) if typing.get_origin(hints[key]) is Literal else ()
+            asked = meant(value, map(str, choices)) if isinstance(value, str) else ""
+            raise ConfigError.at(f"{name}.{key}", f"expected {words(hints[key])}, got {value!r:.100}{asked}")
     return kind(**{key: as_kind(value, hints[key]) for key, value in given.items()})
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    """Return a question that names the known word closest to this one; an empty text if none is close.
-
-    >>> _near("round", ["rounds", "lr"])
-    ' (did you mean rounds?)'
-    """
-    close = difflib.get_close_matches(name.lower().replace("-", "_"), list(known), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def difference(there: Config, here: Config) -> str:
@@ -616,372 +568,3 @@ def _override(tree: dict[str, Any], override: str) -> None:
     part = tree.setdefault(section, {})
     if isinstance(part, dict):
         part[key] = parsed["value"]
-
-
-# -------------------------------------------------------------------------------------------------- limits
-
-MOST = 2**31
-"""The largest value of settings that count something."""
-_RANGES: dict[str, tuple[float, float, str]] = {
-    "data.test_size": (0, MOST, "0 or more samples"),
-    "partition.clients": (3, 1024, "3 to 1024 members: with two, each learns the other's update"),
-    "partition.mu": (1e-12, math.inf, "a number above 0"),
-    "partition.minimum": (1, MOST, "at least 1 sample"),
-    "training.rounds": (1, MOST, "at least 1 round"),
-    "training.local_epochs": (1, MOST, "at least 1 epoch"),
-    "training.batch_size": (1, MOST, "at least 1 sample"),
-    "training.lr": (1e-300, math.inf, "a number above 0"),
-    "training.momentum": (0, 1 - 1e-12, "0 or more, below 1"),
-    "training.weight_decay": (0, math.inf, "0 or more"),
-    "training.weight_cap": (1, 2**32 - 1, "1 to 2^32 - 1"),
-    "participation.fraction": (1e-12, 1, "a number above 0, at most 1"),
-    "scoring.scale": (0, math.inf, "0 or more"),
-    "settlement.blocks": (2, 64, "2 to 64 blocks"),
-    "settlement.window_days": (0, 36_500, "0 to 36500 days"),
-    "secure_aggregation.bound": (1e-300, math.inf, "a number above 0"),
-    "secure_aggregation.threshold": (0, 1024, "0 (automatic) or a number of members"),
-    "secure_aggregation.least": (0, 1024, "0 (automatic) or a number of members"),
-    "run.seed": (0, 2**63 - 1, "0 or more"),
-    "run.repeat": (1, MOST, "1 or more"),
-}
-OF_MEMBERS = (
-    ("corruption", "label_noise"), ("corruption", "label_flip"), ("corruption", "free_rider"),
-    ("corruption", "duplicate"), ("corruption", "test_set"), ("corruption", "misstate"),
-    ("participation", "away"), ("participation", "lost"), ("training", "roster_weights"),
-)  # fmt: skip
-"""Settings besides partition.names that name members: lists of members, or tables by member."""
-WITHOUT_GRADIENT = ("accuracy", "balanced-accuracy")
-"""Utilities that cannot be settled: a small move of the model changes them by nothing, or by a jump."""
-WHOLE = ("auc", "f1", "c-index")
-"""Metrics of the whole test set, which are no means over samples. They have no gradient either."""
-SCALED = ("rmse-skill", "mae-skill")
-"""Utilities of errors, which lie in [0, 1] by the choice of scoring.scale."""
-READERS = ("fashion-mini", "npz", "folder", "table", "cifar10", "brain-mri", "isic2019", "pcam")
-LOSSES = ("cross-entropy", "binary", "mse")
-STAGES = (*SUM_STAGES, "report")
-TRUTHS = ("mr-shapley", "shapley")
-
-
-def check(config: Config) -> None:
-    """Raise `ConfigError` for settings that cannot mean anything; the message names the setting's path.
-
-    Settings that name members are checked only once the members are known (`Config.resolved`).
-    """
-    for path, (low, high, allowed) in _RANGES.items():
-        section, key = path.split(".")
-        value = getattr(getattr(config, section), key)
-        if path == "partition.clients" and value == 0 and not config.resolved:
-            continue
-        if not low <= value <= high:
-            most = ", at most 2^31" if high == MOST < value else ""
-            raise ConfigError.at(path, f"expected {allowed}{most}, got {value}")
-    _check_partition(config)
-    if config.resolved:
-        _check_members(config)
-    noise = config.corruption.label_noise
-    if isinstance(noise, str) and noise != "ramp":
-        raise ConfigError.at("corruption.label_noise", f'expected a table of rates or "ramp", got {noise!r}')
-    for name, rate in () if isinstance(noise, str) else noise.items():
-        if not 0 <= rate <= 1:
-            raise ConfigError.at(
-                "corruption.label_noise", f"expected a rate from 0 to 1, got {rate}", entry=name
-            )
-    rounds = config.training.rounds
-    for name, away in config.participation.away.items():
-        if any(not 1 <= number <= rounds for number in away):
-            raise ConfigError.at(
-                "participation.away",
-                f"expected numbers of rounds, 1 to {rounds}, got {list(away)}",
-                entry=name,
-            )
-    for name, when in config.participation.lost.items():
-        number, _, stage = when.partition(":")
-        if not (number.isascii() and number.isdigit() and int(number[:9]) > 0) or stage not in STAGES:
-            form = f'"ROUND:STAGE" with a stage of {", ".join(STAGES)}'
-            raise ConfigError.at("participation.lost", f"expected {form}, got {when!r}", entry=name)
-        if int(number[:9]) > rounds:
-            raise ConfigError.at(
-                "participation.lost", f"expected a round from 1 to {rounds}, got {when!r}", entry=name
-            )
-    utilities = list(config.scoring.utilities)
-    if not utilities or len(set(utilities)) != len(utilities):
-        raise ConfigError.at(
-            "scoring.utilities", f"expected at least one utility, each once, got {utilities}"
-        )
-    _check_own(config)
-    for name in config.scoring.truth:
-        if name not in TRUTHS:
-            raise ConfigError.at("scoring.truth", f"expected {' or '.join(TRUTHS)}, got {name!r}")
-    if config.scoring.visibility == "coordinator":
-        for path, tells in (
-            ("scoring.disclose_samples", config.scoring.disclose_samples),
-            ("scoring.truth", bool(config.scoring.truth)),
-            ("training.weights", config.training.weights in ("scores", "current-scores")),
-        ):
-            if tells:
-                raise ConfigError.at(
-                    "scoring.visibility",
-                    f'"coordinator" contradicts {path}, which would tell every member about the others',
-                )
-    for key in ("title", "consortium", "date", "currency"):
-        if expected := wrong(key, given := getattr(config.report, key)):
-            raise ConfigError.at(f"report.{key}", f"expected {expected}, got {given!r:.100}")
-    if config.training.roster_weights and config.training.weights != "roster":
-        raise ConfigError.at("training.roster_weights", 'only with training.weights = "roster"')
-    _check_method(config)
-
-
-def _check_own(config: Config) -> None:
-    """Refuse names of data, losses and metrics that mean nothing, and errors without a scale."""
-    for path, known, other in (("data.name", READERS, "function"), ("training.loss", LOSSES, "function")):
-        section, key = path.split(".")
-        given = getattr(getattr(config, section), key)
-        if given not in known and ":" not in given:
-            raise ConfigError.at(
-                path, f'expected one of {", ".join(known)}, or "module:{other}", got {given!r}'
-            )
-    scoring = config.scoring
-    if config.training.momentum and config.training.optimiser != "sgd":
-        raise ConfigError.at(
-            "training.momentum", f'only with training.optimiser = "sgd", got {config.training.optimiser!r}'
-        )
-    for name in scoring.whole:
-        if name not in scoring.utilities:
-            raise ConfigError.at(
-                "scoring.whole",
-                f"expected names in scoring.utilities, {list(scoring.utilities)}, got {name!r}",
-            )
-    for name in scoring.utilities:
-        if name in ("rmse", "mae", "mse"):
-            raise ConfigError.at(
-                "scoring.utilities",
-                f"{name!r} has no bound and falls as the model improves: expected "
-                f"{'mae' if name == 'mae' else 'rmse'}-skill, with scoring.scale",
-            )
-        if name in SCALED and not scoring.scale:
-            raise ConfigError.at(
-                "scoring.scale",
-                f"{name!r} needs it: expected the error, in the unit of y, from which on an answer "
-                "counts as 0, such as the range of y",
-            )
-
-
-def _check_method(config: Config) -> None:
-    """Refuse what a settlement cannot do, what needs reports without them, and a rehearsed lie in neither."""
-    method, misstated = config.scoring.method, config.corruption.misstate
-    for name, factor in misstated.items():
-        if factor == 1:
-            raise ConfigError.at("corruption.misstate", "expected a factor other than 1", entry=name)
-    if misstated and not config.settles:
-        raise ConfigError.at(
-            "corruption.misstate",
-            'only with scoring.method = "settled" or "both": members state nothing otherwise',
-        )
-    paid = config.scoring.utilities[0]
-    if config.settles and (paid in WITHOUT_GRADIENT or paid in config.whole):
-        instead = "put sharpened-accuracy or expected-accuracy first, or take scoring.method = 'reports'"
-        if paid in config.whole:
-            instead = (
-                "it is a metric of the whole test set; take scoring.method = 'reports', or put a mean over "
-                "samples first"
-            )
-        raise ConfigError.at(
-            "scoring.utilities",
-            f"{method!r} settles the first utility along its gradient, and {paid!r} has none: {instead}",
-        )
-    reveal = config.data.test_reveal
-    if (reveal == "end") == config.reports:
-        expected = "fixed or per-round" if config.reports else "end (or leave the key out)"
-        raise ConfigError.at(
-            "data.test_reveal", f"expected {expected} with scoring.method = {method!r}, got {reveal!r}"
-        )
-    if config.reports:
-        return
-    for path, given in (
-        ("training.weights", config.training.weights in ("scores", "current-scores")),
-        ("scoring.game", config.scoring.game == "renormalised"),
-        ("scoring.solo", config.scoring.solo),
-        ("scoring.truth", bool(config.scoring.truth)),
-        ("corruption.test_set", bool(config.corruption.test_set)),
-    ):
-        if given:
-            section, key = path.split(".")
-            value = written(getattr(getattr(config, section), key))
-            raise ConfigError.at(
-                path,
-                f"{value:.60} needs measurements in the rounds, but with scoring.method = 'settled' nobody "
-                "sees the test pool before the last round is over: use 'both' or 'reports'",
-            )
-
-
-def _check_members(config: Config) -> None:
-    """Refuse names that no member may have, and settings that name anybody but a member."""
-    names = config.clients
-    if len(set(names)) != len(names) or len(names) != config.partition.clients:
-        raise ConfigError.at(
-            "partition.names", f"expected {config.partition.clients} different names, got {list(names)}"
-        )
-    try:
-        check_names(names)
-    except KeyFileError as error:
-        raise ConfigError.at("partition.names", str(error)) from error
-    for section, key in OF_MEMBERS:
-        given = getattr(getattr(config, section), key)
-        whose = config.corruption.duplicate.values() if key == "duplicate" else ()
-        for name in () if isinstance(given, str) else (*given, *whose):
-            if name not in names:
-                raise ConfigError.at(
-                    f"{section}.{key}", f"unknown member {name!r}; members are {', '.join(names)}"
-                )
-    threshold = config.secure_aggregation.threshold
-    if threshold and not len(names) / 2 < threshold <= len(names):
-        half = f"{len(names) // 2 + 1} to {len(names)}, more than half of the {len(names)} members"
-        raise ConfigError.at("secure_aggregation.threshold", f"expected {half}, got {threshold}")
-    for name in names if config.training.weights == "roster" else ():
-        weight = config.training.roster_weights.get(name)
-        if weight is None or weight <= 0:
-            raise ConfigError.at(
-                "training.roster_weights", f"expected a weight above 0, got {weight}", entry=name
-            )
-
-
-def check_schedule(config: Config) -> None:
-    """Refuse a run whose rounds could never finish, before it begins; recorded settings are not checked.
-
-    The threshold refers to all members. If it referred to those scheduled, a server that schedules fewer
-    members would need fewer colluders.
-    """
-    members, t = len(config.clients), config.threshold
-    least, fraction = config.secure_aggregation.least, config.participation.fraction
-    if t > members:
-        raise ConfigError.at(
-            "secure_aggregation.threshold", f"expected at most the {members} members, got {t}"
-        )
-    if least and not t <= least <= members:
-        raise ConfigError.at(
-            "secure_aggregation.least",
-            f"expected {t} to {members}, since {t} of the {members} members must "
-            f"stay to the end of a round, got {least}",
-        )
-    if usual_schedule(config) < t:
-        smallest = next(k / 1000 for k in range(1001) if round(k / 1000 * members) >= t)
-        raise ConfigError.at(
-            "participation.fraction",
-            f"expected at least {smallest:g}, since {t} "
-            f"of the {members} members must stay to the end of a round, got {fraction:g}, which schedules "
-            f"{usual_schedule(config)}",
-        )
-
-
-def usual_schedule(config: Config) -> int:
-    """Return how many members a round schedules if nobody is away."""
-    return max(LEAST_IN_SUM, round(config.participation.fraction * len(config.clients)))
-
-
-def _check_partition(config: Config) -> None:
-    part = config.partition
-    if part.merge and part.scheme != "group":
-        raise ConfigError.at("partition.merge", f'only with partition.scheme = "group", got {part.scheme!r}')
-    owner: dict[str, str] = {}
-    for name, groups in part.merge.items():
-        if not groups:
-            raise ConfigError.at("partition.merge", "expected at least one group, got none", entry=name)
-        for group in groups:
-            if group in owner:
-                raise ConfigError.at(
-                    "partition.merge", f"group {group!r} is in both {owner[group]!r} and {name!r}"
-                )
-            owner[group] = name
-    if part.sizes and part.scheme != "sizes":
-        raise ConfigError.at("partition.sizes", f'only with partition.scheme = "sizes", got {part.scheme!r}')
-    if part.scheme == "sizes" and len(part.sizes) != part.clients:
-        got = len(part.sizes)
-        raise ConfigError.at("partition.sizes", f"expected {part.clients} sizes, one per client, got {got}")
-
-
-# -------------------------------------------------------------------------------------------------- values
-
-_PLURAL = {int: "whole numbers", float: "numbers", str: "texts"}
-
-
-def fits(value: Any, hint: Any) -> bool:
-    """Return whether a value has the type of a setting; a whole number is a number, true is not."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        return isinstance(value, str) and value in arguments
-    if origin is types.UnionType:
-        return any(fits(value, option) for option in arguments)
-    if _is(origin, Mapping):
-        return isinstance(value, Mapping) and all(
-            isinstance(key, str) and fits(item, arguments[1]) for key, item in value.items()
-        )
-    if _is(origin, Sequence):
-        return isinstance(value, list | tuple) and all(fits(item, arguments[0]) for item in value)
-    if hint is Any:
-        return _is_plain(value)
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value)
-    return isinstance(value, hint) and isinstance(value, bool) == (hint is bool)
-
-
-def as_kind(value: Any, hint: Any) -> Any:
-    """Return a fitting value in the one form of its type: 1 becomes 1.0 if a float is expected."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is types.UnionType:
-        return as_kind(value, next(option for option in arguments if fits(value, option)))
-    if _is(origin, Mapping):
-        return {key: as_kind(item, arguments[1]) for key, item in value.items()}
-    if _is(origin, Sequence):
-        return tuple(as_kind(item, arguments[0]) for item in value)
-    return float(value) if hint is float else value
-
-
-def words(hint: Any) -> str:
-    """Return a type in words."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        return "one of " + ", ".join(arguments)
-    if origin is types.UnionType:
-        return " or ".join(words(option) for option in arguments)
-    if _is(origin, Mapping):
-        return f"a table of {_PLURAL.get(arguments[1]) or words(arguments[1])} by name"
-    if origin is not None:
-        return f"a list of {_PLURAL.get(arguments[0]) or words(arguments[0])}"
-    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-    return names.get(hint, "text, numbers, true or false, or lists and tables of them")
-
-
-def written(value: Any) -> str:
-    """Return a plain value as TOML.
-
-    >>> print(written({"a b": [1, 2.0, True, "ü\\n"]}))
-    {"a b" = [1, 2.0, true, "ü\\n"]}
-    """
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{written(str(key))} = {written(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(written(item) for item in value) + "]"
-    if isinstance(value, str):  # as in JSON, but TOML also wants this one character escaped
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(value)
-
-
-def _is(origin: Any, kind: type) -> bool:
-    return isinstance(origin, type) and issubclass(origin, kind)
-
-
-def _is_finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer beyond the largest float
-        return False
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return all(_is_plain(item) for item in value)
-    return isinstance(value, str | bool) or (isinstance(value, int | float) and _is_finite(value))

@@ -32,7 +32,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,8 +107,8 @@ def number(text: Any) -> float:
 def _refuse_floats(value: Any, where: str, depth: int = 0) -> None:
     if depth > DEEPEST:
         raise LedgerError(f"{where:.80}: nested deeper than {DEEPEST} levels")
-    if isinstance(value, float):
-        raise LedgerError(f"{where}: floats have no place in a signed record, use exact()")
+    if value is None or isinstance(value, (str, int)):
+        return
     if isinstance(value, Mapping):
         for key, item in value.items():
             if not isinstance(key, str):
@@ -117,7 +117,9 @@ def _refuse_floats(value: Any, where: str, depth: int = 0) -> None:
     elif isinstance(value, list | tuple):
         for item in value:
             _refuse_floats(item, f"{where}[]", depth + 1)
-    elif value is not None and not isinstance(value, str | int):
+    elif isinstance(value, float):
+        raise LedgerError(f"{where}: floats have no place in a signed record, use exact()")
+    else:
         raise LedgerError(f"{where}: cannot be recorded: {type(value).__name__}")
 
 
@@ -395,7 +397,7 @@ def load_key(path: str | os.PathLike[str]) -> Ed25519PrivateKey:
             data = file.read(MOST_BYTES)
     except OSError as error:
         raise KeyFileError(f"{path}: cannot read the private key: {error.strerror}") from None
-    if os.name == "posix" and mode & 0o077:
+    if b"PRIVATE KEY-----" in data and os.name == "posix" and mode & 0o077:
         raise KeyFileError(f"{path}: a private key must have mode 600, got {mode:o}; run: chmod 600 {path}")
     try:
         key = serialization.load_pem_private_key(data, password=None)
@@ -411,6 +413,7 @@ def public_key(key: Ed25519PrivateKey) -> bytes:
     return key.public_key().public_bytes_raw()
 
 
+@lru_cache(maxsize=4096)  # in a rehearsal every member checks the same signatures in one process
 def verifies(key: bytes, signature: bytes, message: bytes) -> bool:
     """Return whether the owner of this public key signed this message; False if the key is not valid."""
     from cryptography.exceptions import InvalidSignature

@@ -8,12 +8,13 @@ to say the same in other words, and pseudonyms replace names in the values befor
 
 from __future__ import annotations
 
+import difflib
 import re
 import string
 import time
 import tomllib
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from decimal import Decimal
@@ -131,7 +132,7 @@ NAMES = frozenset({"client", "other", "clients"})
 """Keys of values that are members' names."""
 PLAIN = frozenset({
     "score", "status", "utility", "rule", "decided", "used", "zero", "noise", "doubt", "doubts", "holder",
-    "what", "head", "hash", "file", "money", "until",
+    "what", "head", "hash", "file", "money", "currency", "until",
     "python", "version", "system", "extra", "packages", "gpu", "clock",
 })  # fmt: skip
 """Keys of values that never contain a member's text: our own words, hashes, amounts, names of utilities."""
@@ -390,6 +391,42 @@ def first_names(names: Sequence[str], most: int) -> str:
     ('A, B', 'A, B and 1 more')
     """
     return _cut_off("list.more", "comma", names, most)
+
+
+def nearest(name: str, known: Iterable[str], *, likeness: float = 0.6, exact: int = 0) -> str:
+    """Return the known name that a name is almost, or an empty text.
+
+    Case, blanks, hyphens and underscores do not count.
+
+    Args:
+        name: as somebody wrote it.
+        known: the names that there are.
+        likeness: from 0 to 1: how much of both names must be the same.
+        exact: known names of at most so many letters must be the same in all that counts.
+
+    >>> nearest("round", ["rounds", "lr"]), nearest("Se-Alpha", ["se_alpha"]), nearest("colour", ["rounds"])
+    ('rounds', 'se_alpha', '')
+    """
+    folded = {_folded(one): one for one in reversed([*known])}
+    own = _folded(name)
+    if own in folded:
+        return folded[own]
+    close = difflib.get_close_matches(own, [one for one in folded if len(one) > exact], 1, likeness)
+    return folded[close[0]] if close else ""
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Return a question for messages that names the known name closest to this one; empty if none is close.
+
+    >>> meant("round", ["rounds", "lr"])
+    ' (did you mean rounds?)'
+    """
+    close = nearest(name, known)
+    return f" (did you mean {close}?)" if close else ""
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[\s_-]+", "_", name.strip().casefold())
 
 
 def numbered(numbers: Sequence[int], most: int = 30) -> str:

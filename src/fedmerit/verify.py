@@ -315,7 +315,7 @@ def examine_folder(path: str | Path) -> Iterator[Note]:
     free = shutil.disk_usage(path).free
     if free < 4 * largest:
         yield Note("problem", what=f"{path}: the disk has {free} bytes left, expected {4 * largest}")
-    yield Note("free", bytes=free)
+    yield Note("free", size=free / 2**30)
     yield Note("restore-folder")
 
 
@@ -503,10 +503,10 @@ class _Checked:
     def about_money(self) -> Iterator[Note]:
         """Yield lines on the payout decisions, which were recomputed."""
         for one in self.decisions:
-            mine = ""
+            mine, currency = "", f" {one.paid.currency}" if one.paid.currency else ""
             if self.member is not None:
                 amount = one.paid.by_client.get(self.member, Decimal(0))
-                mine = Note("payouts-mine", amount=amount, client=self.member)
+                mine = Note("payouts-mine", amount=amount, currency=currency, client=self.member)
             yield from self._about_runs(one.number, one.after)
             yield Note(
                 "payouts" if one.recomputed else "payouts-unchecked",
@@ -515,6 +515,7 @@ class _Checked:
                 instead=Note("payouts-instead", decision=one.replaces) if one.replaces else "",
                 after=self._after(one.rounds),
                 budget=one.paid.budget,
+                currency=currency,
                 rule=one.terms.rule,
                 mine=mine,
             )

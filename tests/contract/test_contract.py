@@ -91,13 +91,26 @@ def ran(tmp_path_factory):
 # -------------------------------------------------------------------------------------------------- scenarios
 
 
-FIRST = ("everybody", "settled", "bad-shares", "two-lost-at-masked-check")
-"""Scenarios that the quick tests also try over Flower's grid; the long ones try all."""
-TRIED = [
-    pytest.param(way, name, marks=() if way != "grid" or name in FIRST else pytest.mark.long)
-    for way in QUICK
-    for name in SCENARIOS
-]
+FIRST = {
+    "linear": tuple(SCENARIOS),
+    "local": (
+        *MONEY,
+        "settled",
+        "bad-shares",
+        "one-beyond",
+        "one-beyond-and-all-needed",
+        "one-lost-at-masked-check",
+    ),
+    "grid": ("everybody", "settled", "bad-shares", "two-lost-at-masked-check"),
+}
+"""Scenarios that the quick tests try by each way; the long ones try all."""
+
+
+def in_time(way, names):
+    return [pytest.param(name, marks=() if name in FIRST[way] else pytest.mark.long) for name in names]
+
+
+TRIED = [pytest.param(way, *one.values, marks=one.marks) for way in QUICK for one in in_time(way, SCENARIOS)]
 
 
 @pytest.mark.parametrize(("way", "scenario"), TRIED)
@@ -302,7 +315,7 @@ def said(found: Ran):
     ]
 
 
-@pytest.mark.parametrize("scenario", SAME)
+@pytest.mark.parametrize("scenario", in_time("grid", SAME))
 def test_over_a_grid_the_reports_are_those_of_the_engine_in_one_process(ran, scenario):
     here, there = ran("local", SCENARIOS[scenario]), ran("grid", SCENARIOS[scenario])
     assert said(here) == said(there)
@@ -311,7 +324,9 @@ def test_over_a_grid_the_reports_are_those_of_the_engine_in_one_process(ran, sce
     assert any(said(here))
 
 
-@pytest.mark.parametrize("scenario", [name for name in SAME if SCENARIOS[name].method != "reports"])
+@pytest.mark.parametrize(
+    "scenario", in_time("grid", (name for name in SAME if SCENARIOS[name].method != "reports"))
+)
 def test_over_a_grid_settled_scores_are_those_of_the_engine_in_one_process(ran, scenario):
     here, there = (phi(ran(way, SCENARIOS[scenario]), SCENARIOS[scenario]) for way in ("local", "grid"))
     assert np.abs(here - there).max() <= 1e-3 * np.abs(here).max()

@@ -166,8 +166,9 @@ def test_load_messages(tmp_path: Path):
         "fashion-mini",
         Path("/x"),
     )
-    refused("dataset 'fashion-mini' has no option 'size': it has none", "fashion-mini", size=3)
-    refused("dataset 'brain-mri' has no option 'sizes': expected one of size", "brain-mri", tmp_path, sizes=3)
+    refused("data.options: 'fashion-mini' has no option 'size': it has none", "fashion-mini", size=3)
+    near = "data.options: 'brain-mri' has no option 'sizes' (did you mean 'size'?): expected one of size"
+    refused(near, "brain-mri", tmp_path, sizes=3)
 
 
 # --- what every dataset is checked for

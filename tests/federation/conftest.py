@@ -12,6 +12,17 @@ def once_finished(tmp_path_factory):
     return Federation(tmp_path_factory.mktemp("finished"), files=True).run().home
 
 
+@pytest.fixture(scope="session")
+def rehearsed(tmp_path_factory):
+    """What `tiny` gives, and the folder of that run; not to be changed."""
+    from tiny import tiny
+
+    from fedmerit.simulation.run import run
+
+    folder = tmp_path_factory.mktemp("rehearsed") / "run"
+    return run(tiny(), folder), folder
+
+
 @pytest.fixture
 def finished(once_finished, tmp_path):
     """A copy of the folder of a run that went well: keys, roster, members' files, and ``run``."""

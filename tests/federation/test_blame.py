@@ -196,7 +196,9 @@ def put(body, path, value):
     body[path[-1]] = value
 
 
-@pytest.mark.parametrize("why", ["share", "complaint", "secret"])
+@pytest.mark.parametrize(
+    "why", ["share", *(pytest.param(why, marks=pytest.mark.long) for why in ("complaint", "secret"))]
+)
 def test_every_part_of_a_blame_is_recomputed(tmp_path, bad_dealer, monkeypatch, why):
     federation = Federation(tmp_path, 4, 1, settings={"secure_aggregation": {"threshold": 3}})
     if why == "share":

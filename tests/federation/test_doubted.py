@@ -8,9 +8,8 @@ from html import unescape
 import pytest
 from test_decisions import as_server, copy_for, lines
 from tiny import tiny
-from typer.testing import CliRunner
 
-from fedmerit.cli import app
+from command_line import call
 from fedmerit.config import load
 from fedmerit.errors import DoubtfulShares, LedgerError
 from fedmerit.ledger.chain import Ledger
@@ -58,16 +57,12 @@ def records(folder):
         return list(ledger.records())
 
 
-def invoke(*arguments):
-    return CliRunner().invoke(app, [str(one) for one in arguments])
-
-
 def test_a_doubted_decision_is_refused_and_nothing_is_written(folder):
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     with pytest.raises(DoubtfulShares, match=SAYS) as caught:
         record_decision(folder, TERMS)
     assert caught.value.codes == ("lower-is-better",)
-    refused = invoke("rewards", folder, "--budget", "100", "--on-undefined", "equal")
+    refused = call("rewards", folder, "--budget", "100", "--on-undefined", "equal")
     assert isinstance(refused.exception, DoubtfulShares)
     assert refused.stdout == ""
     assert not (folder / "statements").exists()
@@ -79,7 +74,7 @@ def test_a_doubted_decision_is_refused_and_nothing_is_written(folder):
 
 
 def test_a_decision_despite_doubts_says_so_in_the_ledger_the_statements_and_the_page(folder):
-    paid = invoke("rewards", folder, "--budget", "100", "--on-undefined", "equal", "--despite-doubts")
+    paid = call("rewards", folder, "--budget", "100", "--on-undefined", "equal", "--despite-doubts")
     assert paid.exit_code == 0, paid.exception
     assert SAYS.match(paid.output.removeprefix("WARNING: "))
     decision = next(record for record in records(folder) if record.kind == "decision")
@@ -157,7 +152,7 @@ def test_the_renormalised_game_is_told_and_not_refused(tmp_path):
     folder = tmp_path / "run"
     run(tiny("scoring.game=renormalised"), folder)
     told = "WARNING: The game is renormalised, so contributions need not add up to the gain."
-    assert invoke("score", folder).output.startswith(told)
-    paid = invoke("rewards", folder, "--budget", "100", "--on-undefined", "equal")
+    assert call("score", folder).output.startswith(told)
+    paid = call("rewards", folder, "--budget", "100", "--on-undefined", "equal")
     assert paid.exit_code == 0, paid.exception
     assert paid.output.startswith(told)

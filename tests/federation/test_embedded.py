@@ -32,14 +32,8 @@ def notes_of(*overrides, folder):
     return content, [step.text for step in seen if step.stage == "note"]
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run") / "plain"
-    return run(tiny(), folder), folder
-
-
-def test_a_run_writes_the_documented_files_and_scores(plain):
-    content, folder = plain
+def test_a_run_writes_the_documented_files_and_scores(rehearsed):
+    content, folder = rehearsed
     assert {"config.toml", "ledger.sqlite", "scores.json", "scores.csv"} <= {p.name for p in folder.iterdir()}
     assert json.loads(scores_json(folder)) == json.loads(json.dumps(content))
     assert content["clients"] == ["client-0", "client-1", "client-2", "client-3"]
@@ -60,12 +54,12 @@ def test_a_run_writes_the_documented_files_and_scores(plain):
     np.testing.assert_allclose(content["cumulative"]["ALPHA"], total, rtol=1e-12)
 
 
-def test_reports_are_what_evaluating_the_plain_models_gives(plain, tmp_path):
+def test_reports_are_what_evaluating_the_plain_models_gives(rehearsed, tmp_path):
     """Fast path against slow path: rebuild M0 + U_i and M - U_i outside of the engine."""
     from fedmerit.simulation.setup import seed_for
     from fedmerit.simulation.training import train_many
 
-    _, folder = plain
+    _, folder = rehearsed
     config = tiny()
     federation = prepare(config)
     seeds = [seed_for(config, "train", 1, name) for name in federation.names]
@@ -98,21 +92,27 @@ def _rounds(folder, utility):
         return [one.to_reports(utility) for one in rounds_of(ledger)]
 
 
+def later(*overrides):
+    return pytest.param(overrides, marks=pytest.mark.long)
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
         (),
         ("training.weights=secret", "training.weight_cap=100"),
         ("training.weights=scores",),
-        (
+        later(
             "training.weights=roster",
             "training.roster_weights={client-0=1, client-1=2, client-2=3, client-3=0.5}",
         ),
         ("scoring.game=renormalised", "scoring.solo=true"),
-        ("data.test_reveal=per-round", "scoring.utilities=['accuracy', 'balanced-accuracy', 'neg-loss']"),
+        later(
+            "data.test_reveal=per-round", "scoring.utilities=['accuracy', 'balanced-accuracy', 'neg-loss']"
+        ),
         ("participation.lost={client-1='1:masked'}", "participation.away={client-2=[2]}"),
-        ("participation.lost={client-1='1:unmask', client-3='2:report'}",),
-        ("partition.clients=5", "partition.sizes=[20,20,20,20,20]", "participation.fraction=0.8"),
+        later("participation.lost={client-1='1:unmask', client-3='2:report'}"),
+        later("partition.clients=5", "partition.sizes=[20,20,20,20,20]", "participation.fraction=0.8"),
         ("corruption.free_rider={client-1='zero', client-2='noise', client-3='stale'}",),
     ],
     ids=lambda overrides: " ".join(overrides)[:60] or "defaults",
@@ -125,8 +125,8 @@ def test_secure_aggregation_on_and_off_end_with_the_same_bytes(tmp_path, overrid
     assert any(line.startswith("unsigned") for line in verify_folder(tmp_path / "off"))
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(plain, tmp_path):
-    _, folder = plain
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(rehearsed, tmp_path):
+    _, folder = rehearsed
     run(tiny(), tmp_path / "again")
     assert scores_json(tmp_path / "again") == scores_json(folder)
     run(tiny("run.seed=1"), tmp_path / "other")
@@ -276,8 +276,8 @@ def test_an_update_beyond_the_bound_is_declined_or_clipped_if_asked_for(tmp_path
 # --- games, utilities, weights, solo --------------------------------------------------------------
 
 
-def test_both_games_agree_on_the_grand_coalition_and_differ_elsewhere(plain, tmp_path):
-    additive, _ = plain
+def test_both_games_agree_on_the_grand_coalition_and_differ_elsewhere(rehearsed, tmp_path):
+    additive, _ = rehearsed
     renormalised = run(tiny("scoring.game=renormalised"), tmp_path / "run")
     ours, theirs = additive["rounds"][0]["reports"], renormalised["rounds"][0]["reports"]
     assert (ours["empty"], ours["grand"]) == (theirs["empty"], theirs["grand"])
@@ -317,8 +317,8 @@ def test_fresh_slices_are_disjoint_and_the_error_of_the_sum_adds_as_squares(tmp_
     assert one["se_alpha_total"] == one["se_alpha"]
 
 
-def test_on_the_same_samples_the_running_error_is_not_the_root_of_squares(plain):
-    content, _ = plain
+def test_on_the_same_samples_the_running_error_is_not_the_root_of_squares(rehearsed):
+    content, _ = rehearsed
     one, two = (entry["reports"] for entry in content["rounds"])
     assert one["slice"] == two["slice"]
     assert content["stderr"]["ALPHA"] == two["se_alpha_total"]
@@ -446,6 +446,7 @@ def test_who_trains_on_the_test_set_knows_it_whole_only_if_it_is_fixed():
 # --- models ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_batch_norm_statistics_are_aggregated_evaluated_and_their_counters_named(tmp_path):
     sizes = "partition.sizes=[12,12,12]"
     content, notes = notes_of(
@@ -535,8 +536,8 @@ def test_a_run_that_could_not_start_can_be_started_again(tmp_path):
     assert len(content["rounds"]) == 2
 
 
-def test_a_folder_in_use_or_of_another_config_is_refused(plain):
-    _, folder = plain
+def test_a_folder_in_use_or_of_another_config_is_refused(rehearsed):
+    _, folder = rehearsed
     with pytest.raises(StoreError, match="not empty; use --resume"):
         run(tiny(), folder)
     with pytest.raises(StoreError, match=r"a different config: training.rounds is 2 there and 3 here"):

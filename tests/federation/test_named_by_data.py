@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from fedmerit.cli import app
-from fedmerit.config import from_dict, load, recorded_hash, written
+from command_line import call
+from fedmerit.config import from_dict, load, recorded_hash
 from fedmerit.data import Dataset, save
 from fedmerit.data import load as load_data
 from fedmerit.errors import ConfigError, DataError, LedgerError, StoreError
@@ -21,6 +20,7 @@ from fedmerit.scoring.validate import two_spellings
 from fedmerit.simulation.plan import plan
 from fedmerit.simulation.run import Rehearsal, run
 from fedmerit.simulation.setup import prepare, read, resolve
+from fedmerit.toml_values import written
 from fedmerit.verify import verify_folder
 from raising import raises
 
@@ -32,10 +32,6 @@ SMALL = {
     "training": {"rounds": 2, "local_epochs": 1, "batch_size": 16},
     "scoring": {"method": "reports"},
 }
-
-
-def call(*arguments):
-    return CliRunner().invoke(app, [str(one) for one in arguments])
 
 
 def write_npz(path, groups, *, flipped=(), size=None):

@@ -5,15 +5,13 @@ import json
 import shutil
 import sqlite3
 import subprocess
-import sys
 import time
 
 import pytest
 from tiny import TINY, tiny
-from typer.testing import CliRunner
 
+from command_line import FEDMERIT, call
 from fedmerit import verify
-from fedmerit.cli import app
 from fedmerit.config import from_dict
 from fedmerit.errors import CopyDiffers, LedgerError, StoreError
 from fedmerit.ledger.chain import Ledger
@@ -32,10 +30,6 @@ CONFIG = tiny(
     'participation.lost={client-3 = "3:report"}',  # so that scores.csv gets a column with the last round
 )
 BOTH = ("scores.json", "scores.csv")
-
-
-def call(*arguments):
-    return CliRunner().invoke(app, [str(one) for one in arguments])
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +222,7 @@ def test_a_run_that_goes_on_raises_no_false_alarm(tmp_path):
     """A real `fedmerit run` of short rounds, and a loop of verify beside it until it ends."""
     config, folder = tmp_path / "short.toml", tmp_path / "run"
     config.write_text(from_dict(TINY, ["training.rounds=20", "scoring.utilities=['accuracy']"]).to_toml())
-    command = [sys.executable, "-c", "from fedmerit.cli import main; main()", "run", config, "--out", folder]
+    command = [*FEDMERIT, "run", config, "--out", folder]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     seen = []
     try:

@@ -58,7 +58,7 @@ def honest(draw):
     return m0, encoding, each, public, words
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(honest())
 def test_every_member_computes_from_the_integers_the_m_that_the_server_has(case):
     m0, encoding, weights, public, words = case

@@ -47,7 +47,7 @@ def test_only_statements_that_can_be_traced_cost_longer_words(settings, word_byt
 
 
 @pytest.mark.parametrize(("method", "samples"), [("both", 25), ("settled", 50)])
-def test_a_plan_counts_what_the_settlement_costs_a_member(method, samples):
+def test_a_plan_counts_what_the_settlement_costs_a_member(brief_plans, method, samples):
     config = tiny(f"scoring.method={method}", "training.rounds=7")
     found = plan(config, calibrate=False)
     cost, model = found.settlement, found.parameters

@@ -12,9 +12,8 @@ import time
 import numpy as np
 import pytest
 from tiny import TINY, tiny
-from typer.testing import CliRunner
 
-from fedmerit.cli import app
+from command_line import call
 from fedmerit.cli.base import errors_as_messages
 from fedmerit.config import as_toml
 from fedmerit.errors import NotComparable, StoreError
@@ -275,11 +274,6 @@ def test_a_folder_of_repeats_stands_for_its_runs(pair):
 
 
 # --------------------------------------------------------------------------------------- the command line
-
-
-def call(*arguments):
-    """Run a command, and return its result; our errors are raised as they are."""
-    return CliRunner().invoke(app, list(map(str, arguments)))
 
 
 @pytest.fixture

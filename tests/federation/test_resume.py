@@ -176,7 +176,7 @@ def stopped_after_every_round(config, folder, monkeypatch):
     monkeypatch.undo()
 
 
-@pytest.mark.parametrize("rider", ["zero", "stale"])
+@pytest.mark.parametrize("rider", ["zero", pytest.param("stale", marks=pytest.mark.long)])
 def test_an_update_that_comes_again_is_declined_with_masks_without_and_after_a_stop(
     tmp_path, monkeypatch, rider
 ):

@@ -253,7 +253,18 @@ def crash_at(monkeypatch, moment):
     monkeypatch.setattr(where, name, wrapped)
 
 
-@pytest.mark.parametrize("moment", [one for one in MOMENTS if one not in ("second table", "verdict")])
+FIRST = ("round", "third statement", "settled", "end")
+"""Moments that the quick tests try; the long ones try all."""
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param(one, marks=() if one in FIRST else pytest.mark.long)
+        for one in MOMENTS
+        if one not in ("second table", "verdict")
+    ],
+)
 def test_a_run_that_is_cut_short_states_the_same_integers(tmp_path, whole, monkeypatch, moment):
     folder = tmp_path / "run"
     crash_at(monkeypatch, moment)

@@ -179,19 +179,12 @@ def Copy_at(tmp_path, data):
 
 # ------------------------------------------------------------------------------- what only a kept head shows
 
-CONFIG = tiny("training.rounds=2")
-
-
-@pytest.fixture(scope="module")
-def original(tmp_path_factory):
-    path = tmp_path_factory.mktemp("runs") / "run"
-    run(CONFIG, path)
-    return path
+CONFIG = tiny()
 
 
 @pytest.fixture
-def folder(original, tmp_path):
-    return shutil.copytree(original, tmp_path / "run")
+def folder(rehearsed, tmp_path):
+    return shutil.copytree(rehearsed[1], tmp_path / "run")
 
 
 def records_of(path):
@@ -256,12 +249,12 @@ def as_the_server(path, change):
             heads[record.digest.hex()] = ledger.head
 
 
-def test_whatever_the_server_rewrites_before_the_last_signed_head_is_found(original, tmp_path):
+def test_whatever_the_server_rewrites_before_the_last_signed_head_is_found(rehearsed, tmp_path):
     """Its own records, one after another, with its real key: members' signatures say otherwise."""
-    records = records_of(original)
+    records = records_of(rehearsed[1])
     last = max(record.seq for record in records if record.kind == "end")
     for number in [record.seq for record in records if record.author == SERVER and record.seq <= last]:
-        path = shutil.copytree(original, tmp_path / str(number))
+        path = shutil.copytree(rehearsed[1], tmp_path / str(number))
         as_the_server(path, lambda record, body, n=number: body | ({"x": 1} if record.seq == n else {}))
         with pytest.raises(LedgerError, match=r"^record \d+ \((join|report|seen|outcome|masked)"):
             list(verify_folder(path))

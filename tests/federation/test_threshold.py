@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tiny import TINY, tiny
 
 from fedmerit import config as settings
-from fedmerit.config import from_dict, load, recorded_hash, written
+from fedmerit.config import from_dict, load, recorded_hash
 from fedmerit.errors import ConfigError, LedgerError, MessageError, RefusedError
 from fedmerit.identity import Member, Roster
 from fedmerit.ledger.chain import Ledger
@@ -19,6 +19,7 @@ from fedmerit.secagg import setting as secagg_setting
 from fedmerit.simulation import setup
 from fedmerit.simulation.run import run
 from fedmerit.storage.run_folder import recorded
+from fedmerit.toml_values import written
 from fedmerit.verify import verify_folder
 from older_files import copied
 from raising import raises

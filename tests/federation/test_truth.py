@@ -187,7 +187,7 @@ def test_the_plan_counts_what_the_run_then_does(tmp_path, monkeypatch):
     assert expected.bytes_up == pytest.approx(per_round, rel=0.02)
 
 
-def test_the_plan_of_ground_truth():
+def test_the_plan_of_ground_truth(brief_plans):
     found = plan(tiny(BOTH))
     by_name = {cost.name: cost for cost in found.costs}
     assert by_name["MR-SV (analysis)"].models == 2 * 16

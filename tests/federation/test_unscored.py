@@ -6,10 +6,9 @@ import shutil
 
 import pytest
 from tiny import tiny
-from typer.testing import CliRunner
 
 import ledgers
-from fedmerit.cli import app
+from command_line import call
 from fedmerit.errors import StoreError
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.records import aborted, unreported
@@ -26,10 +25,6 @@ UNHEARD = (
 )
 SUMMED = "round 1 was summed, but nobody reported on it: what changed in the model then is in nobody's score"
 ABORTED = "round 3 was aborted: the model stayed as it was"
-
-
-def call(*arguments):
-    return CliRunner().invoke(app, [str(one) for one in arguments])
 
 
 @pytest.fixture(scope="module")

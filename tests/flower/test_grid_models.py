@@ -71,9 +71,9 @@ def wrapped(home, strategy=None, **options):
             "count": np.array(0),
             "seen": np.array([1, 2], np.int64),
             "on": np.array([True]),
+            "scale": np.array(1.0, np.float32),
+            "wide": np.ones((2, 2), np.float64),
         },
-        {"scale": np.array(1.0, np.float32)},
-        {"wide": np.ones((2, 2), np.float64)},
     ],
 )
 @pytest.mark.parametrize("strategy", [FedAvg, FedProx, FedAdam])

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 from federation_in import make_keys, rounds_in
-from typer.testing import CliRunner
 
-from fedmerit.cli import app
+from command_line import call
 from fedmerit.verify import verify_folder
 
 HERE = Path(__file__).parent
@@ -29,10 +28,6 @@ def write(path, data, **how):
 run_folder.write = write
 federation.run(folder, federation.grid_of(folder), rounds=3)
 """
-
-
-def call(*arguments):
-    return CliRunner().invoke(app, [str(one) for one in arguments])
 
 
 @pytest.mark.long

@@ -24,6 +24,7 @@ from fedmerit.protocol.terms import cautious
 from fedmerit.verify import verify_folder
 
 VICTIM = "client-2"
+SETTLED = {"method": "settled", "settlement": {"blocks": 2}}
 
 
 def records(folder, kind):
@@ -52,7 +53,7 @@ def fedmerit_command(*arguments):
 
 
 def test_everybody_states_and_it_adds_up(home):
-    strategy, rounds = run(home, grid_of(home), method="settled")
+    strategy, rounds = run(home, grid_of(home), **SETTLED)
     assert strategy.notes == []
     assert [len(one.included) for one in rounds] == [4, 4]
     lines = list(verify_folder(home / "run"))
@@ -76,7 +77,7 @@ def test_both_ways_use_different_samples(home):
 
 
 def test_a_member_who_is_back_while_the_server_waits_is_asked(home):
-    strategy, rounds = run(home, dying(home, back_at="agreed"), method="settled")
+    strategy, rounds = run(home, dying(home, back_at="agreed"), **SETTLED)
     assert rounds[1].silent == (VICTIM,)
     assert any(f"{VICTIM} is away" in note for note in strategy.notes)
     (settled,) = records(home / "run", "settled")
@@ -95,7 +96,7 @@ def test_a_run_that_is_given_up_with_too_few_members_keeps_its_pool_shut(home):
 
     grid.before = before
     with pytest.raises(RunAborted):
-        run(home, grid, method="settled", rounds=6, join=0.3)
+        run(home, grid, **SETTLED, rounds=6, join=0.3)
     lines = list(verify_folder(home / "run"))
     assert "settlement: none; it ended early, and too few members signed which round was the last" in lines
     assert records(home / "run", "opening") == []
@@ -113,7 +114,7 @@ def test_a_run_that_is_given_up_is_settled_with_who_signs_that_it_is_over(home):
 
     grid.before = before
     with pytest.raises(RunAborted):
-        run(home, grid, method="settled", rounds=6, join=0.3, threshold=4)
+        run(home, grid, **SETTLED, rounds=6, join=0.3, threshold=4)
     assert {record.author for record in records(home / "run", "last")} == set(NODES)
     assert "settlement: 1 of 1 equations hold" in list(verify_folder(home / "run"))
 
@@ -129,7 +130,7 @@ class Liar(Secured):
 
 def test_a_liar_is_named(home):
     liar = Liar(client.app.inner, task.value, (), place_of, "num-examples", cautious, 0, task.gradient)
-    strategy, _ = run(home, grid_of(home, {"client-1": liar}), method="settled")
+    strategy, _ = run(home, grid_of(home, {"client-1": liar}), **SETTLED)
     (settled,) = records(home / "run", "settled")
     assert settled.body["named"] == ["client-1"]
     assert any(note.startswith("client-1 lied in round 1") for note in strategy.notes)
@@ -143,7 +144,7 @@ def once_away(tmp_path_factory):
 
     home = tmp_path_factory.mktemp("away")
     make_keys(home)
-    run(home, dying(home), method="settled", join=0.3)
+    run(home, dying(home), **SETTLED, join=0.3)
     return home
 
 
@@ -330,7 +331,7 @@ def test_a_gradient_of_something_else_is_found_before_anybody_trains(home):
 
 def test_a_member_without_a_gradient_does_not_join_a_settled_run(home):
     plain = fedmerit.flower.secure(client.app.inner, value=task.value, seed=0)
-    strategy, rounds = run(home, grid_of(home, {"client-3": plain}), method="settled", join=0.5)
+    strategy, rounds = run(home, grid_of(home, {"client-3": plain}), **SETTLED, join=0.5)
     assert any("this member has none: pass gradient=" in note for note in strategy.notes)
     assert [one.included for one in rounds] == [("client-0", "client-1", "client-2")] * 2
 

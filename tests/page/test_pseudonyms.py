@@ -55,7 +55,7 @@ def source_of(names):
         corruption=faults,
         checks=(
             Note("differs", round=1, client=names[2], how=how),
-            Note("payouts-mine", amount=1.5, client=names[1]),
+            Note("payouts-mine", amount=1.5, currency="", client=names[1]),
             Note("files-by-command", path=f"/runs/{names[0]}"),
             planted(faults),
         ),

@@ -14,8 +14,8 @@ import pytest
 from sample import NAMES, changed, write_scores
 
 from fedmerit import notes
-from fedmerit.config import WHOLE
 from fedmerit.ledger.decisions import Terms
+from fedmerit.limits import WHOLE
 from fedmerit.notes import LANGUAGES, MARKS, catalogue, catalogue_of, words
 from fedmerit.protocol.terms import REHEARSALS
 from fedmerit.report import terminal

@@ -104,7 +104,7 @@ def test_vectors_of_zeros_have_a_mean():
     assert run_in_memory(np.zeros((3, 4))).mean.tolist() == [0, 0, 0, 0]
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_the_result_is_the_plain_sum_over_the_included_or_the_round_is_aborted(data):
     n = data.draw(st.integers(3, 8))

@@ -664,7 +664,7 @@ def played(n, lost, gone, lies):
     return parties.play(lost=lost)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(stories())
 def test_nobody_honest_is_ever_named_and_a_failed_equation_names_somebody(story):
     n, lost, gone, lies, off = story

@@ -102,7 +102,7 @@ def lost_at(setting, stage):
     return setting.stages.index(stage) if stage in setting.stages else len(setting.stages)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(attempts())
 def test_with_masks_and_without_the_same_comes_out(given):
     assert outcome(given, masked=True) == outcome(given, masked=False)

@@ -16,6 +16,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from fedmerit.config import VERSION
 from fedmerit.errors import FedmeritError
+from fedmerit.notes import nearest
 
 if TYPE_CHECKING:
     from fedmerit.heading import Heading
@@ -48,7 +49,19 @@ class Commands(TyperGroup):
             for one in found.params:
                 if isinstance(one, TyperArgument):
                     one.hidden = True
+            if found.help:  # lines as wide as the terminal, not as in the code
+                found.help = "\n\n".join(" ".join(part.split()) for part in found.help.split("\n\n"))
         return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return a command; of one that does not exist, ask once which one was meant."""
+        name = args[0]
+        if not name.startswith("-") and not ctx.resilient_parsing and self.get_command(ctx, name) is None:
+            near = nearest(name, self.list_commands(ctx))
+            ctx.fail(f"No such command {name!r}." + (f" Did you mean {near!r}?" if near else ""))
+        return super().resolve_command(ctx, args)
 
 
 app = typer.Typer(
@@ -109,6 +122,10 @@ class PlainFormat(StrEnum):
 
 
 PlainFormat_ = Annotated[PlainFormat, typer.Option("--format", help="How to print.")]
+Force_ = Annotated[
+    bool,
+    typer.Option("--force", help="Overwrite any file that is there, even if fedmerit did not write it."),
+]
 Set_ = Annotated[list[str] | None, typer.Option("--set", help="Override: section.key=value, repeatable.")]
 
 Delimiter_ = Annotated[

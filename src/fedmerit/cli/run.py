@@ -18,6 +18,7 @@ from fedmerit.cli.base import (
     Decimal_,
     Delimiter_,
     Encoding_,
+    Force_,
     Language_,
     PlainFormat,
     PlainFormat_,
@@ -32,10 +33,11 @@ from fedmerit.cli.base import (
     write,
 )
 from fedmerit.cli.score import tell_read
-from fedmerit.config import SCHEMA, Config, asked_for, of_folder, written
+from fedmerit.config import SCHEMA, Config, asked_for, of_folder
 from fedmerit.errors import ConfigError, FedmeritError
 from fedmerit.notes import words
 from fedmerit.scoring.files import LEDGER
+from fedmerit.toml_values import written
 
 # ------------------------------------------------------------------------------------------------ the page
 
@@ -73,10 +75,7 @@ def page(
     date: Date_ = None,
     currency: Currency_ = None,
     language: Language_ = None,
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Overwrite any file that is there, even if fedmerit did not write it."),
-    ] = False,
+    force: Force_ = False,
     delimiter: Delimiter_ = None,
     decimal: Decimal_ = None,
     encoding: Encoding_ = None,

@@ -152,8 +152,9 @@ def score(
     *earlier, file = files
     form = form_of(delimiter, decimal, encoding)
     content, run = read_reports(file, utility, after=earlier, form=form)
-    counts = _missing(file, missing)
-    source = source_of(content, run, _settings(file), missing=counts)
+    config = _settings(file)
+    counts = _missing(config, missing)
+    source = source_of(content, run, config, missing=counts)
     _check_score(score, source)
     facts = Facts(source, score=score and score.value)
     screen = out if format is Format.table else err
@@ -261,8 +262,9 @@ def rewards(
     heading = heading_of(title, consortium, date, currency)
     form = form_of(delimiter, decimal, encoding)
     content, run = read_reports(file, utility, after=earlier, form=form)
-    counts = _missing(file, missing)
-    source = source_of(content, run, _settings(file), missing=counts)
+    config = _settings(file)
+    counts = _missing(config, missing)
+    source = source_of(content, run, config, missing=counts)
     _check_score(score, source)
     if source.unsettled and score is None:
         raise UnsettledShares(Note("settlement-reported", why=source.unsettled), code="unsettled")
@@ -275,7 +277,7 @@ def rewards(
             account.check_payable(by, despite=despite_doubts)
         divided = shares(total, rule.value, floor=floor, cap=cap, on_undefined=on_undefined.value)
     paid = payouts(divided, budget)
-    agreed = heading.currency or (config.report.currency if (config := _settings(file)) else "")
+    agreed = heading.currency or (config.report.currency if config else "")
     if agreed and paid.currency and agreed != paid.currency:
         fail(f"--budget: expected an amount in {agreed}, got one in {paid.currency}")
     paid = replace(paid, currency=paid.currency or agreed or None)
@@ -481,9 +483,9 @@ def _tell_planted(source: Source, screen: Console) -> None:
         screen.print(printable(said))
 
 
-def _missing(file: Path, given: Missing | None) -> Literal["zero", "own-mean"]:
-    """Return what a missed round counts: as asked for, otherwise as in this run folder, otherwise zero."""
-    if given is None and (config := _settings(file)):
+def _missing(config: Config | None, given: Missing | None) -> Literal["zero", "own-mean"]:
+    """Return what a missed round counts: as asked for, otherwise as in the settings, otherwise zero."""
+    if given is None and config:
         return config.scoring.missing
     return counted(given)
 

@@ -76,6 +76,7 @@ Groups = npt.NDArray[Any]
 """Hospital, centre or slide of each sample, strings or integers, shape (samples,)."""
 
 
+REAL = "whole numbers are classes; store y as floats if they are real numbers"
 Target = Literal["classes", "numbers", "arrays"]
 """What y is: class numbers, one real number per sample, or an array per sample."""
 
@@ -119,7 +120,7 @@ class Dataset:
         for part in ("train", "test"):
             x = _samples(getattr(self, f"x_{part}"), f"{self.name}: x_{part}", images=self.images)
             what, given = f"{self.name}: y_{part}", getattr(self, f"y_{part}")
-            y = _labels(given, what, len(classes)) if classes else _targets(given, what)
+            y = _labels(given, what, classes) if classes else _targets(given, what)
             if len(x) != len(y):
                 raise DataError(f"{self.name}: {len(x)} samples in x_{part} but {len(y)} labels in y_{part}")
             object.__setattr__(self, f"x_{part}", x)
@@ -143,7 +144,9 @@ class Dataset:
         if self.classes:
             missing = np.flatnonzero(np.bincount(self.y_train, minlength=len(self.classes)) == 0)
             if missing.size:
-                raise DataError(f"{self.name}: class {self.classes[missing[0]]!r} has no training sample")
+                name = self.classes[missing[0]]
+                hint = f": {REAL}" if name.isdigit() else ""
+                raise DataError(f"{self.name}: class {name!r} has no training sample{hint}")
         elif bool((self.y_train == self.y_train[:1]).all()):
             raise DataError(
                 f"{self.name}: y_train is the same for every sample, so there is nothing to learn"
@@ -194,19 +197,23 @@ def _numbers(values: npt.NDArray[Any], what: str) -> npt.NDArray[Any]:
     return values
 
 
-def _labels(y: Labels, what: str, classes: int) -> Labels:
+def _labels(y: Labels, what: str, classes: tuple[str, ...]) -> Labels:
     y = np.asarray(y)
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    if y.ndim != 1 or y.dtype.kind not in "iu":
+    if y.ndim != 1 or y.dtype.kind not in "iub":
         raise DataError(
             f"{what} must be integers of shape (n,), because classes are named, got {y.dtype} of shape "
             f"{y.shape}; without names of classes, y may be real numbers or arrays"
         )
-    bad = np.flatnonzero((y < 0) | (y >= classes))
+    y = y.astype(np.int64)
+    bad = np.flatnonzero((y < 0) | (y >= len(classes)))
     if bad.size:
-        raise DataError(f"{what}: label {y[bad[0]]} of sample {bad[0]} is outside 0 .. {classes - 1}")
-    return y.astype(np.int64)
+        hint = f": {REAL}" if classes[0].isdigit() else ""
+        raise DataError(
+            f"{what}: label {y[bad[0]]} of sample {bad[0]} is outside 0 .. {len(classes) - 1}{hint}"
+        )
+    return y
 
 
 # ------------------------------------------------------------------------------------------- the test pool

@@ -51,7 +51,10 @@ SCHEMES = ("iid", "dirichlet", "group", "sizes", "file")
 DRAWS = 100
 """Number of Dirichlet draws before the last one is repaired."""
 
-NO_GROUPS = "'group' needs groups, and this dataset has none: an .npz file has them in the array group_train"
+NO_GROUPS = (
+    "'group' needs groups, and this dataset has none: data.options.group names their column in a table, and "
+    "an .npz file has them in the array group_train"
+)
 
 LISTED = 40
 """The most names that a message lists."""

@@ -35,6 +35,7 @@ from fedmerit.config import load_object
 from fedmerit.data.dataset import Dataset, Groups, arrays, rows, sheet
 from fedmerit.data.tables import table
 from fedmerit.errors import DataError, FedmeritError, MissingExtra
+from fedmerit.notes import meant
 from fedmerit.protocol.pool import Images, Labels
 
 # --------------------------------------------------------------------------------------- folders of images
@@ -552,12 +553,19 @@ def load(name: str, path: str | Path | None = None, **options: Any) -> Dataset:
     if name not in READERS:
         raise DataError(f'dataset must be one of {", ".join(READERS)} or "module:function", got {name!r}')
     reader = READERS[name]
-    known = [key for key in inspect.signature(reader).parameters if key != "path"]
+    taken = inspect.signature(reader).parameters
+    known = [key for key in taken if key != "path"]
     for key in options:
         if key not in known:
             allowed = f"expected one of {', '.join(known)}" if known else "it has none"
-            raise DataError(f"dataset {name!r} has no option {key!r}: {allowed}")
-    if "path" not in inspect.signature(reader).parameters:
+            asked = meant(key, known)
+            raise DataError.at("data.options", f"{name!r} has no option {key!r}{asked}: {allowed}")
+    needed = [key for key, one in taken.items() if one.default is one.empty and key not in ("path", *options)]
+    if needed:
+        raise DataError.at(
+            "data.options", f'{name!r} needs the option {needed[0]!r}, such as {needed[0]} = "y"'
+        )
+    if "path" not in taken:
         if path is not None:
             raise DataError(f"dataset {name!r} is part of the package and takes no path, got {str(path)!r}")
         return reader(**options)
@@ -580,8 +588,8 @@ def fashion_mini() -> Dataset:
 def npz(path: Path, *, images: bool = True) -> Dataset:
     """Read ``x_train, y_train, x_test, y_test`` as in `Dataset`, and ``group_train``, ``classes`` if present.
 
-    If y is one integer per sample and ``classes`` is not there, the classes are "0", "1", ... up to the
-    largest label. If y is anything else, it is no class. Pickled objects are refused.
+    If y is one integer or truth value per sample and ``classes`` is not there, the classes are "0", "1", ...
+    up to the largest label. If y is anything else, it is no class. Pickled objects are refused.
 
     Args:
         path: the file.
@@ -600,14 +608,14 @@ def with_classes(found: dict[str, Any]) -> dict[str, Any]:
     """Return the arrays of a dataset with its classes, which are "0", "1", ... if they have no names."""
     labels = [np.asarray(found[key]) for key in ("y_train", "y_test")]
     if "classes" not in found and all(_are_labels(y) for y in labels):
-        largest = max(int(y.max(initial=1)) for y in labels)
+        largest = max(int(np.max(y, initial=True)) for y in labels)
         found["classes"] = np.arange(min(largest, len(labels[0])) + 1).astype(str)
     names = found.get("classes", ())
     return {**found, "classes": tuple(np.atleast_1d(names).tolist()) if len(names) else ()}
 
 
 def _are_labels(y: Labels) -> bool:
-    return y.dtype.kind in "iu" and (y.ndim == 1 or (y.ndim == 2 and y.shape[1] == 1))
+    return y.dtype.kind in "iub" and (y.ndim == 1 or (y.ndim == 2 and y.shape[1] == 1))
 
 
 def own(name: str, path: str | Path | None, options: Mapping[str, Any]) -> Dataset:

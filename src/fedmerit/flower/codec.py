@@ -21,11 +21,11 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from fedmerit.errors import FedmeritError, MessageError, NoGradient, ReportError
 from fedmerit.identity import canonical
-from fedmerit.protocol.direction import Slope, deal
+from fedmerit.protocol.direction import Slope, metric_blocks
 from fedmerit.protocol.messages import Parcel
 from fedmerit.protocol.outcome import Evaluate, Model, PerSample
 from fedmerit.protocol.pool import Indices, Slice
-from fedmerit.scoring.metrics import BLOCKS, jackknife
+from fedmerit.scoring.metrics import jackknife
 from fedmerit.secagg.setting import pack
 
 # -------------------------------------------------------------------------------------------------- shapes
@@ -289,8 +289,8 @@ def evaluator(value: Value, shape: Shape, utilities: Sequence[str]) -> Evaluate:
             if np.ndim(given[name]):
                 found[name] = _checked(name, given[name], every)
             else:
-                dealt, _ = deal(shown.y, min(BLOCKS, every))
-                found[name] = jackknife(name, partial(metric, name=name), dealt)
+                blocks = metric_blocks(shown.y, balanced=False)  # the owner of the test set drew it
+                found[name] = jackknife(name, partial(metric, name=name), blocks)
         return found
 
     return evaluate

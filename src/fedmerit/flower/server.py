@@ -26,7 +26,7 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from fedmerit.config import Config, as_toml, check_schedule, from_dict
+from fedmerit.config import Config, as_toml, from_dict
 from fedmerit.errors import ConfigError, DataError, ProtocolError, StoreError
 from fedmerit.flower.codec import (
     Gradient,
@@ -42,6 +42,7 @@ from fedmerit.flower.grid import SecureGrid
 from fedmerit.identity import PREFIX, Roster, load_key, new_key, public_key, read_roster
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.recorder import LedgerRecorder
+from fedmerit.limits import check_schedule
 from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.direction import Slope, along_path
 from fedmerit.protocol.messages import LEAST_SAMPLES

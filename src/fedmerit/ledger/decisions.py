@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, get_args
@@ -119,6 +119,9 @@ class Decision:
     after: tuple[tuple[str, str], ...] = ()  # run and head of the runs before this one, if it rests on them
     heading: Heading = NO_HEADING  # title, consortium, date and currency
     counts: tuple[int, ...] = ()  # how many rounds of each of these runs; empty if it was not recomputed
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "paid", replace(self.paid, currency=self.heading.currency or None))
 
     @property
     def recomputed(self) -> bool:

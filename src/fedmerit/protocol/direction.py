@@ -28,6 +28,7 @@ from fedmerit.errors import BindingError, InputError, MessageError, SettlementEr
 from fedmerit.identity import canonical, exact, number
 from fedmerit.protocol.outcome import Model
 from fedmerit.protocol.pool import Indices, Slice
+from fedmerit.scoring.metrics import BLOCKS as METRIC_BLOCKS
 from fedmerit.secagg.quantise import BLOCK, Encoding, Words
 
 POINTS: Final = (3, 7)
@@ -92,12 +93,15 @@ def along_path(slope: Slope) -> Gradient:
     return slopes
 
 
-def deal(y: npt.ArrayLike, blocks: int, seed: str | int = 0) -> tuple[list[Indices], bool]:
+def deal(
+    y: npt.ArrayLike, blocks: int, seed: str | int = 0, *, classes: bool = True
+) -> tuple[list[Indices], bool]:
     """Deal samples to blocks: return the positions of each block's samples, and whether by class.
 
-    Labels that are whole numbers are classes. Samples are put in an order by SHA-256, sorted by class, and
-    dealt one by one, so that two blocks differ by at most one sample, in all and in each class. Other samples
-    are dealt in that order. Everybody who has the samples gets the same blocks.
+    Labels that are whole numbers are classes, unless ``classes`` is False. Samples are put in an order by
+    SHA-256, sorted by class, and dealt one by one, so that two blocks differ by at most one sample, in all
+    and in each class. Other samples are dealt in that order. Everybody who has the samples gets the same
+    blocks.
 
     >>> blocks, by_class = deal(np.array([0, 1, 0, 1, 0, 1, 1]), 2)
     >>> [np.array([0, 1, 0, 1, 0, 1, 1])[block].tolist() for block in blocks], by_class
@@ -109,10 +113,23 @@ def deal(y: npt.ArrayLike, blocks: int, seed: str | int = 0) -> tuple[list[Indic
         raise InputError(f"blocks must be a whole number from 1 to the {n} test samples, got {blocks!r:.100}")
     keys = [hashlib.sha256(f"fedmerit/deal/1 {seed} {n} {place}".encode()).digest() for place in range(n)]
     order = np.array(sorted(range(n), key=keys.__getitem__), dtype=np.int64)
-    by_class = labels.ndim == 1 and labels.dtype.kind in "iu"
+    by_class = classes and labels.ndim == 1 and labels.dtype.kind in "iu"
     if by_class:
         order = order[np.argsort(labels[order], kind="stable")]
     return [order[first::blocks] for first in range(blocks)], by_class
+
+
+def metric_blocks(y: npt.ArrayLike, *, balanced: bool) -> list[Indices]:
+    """Return the blocks of the jackknife of a metric of the whole test set.
+
+    They are dealt by class only if the samples were drawn class by class. Otherwise the mix of classes is
+    due to chance too, and a metric that hangs on it, such as F1, would seem too certain.
+
+    Args:
+        y: targets.
+        balanced: whether the samples were drawn class by class.
+    """
+    return deal(y, min(METRIC_BLOCKS, len(np.asarray(y))), classes=balanced)[0]
 
 
 def blocks_of(shown: Slice, blocks: int) -> tuple[list[Indices], bool]:

@@ -17,15 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedmerit.config import (
-    VERSION,
-    Config,
-    SecureAggregation,
-    Training,
-    check_schedule,
-    recorded,
-    recorded_hash,
-)
+from fedmerit.config import VERSION, Config, SecureAggregation, Training, recorded, recorded_hash
 from fedmerit.errors import (
     BindingError,
     ConfigError,
@@ -34,6 +26,7 @@ from fedmerit.errors import (
     VersionError,
 )
 from fedmerit.identity import PREFIX, Member, Roster, canonical
+from fedmerit.limits import check_schedule
 from fedmerit.protocol.messages import PACKAGE, PROTOCOL
 from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.agreement import normalise

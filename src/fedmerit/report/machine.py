@@ -49,7 +49,7 @@ def examine_machine(folder: Path) -> Iterator[Note]:
     free = shutil.disk_usage(folder).free
     if free < SPARE:
         yield Note("problem", what=f"{folder}: the disk has {free} bytes left, expected {SPARE}")
-    yield Note("free", bytes=free)
+    yield Note("free", size=free / 2**30)
 
 
 def _version(package: str) -> str:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedmerit.config import Config
-from fedmerit.errors import CopyDiffers
+from fedmerit.errors import CopyDiffers, LedgerError
 from fedmerit.ledger.decisions import Decision, decisions_of
 from fedmerit.notes import Note, words
 from fedmerit.report.exports import as_html, columns, frame_of
 from fedmerit.report.facts import Facts
 from fedmerit.report.source import source_of
-from fedmerit.report.text import share_text
+from fedmerit.report.text import money_text, share_text
 from fedmerit.scoring.accumulate import number_of
 from fedmerit.scoring.scores import alpha
 from fedmerit.scoring.types import Reports, Scores
@@ -35,6 +35,10 @@ def load(folder: str | Path) -> Run:
         LedgerError: the folder holds no run, or its ledger does not verify.
         StoreError: no round is scored yet.
     """
+    if Path(folder).is_file():
+        raise LedgerError(
+            f"{folder}: expected a run folder, got a file; fedmerit.read reads files of reports"
+        )
     checks: list[Note] = []
     try:
         checks.extend(verify_folder(folder))
@@ -157,7 +161,8 @@ class Run:
             f"<td>{share_text(last.shares[name], 2)}</td><td>{amount:,.2f}</td></tr>"
             for name, amount in sorted(last.paid.items(), key=lambda item: (-item[1], item[0]))
         )
-        told = words("notebook.decision", number=last.number, budget=last.paid.budget, rule=last.terms.rule)
+        budget = money_text(last.paid.budget, last.paid.currency or "")
+        told = words("notebook.decision", number=last.number, budget=budget, rule=last.terms.rule)
         headings = (words("notebook.client"), words("terminal.share"), words("terminal.payout"))
         head = "".join(f'<th scope="col">{one}</th>' for one in headings)
         return (

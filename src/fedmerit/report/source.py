@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from fedmerit.config import OF_MEMBERS, Config, Corruption, of_folder
+from fedmerit.config import Config, Corruption, of_folder
 from fedmerit.errors import CopyDiffers, FedmeritError, FileFormatError, LedgerError, StoreError
 from fedmerit.heading import NO_HEADING, Heading
 from fedmerit.ledger.account import Account, SettledRound, total_of
 from fedmerit.ledger.decisions import Decision, decisions_of
 from fedmerit.ledger.records import first_body, unreported
+from fedmerit.limits import OF_MEMBERS
 from fedmerit.notes import Note, planted, words
 from fedmerit.protocol.outcome import Round
 from fedmerit.protocol.terms import REHEARSALS

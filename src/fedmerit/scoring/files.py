@@ -200,6 +200,9 @@ def _by_name(
 
 # --------------------------------------------------------------------------------------------- from a file
 
+PERCENT = 10
+"""How many times as large numbers must be that count as percent beside others that do not."""
+
 
 @dataclass(frozen=True)
 class Content:
@@ -248,6 +251,8 @@ def read_content(path: str | Path, *, utility: str | None = None, form: SheetFor
         form: how a CSV file is written, as far as its owner says so.
     """
     path = Path(path)
+    if not path.exists():
+        raise FileFormatError(f"{path}: no such file or folder")
     check_form(path, form)
     clients: tuple[str, ...] = ()
     notes: tuple[Note, ...] = ()
@@ -264,6 +269,8 @@ def read_content(path: str | Path, *, utility: str | None = None, form: SheetFor
         )
     rounds.sort(key=lambda one: int(one.given["round"]))
     found = [_reports(path, one, utility) for one in rounds]
+    for reports in found:
+        _check_unit(path, reports)
     _check_order(path, found)
     _check_spellings(path, found, clients)
     return Content(found, clients, notes)
@@ -279,6 +286,24 @@ def _text(path: Path) -> str:
     if not text.strip():
         raise FileFormatError(f"{path}: the file is empty")
     return text
+
+
+def _check_unit(path: Path, reports: Reports) -> None:
+    """Raise FileFormatError if some columns of a round are in percent and the others are not.
+
+    Contributions would then add up to half the gain per member, whatever the members did.
+    """
+    ends = (reports.empty, reports.grand)
+    parts = (*reports.alone.tolist(), *reports.without.tolist())
+    for small, large, told in (
+        (parts, ends, "empty and grand"),
+        (ends, parts, "alone and without"),
+    ):
+        if min(small) >= 0 and max(small) <= 1 < min(large) and min(large) > PERCENT * max(small):
+            raise FileFormatError(
+                f"{path}: round {reports.round}: {told} are {min(large):g} and more, but the other two "
+                f"columns {max(small):g} and less: expected all of them in one unit, such as 0.81 for 81 %"
+            )
 
 
 def _check_order(path: Path, rounds: Sequence[Reports]) -> None:

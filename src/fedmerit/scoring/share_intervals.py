@@ -98,11 +98,15 @@ def _drawn(scores: Scores, seed: int, wider: float) -> Rows:
 def _divided(scores: Scores, drawn: Rows, rule: Rule, floor: float, cap: float, formula: int) -> Rows:
     """Return the shares of each drawn vector as if it were exact; a row of NaN where there are none."""
     exact: Rule = "fenced" if rule == "shrunk" else rule
-    if (floor, cap) != (0.0, 1.0) or rule == "impartial" or (rule == "fenced" and formula == 1):
+    if rule == "impartial":
+        part = np.clip(drawn, 0.0, scores.gain) / scores.gain
+        others = part.sum(axis=1, keepdims=True) - part
+        return np.asarray(np.clip((1 - others / (scores.n - 1)) / scores.n, floor, cap), dtype=np.float64)
+    if (floor, cap) != (0.0, 1.0) or (rule == "fenced" and formula == 1):
         rows = np.full(drawn.shape, np.nan)
         for k, raw in enumerate(drawn):
             one = replace(scores, values=raw, raw=raw, blocks=None, sizes=None)
-            if rule == "impartial" or weights_of(one, exact, formula).max() > 0:
+            if weights_of(one, exact, formula).max() > 0:
                 try:
                     rows[k] = by_rule(one, exact, floor, cap, formula)[0]
                 except InputError:  # so few positive scores that the cap leaves a part that nobody may take

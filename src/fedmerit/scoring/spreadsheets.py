@@ -16,18 +16,18 @@ UTF-8 with commas between cells and decimal points is the plain form. All else i
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv
-import difflib
 import io
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import NoReturn
 
 from fedmerit.errors import FileFormatError, InputError
-from fedmerit.notes import Note
+from fedmerit.notes import Note, nearest
 from fedmerit.scoring.amounts import readings
 
 LARGEST = 200 * 2**20
@@ -78,6 +78,7 @@ class Sheet:
     header: int  # the line of the columns
     rows: tuple[tuple[int, Mapping[str, str]], ...]
     places: Mapping[int, int]  # line in the file -> row as spreadsheet programs count
+    delimiter: str = ","
     notes: tuple[Note, ...] = ()
 
     def cell(self, line: int, column: str) -> str:
@@ -124,7 +125,8 @@ def read_sheet(
         raise FileFormatError(f"{path}: the file is empty")
     columns = _columns(path, lines[0], required, optional, ignored)
     rows = tuple(_rows(path, columns, lines, delimiter))
-    sheet = Sheet(path, columns, lines[0][0], rows, {line: place for line, place, _ in lines})
+    places = {line: place for line, place, _ in lines}
+    sheet = Sheet(path, columns, lines[0][0], rows, places, delimiter)
     sheet, decimal, grouped = _with_plain_numbers(sheet, numbers, counts, delimiter, form)
     if delimiter != ",":
         told.append(Note(_SAID[delimiter]))
@@ -242,6 +244,11 @@ def _separator(path: Path, text: str, required: Sequence[str], form: SheetForm) 
         )
     if fitting:
         return next(iter(fitting)), text, before
+    below = [(line, mark) for mark in SEPARATORS if (line := _header_below(text, mark, required))]
+    if required and below:
+        line, _ = min(below)
+        fail(path, "line 1", f"expected the columns {', '.join(required)}, which are on line "
+             f"{line + before}: delete the lines above it")  # fmt: skip
     # none fits: the separator that makes the most cells of the header leads to the best message
     likely = max(headers, key=lambda mark: (len(set(required) & set(headers[mark])), len(headers[mark])))
     cells = headers[likely]
@@ -260,6 +267,16 @@ def _header(text: str, mark: str) -> list[str]:
     except csv.Error:
         pass
     return [""]
+
+
+def _header_below(text: str, mark: str, required: Sequence[str]) -> int:
+    """Return which of the first twenty lines holds the columns, as this mark separates them; 0 if none."""
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=mark)
+    with contextlib.suppress(csv.Error):
+        for row in islice(rows, 20):
+            if {*required} <= {cell.strip() for cell in row}:
+                return rows.line_num
+    return 0
 
 
 def _lines(path: Path, text: str, delimiter: str, before: int) -> list[_Line]:
@@ -286,29 +303,21 @@ def _columns(
         columns = columns[:-1]
     known = [*required, *optional, *ignored]
     missing = [name for name in required if name not in columns]
-    near = [(name, almost) for name in columns if name not in known and (almost := _near(name, known))]
+    others = [name for name in columns if name not in known]
+    near = [(name, almost) for name in others if (almost := nearest(name, known, likeness=0.8, exact=3))]
+    if "client" in missing:  # what people call it
+        near += [(name, "client") for name in others if name.casefold() in ("member", "members")]
     if missing or (near and optional):
         name, almost = next((pair for pair in near if not missing or pair[1] in missing), ("", ""))
         problem = f"missing column {missing[0]!r}" if missing else f"unknown column {name!r}"
-        others = f" and optionally {', '.join(sorted(optional))}" if optional else ""
+        more = f" and optionally {', '.join(sorted(optional))}" if optional else ""
         asked = f": did you mean {almost!r} by {name!r}?" if almost else ""
-        fail(path, f"line {line}", f"{problem}; expected {', '.join(required)}{others}; "
+        fail(path, f"line {line}", f"{problem}; expected {', '.join(required)}{more}; "
              f"got {', '.join(columns)!r:.120}{asked}")  # fmt: skip
     for name in columns:
         if name and columns.count(name) > 1:
             fail(path, f"line {line}", f"column {name!r} appears twice")
     return tuple(columns)
-
-
-def _near(name: str, known: Sequence[str]) -> str:
-    """Return the known column that a name is almost, or an empty text."""
-    folded = {re.sub(r"[\s_-]+", "_", one.casefold()): one for one in reversed(known)}
-    own = re.sub(r"[\s_-]+", "_", name.casefold())
-    if own in folded:
-        return folded[own]
-    long = [one for one in folded if len(one) > 3]
-    found = difflib.get_close_matches(own, long, n=1, cutoff=0.8)
-    return folded[found[0]] if found else ""
 
 
 def _rows(
@@ -417,7 +426,7 @@ def _twice(found: Mapping[str, str]) -> str:
 def _no_number(text: str) -> str:
     """Return what is wrong with a cell that spreadsheets are known for, or an empty text."""
     if text.endswith("%"):
-        return "has a percent sign: write 0.81 for 81 %, or leave the sign out in the whole column"
+        return "has a percent sign: write 0.81 for 81 % in all columns, or leave the sign out in all of them"
     if text.startswith("="):
         return "is a formula: save the table with values in place of formulas"
     if text.startswith("#"):

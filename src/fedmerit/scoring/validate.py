@@ -20,6 +20,8 @@ from fedmerit.errors import InputError, ReportError, ValueRefused
 
 def is_number(value: Any) -> bool:
     """Return whether this is one real number; text and booleans are not, though float() would take them."""
+    if type(value) is float:
+        return True
     if hasattr(value, "__array__"):  # numpy scalars, and tensors without an axis
         return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf"
     return isinstance(value, Real | Decimal) and not isinstance(value, bool)
@@ -42,6 +44,8 @@ def sequence(values: Any, what: str) -> npt.NDArray[Any] | Sequence[Any]:
 
     Mappings, sets, iterators and text are refused.
     """
+    if type(values) is list and values and all(type(one) is float for one in values):
+        return np.array(values)  # the usual case, from a file
     if np.ma.is_masked(values):
         raise ReportError(f"{what}: expected a number in every place, got an array with masked entries")
     if hasattr(values, "__array__"):
@@ -171,12 +175,14 @@ def written_number(text: str) -> float:
 def two_spellings(names: Iterable[str]) -> tuple[str, str] | None:
     """Return the first two names that differ only in case, blanks, or how their letters are composed.
 
+    Characters that nobody sees, such as a blank of no width, do not count.
+
     >>> two_spellings(["Ulm", "Bonn", "BONN "])
     ('Bonn', 'BONN ')
     """
     known: dict[str, str] = {}
     for name in names:
-        folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+        folded = unicodedata.normalize("NFC", _seen(name).casefold())
         first = known.setdefault(" ".join(folded.split()), name)
         if first != name:
             return first, name
@@ -185,7 +191,12 @@ def two_spellings(names: Iterable[str]) -> tuple[str, str] | None:
 
 def look_alike(one: str, other: str) -> bool:
     """Return whether two different names look the same, so that a message must escape their letters."""
-    return unicodedata.normalize("NFC", one) == unicodedata.normalize("NFC", other)
+    return _seen(one) == _seen(other)
+
+
+def _seen(name: str) -> str:
+    """Return a name with composed letters, without characters that nobody sees."""
+    return "".join(c for c in unicodedata.normalize("NFC", name) if unicodedata.category(c) != "Cf")
 
 
 def spelled(one: str, other: str) -> tuple[str, str]:

@@ -195,6 +195,9 @@ MOST_EXACT = 16
 BUDGET = 4000
 """Coalitions evaluated per round when they are sampled."""
 
+RETRAINING = "retraining.jsonl"
+"""The file of the coalitions that are trained again, a line each."""
+
 Tell = Callable[[int, int], None]
 
 
@@ -313,7 +316,7 @@ class Truth:
     def retrain(self, tell: Tell) -> None:
         """Train every coalition from the first model with the run's own seeds; resume after a kill."""
         federation, config = self.federation, self.federation.config
-        log = self.folder / "retraining.jsonl"
+        log = self.folder / RETRAINING
         known = _finished(log)
         names = federation.names
         seeds = [

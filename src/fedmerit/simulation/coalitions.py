@@ -567,24 +567,23 @@ def retrain_tables(
     together = first.method == "stacked"
     room = (evaluator.memory - evaluator.need(n)) // each
     size = min(stack, room) if together else 1
-    stacks: dict[int, Stack] = {}
+    held = np.array([[mask >> i & 1 for i in range(n)] for mask in todo], dtype=bool).reshape(-1, n)
+    most = max((int(held[k : k + size].sum(0).max()) for k in range(0, len(todo), size)), default=1)
+    stack_of: Stack | None = None
 
     def local(rows: Tensor, round_: int, i: int) -> Tensor:
         """Return every row after client i's training, shape (K, P)."""
-        if together:
+        nonlocal stack_of, most
+        while together and most:
             with contextlib.suppress(torch.cuda.OutOfMemoryError):
-                if len(rows) not in stacks and sum(stacks) + len(rows) > room:
-                    stacks.clear()
-                if len(rows) not in stacks:
-                    stacks[len(rows)] = Stack(model, len(rows), sets, settings)
-                return stacks[len(rows)].train(rows, [i] * len(rows), [seeds[round_][i]] * len(rows))
-            stacks.clear()
-            if len(rows) > 1:  # retry in two halves
-                torch.cuda.empty_cache()
-                return torch.cat([local(half, round_, i) for half in rows.tensor_split(2)])
+                stack_of = stack_of or Stack(model, most, sets, settings)
+                seed = seeds[round_][i]
+                parts = torch.split(rows, most)
+                return torch.cat([stack_of.train(one, [i] * len(one), [seed] * len(one)) for one in parts])
+            stack_of, most = None, most // 2
+            torch.cuda.empty_cache()
         return torch.stack([_train_one(model, row, sets[i], settings, seeds[round_][i]) for row in rows])
 
-    held = np.array([[mask >> i & 1 for i in range(n)] for mask in todo], dtype=bool).reshape(-1, n)
     total, done = int(held.sum()) * len(seeds), 0
     judge = Single(model, evaluator.pool(n))
 

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedmerit.config import LOSSES, load_object
+from fedmerit.config import load_object
 from fedmerit.errors import ConfigError, DataError, FedmeritError
+from fedmerit.limits import LOSSES
 
 Labels = npt.NDArray[Any]
 
@@ -125,7 +126,7 @@ def check_target(loss: str, y: Labels, classes: int, what: str) -> None:
     elif loss == "cross-entropy" and int(y.min()) < 0:
         problem = f"classes from 0 on, but y holds {int(y.min())}"
     elif loss == "mse" and (classes or whole):
-        problem = "real numbers: take 'cross-entropy' or 'binary'"
+        problem = "real numbers: take 'cross-entropy' or 'binary', or store y as floats"
     elif loss == "binary" and (classes > 2 or not (y.min() >= 0 and y.max() <= 1)):
         problem = "two classes, or numbers in [0, 1]"
     if problem:

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from fedmerit import data
-from fedmerit.config import Config, check_schedule, of_folder, resumed, unsettled_for, usual_schedule
+from fedmerit.config import Config, of_folder, resumed, unsettled_for
 from fedmerit.data.dataset import Dataset, pool_order
 from fedmerit.data.partitions import ClientData
 from fedmerit.errors import ConfigError, DataError, FedmeritError
 from fedmerit.identity import canonical, seed_from
+from fedmerit.limits import check_schedule, usual_schedule
 from fedmerit.notes import Note, numbered, planted
 from fedmerit.protocol.outcome import Model, PerSample
 from fedmerit.protocol.pool import Images, Labels, Pool, Slice
@@ -127,7 +128,8 @@ class Federation:
             self._shown = (shown.id, as_tensor(shown.x).to(self.device), as_tensor(shown.y).to(self.device))
         self.evaluations += 1
         load_vector(self.network, model)
-        return evaluate(self.network, self._shown[1], self._shown[2], self.utilities)
+        _, x, y = self._shown
+        return evaluate(self.network, x, y, self.utilities, balanced=self.pool.balanced)
 
 
 def read(config: Config) -> Dataset:

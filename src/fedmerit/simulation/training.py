@@ -94,7 +94,7 @@ def probe(model: nn.Module, data: TensorData) -> Probe:
 
 
 class Stack:
-    """K copies of a model that train side by side, as often as asked.
+    """K copies of a model, of which up to K train side by side, as often as asked.
 
     On a GPU one small model leaves most of the device idle and waits for Python. So each copy's step is
     recorded once as a CUDA graph, and the graphs of all copies are replayed on several streams. Where a step
@@ -126,10 +126,10 @@ class Stack:
         self.note: str | None = None
 
     def train(self, starts: Tensor, sets: Sequence[int], seeds: Sequence[int]) -> Tensor:
-        """Train model k on data set ``sets[k]``, in the order of ``seeds[k]``; return the vectors, (K, P).
+        """Train model k on data set ``sets[k]``, in the order of ``seeds[k]``; return the vectors, (k, P).
 
         Args:
-            starts: shape (K, P), on the device.
+            starts: shape (k, P), on the device; at most K of them.
             sets: the number of a data set per model.
             seeds: one per model; the first one is also the seed of dropout.
         """
@@ -141,6 +141,8 @@ class Stack:
             drawn = torch.cuda.get_rng_state(self.device) if new else None
             for step in range(steps):
                 if drawn is not None and step == 1 and steps > WORTH:
+                    for k in range(len(plans), len(self.models)):
+                        self._move(k)  # a first step; the next training begins by writing over it
                     self._record(random=not torch.equal(drawn, torch.cuda.get_rng_state(self.device)))
                 for k in (k for k, plan in enumerate(plans) if step < len(plan)):
                     if self.graphs:
@@ -150,7 +152,7 @@ class Stack:
                         self._move(k)
             for stream in self.streams:
                 torch.cuda.current_stream(self.device).wait_stream(stream)
-        return torch.stack([flatten(model) for model in self.models])
+        return torch.stack([flatten(model) for model in self.models[: len(plans)]])
 
     def _load(self, starts: Tensor, plans: Sequence[list[Tensor]], sets: Sequence[int]) -> None:
         """Write first models and batches where the steps expect them, and make the optimiser forget."""

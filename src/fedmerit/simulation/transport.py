@@ -18,10 +18,11 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.config import STAGES, Config
+from fedmerit.config import Config
 from fedmerit.data.partitions import ClientData
 from fedmerit.errors import MissingExtra, ProtocolError
 from fedmerit.identity import SERVER, Roster, canonical, load_key, new_key, public_key
+from fedmerit.limits import STAGES
 from fedmerit.protocol.clearing import Archive
 from fedmerit.protocol.direction import Gradient
 from fedmerit.protocol.member import Participant

@@ -43,10 +43,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedmerit.config import SCALED, WHOLE, load_object
+from fedmerit.config import load_object
 from fedmerit.errors import ConfigError, DataError, ReportError
-from fedmerit.protocol.direction import deal
-from fedmerit.scoring.metrics import BLOCKS, auc, c_index, f1, jackknife, value
+from fedmerit.limits import SCALED, WHOLE
+from fedmerit.notes import meant
+from fedmerit.protocol.direction import metric_blocks
+from fedmerit.scoring.metrics import auc, c_index, f1, jackknife, value
 from fedmerit.simulation.losses import class_logits, fitted
 from fedmerit.simulation.models import Images, as_tensor, prepare
 
@@ -172,8 +174,11 @@ def resolve(name: str | Utility, *, scale: float = 0.0, whole: Sequence[str] = (
     if name in UTILITIES or name in METRICS:
         return UTILITIES.get(name) or METRICS[name]
     if ":" not in name:
-        known = ", ".join((*UTILITIES, *SCALED, *METRICS))
-        raise ConfigError.at("scoring.utilities", f"expected {known} or 'module:function', got {name!r}")
+        known = (*UTILITIES, *SCALED, *METRICS)
+        asked = meant(name, known)
+        raise ConfigError.at(
+            "scoring.utilities", f"expected {', '.join(known)} or 'module:function', got {name!r}{asked}"
+        )
     function = load_object(name, "scoring.utilities")
     try:
         source = inspect.getsource(function)
@@ -201,6 +206,8 @@ def evaluate(
     y: npt.NDArray[Any] | Tensor,
     utilities: Sequence[str | Utility],
     batch_size: int | None = None,
+    *,
+    balanced: bool = False,
 ) -> dict[str, npt.NDArray[np.float64]]:
     """Return every utility of every sample, from one float32 forward pass and one call per user's function.
 
@@ -212,6 +219,7 @@ def evaluate(
         y: targets, shape (m, ...); labels lie in 0 ... C-1.
         utilities: names, or results of ``resolve``.
         batch_size: samples per forward pass; by default 1000, but 100 on a CPU, which fit in its cache.
+        balanced: whether the samples were drawn class by class; then blocks of samples are dealt so too.
 
     Returns:
         Per utility, float64 of shape (m,), or of shape (blocks,) for a metric of the whole set.
@@ -240,7 +248,7 @@ def evaluate(
             utility.name: jackknife(
                 utility.name,
                 _asked(utility, model, prepare(images, device), labels),
-                deal(labels.cpu().numpy(), min(BLOCKS, len(labels)))[0],
+                metric_blocks(labels.cpu().numpy(), balanced=balanced),
                 unit=utility.unit,
             )
             for utility in wanted
@@ -253,7 +261,9 @@ def evaluate(
             continue
         one = torch.cat([part.detach() for part in found[utility.name]]).double().cpu()
         if utility.metric is not None:
-            out[utility.name] = pseudo_values(utility, one.numpy(), labels.cpu().numpy())
+            answers = labels.cpu().numpy()
+            blocks = metric_blocks(answers, balanced=balanced)
+            out[utility.name] = pseudo_values(utility, one.numpy(), answers, blocks)
             continue
         if utility.balanced:
             one = one * balance(labels, class_logits(outputs).shape[1]).cpu()
@@ -262,13 +272,15 @@ def evaluate(
 
 
 def pseudo_values(
-    utility: Utility, outputs: npt.NDArray[np.float64], y: npt.NDArray[Any]
+    utility: Utility,
+    outputs: npt.NDArray[np.float64],
+    y: npt.NDArray[Any],
+    blocks: Sequence[npt.NDArray[np.int64]],
 ) -> npt.NDArray[np.float64]:
     """Return the pseudo-values of a packaged metric of the whole test set."""
     of = utility.metric
     assert of is not None
-    dealt, _ = deal(y, min(BLOCKS, len(y)))
-    return jackknife(utility.name, lambda places: of(outputs[places], y[places]), dealt)
+    return jackknife(utility.name, lambda places: of(outputs[places], y[places]), blocks)
 
 
 def _asked(
@@ -408,7 +420,9 @@ def checked(utility: Utility, values: npt.NDArray[np.float64], samples: int) -> 
     """Return the values; raise `ReportError` if one is missing, not finite, or outside a promised [0, 1]."""
     name = f"utility {utility.name!r}"
     if values.shape != (samples,):
-        raise ReportError(f"{name} must return {samples} numbers, one per sample, got shape {values.shape}")
+        hint = "; scoring.whole lists metrics of the whole test set" if values.size == 1 else ""
+        got = f"one per sample, got shape {values.shape}{hint}"
+        raise ReportError(f"{name} must return {samples} numbers, {got}")
     bad = np.flatnonzero(~np.isfinite(values))
     if bad.size:
         raise ReportError(f"{name} of sample {bad[0]} is {values[bad[0]]}, expected a number")

@@ -606,7 +606,7 @@ def examine(key_file: Path) -> Iterator[Note]:
         free = shutil.disk_usage(file.home).free
         if free < SPARE:
             yield Note("problem", what=f"{file.home}: the disk has {free} bytes left, expected {SPARE}")
-        yield Note("free", bytes=free)
+        yield Note("free", size=free / 2**30)
     yield Note("restore-member")
 
 

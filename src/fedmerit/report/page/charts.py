@@ -66,20 +66,17 @@ def with_room(low: float, high: float, left: int, right: int) -> alt.ExprRef:
 
 
 def dressed(chart: Any, description: str, *, ticks: int = 12) -> alt.TopLevelMixin:
-    dressed: alt.TopLevelMixin = (
-        chart.properties(
-            width="container",
-            description=description,
-            autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
-        )
-        .configure(
-            locale=locale(),
-            font=FONT,
-            background="transparent",
-            padding={"left": 0, "right": 4, "top": 4, "bottom": 5},
-        )
-        .configure_view(stroke=None)
-        .configure_axis(
+    dressed: alt.TopLevelMixin = chart.properties(
+        width="container",
+        description=description,
+        autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
+    ).configure(  # at once: altair copies the chart at every call
+        locale=locale(),
+        font=FONT,
+        background="transparent",
+        padding={"left": 0, "right": 4, "top": 4, "bottom": 5},
+        view=alt.ViewConfig(stroke=None),
+        axis=alt.AxisConfig(
             domainColor="var(--line)",
             gridColor="var(--line)",
             tickColor="var(--line)",
@@ -89,8 +86,8 @@ def dressed(chart: Any, description: str, *, ticks: int = 12) -> alt.TopLevelMix
             titleFontSize=12,
             titleFontWeight="normal",
             titlePadding=8,
-        )
-        .configure_mark(aria=False)
+        ),
+        mark=alt.MarkConfig(aria=False),
     )
     return dressed
 

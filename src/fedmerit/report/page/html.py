@@ -9,14 +9,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
-from functools import partial
+from functools import cache, partial
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from fedmerit.config import VERSION, of_folder, written
+from fedmerit.config import VERSION, of_folder
 from fedmerit.errors import FedmeritError, InputError, MissingExtra, StoreError
 from fedmerit.heading import Heading, file_part
 from fedmerit.notes import LANGUAGES, capital, day, formatted, speaking, words
@@ -44,6 +44,10 @@ from fedmerit.scoring.convergence import FEWEST_ROUNDS
 from fedmerit.scoring.share_intervals import STEP, Spans
 from fedmerit.scoring.spreadsheets import FOUND_OUT, SheetForm
 from fedmerit.storage.run_folder import write
+from fedmerit.toml_values import written
+
+if TYPE_CHECKING:
+    import jinja2
 
 # -------------------------------------------------------------------------------------------------- bundle
 
@@ -335,6 +339,8 @@ def _page(
         trim_blocks=True,
         lstrip_blocks=True,
         loader=loader,
+        optimized=False,  # what is compiled serves both languages
+        bytecode_cache=_compiled(),
         finalize=_shown,
     )
     environment.filters |= {
@@ -355,6 +361,23 @@ def _page(
         data=_json({"charts": specs, **(data or {})}),
         **shown,
     )
+
+
+@cache
+def _compiled() -> jinja2.BytecodeCache:
+    """Return where compiled templates are kept while this process lives."""
+    import jinja2.bccache
+
+    codes: dict[str, Any] = {}
+
+    class Compiled(jinja2.BytecodeCache):
+        def load_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
+            bucket.code = codes.get(bucket.key)
+
+        def dump_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
+            codes[bucket.key] = bucket.code
+
+    return Compiled()
 
 
 _DATA = 'const data = JSON.parse(document.getElementById("data").textContent);'

@@ -1,0 +1,225 @@
+"""What the experiments measure in a run beside fedmerit's own scores.
+
+- `Paths` and `ensembles`: what members could also measure under secure aggregation, a run's whole path and
+  solo models together. Neither is a score of fedmerit yet; the experiments ask whether one should be.
+- `Innovation`: PHI along what the last public updates do not show already.
+- `Halves`: scores and exact Shapley values on each half of the test pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedmerit import Reports, alpha
+from fedmerit.protocol.outcome import Model, mean
+from fedmerit.protocol.pool import Slice
+from fedmerit.scoring.ground_truth import shapley
+from fedmerit.simulation.coalitions import Evaluator
+from fedmerit.simulation.direction import direction
+from fedmerit.simulation.models import as_tensor, load_vector, prepare
+from fedmerit.simulation.setup import Federation
+from fedmerit.simulation.transport import PlainRound
+from fedmerit.simulation.utilities import balance, evaluation, float32, resolve_all
+
+WHOLE = 9
+"""Ensembles of all coalitions are evaluated up to so many members."""
+LAST = 5
+"""Public updates that count as known already, for the innovation of a round."""
+SMOOTH = {"expected-accuracy": "expected-accuracy", "accuracy": "sharpened-accuracy"}
+"""What is measured on halves, and the utility that PHI follows: accuracy has no gradient."""
+
+
+class Paths:
+    """The federation's path without one member, as that member can add it up by itself.
+
+    A member knows every global model and its own updates, so over all rounds it can leave its own part out:
+
+    - additive: M_T - sum_t U_i,t
+    - renormalised: M_0 + sum_t (W (M_t - M_t-1) - w_i d_i,t) / (W - w_i)
+
+    The others' updates stay those that they made beside it. This is the one-round reconstruction of Song et
+    al. (2019) for the coalition of everyone else.
+    """
+
+    def __init__(self, first: Model) -> None:
+        self.first = first
+        self.own: dict[str, Model] = {}
+        self.others: dict[str, Model] = {}
+
+    def add(self, name: str, update: Model, rest: Model) -> None:
+        """One round: U_i, and the mean update of everybody else."""
+        self.own[name] = self.own.get(name, np.zeros_like(self.first)) + update
+        self.others[name] = self.others.get(name, np.zeros_like(self.first)) + rest
+
+    def models(self, last: Model) -> dict[str, dict[str, Model]]:
+        """By kind and member."""
+        return {
+            "path without": {name: last - own for name, own in self.own.items()},
+            "path without, renormalised": {name: self.first + one for name, one in self.others.items()},
+        }
+
+
+def ensembles(federation: Federation, solo: Mapping[str, Model]) -> dict[str, dict[str, Any]]:
+    """Utilities of the mean prediction of the models that members trained alone.
+
+    A secure sum of the predicted probabilities gives everybody their mean, from which a member can take its
+    own away: v of all, of all but itself, of itself. For few members also every other coalition, to compare.
+
+    Returns:
+        Per utility ``alone`` and ``without`` by member, ``grand``, and the ``table`` by bitmask.
+    """
+    shown = federation.pool.slice(federation.config.training.rounds)
+    images, labels = prepare(as_tensor(shown.x), federation.device), as_tensor(shown.y).to(federation.device)
+    each = []
+    for model in solo.values():
+        load_vector(federation.network, as_tensor(model).to(federation.device))
+        with evaluation(federation.network), float32():
+            each.append(federation.network(images).float().softmax(1))
+    stacked = torch.stack(each).double()
+    n, everyone = len(each), (1 << len(each)) - 1
+    single = [1 << i for i in range(n)]
+    masks = (
+        list(range(1, everyone + 1)) if n <= WHOLE else [*single, *(everyone ^ m for m in single), everyone]
+    )
+    values = {mask: _values(federation, stacked, mask, labels) for mask in masks}
+    found: dict[str, dict[str, Any]] = {}
+    for k, utility in enumerate(federation.utilities):
+        one = {mask: row[k] for mask, row in values.items()}
+        found[utility.name] = {
+            "alone": [one[m] for m in single],
+            "without": [one[everyone ^ m] for m in single],
+            "grand": one[everyone],
+            "table": [one[m] for m in masks] if n <= WHOLE else [],
+        }
+    return found
+
+
+def _values(federation: Federation, stacked: torch.Tensor, mask: int, labels: torch.Tensor) -> list[float]:
+    """Every utility of the mean prediction of a coalition."""
+    members = [i for i in range(len(stacked)) if mask >> i & 1]
+    logits = stacked[members].mean(0).clamp_min(1e-30).log()
+    found = []
+    for utility in federation.utilities:
+        assert utility.of_logits is not None, utility.name
+        values = utility.of_logits(logits, labels).double()
+        if utility.balanced:
+            values = values * balance(labels, logits.shape[1])
+        found.append(float(values.mean()))
+    return found
+
+
+def measured(values: Sequence[Mapping[str, np.ndarray]]) -> dict[str, list[float]]:
+    """Per utility the means, one a model."""
+    return {name: [mean(one[name]) for one in values] for name in values[0]}
+
+
+class Innovation:
+    r"""An analysis of plain rounds: scores along what the last public updates do not show already.
+
+    .. math:: \langle U_i, g - P g \rangle
+
+    with P the projection on the last five public updates. Who replays them gets nothing.
+    """
+
+    def __init__(self, federation: Federation, rounds: dict[int, dict[str, dict[str, Any]]]) -> None:
+        self.federation, self.rounds = federation, rounds
+        self.known: list[torch.Tensor] = []
+
+    def summed(self, plain: PlainRound) -> None:
+        """Add the products beside the round's other Aumann-Shapley scores."""
+        outcome, federation = plain.outcome, self.federation
+        device, utility = federation.device, federation.utilities[0]
+        shown = outcome.slice
+        assert shown is not None
+        x, y = as_tensor(shown.x).to(device), as_tensor(shown.y).to(device)
+        way = direction(federation.network, plain.m0, outcome.model, x, y, utility, blocks=1)
+        gradient = way.gradient.double()
+        if self.known:
+            basis, _ = torch.linalg.qr(torch.stack(self.known, dim=1))
+            gradient = gradient - basis @ (basis.T @ gradient)
+        updates = [as_tensor(plain.update(name)).to(device).double() for name in outcome.included]
+        public = torch.stack(updates).sum(0)
+        products = [float(update @ gradient) for update in updates]
+        self.rounds[outcome.round]["innovation"] = {
+            "participants": list(outcome.included),
+            "blocks": [products],
+            "sizes": [len(shown.y)],
+            "gain": way.gain,
+            "rest": way.gain - sum(products),
+        }
+        if float(public.norm()) > 0:
+            self.known = [*self.known[1 - LAST :], public]
+
+
+def halves(labels: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places of two halves with equally many samples of every class; a sample left over is out.
+
+    >>> one, other = halves(np.array([0, 0, 0, 1, 1]), np.random.default_rng(0))
+    >>> len(one), len(other), len(set(one) | set(other))
+    (2, 2, 4)
+    """
+    found: tuple[list[int], list[int]] = [], []
+    for label in np.unique(labels):
+        places = rng.permutation(np.flatnonzero(labels == label))
+        half = len(places) // 2
+        for half_, own in zip(found, (places[:half], places[half : 2 * half]), strict=True):
+            half_.extend(own.tolist())
+    return np.array(sorted(found[0])), np.array(sorted(found[1]))
+
+
+class Halves:
+    """An analysis of plain rounds: every member's scores on each half of the pool, summed over the rounds.
+
+    Args:
+        federation: its fixed test pool is halved.
+        evaluator: makes the one of all coalitions on test samples.
+
+    Attributes:
+        totals: per utility, half and score, one number a member.
+    """
+
+    def __init__(
+        self, federation: Federation, evaluator: Callable[[Federation, Slice], Evaluator] | None = None
+    ) -> None:
+        shown = federation.pool.slice(1)
+        both = halves(shown.y, np.random.default_rng(federation.seed("halves")))
+        self.network, device = federation.network, federation.device
+        slices = [replace(shown, x=shown.x[half], y=shown.y[half], id="") for half in both]
+        self.images = [(as_tensor(one.x).to(device), as_tensor(one.y).to(device)) for one in slices]
+        made = evaluator or _evaluator
+        self.evaluators = [made(federation, one) for one in slices]
+        names = ("ALPHA sum", "PHI sum", "MR-SV")
+        zero = np.zeros(len(federation.names))
+        self.totals = {u: [{name: zero.copy() for name in names} for _ in both] for u in SMOOTH}
+
+    def summed(self, plain: PlainRound) -> None:
+        """Add one round."""
+        updates = np.stack([plain.update(name) for name in plain.outcome.included])
+        for k, ((x, y), evaluator) in enumerate(zip(self.images, self.evaluators, strict=True)):
+            tables, _ = evaluator.tables(plain.m0, updates, plain.weights, clients=plain.outcome.included)
+            for utility, smooth in SMOOTH.items():
+                total, table = self.totals[utility][k], tables[utility]
+                total["ALPHA sum"] += alpha(Reports.from_table(table)).raw
+                total["MR-SV"] += shapley(table).values
+                way = direction(
+                    self.network, plain.m0, plain.outcome.model, x, y, resolve_all([smooth])[0], blocks=1
+                )
+                total["PHI sum"] += way.products(updates)[0]
+
+    def kept(self) -> dict[str, list[dict[str, list[float]]]]:
+        """Return the totals as a file holds them."""
+        return {
+            utility: [
+                {name: [float(f"{v:.9g}") for v in values] for name, values in half.items()} for half in both
+            ]
+            for utility, both in self.totals.items()
+        }
+
+
+def _evaluator(federation: Federation, shown: Slice) -> Evaluator:
+    return Evaluator(federation.network, shown.x, shown.y, federation.utilities)
