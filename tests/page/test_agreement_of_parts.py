@@ -10,18 +10,21 @@ from sample import rounds, write_scores
 from typer.testing import CliRunner
 
 from fedmerit.cli import app
+from fedmerit.config import from_dict
 from fedmerit.errors import InputError
 from fedmerit.heading import Heading
 from fedmerit.identity import canonical, content
 from fedmerit.ledger.decisions import Terms
 from fedmerit.notes import speaking
 from fedmerit.protocol.messages import pack, unpack
+from fedmerit.report.comparison import compared
 from fedmerit.report.facts import Facts
 from fedmerit.report.page import money, text
-from fedmerit.report.page.html import facts_of, page
+from fedmerit.report.page.html import facts_of, page, render_comparison
+from fedmerit.report.source import source_of
 from fedmerit.report.statement import MOST_LINES, as_dict, as_html, as_markdown, facts_as_decided
 from fedmerit.report.text import signed_by
-from fedmerit.scoring.files import as_csv, document
+from fedmerit.scoring.files import as_csv, document, read_content
 from fedmerit.scoring.types import Reports
 from fedmerit.storage.run_folder import recorded
 from fedmerit.verify import read_run, record_decision
@@ -158,3 +161,15 @@ def test_a_statement_names_its_run_and_stays_short(tmp_path):
     assert "all rounds together" in html
     stated = sum(int(line["stated"]) for line in as_dict(longer, "client-0")["settlement"]["rounds"])
     assert f"<td>{stated:,}</td>" in html
+
+
+def test_a_page_that_compares_runs_has_their_heading(tmp_path):
+    config = from_dict({"report": {"title": "Nodules"}})
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    first, second = write_scores(first), write_scores(second, turn=True)
+    assert source_of(read_content(first), None, config).heading.title == "Nodules"
+    html = render_comparison(compared([first, second]))
+    assert '<p class="identity"></p>' in html  # files without settings have none
+    assert ".identity:empty { display: none; }" in html

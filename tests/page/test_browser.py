@@ -10,11 +10,13 @@ from sample import HOSTILE, write_scores
 from fedmerit.heading import Heading
 from fedmerit.ledger.decisions import Terms
 from fedmerit.report.page.html import facts_of, page
+from fedmerit.report.statement import MOST_LINES, as_html, facts_as_decided
 from fedmerit.scoring.accumulate import accumulate
 from fedmerit.scoring.files import as_csv, document
 from fedmerit.scoring.rewards import payouts, shares
 from fedmerit.scoring.types import Reports
-from fedmerit.verify import record_decision
+from fedmerit.storage.run_folder import recorded
+from fedmerit.verify import read_run, record_decision
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ARGUMENTS = (
@@ -54,7 +56,7 @@ def opened(browser):
     """A function that opens a page and fails the test if it says or loads anything."""
     contexts, said = [], []
 
-    def open_(path, width=1280, scheme="light"):
+    def open_(path, width=1280, scheme="light", drawn=True):
         context = browser.new_context(
             viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True
         )
@@ -67,7 +69,8 @@ def opened(browser):
             "request", lambda request: request.url != path.as_uri() and said.append(f"request: {request.url}")
         )
         tab.goto(path.as_uri())
-        tab.wait_for_selector("html[data-drawn=yes]", state="attached")
+        if drawn:  # a statement has no charts
+            tab.wait_for_selector("html[data-drawn=yes]", state="attached")
         return tab
 
     yield open_
@@ -487,3 +490,19 @@ def test_long_names_leave_room_for_the_reasons_and_short_ones_stay_whole(long_na
     bars = tab.eval_on_selector_all("#payouts tbody .bar svg", "all => all.map(one => one.clientWidth)")
     assert len(bars) == 4
     assert min(bars) > 20
+
+
+def test_a_statement_of_many_rounds_prints_on_two_pages(tmp_path, opened):
+    from linear_federation import Federation
+
+    run = Federation(tmp_path, 4, MOST_LINES, settings={"scoring": {"method": "settled"}}).run()
+    made, _ = record_decision(run.folder, Terms("1000.00", run.config.scoring.utilities[0], score="PHI"))
+    rounds, _, head = read_run(run.folder)
+    facts = facts_as_decided(rounds, run.config, made, head, recorded(run.folder).accounts)
+    path = tmp_path / "statement.html"
+    path.write_text(as_html(facts, "client-1"), encoding="utf-8")
+    tab = opened(path, 390, drawn=False)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    assert tab.locator("tbody tr").count() == MOST_LINES
+    printed = tab.pdf(prefer_css_page_size=True)
+    assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 2

@@ -241,6 +241,7 @@ def source_of(
         unreported=() if run and run.accounts else unreported(rounds),
         settings=settings.as_dict() if settings else None,
         corruption=settings.corruption if settings else Corruption(),
+        heading=settings.report.heading if settings else NO_HEADING,
         book=LedgerFacts({}, {}, rounds, (), run.ledger.head, len(run.ledger)) if run else None,
         names={name: name for name in content.clients},
         spans=spans_of([(part.name, len(part.rounds)) for part in run.runs]) if run else (),

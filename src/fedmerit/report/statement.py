@@ -156,7 +156,8 @@ thead th { font-weight: 400; color: var(--soft); vertical-align: bottom; }
 .lead strong { font-size: 1.5rem; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0 0 .6rem; color: var(--soft); }
 code, pre { font: .85rem ui-monospace, Menlo, Consolas, "Liberation Mono", monospace; }
-@media print { @page { size: A4; margin: 16mm; } body { padding: 0; max-width: none; font-size: 9.5pt; }
+@media print { @page { size: A4; margin: 16mm; } html { font-size: 9.5pt; }
+  body { padding: 0; max-width: none; }
   h1 { font-size: 15pt; } h2 { font-size: 10.5pt; margin-top: .9rem; break-after: avoid; }
   li, p, tr { break-inside: avoid; } td, th { padding-block: .05rem; } }
 """
