@@ -36,7 +36,8 @@ Lines = Iterator[str]
 METRICS = {"spearman": "Spearman", "l2": "L2", "pearson": "Pearson", "kendall": "Kendall"}
 SPREAD = ("tab:error", "tab:error_game")
 """Tables of the paper with more than one metric."""
-PAIR = ("accuracy", "expected-accuracy")
+PRINTED = ("accuracy", "expected-accuracy")
+"""Where a cell of a table holds two numbers: of these utilities, in this order."""
 
 
 def done(row: Row, results: Mapping[str, Result]) -> list[Result]:
@@ -75,8 +76,8 @@ def truth_of(row: Row) -> str:
 def near(cells: Sequence[Result], results: Mapping[str, Result], row: Row, score: str) -> str:
     """Spearman with the table's truth, of accuracy / of expected accuracy; of repeats if these cannot say."""
     runs, mark = repeats(cells, results, score)
-    found = {utility: compare(runs, utility, row.at, truth_of(row)) for utility in PAIR}
-    each = [spread(found[utility].get(score, {}).get("spearman", [])) for utility in PAIR]
+    found = {utility: compare(runs, utility, row.at, truth_of(row)) for utility in PRINTED}
+    each = [spread(found[utility].get(score, {}).get("spearman", [])) for utility in PRINTED]
     return " / ".join(one or NOT_MEASURED for one in each) + mark if any(each) else NOT_MEASURED
 
 
@@ -150,7 +151,7 @@ def agreement_table(
         if not any(each) and score in ABSENT:
             runs, mark = repeats(cells, results, score)
             known = [(utility, utility) for utility in utilities]
-            known += [PAIR[::-1]] * (len(columns) - len(utilities))
+            known += [PRINTED[::-1]] * (len(columns) - len(utilities))
             each = [compare(runs, own, row.at, truth, of).get(score, {}) for own, of in known]
         if any(each) or score in ABSENT:
             shown = [spread(values.get(metric, [])) for values in each]
