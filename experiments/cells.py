@@ -103,7 +103,7 @@ def plan(*, toy: bool = False, subsets: Mapping[str, int] | None = None) -> list
             at, seeds = given.get("at", settings["training"]["rounds"]), given["seeds"]
             subset = given.get("subset", (subsets or {}).get(given["dataset"], data.get("subset", 0)))
             if toy:
-                at, seeds, subset = max(1, at // 5), 2 if seeds >= 5 else 1, 160
+                at, seeds, subset = max(1, at // 5), 2 if seeds >= 10 else 1, 160
                 settings = shrunk(settings)
             first, step, guess = given["first"], given["step"], given["guess"]
             cells = tuple(

@@ -13,6 +13,7 @@ import numpy as np
 from cells import Result, Row, datasets
 from grid import text
 from measures import (
+    ENOUGH,
     MARKS,
     NOT_MEASURED,
     compare,
@@ -26,7 +27,7 @@ from measures import (
     spread,
     turned,
 )
-from sections import PAIR, Lines, done, near, numbers, table, title_of, truth_of
+from sections import PRINTED, Lines, done, near, numbers, table, title_of, truth_of
 from takings import MEASURES, percent, shares_taken
 
 from fedmerit import agreement
@@ -89,11 +90,11 @@ def detection_lines(rows: Sequence[Row], results: Mapping[str, Result], paper: P
         line = [*opening(row, cells), said]
         for score in ("FP", "ALPHA sum", "PHI sum", "COS sum"):
             runs, mark = repeats(cells, results, score, compared=False)
-            counts = [detected(runs, utility, row.at).get(score) for utility in PAIR]
+            counts = [detected(runs, utility, row.at).get(score) for utility in PRINTED]
             seen |= {count for count in counts if count}
             each = ["{} of {}".format(*count) for count in counts if count]
             line.append(" / ".join(each) + mark if each else NOT_MEASURED)
-        by_turning = sum(turned(cells, utility, row.at, "FP") for utility in PAIR)
+        by_turning = sum(turned(cells, utility, row.at, "FP") for utility in PRINTED)
         line[6] += f" ({by_turning} by a turned sign)" if by_turning else ""
         body.append(line)
     yield "In how many runs the one label flipper among 9 IID members is last, by accuracy / by expected"
@@ -113,7 +114,7 @@ def other_lines(rows: Sequence[Row], results: Mapping[str, Result], paper: Paper
     for row, cells in finished(rows, results, "fig-perf"):
         known = paper["performance"]["values"][datasets()[row.dataset]["paper"]]
         said = " / ".join(text(known[one], ".2f") for one in row.row.split(" = ") if one in known)
-        each = [spread([curve(cell, u)[-1] for cell in cells]) for u in ("neg-loss", *PAIR)]
+        each = [spread([curve(cell, u)[-1] for cell in cells]) for u in ("neg-loss", *PRINTED)]
         body.append([*opening(row, cells), said or NOT_MEASURED, *each])
     yield "After the last round. Nobody weighted by PHI, which is settled when training is over, or by MERIT."
     yield ""
@@ -135,7 +136,7 @@ def other_lines(rows: Sequence[Row], results: Mapping[str, Result], paper: Paper
     body = []
     for row, cells in finished(rows, results, "tab-attack"):
         each = []
-        for utility in PAIR:
+        for utility in PRINTED:
             single = influences(cells, utility, row.at)
             middle = np.median(single, axis=0)
             off = middle[~np.eye(len(middle), dtype=bool)]
@@ -195,9 +196,9 @@ def unlisted(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
     for name in sorted(set(results) - planned):
         cell = results[name]
         if cell["utilities"]["accuracy"]["truth"].get("rounds"):
-            found = {u: compare([cell], u, 10**6, "MR-SV") for u in PAIR}
+            found = {u: compare([cell], u, 10**6, "MR-SV") for u in PRINTED}
             near = [
-                " / ".join(spread(found[u].get(score, {}).get("spearman", [])) for u in PAIR)
+                " / ".join(spread(found[u].get(score, {}).get("spearman", [])) for u in PRINTED)
                 for score in ("FP", "ALPHA sum")
             ]
         else:
@@ -257,11 +258,17 @@ def missing(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
         yield "Every run of the plan was done."
         yield ""
         return
+    yield "The paper has 10 runs a row. We planned fewer, see each row's seeds, and these are left."
     yield "Estimated from the plan's guess and how guesses of finished runs turned out."
     if not any("resnet" in one["settings"]["model"]["name"] for one in results.values()):
         yield "No run of a ResNet (ISIC, lung) has been finished, so those are guesses alone."
     yield ""
     yield from table(["paper", "row", "runs missing", "minutes on an H200"], body)
+    few = dict.fromkeys(f"`{row.label}` {title_of(row)}" for row in rows if len(row.cells) < ENOUGH)
+    yield "Planned with fewer than 3 seeds, because models hardly learn at that learning rate or because only"
+    yield f"one run is drawn: {'; '.join(few)}."
+    yield "Not planned: `tab:error_game` of ISIC and PCam with 9 members."
+    yield ""
 
 
 def scripts() -> Lines:

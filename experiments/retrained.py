@@ -10,7 +10,7 @@ import numpy as np
 from cells import Result, datasets
 from evidence import BOTH, LAST, PAIR, TITLES, Claims, Evidence, Facts, agree, lines, mean
 from grid import settled, text
-from measures import HIDDEN, SCORES, agreements, measured, reports, scores, seeds, spread
+from measures import HIDDEN, SCORES, agreements, is_thin, measured, reports, scores, seeds, spread
 
 from fedmerit import accumulate
 
@@ -62,6 +62,7 @@ def game(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     _named_first(known, cells, facts, claims)
     _own_runs(cells, facts)
     _again(evidence, facts, claims)
+    _nine(evidence, facts)
     _sizes(evidence, facts)
     _currency(evidence, cells, facts, claims)
 
@@ -319,6 +320,20 @@ def _again(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     claims["two trainings agree less than we hoped a score would with one"] = all(
         values.mean() < AIM for values in own
     )
+
+
+def _nine(evidence: Evidence, facts: Facts) -> None:
+    """MR-SV, alpha and MERIT where there are as many members as in the paper."""
+    each = []
+    for dataset, name in BOTH.items():
+        cells = evidence.cells("tab-error-game", dataset, "9 members")
+        known = against_truth(cells, PAIR[0])
+        if is_thin(cells):
+            each.append(f"{len(cells)} on {name}, thin")
+        else:
+            near = (f"{score} {spread(list(known[score].values()))}" for score in ("MR-SV", DEFAULT, "MERIT"))
+            each.append(f"{len(cells)} on {name}: {', '.join(near)}")
+    facts["nine"] = "; ".join(each)
 
 
 def _sizes(evidence: Evidence, facts: Facts) -> None:

@@ -1,21 +1,20 @@
 """What each rule pays in telling cases, and how many honest members a fence holds back in the committed runs.
 
-    python experiments/rules.py [--out experiments/tables/rules.md]
-
-The first table is also in docs/money.md, where a test compares it.
+tables.py writes it to tables/rules.md. The first table is also in docs/money.md, where a test compares it.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
+from cells import Result, datasets
+from grid import TIE, text
+from measures import reports
 
 from fedmerit import Scores, accumulate, shares
-from fedmerit.scoring.rewards import Shares
+from fedmerit.errors import UndefinedShares
+from fedmerit.scoring.rewards import Shares, fence
 
 Rule = Callable[[Scores], Shares]
 RULES: Mapping[str, Rule] = {
@@ -52,42 +51,44 @@ def paid() -> Iterator[str]:
     yield "|---" * (1 + len(RULES)) + "|"
     for what, raw, error, whose in CASES:
         found = [rule(scores_of(raw, error)) for rule in RULES.values()]
-        told = [f"{sum(list(one.values())[i] for i in whose):.1%}" for one in found]
+        told = [text(sum(list(one.values())[i] for i in whose), ".1%") for one in found]
         yield f"| {what} | {' | '.join(told)} |"
 
 
-def held_back() -> Iterator[str]:
+def held_back(results: Mapping[str, Result]) -> Iterator[str]:
     """How many members of the committed runs a fence holds back, all of them honest, as lines of a table."""
-    from measures import reports
-
     counted: dict[str, list[int]] = {}
-    for path in sorted((Path(__file__).parent / "results").glob("*.json")):
-        cell = json.loads(path.read_text())
-        if cell["settings"].get("corruption") or "expected-accuracy" not in cell["utilities"]:
+    for name in sorted(results):
+        cell = results[name]
+        honest = not cell["settings"].get("corruption") and "cheat" not in cell["settings"].get(
+            "experiment", {}
+        )
+        if not honest or "expected-accuracy" not in cell["utilities"]:
             continue
         total = accumulate(reports(cell, "expected-accuracy"))
-        row = counted.setdefault(cell["dataset"], [0, 0, 0])
+        try:
+            fair, fenced = (np.array(list(shares(total, rule).values())) for rule in ("fair", "fenced"))
+        except UndefinedShares:  # nobody has a positive score
+            continue
+        row = counted.setdefault(datasets()[cell["dataset"]]["short"], [0, 0, 0])
         row[0] += total.n
-        fair = np.array(list(shares(total).values()))
-        for place, rule in ((1, "`fenced`"), (2, "`fenced` before")):
-            found = np.array(list(RULES[rule](total).values()))
-            limit = found.max() * (1 - 1e-9)
-            held = (fair > found * (1 + 1e-9)) & (found >= limit) if place == 1 else _held(total)
-            row[place] += int(held.sum())
+        row[1] += int(((fair > fenced + TIE) & (fenced > fenced.max() - TIE)).sum())
+        row[2] += int((total.raw > np.maximum(fence(total), 0.0) + TIE).sum())
     yield "| data | honest members | held back by `fenced` | by `fenced` before |"
     yield "|---|---|---|---|"
-    counted["all"] = np.sum(list(counted.values()), axis=0).tolist()
-    for name, (n, now, before) in counted.items():
-        yield f"| {name} | {n} | {now} ({now / n:.1%}) | {before} ({before / n:.1%}) |"
+    if counted:
+        counted["all"] = [sum(column) for column in zip(*counted.values(), strict=True)]
+    for data, (n, now, before) in counted.items():
+        yield f"| {data} | {n:,} | {now} ({text(now / n, '.1%')}) | {before} ({text(before / n, '.1%')}) |"
 
 
-def _held(total: Scores) -> np.ndarray:
-    from fedmerit.scoring.rewards import fence
-
-    return np.asarray(total.raw > np.maximum(fence(total), 0.0))
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "tables" / "rules.md")
-    parser.parse_args().out.write_text("\n".join([*paid(), "", *held_back()]) + "\n")
+def rules_section(results: Mapping[str, Result]) -> Iterator[str]:
+    """The page."""
+    yield "# What rules pay (not in the paper)"
+    yield ""
+    yield from paid()
+    yield ""
+    yield "Members of all runs in which nobody cheats and no label is wrong, by summed alpha of the expected"
+    yield "accuracy: how many get less by `fenced` than by `fair`, because they reach its limit."
+    yield ""
+    yield from held_back(results)

@@ -38,6 +38,7 @@ from overview import (  # noqa: E402
     scripts,
     unlisted,
 )
+from rules import rules_section  # noqa: E402
 from sections import SECTIONS as OF_THE_PAPER  # noqa: E402
 from sections import Lines, agreement_section, axioms_section, done, table  # noqa: E402
 from takings import cheat_section, flip_section  # noqa: E402
@@ -129,6 +130,7 @@ def documents(rows: Sequence[Row], results: Mapping[str, Result], *, toy: bool =
         lines += list(SECTIONS.get(name, agreement_section)(own, results, paper))
         lines += ["Scores are explained in [README](../README.md#scores)."]
         made[f"tables/{name}.md"] = "\n".join(lines) + "\n"
+    made["tables/rules.md"] = "\n".join(rules_section(results)) + "\n"
     made["tables/tab-coalitions.md"] = "\n".join(axioms_section()) + "\n"
     for name, make in FIGURES.items():
         if lines_ := make(rows, results, paper):
@@ -155,7 +157,12 @@ def readme(
     lines += ["## The data", "", *data_lines(rows, results)]
     lines += ["## What was run", "", *commands(rows, results)]
     lines += ["`tab:coalitions` needs no run: see [tables/tab-coalitions.md](tables/tab-coalitions.md).", ""]
-    lines += ["How sure scores are, by simulation: [tables/coverage.md](tables/coverage.md).", ""]
+    lines += [
+        "How sure scores are, by simulation: [tables/coverage.md](tables/coverage.md), and shares of money:"
+    ]
+    lines += ["[tables/share-coverage.md](tables/share-coverage.md). What each rule pays:"]
+    lines += ["[tables/rules.md](tables/rules.md). All tests of the retraining game:"]
+    lines += ["[tables/retrained.md](tables/retrained.md).", ""]
     lines += ["## Agreement: the paper's number and ours", "", *agreement_lines(rows, results, paper)]
     lines += ["## Agreement on the same and on other test images", ""]
     lines += [

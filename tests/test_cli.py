@@ -573,7 +573,7 @@ def test_the_version(fedmerit):
 
 
 def test_init_writes_the_defaults_and_never_over_a_file(fedmerit, tmp_path):
-    path = tmp_path / "fedmerit.config"
+    path = tmp_path / "fedmerit.toml"
     code, out, _ = fedmerit("init", path)
     assert code == 0
     assert out.startswith(f"wrote {path}; next: fedmerit run {path} --out runs/first\n")

@@ -419,7 +419,7 @@ def test_two_groups_never_become_one_by_their_new_names():
         by_group(np.array(["a/b", "a-b"]))
 
 
-def test_truth_values_are_classes_and_whole_numbers_may_be_meant_as_real_ones(tmp_path):
+def test_truth_values_and_texts_are_classes_and_whole_numbers_may_be_meant_as_real_ones(tmp_path):
     file, x = tmp_path / "d.npz", np.arange(12.0).reshape(6, 2)
 
     def stored(y):
@@ -428,6 +428,12 @@ def test_truth_values_are_classes_and_whole_numbers_may_be_meant_as_real_ones(tm
 
     found = stored(np.array([True, False] * 3))
     assert (found.classes, found.y_train.tolist()) == (("0", "1"), [1, 0] * 3)
+    found = stored(np.array(["sick", "healthy"] * 3))
+    assert (found.classes, found.y_train.tolist()) == (("healthy", "sick"), [1, 0] * 3)
+    with pytest.raises(DataError, match="y holds 'Sick' and 'sick', which would be two classes"):
+        stored(np.array(["sick", "Sick", "healthy"] * 2))
+    with pytest.raises(DataError, match=r"y holds numbers as text, such as '0\.5': store them as numbers"):
+        stored(np.array(["0.5", "1.5", "0.7"] * 2))
     hint = "whole numbers are classes; store y as floats if they are real numbers"
     with pytest.raises(DataError, match=rf"label -3 of sample 0 is outside 0 \.\. 5: {hint}"):
         stored(np.array([-3, 5, 4, 3, 2, 1]))
@@ -576,7 +582,7 @@ def test_missing_values_are_refused_left_out_or_replaced(tmp_path):
             "the target 'y' holds real numbers, such as 0,5, .*kind = 'numbers'",
         ),
         # options that are missing, or of a wrong type
-        (ROWS, {"targt": "y"}, r"data.options: 'table' has no option 'targt' \(did you mean 'target'\?\)"),
+        (ROWS, {"targt": "y"}, r"data.options: 'table' has no option 'targt' \(did you mean target\?\)"),
         (ROWS, {"standardise": "no"}, "data.options.standardise: expected true or false, got 'no'"),
         (
             ROWS,
@@ -638,6 +644,9 @@ def test_a_category_may_be_a_number_or_be_called_none(tmp_path):
     assert len(found.y_train) + len(found.y_test) == 12
     assert set(np.unique(found.x_train)) == {0, 1}
     assert found.x_train.shape[1] == 4
+    holes = "s,y\n" + "".join(f"{('a', '', 'NA', 'b')[i % 4]},{i % 2}\n" for i in range(24))
+    empty = table(tmp_path, holes, categories="one-hot", missing="mean")  # all empty cells are one category
+    assert empty.x_train.shape[1] == 3
     hot = table(tmp_path, smoking, categories="one-hot")  # numbers stay numbers
     assert hot.x_train.shape[1] == 3
 

@@ -473,7 +473,7 @@ def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
     kinds = _hints(Config)
     for name, given in tree.items():
         if name not in SECTIONS:
-            keys = [f"{one}.{name}" for one in SECTIONS if name in typing.get_type_hints(kinds[one])]
+            keys = [f"{one}.{name}" for one in SECTIONS if name in _hints(kinds[one])]
             asked = f" (did you mean {keys[0]}?)" if keys else meant(name, SECTIONS)
             raise ConfigError(f"{name}: unknown section{asked}; expected one of {', '.join(SECTIONS)}")
         if not isinstance(given, dict):

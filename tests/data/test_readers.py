@@ -167,7 +167,7 @@ def test_load_messages(tmp_path: Path):
         Path("/x"),
     )
     refused("data.options: 'fashion-mini' has no option 'size': it has none", "fashion-mini", size=3)
-    near = "data.options: 'brain-mri' has no option 'sizes' (did you mean 'size'?): expected one of size"
+    near = "data.options: 'brain-mri' has no option 'sizes' (did you mean size?): expected one of size"
     refused(near, "brain-mri", tmp_path, sizes=3)
 
 

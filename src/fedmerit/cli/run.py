@@ -263,7 +263,7 @@ def init(
         Path | None,
         typer.Argument(
             help="Where to write it.",
-            show_default="fedmerit.config, or reports.csv with --csv",
+            show_default="fedmerit.toml, or reports.csv with --csv",
         ),
     ] = None,
     csv: Annotated[
@@ -283,7 +283,7 @@ def init(
 ) -> None:
     """Write a commented config with every setting and its default; or, with --csv, a table of reports.
 
-    PATH is the file to write, by default fedmerit.config, or reports.csv. The table has one line per round
+    PATH is the file to write, by default fedmerit.toml, or reports.csv. The table has one line per round
     and member; spreadsheet programs in most of Europe open it with --delimiter semicolon. A file that exists
     is never overwritten.
     """
@@ -302,7 +302,7 @@ def init(
     for name, given in (("--member", member), ("--rounds", rounds), ("--delimiter", delimiter)):
         if given is not None:
             fail(f"{name}: expected together with --csv; a config has its own settings")
-    path = path or Path("fedmerit.config")
+    path = path or Path("fedmerit.toml")
     _write_new(path, commented_config())
     out.print(f"wrote {path}; next: fedmerit run {path} --out runs/first")
     out.print("your own data, model and metric: docs/bring-your-own.md and examples/bring-your-own")

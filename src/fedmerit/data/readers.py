@@ -37,6 +37,8 @@ from fedmerit.data.tables import table
 from fedmerit.errors import DataError, FedmeritError, MissingExtra
 from fedmerit.notes import meant
 from fedmerit.protocol.pool import Images, Labels
+from fedmerit.scoring.amounts import readings
+from fedmerit.scoring.validate import spelled, two_spellings
 
 # --------------------------------------------------------------------------------------- folders of images
 
@@ -589,7 +591,8 @@ def npz(path: Path, *, images: bool = True) -> Dataset:
     """Read ``x_train, y_train, x_test, y_test`` as in `Dataset`, and ``group_train``, ``classes`` if present.
 
     If y is one integer or truth value per sample and ``classes`` is not there, the classes are "0", "1", ...
-    up to the largest label. If y is anything else, it is no class. Pickled objects are refused.
+    up to the largest label. Texts are names of classes. If y is anything else, it is no class. Pickled
+    objects are refused.
 
     Args:
         path: the file.
@@ -605,8 +608,19 @@ def npz(path: Path, *, images: bool = True) -> Dataset:
 
 
 def with_classes(found: dict[str, Any]) -> dict[str, Any]:
-    """Return the arrays of a dataset with its classes, which are "0", "1", ... if they have no names."""
+    """Return the arrays of a dataset with its classes: texts in y, or "0", "1", ... if they have no names."""
     labels = [np.asarray(found[key]) for key in ("y_train", "y_test")]
+    if "classes" not in found and all(y.dtype.kind == "U" and y.ndim == 1 for y in labels):
+        texts = np.unique(np.concatenate(labels))
+        if all(map(readings, texts.tolist())):
+            raise DataError(f"y holds numbers as text, such as {str(texts[0])!r:.60}: store them as numbers")
+        if alike := two_spellings(texts.tolist()):
+            one, other = spelled(*alike)
+            raise DataError(
+                f"y holds {one} and {other}, which would be two classes: write a class in one way"
+            )
+        train, test = (np.searchsorted(texts, y) for y in labels)
+        found = {**found, "classes": texts, "y_train": train, "y_test": test}
     if "classes" not in found and all(_are_labels(y) for y in labels):
         largest = max(int(np.max(y, initial=True)) for y in labels)
         found["classes"] = np.arange(min(largest, len(labels[0])) + 1).astype(str)

@@ -279,6 +279,10 @@ def _with_plain_numbers(
         plain: whether 1.234 is a number with a decimal point, as programs write it.
     """
     decimal = "." if path.suffix == ".parquet" else decimal  # numbers there have no other
+    if plain and decimal != ",":  # the usual case: every number is written as programs do
+        odd = {text for name in columns for text in cells[name] if not _PLAIN.fullmatch(text)}
+        if not any(readings(text) for text in odd if not _empty(text)):
+            return cells, []
     ways = {text: readings(text) for name in columns for text in {*cells[name]} if not _empty(text)}
     numeric = [name for name in columns if all(ways.get(text, {"": ""}) for text in {*cells[name]})]
     mark = decimal or _mark(path, cells, numeric, ways, plain=plain)
@@ -377,6 +381,7 @@ def _features(
         if listed or (~empty & ~np.isfinite(numbers)).any():
             if not listed:
                 _check_text(rows, name, values, empty, numbers, categories)
+            values = ["" if gone else value for value, gone in zip(values, empty, strict=True)]
             seen = sorted({values[i] for i in np.flatnonzero(train)})
             if len(seen) > CATEGORIES:
                 raise DataError(

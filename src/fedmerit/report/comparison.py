@@ -17,11 +17,11 @@ from fedmerit.config import ReportSettings, differences, of_folder
 from fedmerit.errors import NotComparable
 from fedmerit.ledger.joined_runs import RULES, RunPart, other_key, part_of
 from fedmerit.ledger.records import first_body
-from fedmerit.notes import Note, listed, words
+from fedmerit.notes import Note, formatted, listed, words
 from fedmerit.protocol.terms import REHEARSALS
 from fedmerit.report.facts import Facts
 from fedmerit.report.source import source_of
-from fedmerit.report.text import digits_for, rounds_enough, signed
+from fedmerit.report.text import digits_for, rounds_enough
 from fedmerit.scoring.accumulate import Missing
 from fedmerit.scoring.files import LEDGER, read_content, scores_in
 from fedmerit.scoring.repeats import Repeats, repeats, spread_factors
@@ -218,9 +218,15 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What training again changed, over runs that repeat each other."""
+    """What training again changed, over runs that repeat each other.
+
+    Args:
+        runs: at least two.
+        points: whether texts state scores of a measure from 0 to 1 in points, as pages do.
+    """
 
     runs: tuple[ComparedRun, ...]
+    points: bool = False
 
     @cached_property
     def numbers(self) -> Repeats:
@@ -233,9 +239,15 @@ class Comparison:
         return self.runs[0].facts
 
     @property
+    def unit(self) -> int:
+        """By what texts multiply scores."""
+        return self.first.unit if self.points else 1
+
+    @property
     def digits(self) -> int:
         """Decimals to show for scores of this size."""
-        return digits_for(float(abs(self.numbers.scores).max()))
+        found = digits_for(float(abs(self.numbers.scores).max()))
+        return found if self.unit == 1 else max(1, found - 2)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -299,14 +311,13 @@ class Comparison:
     @property
     def lede(self) -> list[str]:
         """Return what was done, and how large both spreads are over all members."""
-        found, digits = self.numbers, self.digits
-        training, test = found.overall
+        found = self.numbers
+        training, test = (None if one is None else self._moved(one) for one in found.overall)
         code = "compare.trained" if self.checked else "compare.trained-unchecked"
         said = words(code, members=len(found.clients), runs=found.count)
         if test is None:
-            return [said, words("compare.spread-unsure", training=f"{training:.{digits}f}")]
-        spread = words("compare.spread", training=f"{training:.{digits}f}", test=f"{test:.{digits}f}")
-        return [said, spread]
+            return [said, words("compare.spread-unsure", training=training)]
+        return [said, words("compare.spread", training=training, test=test)]
 
     @property
     def checked(self) -> bool:
@@ -383,17 +394,22 @@ class Comparison:
 
     def score_text(self, value: float | None) -> str:
         """Return a score with its sign."""
-        return signed(value, self.digits)
+        return "-" if value is None else formatted(value * self.unit, f"+.{self.digits}f")
 
     def mean_text(self, row: Row) -> str:
         """Return a member's mean, with the half width of its interval."""
         if row.interval is None:
-            return signed(row.mean, self.digits)
-        return f"{signed(row.mean, self.digits)} ± {(row.interval[1] - row.interval[0]) / 2:.{self.digits}f}"
+            return self.score_text(row.mean)
+        return f"{self.score_text(row.mean)} ± {self.spread_text((row.interval[1] - row.interval[0]) / 2)}"
 
     def spread_text(self, value: float | None) -> str:
         """Return a spread, or a dash."""
-        return "-" if value is None else f"{value:.{self.digits}f}"
+        return "-" if value is None else formatted(value * self.unit, f".{self.digits}f")
+
+    def _moved(self, value: float) -> str:
+        """Return a spread for a sentence, with its unit."""
+        told = self.spread_text(value)
+        return told if self.unit == 1 else words("number.points", value=told)
 
     # ------------------------------------------------------------------------------------------ for programs
 

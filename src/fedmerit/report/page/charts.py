@@ -372,12 +372,13 @@ def scores_of_runs(found: Comparison) -> alt.TopLevelMixin:
     rows: list[dict[str, Any]] = []
     dots = []
     for one in kept:
-        low, high = one.interval or (one.mean, one.mean)
-        rows.append({"member": short[one.client], "mean": one.mean, "low": low, "high": high})
-        dots += [{"member": short[one.client], "score": value} for value in one.scores]
+        mean, *ends = (value * found.unit for value in (one.mean, *(one.interval or (one.mean, one.mean))))
+        rows.append({"member": short[one.client], "mean": mean, "low": ends[0], "high": ends[1]})
+        dots += [{"member": short[one.client], "score": value * found.unit} for value in one.scores]
+    code = "chart.contribution-points" if found.unit != 1 else "chart.contribution-to"
     x = alt.X(
         "mean:Q",
-        title=words("chart.contribution-to", measure=spoken(found.first.utility)),
+        title=words(code, measure=spoken(found.first.utility)),
         axis=alt.Axis(tickCount=5, format="+f", labelExpr=PLAIN_ZERO, labelBound=True),
     )
     base, y = on(rows), _members(rows)
@@ -399,15 +400,21 @@ def spreads(found: Comparison) -> alt.TopLevelMixin:
     """Return both spreads of every member, one bar above the other."""
     kept = found.rows[:MOST_ROWS]
     short = labels([one.client for one in kept])
-    rows = [{"member": short[one.client], "training": one.training, "test": one.test or 0.0} for one in kept]
+    rows = [
+        {
+            "member": short[one.client],
+            "training": one.training * found.unit,
+            "test": (one.test or 0.0) * found.unit,
+        }
+        for one in kept
+    ]
+    title = words("chart.spread-points" if found.unit != 1 else "chart.spread")
     sure = found.numbers.test is not None
     axis = alt.Axis(tickCount=4, labelBound=True)
     layers = []
     for key, colour, shift in (("training", "accent", -5), ("test", "below", 5))[: 2 if sure else 1]:
         bar = on(rows).mark_bar(size=9, color=f"var(--{colour})", opacity=0.75, yOffset=shift if sure else 0)
-        layers.append(
-            bar.encode(x=alt.X(f"{key}:Q", title=words("chart.spread"), axis=axis), y=_members(rows))
-        )
+        layers.append(bar.encode(x=alt.X(f"{key}:Q", title=title, axis=axis), y=_members(rows)))
     return dressed(alt.layer(*layers).properties(height=alt.Step(ROW)), words("chart.spreads"))
 
 

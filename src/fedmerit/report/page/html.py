@@ -271,7 +271,7 @@ def render(facts: Facts) -> str:
 
 def render_comparison(found: Comparison) -> str:
     """Return the page that compares runs."""
-    charts = _charts()
+    charts, found = _charts(), replace(found, points=True)
     settled = [
         (label, run.facts)
         for label, run in zip(found.labels, found.runs, strict=True)
