@@ -293,6 +293,9 @@ def test_a_trial_is_marked_and_the_decision_comes_back(decided, opened):
     tab.fill("#budget", "2,000.00")
     assert tab.locator("#trial").is_visible()
     assert paid(tab)[1]["budget"] == "2,000.00"
+    tried = tab.locator("#payouts tbody td.wide").all_text_contents()
+    assert all(re.fullmatch(r"[\d,.]+\u2013[\d,.]+", one) for one in tried)  # as the page itself writes them
+    assert all("\u2013" in one for one in re.findall(r'<td class="wide">(.*?)</td>', before) if one)
     tab.click("#back")
     assert tab.inner_html("#payouts") == before
     assert tab.locator("#trial").is_hidden()

@@ -84,6 +84,13 @@ def test_a_reason_names_the_measure_if_it_has_no_points(tmp_path):
     assert why["West"] == "-0.0600 (AUC): made the model worse"
 
 
+def test_columns_name_their_unit_where_units_differ(tmp_path):
+    said = shown(page(write_scores(tmp_path, companion=True)))
+    assert "expected accuracy (paid) accuracy North" in said
+    said = shown(page(write_scores(tmp_path, companion=True, utility="auc")))
+    assert "AUC (paid) accuracy, points North" in said
+
+
 @pytest.mark.parametrize("rule", ["fair", "shrunk", "fenced", "impartial", "equal"])
 def test_the_opening_says_in_short_what_the_rule_does(folder, rule):
     decide(folder, rule=rule)

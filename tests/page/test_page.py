@@ -20,7 +20,7 @@ from fedmerit.notes import listed
 from fedmerit.report.page import text as words
 from fedmerit.report.page.html import OURS, PATH, bundle, facts_of, figures, page
 from fedmerit.report.source import read_costs, timed
-from fedmerit.report.text import rank_text, sure_worth, total_text, worth
+from fedmerit.report.text import dashed, rank_text, sure_worth, total_text, worth
 from fedmerit.scoring.accumulate import accumulate
 from fedmerit.scoring.files import as_csv, document
 from fedmerit.scoring.rewards import shares
@@ -111,7 +111,7 @@ def test_numbers_are_those_of_the_terminal(run_folder):
     terminal = CliRunner().invoke(app, ["score", str(run_folder)]).output
     for one in facts.standings:
         for cell in (one.client, rank_text(one), f"{one.share:.1%}"):
-            assert cell in said
+            assert dashed(cell) in said
             assert cell in terminal
         assert sure_worth(facts, one) in said
         assert sure_worth(facts, one, unit=True) == f"{sure_worth(facts, one)} points"

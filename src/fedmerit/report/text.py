@@ -177,6 +177,15 @@ def unbroken(text: str) -> str:
     return _BREAKS.sub(lambda found: "\u2011" if found[0] == "-" else "\u00a0", text)
 
 
+def dashed(numbers: str) -> str:
+    """Return numbers for a page, with a dash between the ends of a range.
+
+    >>> dashed("2 (1-5)"), dashed("-1.5")
+    ('2 (1\u20135)', '-1.5')
+    """
+    return re.sub("(?<=[0-9])-(?=[0-9])", "\u2013", numbers)
+
+
 # --------------------------------------------------------------------------------------------------- names
 
 

@@ -27,6 +27,7 @@ from fedmerit.report.source import pseudonymised, read_source
 from fedmerit.report.text import (
     about,
     apart_text,
+    dashed,
     level,
     on_page,
     rank_text,
@@ -227,7 +228,8 @@ def render(facts: Facts) -> str:
     }
     filters = {
         "signed": partial(worth, facts), "total": partial(sure_worth, facts), "level": partial(level, facts),
-        "rank": rank_text, "share": share_text, "sure": sure_share_text, "samples": samples_text,
+        "rank": lambda one: dashed(rank_text(one)), "share": share_text,
+        "sure": lambda one: dashed(sure_share_text(one)), "samples": samples_text,
         "toml": written,
     }  # fmt: skip
     return _page(

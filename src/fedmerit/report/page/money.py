@@ -14,6 +14,7 @@ from fedmerit.report.findings import Standing
 from fedmerit.report.text import (
     amounts_text,
     apart_text,
+    dashed,
     digits_for,
     made_worse,
     money_text,
@@ -196,7 +197,7 @@ def _table(
             share=share_text(divided[name], 2),
             amount=money_text(amount),
             share_span=span_text((spans or {}).get(name)),
-            amount_span=amounts_text(within.get(name)),
+            amount_span=dashed(amounts_text(within.get(name))),
             bar=_percent(amount, most),
             low=_percent(within[name][0], most) if name in within else None,
             high=_percent(within[name][1], most) if name in within else None,

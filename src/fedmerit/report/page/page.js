@@ -75,7 +75,7 @@ function pay() {
     ...best.map((each) => {
       const within = sure(each);
       const drawn = within ? bar(percent(each.amount), percent(within[0]), percent(within[1])) : bar(percent(each.amount));
-      const span = within ? `${money(within[0])}-${money(within[1])}` : "-";
+      const span = within ? `${money(within[0])}\u2013${money(within[1])}` : "-";
       return row(each.who, cells(drawn, money(each.amount), span, told.get(each.who)[0], data.why[each.who] ?? ""));
     }),
     ...data.unscored.map((who) => row(who, cells("", money(0n), "-", data.words.nothing, data.why[who] ?? ""))),

@@ -454,6 +454,12 @@ def heading(facts: Facts, utility: str | None) -> str:
     return words("trust.paid-by", measure=spoken(utility), score=facts.terms.score)
 
 
+def in_unit(facts: Facts, measured: Facts, heading: str) -> str:
+    """Return the heading of a column, with its unit where some measures have points and others have not."""
+    mixed = {facts.unit, *(one.facts.unit for one in facts.companions)} != {facts.unit}
+    return words("trust.in-points", heading=heading) if mixed and measured.unit != 1 else heading
+
+
 def companions(facts: Facts) -> list[str]:
     """Return sentences on whether other measures of quality contradict the ranking."""
     said = []
