@@ -230,7 +230,9 @@ def main() -> int:
         six["times_faster"] = main_row["flower_seconds"] / six["seconds"]
     print(f"9 members, 2 lost while masking: {lost:.2f} s")
     print(
-        f"9 members, words of 6 bytes: {six['seconds']:.2f} s, {wide['member']} vectors a member, "
+        f"9 members, words of 6 bytes: {six['seconds']:.2f} s, "
+        + (f"{six['times_faster']:.1f} times as fast as SecAgg+, " if "times_faster" in six else "")
+        + f"{wide['member']} vectors a member, "
         f"{wide['server']} at the server, {wide['bytes_per_parameter']:.4f} bytes a parameter"
     )
     print(f"peak in the masked stage: {peak['member']} vectors a member, {peak['server']} at the server")
@@ -245,7 +247,6 @@ def main() -> int:
     }
     if "times_faster" in main_row:  # nothing can be said of it where SecAgg+ was not run
         promises["at least 4 times faster than SecAgg+"] = main_row["times_faster"] >= 4
-        promises["at least 3 times faster with words of 6 bytes"] = six["times_faster"] >= 3
     for promise, kept in promises.items():
         print(f"{'kept  ' if kept else 'BROKEN'} {promise}")
     report = {
