@@ -249,9 +249,11 @@ def payload_of(words: Words, encoding: Encoding, masks: Sequence[tuple[bytes, in
         add_masks(words, masks)
         return to_wire(words)
     streams, signs = Streams([key for key, _ in masks], 8), [sign for _, sign in masks]
-    payload = np.empty((words.size, 3), "<u2")
+    payload, room = np.empty((words.size, 3), "<u2"), np.empty(min(_WIDE, words.size), "<i8")
     for start in range(0, words.size, _WIDE):
-        block = words[start : start + _WIDE].view(np.int32).astype("<i8").view("<u8")
+        own = words[start : start + _WIDE].view(np.int32)
+        np.copyto(room[: own.size], own)
+        block = room[: own.size].view("<u8")
         if start + block.size > encoding.length:
             block[-1] = words[-1]  # a secret weight
         streams.add_to(block, signs)
@@ -286,9 +288,11 @@ def narrowed(total: Words | Wide, encoding: Encoding) -> Words:
     """Return a sum without masks as words of 32 bits; raise `BoundError` if a word does not fit."""
     if encoding.word_bytes == 4:
         return total.view(np.uint32)
-    words = np.empty(total.size, np.uint32)
+    words, room = np.empty(total.size, np.uint32), np.empty(min(_WIDE, total.size), np.uint64)
     for start in range(0, total.size, _WIDE):
-        block = (total[start : start + _WIDE] << np.uint64(16)).view(np.int64) >> 16
+        part = total[start : start + _WIDE]
+        block = np.left_shift(part, np.uint64(16), out=room[: part.size]).view(np.int64)
+        block >>= 16
         if start + block.size > encoding.length:
             block[-1] %= RING  # a secret weight
             if block[-1] >= 2**32:
@@ -296,7 +300,7 @@ def narrowed(total: Words | Wide, encoding: Encoding) -> Words:
             words[-1], block = block[-1], block[:-1]
         if block.size and (block.max() >= 2**31 or block.min() < -(2**31)):
             raise BoundError("a coordinate of the sum does not fit into 32 bits, so somebody cheated")
-        words[start : start + block.size] = block.astype(np.int32).view(np.uint32)
+        np.copyto(words[start : start + block.size].view(np.int32), block, casting="unsafe")
     return words
 
 
