@@ -286,7 +286,7 @@ def test_a_decision_is_shown_before_what_another_would_pay(folder):
     assert "Decision 2 is in force: it divides 25,000.00 by the rule “fenced”, after three rounds." in opening
     most = max(made.paid, key=made.paid.get)
     assert f"{most} is paid most: {made.paid[most]:,.2f} of 25,000.00" in opening
-    assert "This was a rehearsal: one process held all keys, so no member has signed." in opening
+    assert "This was a rehearsal: one process held all keys and signed for every member." in opening
     assert f"The decision is record {made.record} of the ledger and replaces decision 1." in decided
     assert "It pays by expected accuracy (ALPHA)" in decided
     assert "By the terms of this decision, no member has a share above 50.00%." in decided
