@@ -70,16 +70,18 @@ def held_back(results: Mapping[str, Result]) -> Iterator[str]:
             fair, fenced = (np.array(list(shares(total, rule).values())) for rule in ("fair", "fenced"))
         except UndefinedShares:  # nobody has a positive score
             continue
-        row = counted.setdefault(datasets()[cell["dataset"]]["short"], [0, 0, 0])
+        row = counted.setdefault(datasets()[cell["dataset"]]["short"], [0, 0, 0, 0])
         row[0] += total.n
         row[1] += int(((fair > fenced + TIE) & (fenced > fenced.max() - TIE)).sum())
         row[2] += int((total.raw > np.maximum(fence(total), 0.0) + TIE).sum())
-    yield "| data | honest members | held back by `fenced` | by `fenced` before |"
-    yield "|---|---|---|---|"
+        row[3] += int((fair > 2 / (total.n + 1) + TIE).sum())  # above twice the mean of the others
+    yield "| data | honest members | held back by `fenced` | by `fenced` before | by twice the others' mean |"
+    yield "|---|---|---|---|---|"
     if counted:
         counted["all"] = [sum(column) for column in zip(*counted.values(), strict=True)]
-    for data, (n, now, before) in counted.items():
-        yield f"| {data} | {n:,} | {now} ({text(now / n, '.1%')}) | {before} ({text(before / n, '.1%')}) |"
+    for data, (n, *each) in counted.items():
+        told = [f"{one} ({text(one / n, '.1%')})" for one in each]
+        yield f"| {data} | {n:,} | {' | '.join(told)} |"
 
 
 def rules_section(results: Mapping[str, Result]) -> Iterator[str]:
@@ -89,6 +91,7 @@ def rules_section(results: Mapping[str, Result]) -> Iterator[str]:
     yield from paid()
     yield ""
     yield "Members of all runs in which nobody cheats and no label is wrong, by summed alpha of the expected"
-    yield "accuracy: how many get less by `fenced` than by `fair`, because they reach its limit."
+    yield "accuracy: how many get less by `fenced` than by `fair`, because they reach its limit; and how"
+    yield "many a limit of twice the mean of the others would hold back."
     yield ""
     yield from held_back(results)
