@@ -449,9 +449,11 @@ def _on_cpu(blocks: Tensor) -> npt.NDArray[np.float32]:
     """Return the blocks in the CPU's memory.
 
     A copy from a GPU into fresh memory mostly waits for the system to hand out page after page; here all
-    threads ask for the pages first (8 blocks of 4.2 million: 0.02 s in the place of 0.12 s beside an H200).
+    threads ask for the pages first.
     """
-    found: npt.NDArray[np.float32] = torch.empty(blocks.shape).fill_(0.0).copy_(blocks).numpy()
+    if blocks.is_cuda:
+        blocks = torch.empty(blocks.shape).fill_(0.0).copy_(blocks)
+    found: npt.NDArray[np.float32] = blocks.cpu().numpy()
     return found
 
 
