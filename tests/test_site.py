@@ -14,12 +14,12 @@ import pytest
 import fedmerit as fm
 from fedmerit.protocol.messages import EXCHANGES
 from fedmerit.secagg import STAGES
+from pictures import ARGUMENTS, CHROMIUM
 
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +91,7 @@ def test_the_tutorials_are_their_scripts(site):
 def test_pages_open_from_a_disk_and_the_search_works_there(site):
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=CHROMIUM,
-            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
-        )
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         context = browser.new_context(offline=True, viewport={"width": 360, "height": 800})
         tab, said = context.new_page(), []
         tab.on("console", lambda message: said.append(message.text))

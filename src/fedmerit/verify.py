@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,6 +56,7 @@ from fedmerit.storage.run_folder import (
     Folder,
     check_checkpoints,
     check_config,
+    examine_disk,
     head_of,
     held,
     leftovers,
@@ -312,10 +312,7 @@ def examine_folder(path: str | Path) -> Iterator[Note]:
     except LedgerError as error:
         yield Note("problem", what=str(error))
     largest = max((one.stat().st_size for one in (path / "checkpoints").glob("*")), default=0)
-    free = shutil.disk_usage(path).free
-    if free < 4 * largest:
-        yield Note("problem", what=f"{path}: the disk has {free} bytes left, expected {4 * largest}")
-    yield Note("free", size=free / 2**30)
+    yield from examine_disk(path, 4 * largest)
     yield Note("restore-folder")
 
 

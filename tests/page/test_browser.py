@@ -17,16 +17,8 @@ from fedmerit.scoring.rewards import payouts, shares
 from fedmerit.scoring.types import Reports
 from fedmerit.storage.run_folder import recorded
 from fedmerit.verify import read_run, record_decision
+from pictures import ARGUMENTS, CHROMIUM
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-ARGUMENTS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium"),
@@ -38,7 +30,7 @@ WIDTHS = (360, 800, 1280)
 def browser():
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         yield browser
         browser.close()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -13,6 +12,7 @@ from pathlib import Path
 from fedmerit.config import VERSION
 from fedmerit.notes import Note
 from fedmerit.storage.member_state import SPARE
+from fedmerit.storage.run_folder import examine_disk
 
 EXTRAS = {
     "engine": ("torch", "safetensors"),
@@ -46,10 +46,7 @@ def examine_machine(folder: Path) -> Iterator[Note]:
         what = f"the clock says {_utc(now)}, but files of fedmerit are from {_utc(newest)}: set the clock"
         yield Note("problem", what=what)
     yield Note("machine-clock", clock=_utc(now))
-    free = shutil.disk_usage(folder).free
-    if free < SPARE:
-        yield Note("problem", what=f"{folder}: the disk has {free} bytes left, expected {SPARE}")
-    yield Note("free", size=free / 2**30)
+    yield from examine_disk(folder, SPARE)
 
 
 def _version(package: str) -> str:

@@ -52,7 +52,7 @@ from fedmerit.protocol.messages import pack, unpack
 from fedmerit.protocol.terms import Agreed, Lineage, lineage_of
 from fedmerit.scoring.files import LEDGER
 from fedmerit.secagg.state import Released
-from fedmerit.storage.run_folder import snapshot, sweep, write
+from fedmerit.storage.run_folder import examine_disk, snapshot, sweep, write
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -603,10 +603,7 @@ def examine(key_file: Path) -> Iterator[Note]:
         for path in (file.path, *(item for folder in file.runs_on_disk() for item in folder.iterdir())):
             if path.exists() and (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
                 yield Note("problem", what=f"{path}: expected mode 600, got {mode:o}; run: chmod 600 {path}")
-        free = shutil.disk_usage(file.home).free
-        if free < SPARE:
-            yield Note("problem", what=f"{file.home}: the disk has {free} bytes left, expected {SPARE}")
-        yield Note("free", size=free / 2**30)
+        yield from examine_disk(file.home, SPARE)
     yield Note("restore-member")
 
 

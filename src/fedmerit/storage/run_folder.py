@@ -251,6 +251,14 @@ def sweep(folder: Path) -> None:
         left.unlink(missing_ok=True)
 
 
+def examine_disk(folder: Path, least: int) -> Iterator[Note]:
+    """Yield how much room a folder's disk has, after a problem if that is less than so many bytes."""
+    free = shutil.disk_usage(folder).free
+    if free < least:
+        yield Note("problem", what=f"{folder}: the disk has {free} bytes left, expected {least}")
+    yield Note("free", size=free / 2**30)
+
+
 def _is_early(name: str) -> bool:
     return name in _EARLY or _TEMPORARY.fullmatch(name) is not None
 

@@ -37,8 +37,9 @@ def headline(facts: Facts, one: Decision) -> str:
     amounts = sorted(one.paid.items(), key=lambda item: (-item[1], names[item[0]]))
     most = amounts[0][1]
     best = tuple(names[name] for name, amount in amounts if amount == most)
-    nothing = tuple(names[name] for name, amount in amounts if not amount) + tuple(_without_score(facts, one))
-    amount, n = money_text(most, currency), len(amounts) + len(_without_score(facts, one))
+    silent = _without_score(facts, one)
+    nothing = (*(names[name] for name, amount in amounts if not amount), *silent)
+    amount, n = money_text(most, currency), len(amounts) + len(silent)
     if not most:
         return words("money.nobody", budget=budget)
     if len(best) == n:
