@@ -19,9 +19,11 @@ from fedmerit.notes import words as said
 from fedmerit.report.page import text as words
 from fedmerit.report.page.html import facts_of, page
 from fedmerit.report.text import spoken
+from fedmerit.scoring.accumulate import accumulate
 from fedmerit.scoring.doubts import balance, check_payable, doubts, lower_is_better
 from fedmerit.scoring.files import as_csv, document, read_content
 from fedmerit.scoring.scores import alpha
+from fedmerit.scoring.shrinkage import believed
 from fedmerit.scoring.types import Reports
 from games import two_additive_tables
 
@@ -313,6 +315,22 @@ def test_honest_runs_on_real_images_are_paid_and_swapped_ones_are_not():
     runs, _, refused, swapped = stated["expected-accuracy"]  # the default
     assert refused == 0
     assert swapped > 0.9 * runs
+
+
+@pytest.mark.long
+def test_a_limit_on_stated_errors_would_refuse_an_honest_run(monkeypatch):
+    """docs/threats.md says so, and why a huge error silences the warning."""
+
+    def limited(rounds):
+        total = accumulate(rounds)
+        return replace(total, stderr=None if total.stderr is None else believed(total.stderr))
+
+    monkeypatch.setattr("fedmerit.scoring.doubts.accumulate", limited)
+    honest = [doubts(rounds) for utility, rounds in measured() if utility == "expected-accuracy"]
+    refused = sum(any(one.gross for one in found if one.code in ("strays", "swapped")) for found in honest)
+    page = " ".join((ROOT / "docs" / "threats.md").read_text(encoding="utf-8").split())
+    assert refused == 1
+    assert f"one of {len(honest)} honest runs in the committed results would be refused" in page
 
 
 @pytest.mark.long

@@ -572,6 +572,12 @@ def test_the_version(fedmerit):
     assert fedmerit("--version") == (0, f"fedmerit {__version__}\n", "")
 
 
+def test_init_has_a_file_name_of_its_own(fedmerit, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert fedmerit("init")[0] == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["fedmerit.toml"]
+
+
 def test_init_writes_the_defaults_and_never_over_a_file(fedmerit, tmp_path):
     path = tmp_path / "fedmerit.toml"
     code, out, _ = fedmerit("init", path)

@@ -1,6 +1,7 @@
 """The rule "shrunk": by hand, its corners, and what holds for all scores; the intervals of shares."""
 
 import math
+import re
 from dataclasses import replace
 from decimal import Decimal
 from itertools import pairwise
@@ -428,5 +429,13 @@ def test_the_table_of_what_each_rule_pays_is_what_the_rules_pay(monkeypatch):
     from rules import paid as table
 
     lines = "\n".join(table())
-    assert lines in (root / "docs" / "money.md").read_text(encoding="utf-8")
-    assert lines in (root / "experiments" / "tables" / "rules.md").read_text(encoding="utf-8")
+    money = (root / "docs" / "money.md").read_text(encoding="utf-8")
+    counted = (root / "experiments" / "tables" / "rules.md").read_text(encoding="utf-8")
+    assert lines in money
+    assert lines in counted
+    all_members = next(line for line in counted.splitlines() if line.startswith("| all |"))
+    now, before, twice = (round(float(part)) for part in re.findall(r"\(([\d.]+)%\)", all_members))
+    told = " ".join(money.split())
+    assert f"it held back {before} % of the honest members" in told
+    assert f"the present one holds back {now} %." in told
+    assert f"but {twice} % of the honest members would be held back" in told

@@ -168,6 +168,15 @@ def test_what_cheats_take_is_the_committed_result():
     assert int(stated[1][1]) > 100
 
 
+def test_what_the_fence_leaves_to_who_was_told_the_pool_is_the_committed_result():
+    table = (ROOT / "experiments" / "tables" / "tab-cheat.md").read_text(encoding="utf-8")
+    lines = table.partition("**CIFAR-10**")[2].partition("**Brain-MRI**")[0].splitlines()
+    rows = {cells[1].strip(): cells for cells in (line.split("|") for line in lines) if len(cells) > 8}
+    place = [cell.strip() for cell in rows["what the cheat does"]].index("PHI paid by `shrunk`")
+    share = rows["told the pool, length x 3"][place].partition("%")[0].strip()
+    assert f"it took {share} % on CIFAR-10" in (ROOT / "docs" / "money.md").read_text(encoding="utf-8")
+
+
 def test_how_close_phi_comes_is_the_committed_result():
     found = []
     for line in (ROOT / "experiments" / "tables" / "tab-phi.md").read_text(encoding="utf-8").splitlines():
