@@ -3,12 +3,15 @@
 import json
 import re
 
+import altair
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonschema import ValidationError
 from sample import write_scores
 
 from fedmerit.notes import WIDTH, labels
+from fedmerit.report.comparison import compared
 from fedmerit.report.page import charts
 from fedmerit.report.page.html import facts_of, figures
 from fedmerit.scoring.files import as_csv, document
@@ -49,6 +52,29 @@ def test_long_names_stay_different_in_the_chart(tmp_path):
     assert charts.ranks(facts_of(path)) is not None
 
 
+def test_every_chart_is_what_the_schema_of_vega_lite_describes(tmp_path):
+    """What draws a chart passes over a key that is misspelt; the schema, which altair ships, does not."""
+    path = write_scores(tmp_path, count=5, companion=True)
+    (again := tmp_path / "again").mkdir()
+    facts, found = facts_of(path), compared([path, write_scores(again, count=5, companion=True, se=0.005)])
+    drawn = [
+        charts.contribution(facts),
+        charts.ranks(facts),
+        charts.course(facts, charts.course_rows(facts), "North"),
+        charts.quality(facts),
+        charts.sums(facts),
+        charts.settling([("", facts)]),
+        charts.scores_of_runs(found),
+        charts.spreads(found),
+        charts.ranks_of_runs(found),
+    ]
+    for one in drawn:
+        altair.LayerChart.from_dict(one)
+    drawn[0]["layer"][1]["mark"]["opacty"] = drawn[0]["layer"][1]["mark"].pop("opacity")
+    with pytest.raises(ValidationError):
+        altair.LayerChart.from_dict(drawn[0])
+
+
 @given(st.lists(st.text(min_size=1, max_size=60), min_size=1, max_size=30, unique=True))
 def test_labels_are_short_and_different(names):
     found = labels(names)
@@ -74,6 +100,6 @@ def test_a_bracket_stands_beside_the_bars(tmp_path, sign, least):
     ]  # fmt: skip
     path = tmp_path / "r.csv"
     path.write_text(as_csv(document(rounds)))
-    spec = json.dumps(charts.contribution(facts_of(path)).to_dict())
+    spec = json.dumps(charts.contribution(facts_of(path)))
     (right,) = set(re.findall(r"\+ (\d+) \* [\d.e-]+ / max\(60", spec))
     assert int(right) > least

@@ -406,16 +406,16 @@ def test_a_run_ends_with_its_page(tmp_path):
     assert len(read_costs(tmp_path / "run").seconds) == 1
 
 
-def test_without_altair_a_run_says_how_to_get_a_page(run_folder, tmp_path, monkeypatch, capsys):
+def test_without_jinja_a_run_says_how_to_get_a_page(run_folder, tmp_path, monkeypatch, capsys):
     folder = shutil.copytree(run_folder, tmp_path / "copy")
-    monkeypatch.setitem(sys.modules, "altair", None)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
     write_page(folder)
     assert "pip install 'fedmerit[page]', then fedmerit page" in capsys.readouterr().out
     assert not [*folder.glob("page*.html")]
 
 
-def test_without_altair_the_command_says_what_it_needs(tmp_path):
-    program = "import sys; sys.modules['altair'] = None; from fedmerit.cli import main; main()"
+def test_without_jinja_the_command_says_what_it_needs(tmp_path):
+    program = "import sys; sys.modules['jinja2'] = None; from fedmerit.cli import main; main()"
     command = [sys.executable, "-c", program, "page", str(write_scores(tmp_path))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -374,12 +374,12 @@ def test_rewards_write_the_page_anew_where_there_is_one_of_ours(folder):
     assert path.read_text() == "<p>mine</p>"
 
 
-def test_without_altair_a_decision_says_that_the_page_is_old(folder, monkeypatch):
+def test_without_jinja_a_decision_says_that_the_page_is_old(folder, monkeypatch):
     import sys
 
     path = folder / "page.html"
     path.write_text(page(folder), encoding="utf-8")
-    monkeypatch.setitem(sys.modules, "altair", None)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
     said = CliRunner().invoke(app, ["rewards", str(folder), "--budget", "1000"]).output
     assert f"{path} is older than this result" in said
     assert f"to write it again: pip install 'fedmerit[page]', then fedmerit page {folder}" in said

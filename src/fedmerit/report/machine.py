@@ -17,7 +17,7 @@ from fedmerit.storage.run_folder import examine_disk
 EXTRAS = {
     "engine": ("torch", "safetensors"),
     "data": ("pillow", "h5py"),
-    "page": ("altair", "jinja2", "vl-convert-python"),
+    "page": ("jinja2", "vl-convert-python"),
     "pandas": ("pandas",),
     "flower": ("flwr",),
     "tracking": ("tensorboard", "mlflow-skinny"),

@@ -1,7 +1,8 @@
 """The charts of a page as Vega-Lite specs. Colours are CSS variables, so one chart serves screen and print.
 
-Every chart is a function from facts to an altair chart as wide as its container. A name may contain any
-character, because names are only data here, never part of an expression.
+Every chart is a function from facts to a spec as wide as its container: plain dictionaries, which `layer`,
+`field` and `dressed` write. A name may contain any character, because names are only data here, never part of
+an expression.
 """
 
 from __future__ import annotations
@@ -9,8 +10,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from typing import Any
-
-import altair as alt
 
 from fedmerit.notes import labels, words
 from fedmerit.report.comparison import Comparison
@@ -28,6 +27,11 @@ AT_END: dict[str, Any] = {"titleAnchor": "end", "titleAlign": "right"}
 """Where the title of an axis is that may be longer than the axis: left of it, below the names, is room."""
 
 
+Spec = dict[str, Any]
+"""A part of a chart, or a whole one, as Vega-Lite reads it."""
+_KINDS = {"Q": "quantitative", "N": "nominal", "O": "ordinal"}
+
+
 def locale() -> dict[str, Any]:
     """Return how numbers are written; a minus sign as on the terminal."""
     marks = {"decimal": words("number.decimal"), "thousands": words("number.thousands")}
@@ -35,14 +39,38 @@ def locale() -> dict[str, Any]:
     return {"number": {**marks, **sign, "grouping": [3], "currency": ["", ""]}}
 
 
-def on(rows: list[dict[str, Any]]) -> Any:
-    """Return a chart of these rows; typed Any, because altair's own types are too loose to be checked."""
-    return alt.Chart(alt.Data(values=rows))  # type: ignore[no-untyped-call]
+def field(shorthand: str, **options: Any) -> Spec:
+    """Return how a channel shows a column.
+
+    >>> field("total:Q", title=None)
+    {'field': 'total', 'type': 'quantitative', 'title': None}
+    """
+    name, _, kind = shorthand.partition(":")
+    return {"field": name, "type": _KINDS[kind], **options}
 
 
-def zero(*, horizontal: bool = False) -> Any:
-    rule = on([{}]).mark_rule(color="var(--soft)", strokeWidth=1)
-    return rule.encode(y=alt.datum(0)) if horizontal else rule.encode(x=alt.datum(0))
+def layer(rows: list[dict[str, Any]], mark: str, encoding: Spec, *, only: str = "", **look: Any) -> Spec:
+    """Return one layer of a chart.
+
+    Args:
+        rows: its data.
+        mark: what each row becomes, such as "bar".
+        encoding: channel -> what it shows.
+        only: an expression that chooses rows.
+        look: the look of the mark.
+    """
+    chosen = {"transform": [{"filter": only}]} if only else {}
+    return {"data": {"values": rows}, **chosen, "mark": {"type": mark, **look}, "encoding": encoding}
+
+
+def either(test: str, one: Any, other: Any) -> Spec:
+    """Return a channel with one value in rows that pass a test, and another value in the others."""
+    return {"condition": {"test": test, "value": one}, "value": other}
+
+
+def zero(*, horizontal: bool = False) -> Spec:
+    at = {"y" if horizontal else "x": {"datum": 0}}
+    return layer([{}], "rule", at, color="var(--soft)", strokeWidth=1)
 
 
 def ticks_of(first: int, last: int, most: int = 8) -> list[int]:
@@ -50,46 +78,58 @@ def ticks_of(first: int, last: int, most: int = 8) -> list[int]:
     return list(range(first, last + 1, step))
 
 
-def scale_of(values: list[float]) -> alt.Scale:
+def scale_of(values: list[float]) -> Spec:
     """Return a scale from the least to the largest value, with room around them if all are equal."""
     if max(values) > min(values):
-        return alt.Scale(zero=False)
+        return {"zero": False}
     room = 0.1 * abs(values[0]) or 1.0
-    return alt.Scale(domain=[values[0] - room, values[0] + room], nice=False)
+    return {"domain": [values[0] - room, values[0] + room], "nice": False}
 
 
-def with_room(low: float, high: float, left: int, right: int) -> alt.ExprRef:
+def with_room(low: float, high: float, left: int, right: int) -> Spec:
     """Return a domain that leaves this many pixels free on either side at any width."""
     span = (high - low) or 1.0
     pixel = f"{span!r} / max(60, width - {left + right})"
-    return alt.ExprRef(f"[{low!r} - {left} * {pixel}, {high!r} + {right} * {pixel}]")
+    return {"expr": f"[{low!r} - {left} * {pixel}, {high!r} + {right} * {pixel}]"}
 
 
-def dressed(chart: Any, description: str, *, ticks: int = 12) -> alt.TopLevelMixin:
-    dressed: alt.TopLevelMixin = chart.properties(
-        width="container",
-        description=description,
-        autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
-    ).configure(  # at once: altair copies the chart at every call
-        locale=locale(),
-        font=FONT,
-        background="transparent",
-        padding={"left": 0, "right": 4, "top": 4, "bottom": 5},
-        view=alt.ViewConfig(stroke=None),
-        axis=alt.AxisConfig(
-            domainColor="var(--line)",
-            gridColor="var(--line)",
-            tickColor="var(--line)",
-            labelColor="var(--soft)",
-            titleColor="var(--soft)",
-            labelFontSize=ticks,
-            titleFontSize=12,
-            titleFontWeight="normal",
-            titlePadding=8,
-        ),
-        mark=alt.MarkConfig(aria=False),
-    )
-    return dressed
+def dressed(*layers: Spec, description: str, height: int | Spec, ticks: int = 12, **more: Any) -> Spec:
+    """Return a whole chart of layers, the first one at the bottom.
+
+    Args:
+        layers: what it shows.
+        description: what it is, for those who do not see it.
+        height: in pixels, or by row.
+        ticks: the size of labels at the axes.
+        more: further parts of the spec.
+    """
+    return {
+        "layer": [*layers],
+        "width": "container",
+        "height": height,
+        "description": description,
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        "config": {
+            "locale": locale(),
+            "font": FONT,
+            "background": "transparent",
+            "padding": {"left": 0, "right": 4, "top": 4, "bottom": 5},
+            "view": {"stroke": None},
+            "axis": {
+                "domainColor": "var(--line)",
+                "gridColor": "var(--line)",
+                "tickColor": "var(--line)",
+                "labelColor": "var(--soft)",
+                "titleColor": "var(--soft)",
+                "labelFontSize": ticks,
+                "titleFontSize": 12,
+                "titleFontWeight": "normal",
+                "titlePadding": 8,
+            },
+            "mark": {"aria": False},
+        },
+        **more,
+    }
 
 
 # -------------------------------------------------------------------------------------------------- charts
@@ -110,7 +150,7 @@ MOST_ROWS = 60
 """The most members in a chart that compares runs; of more, it shows the first."""
 MOST_SMALL = 24
 """The most small charts of one member each."""
-ROW = 30
+ROW = {"step": 30}
 MOST_BRACKETS = 3
 """The most groups marked in a chart; of more, it marks none."""
 MOST_BARS = 120
@@ -119,7 +159,7 @@ LABEL, NAME = 62, 88
 """Width of a number and of a name in pixels."""
 
 
-def contribution(facts: Facts) -> alt.TopLevelMixin:
+def contribution(facts: Facts) -> Spec:
     """Return bars of the contributions with 95 % intervals, best first."""
     rows: list[dict[str, Any]] = []
     short, unit = _labels(facts), facts.unit
@@ -141,33 +181,23 @@ def contribution(facts: Facts) -> alt.TopLevelMixin:
     brackets = _brackets(facts, rows)
     room = 5 * len(brackets)
     right = LABEL + room if high > 0 else room + 8 if brackets else 0  # free space beside the bars
-    scale = alt.Scale(domain=with_room(low, high, LABEL if low < 0 else 0, right), nice=False)
-    base = on(rows)
+    scale = {"domain": with_room(low, high, LABEL if low < 0 else 0, right), "nice": False}
     y = _members(rows, facts)
-    axis = alt.Axis(tickCount=5, format="+~f", labelExpr=PLAIN_ZERO, labelBound=True, **AT_END)
+    axis = {"tickCount": 5, "format": "+~f", "labelExpr": PLAIN_ZERO, "labelBound": True, **AT_END}
     code = "chart.contribution-points" if unit != 1 else "chart.contribution-to"
-    x = alt.X("total:Q", title=words(code, measure=spoken(facts.utility)), scale=scale, axis=axis)
-    colour = alt.condition("datum.below", alt.value("var(--below)"), alt.value("var(--accent)"))
-    bars = base.mark_bar(size=13, opacity=0.72).encode(x=x, y=y, color=colour)
-    layers = [zero(), bars]
+    x = field("total:Q", title=words(code, measure=spoken(facts.utility)), scale=scale, axis=axis)
+    colour = either("datum.below", "var(--below)", "var(--accent)")
+    layers = [zero(), layer(rows, "bar", {"x": x, "y": y, "color": colour}, size=13, opacity=0.72)]
     if facts.total.stderr is not None:
-        layers.append(
-            base.mark_rule(strokeWidth=1.6, color="var(--ink)").encode(x=alt.X("low:Q"), x2="high:Q", y=y)
-        )
-        for end in ("low", "high"):
-            layers.append(
-                base.mark_tick(thickness=1.6, size=9, color="var(--ink)").encode(x=alt.X(f"{end}:Q"), y=y)
-            )
-    for side, align in (("!datum.below", "left"), ("datum.below", "right")):
-        text = base.mark_text(align=align, dx=7 if align == "left" else -7, fontSize=12, color="var(--ink)")
-        layers.append(text.encode(x="end:Q", y=y, text="text:N").transform_filter(side))
-    return dressed(
-        alt.layer(*layers, *brackets).properties(height=alt.Step(ROW)),
-        words("chart.contribution"),
-    )
+        layers += _whiskers(rows, y, width=1.6)
+    for side, align, shift in (("!datum.below", "left", 7), ("datum.below", "right", -7)):
+        shown = {"x": field("end:Q"), "y": y, "text": field("text:N")}
+        look: Spec = {"align": align, "dx": shift, "fontSize": 12, "color": "var(--ink)"}
+        layers.append(layer(rows, "text", shown, only=side, **look))
+    return dressed(*layers, *brackets, height=ROW, description=words("chart.contribution"))
 
 
-def ranks(facts: Facts) -> alt.TopLevelMixin | None:
+def ranks(facts: Facts) -> Spec | None:
     """Return the simultaneous 95 % intervals of all members' ranks; None without standard errors."""
     if facts.total.stderr is None:
         return None
@@ -183,15 +213,24 @@ def ranks(facts: Facts) -> alt.TopLevelMixin | None:
         if one.rank_interval is not None
     ]
     n = facts.total.n
-    axis = alt.Axis(format="d", tickMinStep=1, tickCount=min(n, 10), grid=True, **AT_END)
-    x = alt.X(
-        "low:Q", title=words("chart.rank"), scale=alt.Scale(domain=[0.7, n + 0.3], nice=False), axis=axis
+    axis = {"format": "d", "tickMinStep": 1, "tickCount": min(n, 10), "grid": True, **AT_END}
+    scale = {"domain": [0.7, n + 0.3], "nice": False}
+    x, y = field("low:Q", title=words("chart.rank"), scale=scale, axis=axis), _members(rows, facts)
+    return dressed(
+        _band(rows, x, y),
+        layer(
+            rows,
+            "point",
+            {"x": field("rank:Q"), "y": y},
+            shape="diamond",
+            filled=True,
+            size=75,
+            color="var(--accent)",
+            opacity=1,
+        ),
+        height=ROW,
+        description=words("chart.ranks"),
     )
-    base, y = on(rows), _members(rows, facts)
-    span = base.mark_rule(strokeWidth=7, strokeCap="round", color="var(--accent)", opacity=0.3)
-    point = base.mark_point(shape="diamond", filled=True, size=75, color="var(--accent)", opacity=1)
-    chart = alt.layer(span.encode(x=x, x2="high:Q", y=y), point.encode(x="rank:Q", y=y))
-    return dressed(chart.properties(height=alt.Step(ROW)), words("chart.ranks"))
 
 
 def course_rows(facts: Facts) -> list[dict[str, Any]]:
@@ -208,40 +247,45 @@ def course_rows(facts: Facts) -> list[dict[str, Any]]:
     ]
 
 
-def course(facts: Facts, rows: list[dict[str, Any]], who: str, *, param: str = "who") -> alt.TopLevelMixin:
+def course(facts: Facts, rows: list[dict[str, Any]], who: str, *, param: str = "who") -> Spec:
     """Return one member's sum over the rounds, with the other members behind it."""
-    chosen = alt.param(name=param, value=who)
-    base, shown = on(rows), list(facts.shown)
-    x = alt.X(
+    shown = list(facts.shown)
+    x = field(
         "round:Q",
         title=None,
-        scale=alt.Scale(domain=[shown[0], max(shown[-1], shown[0] + 1)], nice=False),
-        axis=alt.Axis(format="d", values=ticks_of(shown[0], shown[-1], most=4), grid=False, labelFlush=True),
+        scale={"domain": [shown[0], max(shown[-1], shown[0] + 1)], "nice": False},
+        axis={
+            "format": "d",
+            "values": ticks_of(shown[0], shown[-1], most=4),
+            "grid": False,
+            "labelFlush": True,
+        },
     )
     known = [row["total"] for row in rows if row["total"] is not None]
-    y = alt.Y(
+    y = field(
         "total:Q",
         title=None,
-        axis=alt.Axis(tickCount=3, format="+~f", labelExpr=PLAIN_ZERO),
-        scale=alt.Scale(domain=[min(0.0, *known), max(0.0, *known)], nice=True),
+        axis={"tickCount": 3, "format": "+~f", "labelExpr": PLAIN_ZERO},
+        scale={"domain": [min(0.0, *known), max(0.0, *known)], "nice": True},
     )
-    own = f"datum.member === {param}"
-    others = base.mark_line(strokeWidth=1, color="var(--ghost)").encode(x=x, y=y, detail="member:N")
-    line = base.mark_line(strokeWidth=2.4, color="var(--accent)").encode(x=x, y=y).transform_filter(own)
-    away = base.mark_point(shape="cross", angle=45, filled=True, size=70, color="var(--below)", opacity=1)
-    last = base.mark_point(filled=True, size=38, color="var(--accent)", opacity=1)
-    layers = (
+    at = {"x": x, "y": y}
+    own, last = f"datum.member === {param}", f"datum.round === {shown[-1]}"
+    point = {"filled": True, "opacity": 1}
+    away = {**point, "shape": "cross", "angle": 45, "size": 70, "color": "var(--below)"}
+    return dressed(
         zero(horizontal=True),
-        others,
-        line,
-        last.encode(x=x, y=y).transform_filter(f"{own} && datum.round === {shown[-1]}"),
-        away.encode(x=x, y=y).transform_filter(f"{own} && datum.missed"),
+        layer(rows, "line", {**at, "detail": field("member:N")}, strokeWidth=1, color="var(--ghost)"),
+        layer(rows, "line", at, only=own, strokeWidth=2.4, color="var(--accent)"),
+        layer(rows, "point", at, only=f"{own} && {last}", **point, size=38, color="var(--accent)"),
+        layer(rows, "point", at, only=f"{own} && datum.missed", **away),
+        params=[{"name": param, "value": who}],
+        height=96,
+        description=words("chart.course"),
+        ticks=10,
     )
-    chart = alt.layer(*layers).add_params(chosen).properties(height=96)
-    return dressed(chart, words("chart.course"), ticks=10)
 
 
-def quality(facts: Facts) -> alt.TopLevelMixin:
+def quality(facts: Facts) -> Spec:
     """Return the utility of the shared model after each round: the paid one in front, companions behind."""
     measured: dict[str, Sequence[Any]] = {facts.utility or "utility": facts.measured}
     if facts.utility in UNIT_UTILITIES:
@@ -264,35 +308,36 @@ def quality(facts: Facts) -> alt.TopLevelMixin:
         row["paid"] = row["utility"] == paid
     labelled = _apart([row for row in rows if row["round"] == shown[-1]], rows)
     first, last = min(row["round"] for row in rows), max(shown[-1], shown[0] + 1)
-    x = alt.X(
+    x = field(
         "round:Q",
         title=words("chart.round-zero" if facts.one_slice else "chart.round"),
-        scale=alt.Scale(domain=with_room(first, last, 0, NAME), nice=False),
-        axis=alt.Axis(format="d", values=ticks_of(first, shown[-1]), grid=False, domain=False),
+        scale={"domain": with_room(first, last, 0, NAME), "nice": False},
+        axis={"format": "d", "values": ticks_of(first, shown[-1]), "grid": False, "domain": False},
     )
-    y = alt.Y(
+    y = field(
         "value:Q",
         title=words("chart.utility-points" if facts.unit != 1 else "chart.utility"),
         scale=scale_of([row["value"] for row in rows]),
-        axis=alt.Axis(tickCount=5),
+        axis={"tickCount": 5},
     )
-    base = on(rows)
-    colour = alt.condition("datum.paid", alt.value("var(--accent)"), alt.value("var(--mute)"))
-    lines = base.mark_line(point=False).encode(
-        x=x,
-        y=y,
-        detail="utility:N",
-        color=colour,
-        strokeWidth=alt.condition("datum.paid", alt.value(2.6), alt.value(1.4)),
+    at = {"x": x, "y": y, "color": either("datum.paid", "var(--accent)", "var(--mute)")}
+    line = {**at, "detail": field("utility:N"), "strokeWidth": either("datum.paid", 2.6, 1.4)}
+    label = {
+        "x": field("round:Q"),
+        "y": field("at:Q"),
+        "text": field("label:N"),
+        "color": either("datum.paid", "var(--accent)", "var(--soft)"),
+    }
+    return dressed(
+        layer(rows, "line", line, point=False),
+        layer(rows, "point", at, filled=True, size=34, opacity=1),
+        layer(labelled, "text", label, align="left", baseline="middle", dx=10, fontSize=12.5),
+        height=250,
+        description=words("chart.quality"),
     )
-    points = base.mark_point(filled=True, size=34, opacity=1).encode(x=x, y=y, color=colour)
-    ink = alt.condition("datum.paid", alt.value("var(--accent)"), alt.value("var(--soft)"))
-    names = on(labelled).mark_text(align="left", baseline="middle", dx=10, fontSize=12.5)
-    names = names.encode(x="round:Q", y="at:Q", text="label:N", color=ink)
-    return dressed(alt.layer(lines, points, names).properties(height=250), words("chart.quality"))
 
 
-def sums(facts: Facts) -> alt.TopLevelMixin:
+def sums(facts: Facts) -> Spec:
     """Return each round's gain as a bar, and the sum of its contributions as a diamond."""
     kept = [one for one in facts.rounds if one.gain is not None][-MOST_BARS:]
     rows = [
@@ -304,24 +349,29 @@ def sums(facts: Facts) -> alt.TopLevelMixin:
         for one in kept
     ]
     known = [row for row in rows if row["explained"] is not None]
-    base = on(rows)
-    x = alt.X(
+    x = field(
         "round:O",
         title=words("chart.round"),
-        axis=alt.Axis(labelAngle=0, labelOverlap=True, grid=False, ticks=False),
+        axis={"labelAngle": 0, "labelOverlap": True, "grid": False, "ticks": False},
     )
-    y = alt.Y(
+    y = field(
         "gain:Q",
         title=words("chart.change-points" if facts.unit != 1 else "chart.change"),
-        axis=alt.Axis(tickCount=5, format="+~f", labelExpr=PLAIN_ZERO),
+        axis={"tickCount": 5, "format": "+~f", "labelExpr": PLAIN_ZERO},
     )
-    bars = base.mark_bar(
+    bars = layer(
+        rows,
+        "bar",
+        {"x": x, "y": y},
         color="var(--ghost)",
         stroke="var(--mute)",
         strokeWidth=1,
         size=min(26, max(3, 600 // max(1, len(rows)) // 2)),
-    ).encode(x=x, y=y)
-    points = on(known).mark_point(
+    )
+    points = layer(
+        known,
+        "point",
+        {"x": x, "y": field("explained:Q")},
         shape="diamond",
         filled=True,
         size=110,
@@ -330,11 +380,10 @@ def sums(facts: Facts) -> alt.TopLevelMixin:
         strokeWidth=1.5,
         opacity=1,
     )
-    chart = alt.layer(zero(horizontal=True), bars, points.encode(x=x, y="explained:Q"))
-    return dressed(chart.properties(height=220), words("chart.sums"))
+    return dressed(zero(horizontal=True), bars, points, height=220, description=words("chart.sums"))
 
 
-def settling(runs: Sequence[tuple[str, Facts]]) -> alt.TopLevelMixin:
+def settling(runs: Sequence[tuple[str, Facts]]) -> Spec:
     """Return the share of pairs of members in their final order after each round, one line for each run."""
     rows: list[dict[str, Any]] = [
         {"run": name, "round": number, "share": ordered / max(1, found.pairs)}
@@ -343,29 +392,31 @@ def settling(runs: Sequence[tuple[str, Facts]]) -> alt.TopLevelMixin:
         for number, ordered in zip(found.numbers, found.ordered, strict=True)
     ]
     first, last = rows[0]["round"], rows[-1]["round"]
-    x = alt.X(
+    x = field(
         "round:Q",
         title=words("chart.round"),
-        scale=alt.Scale(domain=[first, last], nice=False),
-        axis=alt.Axis(format="d", values=ticks_of(first, last), grid=False),
+        scale={"domain": [first, last], "nice": False},
+        axis={"format": "d", "values": ticks_of(first, last), "grid": False},
     )
-    y = alt.Y(
+    y = field(
         "share:Q",
         title=words("chart.settling"),
-        scale=alt.Scale(domain=[0, 1]),
-        axis=alt.Axis(tickCount=5, format="%"),
+        scale={"domain": [0, 1]},
+        axis={"tickCount": 5, "format": "%"},
     )
-    base = on(rows)
-    line = base.mark_line(strokeWidth=2, color="var(--accent)", opacity=0.75)
-    point = base.mark_point(filled=True, size=30, color="var(--accent)", opacity=0.75)
-    chart = alt.layer(line.encode(x=x, y=y, detail="run:N"), point.encode(x=x, y=y))
-    return dressed(chart.properties(height=180), words("chart.settling-title"))
+    at, look = {"x": x, "y": y}, Spec(color="var(--accent)", opacity=0.75)
+    return dressed(
+        layer(rows, "line", {**at, "detail": field("run:N")}, strokeWidth=2, **look),
+        layer(rows, "point", at, filled=True, size=30, **look),
+        height=180,
+        description=words("chart.settling-title"),
+    )
 
 
 # ------------------------------------------------------------------------------------------------ comparison
 
 
-def scores_of_runs(found: Comparison) -> alt.TopLevelMixin:
+def scores_of_runs(found: Comparison) -> Spec:
     """Return every member's mean over runs as a bar, with the runs as dots and the interval as whiskers."""
     kept = found.rows[:MOST_ROWS]
     short = labels([one.client for one in kept])
@@ -376,27 +427,30 @@ def scores_of_runs(found: Comparison) -> alt.TopLevelMixin:
         rows.append({"member": short[one.client], "mean": mean, "low": ends[0], "high": ends[1]})
         dots += [{"member": short[one.client], "score": value * found.unit} for value in one.scores]
     code = "chart.contribution-points" if found.unit != 1 else "chart.contribution-to"
-    x = alt.X(
+    x = field(
         "mean:Q",
         title=words(code, measure=spoken(found.first.utility)),
-        axis=alt.Axis(tickCount=5, format="+f", labelExpr=PLAIN_ZERO, labelBound=True),
+        axis={"tickCount": 5, "format": "+f", "labelExpr": PLAIN_ZERO, "labelBound": True},
     )
-    base, y = on(rows), _members(rows)
-    layers = [zero(), base.mark_bar(size=17, color="var(--ghost)", opacity=0.55).encode(x=x, y=y)]
+    y = _members(rows)
+    layers = [zero(), layer(rows, "bar", {"x": x, "y": y}, size=17, color="var(--ghost)", opacity=0.55)]
     if found.numbers.test is not None:
-        rule = base.mark_rule(strokeWidth=1.4, color="var(--ink)")
-        layers.append(rule.encode(x=alt.X("low:Q"), x2="high:Q", y=y))
-        for end in ("low", "high"):
-            tick = base.mark_tick(thickness=1.4, size=9, color="var(--ink)")
-            layers.append(tick.encode(x=alt.X(f"{end}:Q"), y=y))
-    point = on(dots).mark_point(
-        filled=True, size=58, color="var(--accent)", stroke="var(--paper)", strokeWidth=1, opacity=0.9
+        layers += _whiskers(rows, y, width=1.4)
+    point = layer(
+        dots,
+        "point",
+        {"x": field("score:Q"), "y": y},
+        filled=True,
+        size=58,
+        color="var(--accent)",
+        stroke="var(--paper)",
+        strokeWidth=1,
+        opacity=0.9,
     )
-    layers.append(point.encode(x="score:Q", y=y))
-    return dressed(alt.layer(*layers).properties(height=alt.Step(ROW)), words("chart.scores"))
+    return dressed(*layers, point, height=ROW, description=words("chart.scores"))
 
 
-def spreads(found: Comparison) -> alt.TopLevelMixin:
+def spreads(found: Comparison) -> Spec:
     """Return both spreads of every member, one bar above the other."""
     kept = found.rows[:MOST_ROWS]
     short = labels([one.client for one in kept])
@@ -410,32 +464,53 @@ def spreads(found: Comparison) -> alt.TopLevelMixin:
     ]
     title = words("chart.spread-points" if found.unit != 1 else "chart.spread")
     sure = found.numbers.test is not None
-    axis = alt.Axis(tickCount=4, labelBound=True)
+    axis = {"tickCount": 4, "labelBound": True}
     layers = []
     for key, colour, shift in (("training", "accent", -5), ("test", "below", 5))[: 2 if sure else 1]:
-        bar = on(rows).mark_bar(size=9, color=f"var(--{colour})", opacity=0.75, yOffset=shift if sure else 0)
-        layers.append(bar.encode(x=alt.X(f"{key}:Q", title=title, axis=axis), y=_members(rows)))
-    return dressed(alt.layer(*layers).properties(height=alt.Step(ROW)), words("chart.spreads"))
+        at = {"x": field(f"{key}:Q", title=title, axis=axis), "y": _members(rows)}
+        look: Spec = {"color": f"var(--{colour})", "opacity": 0.75, "yOffset": shift if sure else 0}
+        layers.append(layer(rows, "bar", at, size=9, **look))
+    return dressed(*layers, height=ROW, description=words("chart.spreads"))
 
 
-def ranks_of_runs(found: Comparison) -> alt.TopLevelMixin:
+def ranks_of_runs(found: Comparison) -> Spec:
     """Return every member's ranks in the runs as dots, on a band from the best to the worst."""
     kept = found.rows[:MOST_ROWS]
     short = labels([one.client for one in kept])
     rows = [{"member": short[one.client], "low": min(one.ranks), "high": max(one.ranks)} for one in kept]
     dots = [{"member": short[one.client], "rank": rank} for one in kept for rank in sorted(set(one.ranks))]
     n = len(found.rows)
-    axis = alt.Axis(format="d", tickMinStep=1, tickCount=min(n, 10), grid=True, **AT_END)
-    scale = alt.Scale(domain=[0.7, n + 0.3], nice=False)
-    x = alt.X("low:Q", title=words("chart.rank"), scale=scale, axis=axis)
-    y = _members(rows)
-    span = on(rows).mark_rule(strokeWidth=7, strokeCap="round", color="var(--accent)", opacity=0.3)
-    point = on(dots).mark_point(filled=True, size=60, color="var(--accent)", opacity=1)
-    chart = alt.layer(span.encode(x=x, x2="high:Q", y=y), point.encode(x="rank:Q", y=y))
-    return dressed(chart.properties(height=alt.Step(ROW)), words("chart.ranks-of-runs"))
+    axis = {"format": "d", "tickMinStep": 1, "tickCount": min(n, 10), "grid": True, **AT_END}
+    scale = {"domain": [0.7, n + 0.3], "nice": False}
+    x, y = field("low:Q", title=words("chart.rank"), scale=scale, axis=axis), _members(rows)
+    at = {"x": field("rank:Q"), "y": y}
+    return dressed(
+        _band(rows, x, y),
+        layer(dots, "point", at, filled=True, size=60, color="var(--accent)", opacity=1),
+        height=ROW,
+        description=words("chart.ranks-of-runs"),
+    )
 
 
 # -------------------------------------------------------------------------------------------------- helpers
+
+
+def _whiskers(rows: list[dict[str, Any]], y: Spec, *, width: float) -> list[Spec]:
+    """Return a line from ``low`` to ``high``, with a tick at either end."""
+    span = {"x": field("low:Q"), "x2": {"field": "high"}, "y": y}
+    return [
+        layer(rows, "rule", span, strokeWidth=width, color="var(--ink)"),
+        *(
+            layer(rows, "tick", {"x": field(f"{end}:Q"), "y": y}, thickness=width, size=9, color="var(--ink)")
+            for end in ("low", "high")
+        ),
+    ]
+
+
+def _band(rows: list[dict[str, Any]], x: Spec, y: Spec) -> Spec:
+    """Return a broad line from ``low``, which x shows, to ``high``."""
+    look: Spec = {"strokeWidth": 7, "strokeCap": "round", "color": "var(--accent)", "opacity": 0.3}
+    return layer(rows, "rule", {"x": x, "x2": {"field": "high"}, "y": y}, **look)
 
 
 def _apart(last: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -452,7 +527,7 @@ def _apart(last: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[dict[
     return placed
 
 
-def _brackets(facts: Facts, rows: list[dict[str, Any]]) -> list[Any]:
+def _brackets(facts: Facts, rows: list[dict[str, Any]]) -> list[Spec]:
     """Return brackets at the right edge for groups of indistinguishable members, if there are few groups.
 
     Each member of a group has a tick, because a group may skip a member in the ranking.
@@ -461,18 +536,17 @@ def _brackets(facts: Facts, rows: list[dict[str, Any]]) -> list[Any]:
     called = _labels(facts)
     several = [[called.get(name, "") for name in group] for group in facts.groups if len(group) > 1]
     groups = [[name for name in group if name in drawn] for group in several]
-    found: list[Any] = []
+    found: list[Spec] = []
     for place, group in enumerate(groups if len(groups) <= MOST_BRACKETS else ()):
         if len(group) < 2:
             continue
         marks = [{"first": group[0], "last": group[-1], "member": name} for name in group]
-        at = alt.value({"expr": f"width - {7 * place}"})
-        colour = "var(--soft)"
-        line = on(marks[:1]).mark_rule(color=colour, strokeWidth=1.4)
-        tick = on(marks).mark_rule(color=colour, strokeWidth=1.4)
-        found.append(line.encode(x=at, y=alt.Y("first:N", scale=_order(rows, facts)), y2="last:N"))
-        short = alt.value({"expr": f"width - {7 * place + 5}"})
-        found.append(tick.encode(x=short, x2=at, y=alt.Y("member:N", scale=_order(rows, facts))))
+        at = {"value": {"expr": f"width - {7 * place}"}}
+        short = {"value": {"expr": f"width - {7 * place + 5}"}}
+        look: Spec = {"color": "var(--soft)", "strokeWidth": 1.4}
+        line = {"x": at, "y": field("first:N", scale=_order(rows, facts)), "y2": {"field": "last"}}
+        tick = {"x": short, "x2": at, "y": field("member:N", scale=_order(rows, facts))}
+        found += [layer(marks[:1], "rule", line, **look), layer(marks, "rule", tick, **look)]
     return found
 
 
@@ -480,16 +554,21 @@ def _labels(facts: Facts) -> dict[str, str]:
     return labels([one.client for one in ends(facts.standings)])
 
 
-def _order(rows: list[dict[str, Any]], facts: Facts | None = None) -> alt.Scale:
+def _order(rows: list[dict[str, Any]], facts: Facts | None = None) -> Spec:
     """Return the scale of members; a line of its own stands for those who are folded."""
     domain = [row["member"] for row in rows]
     if facts is not None and (left := len(facts.standings) - len(domain)) > 0:
         domain.insert(HEAD, words("chart.between", left=left))
-    return alt.Scale(domain=domain)
+    return {"domain": domain}
 
 
-def _members(rows: list[dict[str, Any]], facts: Facts | None = None) -> alt.Y:
-    axis = alt.Axis(
-        domain=False, ticks=False, labelPadding=8, labelLimit=0, labelFontSize=13, labelColor="var(--ink)"
-    )
-    return alt.Y("member:N", title=None, scale=_order(rows, facts), axis=axis)
+def _members(rows: list[dict[str, Any]], facts: Facts | None = None) -> Spec:
+    axis = {
+        "domain": False,
+        "ticks": False,
+        "labelPadding": 8,
+        "labelLimit": 0,
+        "labelFontSize": 13,
+        "labelColor": "var(--ink)",
+    }
+    return field("member:N", title=None, scale=_order(rows, facts), axis=axis)

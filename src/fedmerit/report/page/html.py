@@ -159,7 +159,7 @@ def check_target(path: Path, *, force: bool) -> None:
 
 def installed() -> bool:
     """Return whether everything that a page needs is installed."""
-    return all(find_spec(name) is not None for name in ("altair", "jinja2", "vl_convert"))
+    return all(find_spec(name) is not None for name in ("jinja2", "vl_convert"))
 
 
 # ------------------------------------------------------------------------------------------------ the page
@@ -330,7 +330,7 @@ def _page(
     specs = {}
     for name, chart in drawn.items():
         if chart is not None:
-            specs[name] = vl_convert.vegalite_to_vega(chart.to_dict(), vl_version="6.4")
+            specs[name] = vl_convert.vegalite_to_vega(chart, vl_version="6.4")
             specs[name].pop("$schema", None)  # an address, but the page fetches nothing
     style = _asset("page.css")
     script = "\n".join([_asset("vega.js"), _DATA, *map(_asset, scripts), _asset("charts.js")])
@@ -504,9 +504,9 @@ def _specs(facts: Facts) -> Iterator[tuple[str, dict[str, Any]]]:
     }
     for name, chart in drawn.items():
         if chart is not None:
-            yield name, _on_paper(chart.to_dict())
+            yield name, _on_paper(chart)
     for place, client in enumerate(folded.ends(list(facts.courses), charts.MOST_SMALL), start=1):
-        spec = _on_paper(charts.course(facts, rows, client).to_dict())
+        spec = _on_paper(charts.course(facts, rows, client))
         yield f"course-{place:02d}", {**spec, "title": client}
 
 
