@@ -1,5 +1,7 @@
 """Settings for all tests: one thread, also in processes that tests start, so that equal runs are equal."""
 
+import functools
+import gc
 import os
 import shutil
 import sys
@@ -8,13 +10,24 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("COLUMNS", "200")
 
 import pytest
+import typer.main
+import typer.testing
 from hypothesis import HealthCheck, settings
+
+# The tree of commands stays the same, but typer builds it at every call.
+typer.main.get_command = typer.testing._get_command = functools.cache(typer.main.get_command)
 
 # Every machine tries the same examples, so that what passed once passes again; `make explore` tries new ones.
 patient = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("fedmerit", derandomize=True, max_examples=50, **patient)
 settings.register_profile("explore", derandomize=False, print_blob=True, **patient)
 settings.load_profile("fedmerit")
+
+
+def pytest_collection_finish(session):
+    """Keep modules and tests, which live as long as the process, out of every collection of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
