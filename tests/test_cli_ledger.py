@@ -16,7 +16,7 @@ from fedmerit.simulation.run import run
 SETTINGS = {
     "data": {"test_size": 50},
     "partition": {"scheme": "sizes", "sizes": [60, 50, 70, 40], "names": ["A", "B", "C", "D"]},
-    "model": {"name": "mlp"},
+    "model": {"name": "network:tiny"},
     "training": {"rounds": 2, "local_epochs": 1, "batch_size": 16},
     "scoring": {"method": "reports"},
 }

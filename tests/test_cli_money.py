@@ -83,7 +83,7 @@ def test_a_decision_records_the_currency_of_its_budget(tmp_path):
 
     folder = tmp_path / "run"
     tiny = {
-        "data": {"test_size": 50}, "partition": {"clients": 3}, "model": {"name": "mlp"},
+        "data": {"test_size": 50}, "partition": {"clients": 3}, "model": {"name": "network:tiny"},
         "training": {"rounds": 1, "local_epochs": 1},
     }  # fmt: skip
     run(from_dict(tiny), folder)

@@ -17,7 +17,7 @@ SCHEMA = json.loads((ROOT / "docs" / "output.schema.json").read_text())
 TINY = {
     "data": {"test_size": 50},
     "partition": {"scheme": "sizes", "sizes": [60, 50, 70, 40], "names": ["A", "B", "C", "D"]},
-    "model": {"name": "mlp"},
+    "model": {"name": "network:tiny"},
     "training": {"rounds": 2, "local_epochs": 1, "batch_size": 16},
     "participation": {"lost": {"D": "1:report"}},
 }

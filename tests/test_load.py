@@ -14,7 +14,7 @@ from fedmerit.simulation.run import run
 SETTINGS = {
     "data": {"test_size": 50},
     "partition": {"scheme": "sizes", "sizes": [60, 50, 70, 40], "names": ["<i>A", "B", "C", "D"]},
-    "model": {"name": "mlp"},
+    "model": {"name": "network:tiny"},
     "training": {"rounds": 3, "local_epochs": 1, "batch_size": 16},
     "participation": {"away": {"C": [2]}},
 }

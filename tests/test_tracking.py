@@ -19,7 +19,7 @@ CONFIG = from_dict(
     {
         "data": {"test_size": 50},
         "partition": {"scheme": "sizes", "sizes": [60, 50, 70, 40], "names": ["A", "B&C", "D", "É"]},
-        "model": {"name": "mlp"},
+        "model": {"name": "network:tiny"},
         "training": {"rounds": 3, "local_epochs": 1, "batch_size": 16},
         "participation": {"away": {"B&C": [2]}},
     }

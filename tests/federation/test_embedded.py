@@ -157,7 +157,7 @@ def test_what_the_server_receives_holds_no_plain_update(tmp_path):
                 delta = state.get(f"{one.outcome.round:04d}.update")[0]
                 plain.append((delta, one.contribution(name)))
 
-    config = tiny()
+    config = tiny("model.name=mlp")
     with Folder(tmp_path / "run", config) as folder:
         rehearsal = Rehearsal(config, folder, observe=lambda *seen: received.append(seen), analyses=[Spy()])
         rehearsal.run()

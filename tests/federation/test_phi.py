@@ -140,8 +140,9 @@ def fragile(tmp_path, monkeypatch):
 
 def test_a_round_without_a_gradient_ends_the_sum_and_not_the_run(tmp_path, fragile):
     config = tiny(
-        "scoring.utilities=['fragile_measure:fragile']", "training.rounds=4", "training.local_epochs=3"
-    )
+        "scoring.utilities=['fragile_measure:fragile']", "training.rounds=4", "training.local_epochs=3",
+        "model.name=mlp",
+    )  # fmt: skip
     _, document, notes, _ = rehearse(config, tmp_path / "run")
     with_phi = ["phi" in one for one in document["rounds"]]
     assert with_phi == sorted(with_phi, reverse=True)

@@ -142,7 +142,7 @@ def test_no_more_gradients_are_kept_than_asked_for():
 
 
 def test_what_is_not_finite_is_an_error_of_the_settlement():
-    federation = prepare(settled(PLAIN))
+    federation = prepare(settled(PLAIN, "model.name=mlp"))
     shown = federation.pool.settlement()
     paths = PathGradients(federation.network, federation.utilities[0])
     with raises(SettlementError, code="not-finite"):

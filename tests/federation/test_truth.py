@@ -167,7 +167,7 @@ def test_what_cannot_be_retrained_is_refused_before_anything_runs(tmp_path):
 def test_the_plan_counts_what_the_run_then_does(tmp_path, monkeypatch):
     from fedmerit.simulation import setup
 
-    config = tiny("scoring.solo=true", "participation.away={client-1=[2]}")
+    config = tiny("scoring.solo=true", "participation.away={client-1=[2]}", "model.name=mlp")
     expected = plan(config, calibrate=False)
     assert [cost.models for cost in expected.costs] == [(2 * 4 + 2) + (2 * 3 + 1), 4 + 3]
     assert expected.local_trainings == 7

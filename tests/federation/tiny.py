@@ -5,7 +5,7 @@ from fedmerit.config import from_dict
 TINY = {
     "data": {"test_size": 50},
     "partition": {"clients": 4, "scheme": "sizes", "sizes": [60, 50, 70, 40]},
-    "model": {"name": "mlp"},
+    "model": {"name": "network:tiny"},
     "training": {"rounds": 2, "local_epochs": 1, "batch_size": 16},
     "scoring": {"method": "reports"},
 }
