@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -43,8 +45,32 @@ def settled(home, *, method="settled", naming=False, settlement=None, scoring=No
         "settlement": {"naming": naming, **(settlement or {})},
         **(sections or {}),
     }
-    given = {"members": 5, "rounds": 3, **given}
+    given = {"members": 4, "rounds": 3, **given}
     return Federation(home, settings=settings, **given)
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory):
+    """What a settled run comes to in which nobody lies, by its arguments."""
+
+    @cache
+    def settlement(detail="rounds", lost=(), masks=True):
+        home = tmp_path_factory.mktemp("honest")
+        given = {"lost": lost, "masks": masks, "ledger": False}
+        return settled(home, settlement={"detail": detail}, **given).run().coordinator.settled
+
+    return settlement
+
+
+@pytest.fixture(scope="module")
+def once_settled(tmp_path_factory):
+    return settled(tmp_path_factory.mktemp("settled")).run()
+
+
+@pytest.fixture
+def copied(once_settled, tmp_path):
+    """A copy of the folder of a run that was settled."""
+    return shutil.copytree(once_settled.folder, tmp_path / "run")
 
 
 @contextmanager
@@ -104,7 +130,7 @@ def test_what_is_stated_is_the_product_with_the_path_gradient(tmp_path):
     for entry, m0, m in zip(found.manifest.rounds, federation.models, federation.models[1:], strict=False):
         ways = [fit_slope(m0 + (1 + t) / 2 * (m - m0), shown, every)[1] for t in nodes]
         gradient = np.tensordot(weights / 2, ways, 1)
-        own = [federation.updates[entry.round, name] @ gradient / 5 for name in entry.participants]
+        own = [federation.updates[entry.round, name] @ gradient / 4 for name in entry.participants]
         assert found.round_scores(entry).values == pytest.approx(own, rel=0.02, abs=1e-5)
 
 
@@ -114,7 +140,7 @@ def test_weighted_sums_settle(tmp_path, weights):
     if weights == "secret":
         federation = settled(tmp_path, samples=samples, sections={"training": {"weights": "secret"}})
     else:
-        federation = settled(tmp_path, weights={f"client-{i}": 1.0 + i for i in range(5)})
+        federation = settled(tmp_path, weights={f"client-{i}": 1.0 + i for i in range(4)})
     federation.run()
     assert [one.holds for one in federation.coordinator.settled.equations] == [True] * 3
     assert federation.verified()
@@ -136,11 +162,11 @@ def test_nothing_is_measured_before_the_pool_opens(tmp_path):
         assert one.body["utilities"] == {}
 
 
-def test_the_ledger_has_every_step_and_verify_recomputes_it(tmp_path):
-    federation = settled(tmp_path).run()
+def test_the_ledger_has_every_step_and_verify_recomputes_it(once_settled):
+    federation = once_settled
     found = book(federation)
     assert found.holding == 3
-    assert len(found.countersigned) == 5
+    assert len(found.countersigned) == 4
     assert found.settled.scores(federation.names).values == pytest.approx(
         federation.coordinator.settled.scores(federation.names).values
     )
@@ -194,7 +220,7 @@ def test_a_run_that_ends_early_needs_signatures_under_its_last_round(tmp_path):
         federation.round(1)
         federation.finish()
     assert [one.holds for one in federation.coordinator.settled.equations] == [True]
-    assert len(records(federation, "last")) == 5
+    assert len(records(federation, "last")) == 4
     assert federation.verified()
 
 
@@ -249,7 +275,7 @@ def test_a_statement_of_another_number_is_no_statement_of_its_author(tmp_path):
     ids=["stale", "run", "fewer", "more", "form", "blocks", "nan", "field"],
 )
 def test_a_statement_about_anything_else_is_refused(tmp_path, change):
-    federation = settled(tmp_path)
+    federation = settled(tmp_path, rounds=1)
     stating(federation, change)
     federation.run()
     assert federation.coordinator.settled.missing == (LIAR,)
@@ -257,16 +283,15 @@ def test_a_statement_about_anything_else_is_refused(tmp_path, change):
     assert federation.verified()
 
 
-def test_who_says_nothing_is_missing_and_others_lose_nothing(tmp_path):
+def test_who_says_nothing_is_missing_and_others_lose_nothing(tmp_path, honest):
     federation = settled(tmp_path)
     federation.answering("state", 3, lambda answer: None)
     federation.run()
-    honest = settled(tmp_path / "honest").run().coordinator.settled
     found = federation.coordinator.settled
     assert found.missing == (LIAR,)
     assert found.closes is not None
     assert not found.final
-    for one, other in zip(found.equations, honest.equations, strict=True):
+    for one, other in zip(found.equations, honest().equations, strict=True):
         assert one.sum is None
         assert one.rest == other.stated[1]  # one member missing: what is left is its own
         assert [value for i, value in enumerate(one.stated) if i != 1] == [
@@ -295,7 +320,7 @@ def test_members_that_say_a_right_direction_is_wrong_keep_nobody_else_from_stati
 
 
 def test_a_direction_that_is_not_the_gradient_is_found_before_anybody_states(tmp_path, monkeypatch):
-    federation, made, real = settled(tmp_path, rounds=10), [], clearing.integers
+    federation, made, real = settled(tmp_path, members=3, rounds=5), [], clearing.integers
 
     def false(values, scale, encoding):
         g = real(values, scale, encoding)
@@ -307,7 +332,7 @@ def test_a_direction_that_is_not_the_gradient_is_found_before_anybody_states(tmp
     monkeypatch.setattr(clearing, "integers", false)
     federation.run()
     assert federation.coordinator.settled is None
-    assert [record.body["wrong"] for record in records(federation, "agreed")] == [[4]] * 5
+    assert [record.body["wrong"] for record in records(federation, "agreed")] == [[4]] * 3
     assert not records(federation, "statement")
     assert "state" not in {one.ask.exchange for one in federation.passed}
     assert any(line.startswith("settlement: none") for line in federation.verified())
@@ -354,8 +379,8 @@ def test_a_member_answers_the_same_again_and_nothing_else(tmp_path):
 
 def test_nobody_states_before_t_members_agreed(tmp_path):
     for few in (
-        lambda rows: rows[:3],  # t = 4 of 5
-        lambda rows: [rows[0]] * 5,
+        lambda rows: rows[:2],  # t = 3 of 4
+        lambda rows: [rows[0]] * 4,
         lambda rows: [[name, released, b"x" * 64] for name, released, _ in rows],
         lambda rows: [[name, [1], signature] for name, _, signature in rows],
     ):
@@ -462,15 +487,15 @@ def test_products_are_exact():
 
 
 def test_a_statement_is_small(tmp_path):
-    federation = settled(tmp_path, rounds=10).run()
+    federation = settled(tmp_path, members=3, rounds=10).run()
     stated = records(federation, "statement")
-    assert len(stated) == 5
+    assert len(stated) == 3
     for record in stated:
         assert len(canonical(record.body)) <= 2048
 
 
 def test_a_run_of_more_than_nine_rounds_is_settled_and_paid_like_a_short_one(tmp_path):
-    federation = settled(tmp_path, rounds=12, naming=True).run()
+    federation = settled(tmp_path, members=3, rounds=12, naming=True).run()
     found = federation.coordinator.settled
     assert list(found.statements) == list(federation.config.clients)
     assert all(list(one.rounds) == [str(k) for k in range(1, 13)] for one in found.statements.values())
@@ -478,8 +503,8 @@ def test_a_run_of_more_than_nine_rounds_is_settled_and_paid_like_a_short_one(tmp
     assert "rounds: 12 of 12, 0 aborted" in federation.verified()
 
 
-def test_a_statement_is_read_as_it_was_written(tmp_path):
-    federation = settled(tmp_path).run()
+def test_a_statement_is_read_as_it_was_written(once_settled):
+    federation = once_settled
     manifest = federation.coordinator.settled.manifest
     body = records(federation, "statement")[0].body
     again = Statement.from_body("client-0", body, manifest, detail="rounds")
@@ -524,7 +549,7 @@ def test_the_window_closes_once_and_late_statements_come_before(tmp_path):
 
 
 @pytest.mark.parametrize("detail", ["rounds", "run"])
-def test_a_friend_who_never_states_pays_for_a_lie(tmp_path, detail):
+def test_a_friend_who_never_states_pays_for_a_lie(tmp_path, honest, detail):
     """What one of two takes too much is missing where the other one is silent; nobody else loses anything."""
     federation = settled(tmp_path, settlement={"window_days": 0, "detail": detail})
     key = "2" if detail == "rounds" else "all"
@@ -532,9 +557,8 @@ def test_a_friend_who_never_states_pays_for_a_lie(tmp_path, detail):
     absent(federation, "client-3")
     with over(federation) as new:
         found = new().close(2.0**40)
-    honest = settled(tmp_path / "honest", settlement={"detail": detail}).run().coordinator.settled
-    got, due = (one.scores(federation.names).values for one in (found, honest))
-    assert got[[0, 2, 4]].tolist() == due[[0, 2, 4]].tolist()
+    got, due = (one.scores(federation.names).values for one in (found, honest(detail)))
+    assert got[[0, 2]].tolist() == due[[0, 2]].tolist()
     assert got[1] - due[1] == pytest.approx(10**6 * found.manifest.scale)
     assert got.sum() == pytest.approx(due.sum())
 
@@ -662,7 +686,7 @@ def test_rounding_in_a_friends_favour_is_found():
         assert bool(differs(chosen, values, 1.0, encoding)) == found
 
 
-def test_a_late_liar_is_named_too(tmp_path):
+def test_a_late_liar_is_named_too(tmp_path, honest):
     federation = settled(tmp_path, naming=True)
     stating(federation, lambda body: body["rounds"].update({"2": str(int(body["rounds"]["2"]) + 5)}))
     kept = absent(federation)
@@ -670,14 +694,14 @@ def test_a_late_liar_is_named_too(tmp_path):
         reopened(federation)
         found = new().late(LIAR, kept["answer"])
     assert found.liars == (LIAR,)
-    honest = settled(tmp_path / "honest").run().coordinator.settled
-    assert found.scores(federation.names).values.tolist() == honest.scores(federation.names).values.tolist()
+    due = honest().scores(federation.names)
+    assert found.scores(federation.names).values.tolist() == due.values.tolist()
     assert federation.verified()
 
 
 @pytest.mark.parametrize("detail", ["rounds", "run"])
-@pytest.mark.parametrize("given", [{}, {"lost": [("client-3", 2, "masked")]}, {"masks": False}])
-def test_the_archive_proves_the_settlement_again(tmp_path, detail, given):
+@pytest.mark.parametrize("given", [{}, {"lost": (("client-3", 2, "masked"),)}, {"masks": False}])
+def test_the_archive_proves_the_settlement_again(tmp_path, honest, detail, given):
     naming = given.get("masks", True)
     federation = settled(tmp_path, naming=naming, settlement={"detail": detail}, **given)
     if naming:
@@ -690,32 +714,30 @@ def test_the_archive_proves_the_settlement_again(tmp_path, detail, given):
     codes = [line.code for line in lines]
     assert {"archive", "archive-gradient"} <= set(codes)
     assert codes.count("archive-verdict") == (0 if not naming else 1 if detail == "rounds" else 3)
-    honest = settled(tmp_path / "honest", settlement={"detail": detail}, **given).run().coordinator.settled
-    found = book(federation).settled
-    assert found.scores(federation.names).values.tolist() == honest.scores(federation.names).values.tolist()
+    found, due = book(federation).settled, honest(detail, **given)
+    names = federation.names
+    assert found.scores(names).values.tolist() == due.scores(names).values.tolist()
 
 
 @pytest.mark.parametrize(
     ("kind", "what"), [("round", "x"), ("direction", "g"), ("pool", "y"), ("round", "m0")]
 )
-def test_another_archive_is_refused(tmp_path, kind, what):
-    federation = settled(tmp_path).run()
-    archive = FolderArchive(federation.folder / "archive")
+def test_another_archive_is_refused(copied, kind, what):
+    archive = FolderArchive(copied / "archive")
     number = 0 if kind == "pool" else 1
     arrays = dict(archive.load(kind, number))
     arrays[what] = arrays[what].copy()
     arrays[what][0] += 1
     archive.save(kind, number, arrays)
     with pytest.raises(FedmeritError):
-        list(verify_folder(federation.folder, archive=archive.path))
+        list(verify_folder(copied, archive=archive.path))
 
 
-def test_a_damaged_archive_is_named(tmp_path):
-    federation = settled(tmp_path).run()
-    file = federation.folder / "archive" / "round-0002.arrays"
+def test_a_damaged_archive_is_named(copied):
+    file = copied / "archive" / "round-0002.arrays"
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     with pytest.raises(StoreError, match=r"round-0002\.arrays: damaged"):
-        list(verify_folder(federation.folder, archive=file.parent))
+        list(verify_folder(copied, archive=file.parent))
 
 
 def test_a_verdict_that_its_evidence_does_not_prove_is_refused(tmp_path):
