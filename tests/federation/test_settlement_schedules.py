@@ -35,7 +35,7 @@ from linear_federation import Federation
 RING = 2**48
 EACH = 10
 """Settlements of one federation."""
-FEW, MANY = 120, int(os.environ.get("FEDMERIT_SCHEDULES", "1500"))
+FEW, MANY = 60, int(os.environ.get("FEDMERIT_SCHEDULES", "1500"))
 STAGES = ("share", "masked", "check", "unmask", "report")
 
 
