@@ -128,9 +128,8 @@ class Federation:
         self.lost = {(name, number): STAGES.index(stage) for name, number, stage in lost}
         self.away, self.beyond, self.samples = {*away}, {*beyond}, samples or {}
         self.text, self.config = self._settings(rounds, weights, settings or {})
-        with no_disk():
-            self.keys = {name: self._key(name) for name in (SERVER, *self.names)} if masks else {}
-            self.roster = roster or self._roster(weights or {})
+        self.keys = {name: self._key(name) for name in (SERVER, *self.names)} if masks else {}
+        self.roster = roster or self._roster(weights or {})
         slices = rounds if self.config.data.test_reveal == "per-round" else int(self.config.reports)
         settled = 32 if self.config.settles else 0
         drawn = data("test", 20 * slices + settled, seed)
@@ -168,7 +167,7 @@ class Federation:
     @contextmanager
     def begun(self) -> Iterator[Federation]:
         """Open the run folder and let everybody join; `round` and `finish` come next."""
-        with no_disk(), self.open("run") as self.coordinator:
+        with self.open("run") as self.coordinator:
             yield self
 
     @contextmanager
@@ -572,13 +571,3 @@ def fit_slope(model: np.ndarray, shown: Any, places: np.ndarray) -> tuple[float,
     off = x @ model.astype(np.float64) - y
     value = np.exp(-np.square(off) / 4)
     return float(value.mean()), (-(off * value) / 2) @ x / len(y)
-
-
-@contextmanager
-def no_disk() -> Iterator[None]:
-    """Wait for no disk: a power cut is not what these tests are about."""
-    real, os.fsync = os.fsync, lambda file: None
-    try:
-        yield
-    finally:
-        os.fsync = real

@@ -213,8 +213,8 @@ def test_every_share_and_amount_has_an_interval(fedmerit, reports):
         ]
         assert [row["payout_low"], row["payout_high"]] == content["payout_intervals"][row["client"]]
     _, out, _ = fedmerit("rewards", reports, "--budget", "100")
-    assert "share, 95 %" in out
-    assert "95 %: what the rule would pay by scores without the sampling error" in out
+    assert "share, 95%" in out
+    assert "95%: what the rule would pay by scores without the sampling error" in out
 
 
 def test_a_tie_that_is_paid_apart_is_said(fedmerit, tmp_path):

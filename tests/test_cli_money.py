@@ -120,3 +120,12 @@ def test_a_floor_is_a_number_as_one_writes_it(silent, option):
     assert result.exit_code == 2
     assert "0_5" in result.output
     assert call("rewards", silent, "--budget", "1", option, ".5").exit_code == 0
+
+
+def test_a_currency_may_be_in_small_letters_as_in_an_amount(silent):
+    for given in (["--budget", "100 eur"], ["--budget", "100", "--currency", "eur"]):
+        plain = json.loads(call("rewards", silent, *given, "--rule", "equal", "--format", "json").stdout)
+        assert plain["currency"] == "EUR"
+    assert "in USD, got one in EUR" in failure("rewards", silent, "--budget", "1 eur", "--currency", "usd")
+    refused = failure("rewards", silent, "--budget", "100", "--currency", "euros")
+    assert refused == "--currency: expected a code such as EUR, or a sign such as $, got 'EUROS'"

@@ -60,6 +60,42 @@ def test_a_run_that_is_stopped_before_it_began_is_started_again(tmp_path, fedmer
     assert (code, err) == (130, "stopped before the run began; start it again\n")
 
 
+def test_a_demo_that_is_stopped_says_how_far_it_got_and_how_to_begin_again(tmp_path, fedmerit, monkeypatch):
+    from fedmerit.simulation.run import Rehearsal
+
+    real = Rehearsal.round
+
+    def second(self, number, *more):
+        if number == 2:
+            raise KeyboardInterrupt
+        return real(self, number, *more)
+
+    monkeypatch.setattr(Rehearsal, "round", second)
+    small = ["--set", "training.rounds=3", "--set", "training.local_epochs=1", "--set", "data.test_size=50"]
+    code, _, err = fedmerit("demo", "--out", tmp_path / "demo", *small)
+    assert code == 130
+    assert err.splitlines()[-1] == "stopped after round 1 of 3; fedmerit demo starts afresh"
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("plan my.toml", "stopped: this command writes nothing; start it again"),
+        ("keys roster roster.toml", "stopped: files are written whole or not at all; start it again"),
+    ],
+)
+def test_any_command_that_is_stopped_says_what_it_leaves(tmp_path, fedmerit, monkeypatch, command, told):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    settings(tmp_path / "my.toml", 2)
+    monkeypatch.setattr("fedmerit.simulation.plan.plan", stopped)
+    monkeypatch.setattr("fedmerit.identity.read_roster", stopped)
+    code, out, err = fedmerit(*command.split())
+    assert (code, out, err) == (130, "", told + "\n")
+
+
 @pytest.mark.parametrize(
     "command",
     [

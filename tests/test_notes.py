@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmerit.config import SECTIONS, Corruption
-from fedmerit.notes import NAMES, PLAIN, Note, catalogue, code_of, planted, words
+from fedmerit.notes import NAMES, PLAIN, Note, catalogue, catalogue_of, code_of, planted, speaking, words
 from fedmerit.report.text import on_page, on_terminal
 
 SOURCE = Path(__file__).parents[1] / "src" / "fedmerit"
@@ -62,6 +62,7 @@ TEXTS = {
     "path": "runs/North",
     "option": "--on",
     "text": "North",
+    "meant": "North",
 }
 
 
@@ -292,9 +293,9 @@ HIDDEN = {A: "Member C", B: "Member A", C: "Member B"}
         ({"label_noise": {A: 0.0}}, "", ""),
         (
             {"label_noise": {A: 0.8, B: 0.125, C: 0.0}},
-            f"Rehearsal: labels were replaced by random ones on purpose: 80 % at {A}, 12.5 % at “{B}” "
+            f"Rehearsal: labels were replaced by random ones on purpose: 80% at {A}, 12.5% at “{B}” "
             "(corruption.label_noise).",
-            "Rehearsal: labels were replaced by random ones on purpose: 12.5 % at Member A, 80 % at Member C "
+            "Rehearsal: labels were replaced by random ones on purpose: 12.5% at Member A, 80% at Member C "
             "(corruption.label_noise).",
         ),
         (
@@ -346,3 +347,21 @@ def test_of_very_many_only_some_are_named():
     assert "n11 and 18 more were flipped" in planted(Corruption(label_flip=many))
     riders = planted(Corruption(free_rider=dict.fromkeys(many, "zero")))
     assert "n11 sent no change, and so on for 18 more on purpose" in riders
+
+
+def test_german_notes_have_german_quotation_marks_and_code_stays_code():
+    with speaking("de"):
+        assert "Mitglied „Ulm“ hat 1 von 2 Runden" in Note("partly-zero", client="Ulm", seen=1, rounds=2)
+        assert "„Sankt Anna's\\n“" in Note("never-summed", client="Sankt Anna's\n")
+        assert "„U\\u0308lm“ und „\\xdclm“" in Note("composed-alike", client="U\u0308lm", other="Ülm")
+        assert "Status „reversed“, nicht „ok“" in Note("status", score="FP", status="reversed")
+        decided = Note("undefined-decided", reason=Note("no-division"), decided="equal")
+    assert "on_undefined='equal' hat entschieden" in decided
+    assert "member 'Ulm' reported" in Note("partly-zero", client="Ulm", seen=1, rounds=2)
+
+
+def test_a_percentage_has_a_space_in_german_and_none_in_english():
+    loose = re.compile(r"[0-9}]\s%(?![a-z])")
+    assert [code for code, text in catalogue_of("en").items() if loose.search(text)] == []
+    tight = re.compile(r"[0-9}]%(?!})")
+    assert [code for code, text in catalogue_of("de").items() if tight.search(text)] == []

@@ -195,7 +195,7 @@ REFUSED = {
     ),
     "percent signs": (
         changed("0,2", "20 %"),
-        "line 2: alone in cell E2: '20 %' has a percent sign: write 0.81 for 81 % in all columns, or leave",
+        "line 2: alone in cell E2: '20 %' has a percent sign: write 0.81 for 81% in all columns, or leave",
     ),
     "a date that was 1.2": (
         changed("0,2", "01. Feb"),
@@ -319,6 +319,19 @@ def test_the_owner_decides_what_the_table_leaves_open(tmp_path):
     assert read(path, decimal=".")[0].alone[0] == 1234
     path.write_bytes(SHEET.replace("Köln", "Łódź").encode("cp1250"))
     assert read(path, encoding="cp1250")[0].clients == ("Łódź", "Ulm")
+
+
+def test_an_encoding_that_is_named_for_a_file_in_utf_8_is_taken_with_a_note(tmp_path, fedmerit):
+    path = tmp_path / "reports.csv"
+    path.write_text(PLAIN, encoding="utf-8")
+    code, out, _ = fedmerit("score", path, "--encoding", "latin-1")
+    assert code == 0
+    assert "text in latin-1, with words such as 'KÃ¶ln' (the file is valid UTF-8 too, with 'Köln'" in out
+    _, out, _ = fedmerit("score", path, "--encoding", "utf-8")
+    assert "note: the file was read" not in out
+    path.write_text(PLAIN, encoding="latin-1")
+    _, out, _ = fedmerit("score", path, "--encoding", "latin-1")
+    assert "UTF-8" not in out
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ with reports.open("w", newline="") as file:
 rounds = fm.read(reports)
 total = fm.accumulate(rounds)
 spans, ranks = intervals(total), rank_intervals(total)
-print(f"{'member':8}  alpha      95 % interval       rank, and those it may have")
+print(f"{'member':8}  alpha      95% interval        rank, and those it may have")
 for name in total.ranking():
     i = total.clients.index(name)
     low, high = spans[i]

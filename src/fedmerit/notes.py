@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from decimal import Decimal
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -256,6 +256,7 @@ def _written(words: str, values: Mapping[str, Any]) -> str:
     ``{n:count}``         three, or 12; ``{n:Count}`` begins with a capital letter
     ``{x:is|are}``        the first word for one, the second for any other number
     ``{x:quoted}``        a name as it may stand in a list (see `quoted`)
+    ``{x!r}``             a name in quotation marks, without characters that cannot be printed
     ====================  ==========================================================================
     """
     parts = []
@@ -272,7 +273,13 @@ def _parsed(words: str) -> tuple[tuple[str, str | None, str | None, str | None],
     return tuple(string.Formatter().parse(words))
 
 
-_CONVERTED = {"r": repr, "a": ascii}
+def _in_quotes(value: Any, write: Callable[[Any], str]) -> str:
+    """Return a value as Python writes it; text between the quotation marks of the language."""
+    marks, shown = catalogue()["list.quotes"].split(), write(value)
+    return f"{marks[0]}{shown[1:-1]}{marks[1]}" if marks and isinstance(value, str) else shown
+
+
+_CONVERTED = {"r": partial(_in_quotes, write=repr), "a": partial(_in_quotes, write=ascii)}
 
 
 def _shown(value: Any, spec: str) -> str:

@@ -236,7 +236,7 @@ def test_a_statement_says_how_sure_the_share_is_and_which_ties_are_paid_apart(fo
         low, high = told["share_interval"]
         assert low <= told["share"] <= high
         assert told["cents_interval"][0] <= told["cents"] <= told["cents_interval"][1]
-        assert f"The 95 % interval of your share is {low:.2%} to {high:.2%}, which is" in text
+        assert f"The 95% interval of your share is {low:.2%} to {high:.2%}, which is" in text
         for code, word in (("less", "more"), ("more", "less")):
             others = told["indistinguishable_but_paid"][code]
             assert set(others) <= set(told["cannot_be_told_apart_from"])

@@ -12,7 +12,7 @@ from fedmerit.report.page.html import facts_of, page
 from fedmerit.report.text import unbroken
 from fedmerit.verify import verify_folder
 
-SAID = "Rehearsal: labels were replaced by random ones on purpose: 90 % at {} (corruption.label_noise)."
+SAID = "Rehearsal: labels were replaced by random ones on purpose: 90% at {} (corruption.label_noise)."
 
 
 @pytest.fixture

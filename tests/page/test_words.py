@@ -17,7 +17,7 @@ from fedmerit import notes
 from fedmerit.ledger.decisions import Terms
 from fedmerit.limits import WHOLE
 from fedmerit.notes import LANGUAGES, MARKS, catalogue, catalogue_of, words
-from fedmerit.protocol.terms import REHEARSALS
+from fedmerit.protocol.terms import FLOWER, REHEARSALS
 from fedmerit.report import terminal
 from fedmerit.report.findings import Happened
 from fedmerit.report.page.html import facts_of, page, render
@@ -51,11 +51,12 @@ BY_KEY = {
     "why-you": MISSED,
     "truth": {"SV", "MR-SV"},
     "holder": REHEARSALS,
+    "engine": {*REHEARSALS, FLOWER},
     "stage": {"rounds", *terminal.STAGES, *terminal.COUNTED},
     "change": WAYS | {f"{way}-between" for way in WAYS},
     "list": {
-        "comma", "clause", "last", "more", "so-on", "few", "rounds", "left", "clients", "quoted", "where",
-        "counts",
+        "comma", "clause", "last", "more", "so-on", "few", "rounds", "left", "clients", "quoted", "quotes",
+        "where", "counts",
     },
 }  # fmt: skip
 """Sections whose codes are made from a value, and all values that there are."""

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import click
 import typer
@@ -29,10 +29,22 @@ WORK = {
     "Members on their own machines": ("keys", "member", "settle"),
 }
 """The commands in the order of the work, by heading; `fedmerit --help` shows them so."""
+READING = frozenset({"doctor", "plan", "score", "show", "verify"})
+"""Commands that write no file."""
 
 
 class Commands(TyperGroup):
     """Commands in the order of the work. Their texts explain the arguments, under the names people see."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; after Ctrl-C, say in one line what it leaves and what to do, with exit code 130."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            reads = ctx.invoked_subcommand in READING
+            left = "this command writes nothing" if reads else "files are written whole or not at all"
+            err.print(f"stopped: {left}; start it again")
+            raise typer.Exit(130) from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands in the order of the work."""
@@ -108,6 +120,8 @@ def heading_of(title: str | None, consortium: str | None, date: str | None, curr
     from fedmerit.errors import InputError
     from fedmerit.heading import Heading
 
+    if currency and currency.isascii():  # as in an amount, such as 100 eur
+        currency = currency.upper()
     try:
         return Heading(title or "", consortium or "", date or "", currency or "")
     except InputError as error:

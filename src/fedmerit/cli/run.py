@@ -233,12 +233,13 @@ def demo(
     for folder in (out_, liar):
         if is_demo(folder):  # the demo starts afresh each time, and removes only runs of its hospitals
             remove(folder)
-    out.print("Six hospitals, secure aggregation on. 80 % of Harbour's labels are random.")
-    _run(settings, out_, resume=False)
-    for line in verify_folder(out_):
-        out.print(line)
-    if settings.settles:
-        _demo_liar(from_dict(DEMO | LIAR, set_ or ()), liar)
+    out.print("Six hospitals, secure aggregation on. 80% of Harbour's labels are random.")
+    with _stoppable(out_, on="fedmerit demo starts afresh"):
+        _run(settings, out_, resume=False)
+        for line in verify_folder(out_):
+            out.print(line)
+        if settings.settles:
+            _demo_liar(from_dict(DEMO | LIAR, set_ or ()), liar)
     out.print(f"next: fedmerit rewards {out_} --budget 10000.00")
 
 
@@ -250,7 +251,7 @@ def _demo_liar(config: Config, folder: Path) -> None:
     with _engine():
         from fedmerit.simulation.run import run as run_embedded
     run_embedded(config, folder)
-    out.print(f"The same hospitals once more ({folder}): Elm states 1 % more than its score.")
+    out.print(f"The same hospitals once more ({folder}): Elm states 1% more than its score.")
     for line in verify_folder(folder, archive=folder / ARCHIVE):
         if line.code.startswith("settlement"):
             out.print(line)
@@ -392,16 +393,16 @@ def _run(
 
 
 @contextmanager
-def _stoppable(folder: Path) -> Iterator[None]:
-    """Say after Ctrl-C how far the run got and how it goes on; the exit code is then 130."""
+def _stoppable(folder: Path, on: str = "go on with --resume") -> Iterator[None]:
+    """Say after Ctrl-C how far the run got and how it goes ``on``; the exit code is then 130."""
     try:
         yield
     except KeyboardInterrupt:
-        err.print(_stopped(folder))
+        err.print(_stopped(folder, on))
         raise typer.Exit(130) from None
 
 
-def _stopped(folder: Path) -> str:
+def _stopped(folder: Path, on: str) -> str:
     """Return how far a run got that was stopped, and what to do next."""
     from fedmerit.ledger.chain import Ledger
     from fedmerit.ledger.records import rounds_of
@@ -415,8 +416,8 @@ def _stopped(folder: Path) -> str:
     if over:
         return f"stopped when all {planned} rounds were over; see fedmerit score {folder}"
     if not closed:
-        return f"stopped before the end of round 1 of {planned}; go on with --resume"
-    return f"stopped after round {closed} of {planned}; go on with --resume"
+        return f"stopped before the end of round 1 of {planned}; {on}"
+    return f"stopped after round {closed} of {planned}; {on}"
 
 
 @contextmanager

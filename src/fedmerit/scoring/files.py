@@ -302,7 +302,7 @@ def _check_unit(path: Path, reports: Reports) -> None:
         if min(small) >= 0 and max(small) <= 1 < min(large) and min(large) > PERCENT * max(small):
             raise FileFormatError(
                 f"{path}: round {reports.round}: {told} are {min(large):g} and more, but the other two "
-                f"columns {max(small):g} and less: expected all of them in one unit, such as 0.81 for 81 %"
+                f"columns {max(small):g} and less: expected all of them in one unit, such as 0.81 for 81%"
             )
 
 

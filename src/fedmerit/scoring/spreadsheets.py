@@ -195,7 +195,7 @@ def _decoded(path: Path, data: bytes, form: SheetForm) -> tuple[str, list[Note]]
             encoding, called = said, said
     try:
         text = data[len(marked) :].decode(encoding)
-        notes = [Note("sheet-encoding", what=called)] if called else []
+        notes = [_believed(data, text, called)] if called else []
     except UnicodeError as error:
         if marked or said:
             raise FileFormatError(f"{path}: cannot be read as {called or 'UTF-8'}: {error}") from error
@@ -204,6 +204,18 @@ def _decoded(path: Path, data: bytes, form: SheetForm) -> tuple[str, list[Note]]
         line = text[: text.index("\0")].count("\n") + 1
         fail(path, f"line {line}", "expected text, got a NUL byte: save the table as CSV (UTF-8) once more")
     return text, notes
+
+
+def _believed(data: bytes, text: str, called: str) -> Note:
+    """Return what is said of letters that are not read as UTF-8, although they may be UTF-8 too."""
+    try:
+        found = _WORD.search(plain := data.decode())
+    except UnicodeError:
+        found = None
+    if found is None or plain == text:
+        return Note("sheet-encoding", what=called)
+    read = _WORD.search(text)
+    return Note("sheet-believed", what=called, text=read[0] if read else "", meant=found[0])
 
 
 def _western(path: Path, data: bytes) -> tuple[str, list[Note]]:
@@ -426,7 +438,7 @@ def _twice(found: Mapping[str, str]) -> str:
 def _no_number(text: str) -> str:
     """Return what is wrong with a cell that spreadsheets are known for, or an empty text."""
     if text.endswith("%"):
-        return "has a percent sign: write 0.81 for 81 % in all columns, or leave the sign out in all of them"
+        return "has a percent sign: write 0.81 for 81% in all columns, or leave the sign out in all of them"
     if text.startswith("="):
         return "is a formula: save the table with values in place of formulas"
     if text.startswith("#"):

@@ -655,7 +655,8 @@ def provenance(facts: Facts) -> list[tuple[str, str, bool]]:
         samples = words("origin.settled", size=size, classes=classes, settled=settled)
         if settled == size:
             samples = words("origin.all-settled", size=size, classes=classes)
-    version = words("origin.version", version=book.run["version"], engine=book.run["engine"])
+    engine = called("engine", book.run["engine"])
+    version = words("origin.version", version=book.run["version"], engine=engine)
     return [
         ("fedmerit", version, False),
         (words("origin.pool"), samples, False),
