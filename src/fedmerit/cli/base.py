@@ -190,6 +190,9 @@ def errors_as_messages() -> Iterator[None]:
 
         err.print("error: " + printable(" ".join(str(error).split("\n"))))
         raise SystemExit(2) from None
+    except KeyboardInterrupt:  # before a command began
+        err.print("stopped before anything began; start it again")
+        raise SystemExit(130) from None
 
 
 def fail(message: str) -> NoReturn:
