@@ -13,6 +13,9 @@ demo: $(READY)
 demo-flower: $(READY)
 	@$(BIN)/python examples/flower-hospitals/demo.py
 
+# What is compiled is kept, whatever the shell says: each worker would rewrite the asserts of all tests at every run.
+export PYTHONDONTWRITEBYTECODE =
+
 # The page is looked at in a browser: Debian's, installed where that is possible; else those tests say why they skip.
 test: $(READY) lint
 	@command -v chromium >/dev/null || apt-get install -y -q chromium >/dev/null 2>&1 || true

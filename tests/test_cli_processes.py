@@ -96,6 +96,14 @@ def test_any_command_that_is_stopped_says_what_it_leaves(tmp_path, fedmerit, mon
     assert (code, out, err) == (130, "", told + "\n")
 
 
+def test_who_is_stopped_before_a_command_began_is_told_so(fedmerit, monkeypatch):
+    def stopped(**_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedmerit.cli.app", stopped)
+    assert fedmerit("score", "r.csv") == (130, "", "stopped before anything began; start it again\n")
+
+
 @pytest.mark.parametrize(
     "command",
     [
