@@ -14,13 +14,13 @@ def once_finished(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def rehearsed(tmp_path_factory):
-    """What `tiny` gives, and the folder of that run; not to be changed."""
-    from tiny import tiny
+    """What `tiny` gives with all utilities, and the folder of that run; not to be changed."""
+    from tiny import ALL, tiny
 
     from fedmerit.simulation.run import run
 
     folder = tmp_path_factory.mktemp("rehearsed") / "run"
-    return run(tiny(), folder), folder
+    return run(tiny(ALL), folder), folder
 
 
 @pytest.fixture

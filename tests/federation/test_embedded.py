@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from tiny import TINY, tiny
+from tiny import ALL, TINY, tiny
 
 from fedmerit.config import from_dict
 from fedmerit.errors import ConfigError, DataError, FedmeritError, StoreError
@@ -60,7 +60,7 @@ def test_reports_are_what_evaluating_the_plain_models_gives(rehearsed, tmp_path)
     from fedmerit.simulation.training import train_many
 
     _, folder = rehearsed
-    config = tiny()
+    config = tiny(ALL)
     federation = prepare(config)
     seeds = [seed_for(config, "train", 1, name) for name in federation.names]
     data = [(client.x, client.y) for client in federation.clients]
@@ -127,9 +127,9 @@ def test_secure_aggregation_on_and_off_end_with_the_same_bytes(tmp_path, overrid
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(rehearsed, tmp_path):
     _, folder = rehearsed
-    run(tiny(), tmp_path / "again")
+    run(tiny(ALL), tmp_path / "again")
     assert scores_json(tmp_path / "again") == scores_json(folder)
-    run(tiny("run.seed=1"), tmp_path / "other")
+    run(tiny("run.seed=1", ALL), tmp_path / "other")
     assert scores_json(tmp_path / "other") != scores_json(folder)
 
 
@@ -539,11 +539,11 @@ def test_a_run_that_could_not_start_can_be_started_again(tmp_path):
 def test_a_folder_in_use_or_of_another_config_is_refused(rehearsed):
     _, folder = rehearsed
     with pytest.raises(StoreError, match="not empty; use --resume"):
-        run(tiny(), folder)
+        run(tiny(ALL), folder)
     with pytest.raises(StoreError, match=r"a different config: training.rounds is 2 there and 3 here"):
         run(tiny("training.rounds=3"), folder, resume=True)
     before = scores_json(folder)
-    run(tiny(), folder, resume=True)  # finished: nothing to do, nothing changed
+    run(tiny(ALL), folder, resume=True)  # finished: nothing to do, nothing changed
     assert scores_json(folder) == before
 
 

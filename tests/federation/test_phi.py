@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tiny import tiny
+from tiny import ALL, tiny
 
 import fedmerit as fm
 from fedmerit.errors import LedgerError
@@ -44,10 +44,8 @@ def rehearse(config, folder):
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
     folder = tmp_path_factory.mktemp("phi") / "run"
-    return (
-        folder,
-        *rehearse(tiny("scoring.truth=['mr-shapley']", "participation.away={client-3=[2]}"), folder),
-    )
+    config = tiny("scoring.truth=['mr-shapley']", "participation.away={client-3=[2]}", ALL)
+    return folder, *rehearse(config, folder)
 
 
 def test_scores_are_the_products_with_the_direction_of_the_round(ran):

@@ -40,7 +40,7 @@ def test_only_statements_that_can_be_traced_cost_longer_words(settings, word_byt
     config = tiny(*settings)
     found = plan(config, calibrate=False)
     assert found.bytes_up == word_bytes * found.parameters + fixed_bytes(config, 4)
-    utilities = 0 if config.scoring.method == "settled" else 3
+    utilities = 0 if config.scoring.method == "settled" else 2
     assert fixed_bytes(config, 4) - fixed_bytes(tiny("scoring.method=settled"), 4) == 785 * utilities
     plain = tiny(*settings, "scoring.errors=plain")
     assert fixed_bytes(config, 4) - fixed_bytes(plain, 4) == 500 * utilities

@@ -16,7 +16,7 @@ from itertools import combinations
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from tiny import tiny
+from tiny import ALL, tiny
 
 from fedmerit.errors import LedgerError
 from fedmerit.identity import SERVER, canonical, content, exact
@@ -179,7 +179,7 @@ def Copy_at(tmp_path, data):
 
 # ------------------------------------------------------------------------------- what only a kept head shows
 
-CONFIG = tiny()
+CONFIG = tiny(ALL)
 
 
 @pytest.fixture

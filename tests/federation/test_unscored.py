@@ -86,7 +86,7 @@ def test_the_page_says_it_where_it_is_read_first(folder, decided):
 
 
 def test_reports_of_the_ledger_are_those_of_the_score_file(folder):
-    for utility in (None, "accuracy", "brier"):
+    for utility in (None, "accuracy"):
         ledger, file = (
             recorded(folder, utility=utility).content,
             read_content(folder / "scores.json", utility=utility),

@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import tiny
+from tiny import ALL, tiny
 
 from fedmerit.config import from_dict, recorded
 from fedmerit.errors import LedgerError
@@ -27,7 +27,7 @@ from fedmerit.verify import keys_of, verify_folder
 from ledgers import Keys, cut
 from raising import raises
 
-CONFIG = tiny('participation.lost={client-3 = "2:report"}', "scoring.disclose_samples=true")
+CONFIG = tiny('participation.lost={client-3 = "2:report"}', "scoring.disclose_samples=true", ALL)
 
 
 @pytest.fixture(scope="module")

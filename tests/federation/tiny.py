@@ -7,8 +7,12 @@ TINY = {
     "partition": {"clients": 4, "scheme": "sizes", "sizes": [60, 50, 70, 40]},
     "model": {"name": "network:tiny"},
     "training": {"rounds": 2, "local_epochs": 1, "batch_size": 16},
-    "scoring": {"method": "reports"},
+    "scoring": {"method": "reports", "utilities": ["expected-accuracy", "accuracy"]},
 }
+
+
+ALL = "scoring.utilities=['expected-accuracy', 'accuracy', 'brier']"
+"""The utilities that a run has unless told otherwise."""
 
 
 def tiny(*overrides):
