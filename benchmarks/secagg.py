@@ -215,7 +215,7 @@ def main() -> int:
         )
     vectors = vectors_of(9, full)
     lost, *_ = timed(lambda: ours(vectors, lost=2))
-    # after Flower: what these messages leave to the allocator would make Flower about a seventh faster
+    # after Flower: what these messages leave to the allocator would make Flower about an eighth faster
     turns_of_six = [timed(lambda: ours(vectors, word_bytes=6))[:2] for _ in range(turns)]
     six = {
         "seconds": min(wall for wall, _ in turns_of_six),
