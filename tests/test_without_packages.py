@@ -4,8 +4,6 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 BLOCK = (
     "import sys\n"
     "for name in ('cryptography', 'Crypto', 'pydantic', 'altair', 'flwr', 'jinja2', 'pandas'):\n"
@@ -43,11 +41,7 @@ def test_a_run_with_masks_says_what_to_install(tmp_path):
     assert "secure aggregation needs the packages cryptography and pycryptodome" in found.stderr
 
 
-@pytest.mark.parametrize(
-    "module", ["fedmerit", "fedmerit.cli", "fedmerit.simulation.coalitions", "fedmerit.data"]
-)
-def test_what_needs_none_of_them_loads(module):
-    found = subprocess.run(
-        [sys.executable, "-c", f"{BLOCK}import {module}"], capture_output=True, check=False
-    )
+def test_what_needs_none_of_them_loads():
+    program = f"{BLOCK}import fedmerit, fedmerit.cli, fedmerit.data"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert found.returncode == 0, found.stderr
