@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import string
+from functools import cache
 from html import unescape
 from pathlib import Path
 from typing import get_args
@@ -67,8 +68,13 @@ def fields(text):
     return {name for _, name, _, _ in string.Formatter().parse(text) if name is not None} - set(MARKS)
 
 
+@cache
 def said_in_python():
     """Where, code and the values given, of every call of ``words`` whose codes stand in the same function."""
+    return [*calls_of_words()]
+
+
+def calls_of_words():
     for file in SOURCE.rglob("*.py"):
         tree = ast.parse(file.read_text(encoding="utf-8"))
         for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
