@@ -221,7 +221,8 @@ def test_files_are_not_written_beside_a_process_that_holds_the_folder(older):
 def test_a_run_that_goes_on_raises_no_false_alarm(tmp_path):
     """A real `fedmerit run` of short rounds, and a loop of verify beside it until it ends."""
     config, folder = tmp_path / "short.toml", tmp_path / "run"
-    config.write_text(from_dict(TINY, ["training.rounds=20", "scoring.utilities=['accuracy']"]).to_toml())
+    settings = ["model.name=mlp", "training.rounds=20", "scoring.utilities=['accuracy']"]
+    config.write_text(from_dict(TINY, settings).to_toml())
     command = [*FEDMERIT, "run", config, "--out", folder]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     seen = []

@@ -279,7 +279,7 @@ def test_a_folder_of_repeats_stands_for_its_runs(pair):
 @pytest.fixture
 def config(tmp_path):
     file = tmp_path / "tiny.toml"
-    file.write_text(as_toml(TINY | {"secure_aggregation": {"enabled": False}}))
+    file.write_text(as_toml(TINY | {"model": {"name": "mlp"}, "secure_aggregation": {"enabled": False}}))
     return file
 
 

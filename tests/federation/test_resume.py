@@ -16,6 +16,7 @@ from fedmerit.simulation.run import Rehearsal, run
 from fedmerit.verify import verify_folder
 
 SETTINGS = (
+    "model.name=mlp",  # it lasts long enough to be killed
     "training.rounds=4",
     "scoring.solo=true",
     "training.weights=scores",
