@@ -48,6 +48,7 @@ from fedmerit.protocol.outcome import as_array, file_name, included_hash, model_
 from fedmerit.protocol.pool import Slice, samples_in
 from fedmerit.protocol.settlement import (
     ALL,
+    DAY,
     Statement,
     agreement,
     countersignature,
@@ -66,6 +67,8 @@ Gradients = Callable[[Any, str], Gradient]
 
 SETTLING = ("last", "open", "agree", "agreed", "state", "table", "pairs", "settle")
 """The exchanges of a settlement, in order."""
+CLOCKS = 3600
+"""Seconds by which a member's clock may differ from the server's when it is told of a window."""
 NEAR = 1e-3
 """How much two machines may disagree about the length and the largest coordinate of a direction."""
 
@@ -418,6 +421,10 @@ class Settler:
         closes = self.state.get("closes")
         if settled["final"] and settled["missing"] and (closes is None or time.time() < closes):
             raise RefusedError("was not told of a window that is over now", stage="settle", member=self.name)
+        if not settled["final"]:
+            least = time.time() + self.config.settlement.window_days * DAY - CLOCKS
+            if not settled["closes"] >= (least if closes is None else closes):
+                raise RefusedError("the window is shorter than agreed", stage="settle", member=self.name)
 
     # ---------------------------------------------------------------------------------------------- internals
 
