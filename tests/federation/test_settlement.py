@@ -33,7 +33,8 @@ from fedmerit.secagg.quantise import Encoding
 from fedmerit.storage.archive import FolderArchive, check_archive
 from fedmerit.verify import record_decision, verify_folder
 from forging import body_of, written
-from linear_federation import LIAR, Federation, fit, fit_slope
+from ledgers import pool_of
+from linear_federation import LIAR, Federation, data, fit, fit_slope
 
 
 def settled(home, *, method="settled", naming=False, settlement=None, scoring=None, sections=None, **given):
@@ -370,6 +371,16 @@ def test_a_pool_other_than_the_committed_one_is_refused(tmp_path):
     federation.telling("open", 3, lambda told: told.update(y=told["y"] + 1))
     federation.run()
     assert federation.coordinator.settled.missing == (LIAR,)
+
+
+def test_a_pool_of_few_samples_is_refused(tmp_path):
+    """A product with the gradient of a few samples would tell more of an update than a score needs."""
+    for count in (9, 10):
+        federation = settled(tmp_path / str(count), rounds=1, ledger=False)
+        federation.pool = pool_of(*data("test", count), key=b"k" * 32, settled=count)
+        federation.run()
+        assert (federation.coordinator.settled is None) == (count < 10)
+        assert bool(federation.coordinator.recorder.signed("statement")) == (count >= 10)
 
 
 def test_samples_that_were_opened_before_are_refused(tmp_path):

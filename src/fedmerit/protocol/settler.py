@@ -43,7 +43,7 @@ from fedmerit.protocol.direction import (
     slopes_of,
 )
 from fedmerit.protocol.memory import POOL, MemberState
-from fedmerit.protocol.messages import Ask, pack, parsed
+from fedmerit.protocol.messages import LEAST_SAMPLES, Ask, pack, parsed
 from fedmerit.protocol.outcome import as_array, file_name, included_hash, model_hash, moved, sum_hash
 from fedmerit.protocol.pool import Slice, samples_in
 from fedmerit.protocol.settlement import (
@@ -128,6 +128,11 @@ class Settler:
         if manifest.rounds[-1].round > ask.round:
             raise BindingError(f"a manifest with rounds after the last one, {ask.round}", stage="open")
         shown = ask.opened()
+        if len(shown.y) < LEAST_SAMPLES and not self.member.rehearsal:
+            raise MessageError(
+                f"expected at least {LEAST_SAMPLES} test samples: a statement on fewer reveals too much",
+                stage="open",
+            )
         shown.verify_settlement(self.agreed.commitment)
         self._refuse_known(shown)
         blocks, by_class = blocks_of(shown, self.config.settlement.blocks)
