@@ -173,7 +173,8 @@ def test_a_round_aborted_after_shares_were_released_is_listed(tmp_path):
     federation = settled(tmp_path, lost=lost).run()
     released = {record.author: record.body["released"] for record in records(federation, "agreed")}
     assert released == {name: [2] for name in federation.names}
-    assert federation.verified()
+    (line,) = [line for line in federation.verified() if code_of(line) == "settlement-released"]
+    assert (line.values["round"], line.values["clients"]) == (2, federation.names)
 
 
 def test_one_number_for_the_run(tmp_path):
@@ -289,7 +290,8 @@ def test_members_that_say_a_right_direction_is_wrong_keep_nobody_else_from_stati
     federation.run()
     assert federation.coordinator.settled.missing == (LIAR,)
     assert [record.body["wrong"] for record in records(federation, "agreed")].count([1]) == 1
-    assert federation.verified()
+    (line,) = [line for line in federation.verified() if code_of(line) == "settlement-disagreed"]
+    assert line.values == {"round": 1, "clients": (LIAR,)}
 
 
 # ------------------------------------------------------------------------------------------- lying servers

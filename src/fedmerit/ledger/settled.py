@@ -50,6 +50,7 @@ class Book:
     Args:
         manifest: the directions; None if none were made.
         agreed: who signed that they are right, and who that some are wrong.
+        released: likewise for which rounds that are not settled it released shares.
         settled: what it came to; None if it was not settled (yet).
         why: why it was not, as a code; empty if it was.
         countersigned: who countersigned the last word.
@@ -58,6 +59,7 @@ class Book:
 
     manifest: Manifest | None = None
     agreed: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    released: dict[str, tuple[int, ...]] = field(default_factory=dict)
     statements: dict[str, Statement] = field(default_factory=dict)
     withheld: tuple[str, ...] = ()  # in a copy: who stated what its reader may not see
     values: dict[int, dict[str, int]] = field(default_factory=dict)
@@ -81,6 +83,12 @@ class Book:
         Args:
             judged: whether every verdict is judged anew; otherwise the lines on who lied say how to do that.
         """
+        for number in sorted({one for wrong in self.agreed.values() for one in wrong}):
+            clients = tuple(name for name, wrong in self.agreed.items() if number in wrong)
+            yield Note("settlement-disagreed", round=number, clients=clients)
+        for number in sorted({one for rounds in self.released.values() for one in rounds}):
+            clients = tuple(name for name, rounds in self.released.items() if number in rounds)
+            yield Note("settlement-released", round=number, clients=clients)
         if self.settled is None:
             yield Note("settlement-none", why=words(f"unsettled.{self.why or 'unfinished'}"))
             return
@@ -186,6 +194,7 @@ class _SettlementWalk:
         if not all(type(number) is int for number in (*numbers, *record.body["released"])):
             raise LedgerError("expected rounds")
         self.book.agreed[record.author] = tuple(numbers)
+        self.book.released[record.author] = tuple(record.body["released"])
 
     def statement(self, record: Record) -> None:
         if self.book.manifest is None:
