@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import time
 
+import numpy as np
 import pytest
 
 from fedmerit.errors import RefusedError, UnsettledShares
 from fedmerit.identity import canonical, content
 from fedmerit.ledger.decisions import Terms
 from fedmerit.protocol.clearing import Clearing
+from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.messages import pack, unpack
 from fedmerit.protocol.settlement import DAY, agreement
 from fedmerit.verify import record_decision
@@ -167,6 +169,53 @@ def test_a_window_that_was_told_is_not_shortened_later(tmp_path):
     assert federation.ask(FRIEND, ask, settled=canonical({**body, "closes": body["closes"] + 1}))
     with pytest.raises(RefusedError):
         federation.ask(FRIEND, ask, settled=canonical(body | {"closes": body["closes"] - 1}))
+
+
+@pytest.mark.parametrize("detail", ["rounds", "run"])
+def test_who_was_not_asked_for_its_masks_signs_no_end_with_a_false_equation(tmp_path, detail):
+    """It would forget its masks, and be silent when it is asked for them afterwards."""
+    federation = settled(tmp_path, detail=detail)
+    stating(federation, 5)
+    federation.reaches = lambda name, ask: (name, ask.exchange) != (FRIEND, "table")
+
+    def end(told):
+        body = json.loads(told["settled"])
+        body.update(final=True, missing=[], named=[LIAR], closes=None)
+        told["settled"] = canonical(body)
+
+    federation.telling("settle", 2, end, FRIEND)
+    federation.run()
+    refused = [one.ask.exchange for one in federation.passed if one.member == FRIEND and one.error]
+    assert refused == ["settle"]
+    assert federation.ask(FRIEND, federation.asked("client-0")["table", 1])
+
+
+# ------------------------------------------------------------------------------------------ a server's friend
+
+
+def test_a_server_and_its_friend_can_add_to_a_sum_after_they_know_it(tmp_path, monkeypatch):
+    """It is as if the friend had sent another update; nobody else's number changes, and nobody is named."""
+    real, more = Coordinator._sum, 1000
+
+    def summed(coordinator, server, number, found, public):
+        real(coordinator, server, number, found, public)
+        words = server.result.words.copy()
+        words[:1] += np.uint32(more)
+        decoded = server._task.encoding.decode(words, included=len(server.result.included))
+        object.__setattr__(server.result, "words", words)
+        object.__setattr__(server.result, "weighted_sum", decoded.weighted_sum)
+
+    monkeypatch.setattr(Coordinator, "_sum", summed)
+    federation = settled(tmp_path, rounds=1, ledger=False)
+
+    def change(body):
+        g = federation.archive.load("direction", 1)["g"]
+        body["rounds"]["1"] = str(int(body["rounds"]["1"]) + more * int(g[0]))
+
+    resigned(federation, "state", "statement", 1, change, FRIEND)
+    federation.run()
+    found = federation.coordinator.settled
+    assert (found.holding, found.named, found.final) == (1, {}, True)
 
 
 # ------------------------------------------------------------------------------------------------------ money

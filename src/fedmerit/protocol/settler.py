@@ -362,6 +362,7 @@ class Settler:
             raise RefusedError("its statement is not in the settlement", stage="settle", member=self.name)
         self._check_sums(manifest, settled, statements)
         self._check_end(settled)
+        self._check_asked(manifest, settled)
         self.state.put("settled", text)
         self.state.put("closes", settled["closes"])
         if settled["final"]:
@@ -430,6 +431,20 @@ class Settler:
             least = time.time() + self.config.settlement.window_days * DAY - CLOCKS
             if not settled["closes"] >= (least if closes is None else closes):
                 raise RefusedError("the window is shorter than agreed", stage="settle", member=self.name)
+
+    def _check_asked(self, manifest: Manifest, settled: Mapping[str, Any]) -> None:
+        """Raise if an equation fails for good and this member, which now forgets its masks, showed none."""
+        if not settled["final"] or self.config.word_bytes == 4:
+            return
+        failed = [one["round"] for one in settled["rounds"] if one["sum"] not in (None, one["product"])]
+        for entry in manifest.rounds:
+            due = self.name in entry.participants and (entry.round in failed or None in failed)
+            if due and self.state.get(file_name(entry.round, "table")) is None:
+                raise RefusedError(
+                    f"has not been asked for its masks of round {entry.round}, whose equation fails",
+                    stage="settle",
+                    member=self.name,
+                )
 
     # ---------------------------------------------------------------------------------------------- internals
 
