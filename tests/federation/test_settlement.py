@@ -18,15 +18,15 @@ from fedmerit.errors import (
     SettlementError,
     StoreError,
 )
-from fedmerit.identity import canonical, content
+from fedmerit.identity import canonical, content, exact
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.decisions import Terms
 from fedmerit.ledger.records import rounds_of
 from fedmerit.ledger.settled import settlement_of
 from fedmerit.notes import code_of
 from fedmerit.protocol import clearing, pool
-from fedmerit.protocol.direction import Manifest, differs, integers, product
-from fedmerit.protocol.messages import pack, unpack
+from fedmerit.protocol.direction import Manifest, differs, integers, product, scale_of
+from fedmerit.protocol.messages import Ask, pack, unpack
 from fedmerit.protocol.settlement import Statement
 from fedmerit.protocol.settler import SETTLING
 from fedmerit.secagg.quantise import Encoding
@@ -353,6 +353,39 @@ def test_a_member_answers_the_same_again_and_nothing_else(tmp_path):
     first = {(one.member, one.ask.exchange, one.ask.round): one.answer for one in federation.passed}
     for key in (("open", 3), ("agree", 2), ("agreed", 3), ("state", 3), ("settle", 3)):
         assert federation.ask(LIAR, asked[key]) == first[LIAR, *key]
+
+
+def test_a_manifest_of_another_run_or_utility_or_of_later_rounds_is_refused(tmp_path):
+    federation = settled(tmp_path, ledger=False)
+    federation.reaches = lambda name, ask: (name, ask.exchange) != (LIAR, "open")
+    federation.run()
+    ask = federation.asked("client-0")["open", 3]
+    body = json.loads(ask.body["manifest"])
+    for other in ({"run": "f" * 32}, {"utility": "accuracy"}, {"pool": "0" * 64}, {"stratified": True}):
+        with pytest.raises(RefusedError):
+            federation.ask(LIAR, ask, manifest=canonical({**body, **other}))
+    with pytest.raises(RefusedError):
+        federation.ask(LIAR, ask, manifest=ask.body["manifest"].replace(b",", b", "))
+    early = replace(ask, round=2)
+    signed = {name: federation.ask(name, Ask("last", ask.run, 2, {}, {})) for name in federation.names}
+    with pytest.raises(RefusedError):  # signed as it should be, but with a third round
+        federation.ask(LIAR, early, last=signed)
+    rounds = {**body, "rounds": body["rounds"][:2]}
+    facts = [(one.norm, one.largest, one.sum_norm) for one in Manifest.from_body(body).rounds[:2]]
+    rounds["scale"] = exact(scale_of(facts, body["coordinates"]))
+    assert federation.ask(LIAR, early, last=signed, manifest=canonical(rounds))
+
+
+def test_one_last_round_is_signed_and_it_is_one_before_the_end(tmp_path):
+    federation = settled(tmp_path, ledger=False)
+    with federation.begun():
+        ask = Ask("last", federation.run_id, 2, {}, {})
+        for number in (0, 3, -1):
+            with pytest.raises(RefusedError):
+                federation.ask(LIAR, replace(ask, round=number))
+        assert federation.ask(LIAR, ask) == federation.ask(LIAR, ask)
+        with pytest.raises(RefusedError):
+            federation.ask(LIAR, replace(ask, round=1))
 
 
 def test_nobody_states_before_t_members_agreed(tmp_path):

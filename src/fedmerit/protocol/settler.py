@@ -134,13 +134,13 @@ class Settler:
                 stage="open",
             )
         shown.verify_settlement(self.agreed.commitment)
-        self._refuse_known(shown)
         blocks, by_class = blocks_of(shown, self.config.settlement.blocks)
         if (manifest.pool, manifest.blocks) != (shown.id, tuple(map(len, blocks))) or (
             manifest.stratified != by_class
         ):
             raise BindingError("the manifest is about another pool, or other blocks", stage="open")
         self.state.room(shown.x.nbytes + shown.y.nbytes)
+        self._refuse_known(shown)
         self.state.put(POOL, [_flat(shown.x), _flat(shown.y), shown.index])
         self.state.put("settlement", [manifest.digest, text])
         return pack([manifest.digest])
