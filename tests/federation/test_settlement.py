@@ -408,6 +408,20 @@ def test_a_pool_other_than_the_committed_one_is_refused(tmp_path):
     assert federation.coordinator.settled.missing == (LIAR,)
 
 
+@pytest.mark.parametrize(("samples", "key"), [(data("another", 32), b""), (data("test", 32), b"k" * 32)])
+def test_nobody_states_on_a_pool_that_was_chosen_after_the_rounds(tmp_path, samples, key):
+    """All that the server makes of it fits together: only the commitment speaks against it."""
+    federation = settled(tmp_path, ledger=False)
+    with federation.begun():
+        for number in (1, 2, 3):
+            federation.round(number)
+        federation.coordinator.pool = pool_of(*samples, key=key or federation.pool.key, settled=32)
+        federation.finish()
+    assert federation.coordinator.settled is None
+    assert federation.coordinator.recorder.recorded("unsettled")[0]["why"] == "not-agreed"
+    assert not federation.coordinator.recorder.signed("agreed")
+
+
 def test_a_pool_of_few_samples_is_refused(tmp_path):
     """A product with the gradient of a few samples would tell more of an update than a score needs."""
     for count in (9, 10):
