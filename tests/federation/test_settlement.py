@@ -432,6 +432,19 @@ def test_a_pool_of_few_samples_is_refused(tmp_path):
         assert bool(federation.coordinator.recorder.signed("statement")) == (count >= 10)
 
 
+def test_samples_that_a_round_was_measured_on_are_refused(tmp_path):
+    """A server may commit to a settled part that repeats a sample of the rounds' part."""
+    for repeated in (False, True):
+        federation = settled(tmp_path / str(repeated), method="both", rounds=1, ledger=False)
+        x, y = data("test", 52)
+        if repeated:
+            x[51], y[51] = x[3], y[3]
+        federation.pool = pool_of(x, y, 2, key=b"k" * 32, settled=32)
+        federation.run()
+        assert (federation.coordinator.settled is None) == repeated
+        assert bool(federation.coordinator.recorder.signed("agreed")) == (not repeated)
+
+
 def test_samples_that_were_opened_before_are_refused(tmp_path):
     first = settled(tmp_path, files=True).run()
     assert first.coordinator.settled.missing == ()
