@@ -592,6 +592,7 @@ FACTS = {
     "blocks": lambda patch: patch.setattr(
         clearing, "Entry", lambda **d: Entry(**{**d, "blocks": tuple(2 * one for one in d["blocks"])})
     ),
+    "m": lambda patch: patch.setattr(clearing, "Entry", lambda **d: Entry(**{**d, "m": "0" * 64})),
     "participants": lambda patch: patch.setattr(
         clearing, "Entry", lambda **d: Entry(**{**d, "participants": d["participants"][:-1]})
     ),
@@ -606,11 +607,11 @@ def test_nobody_states_on_a_manifest_with_a_false_fact(tmp_path, monkeypatch, wh
     assert "state" not in {one.ask.exchange for one in federation.passed}
 
 
-@pytest.mark.parametrize("what", ["participants", "m0"])
+@pytest.mark.parametrize("what", ["participants", "m", "m0"])
 def test_who_never_saw_a_sum_still_knows_its_model_and_whom_it_signed_for(tmp_path, monkeypatch, what):
     federation = federation_of(tmp_path, members=4)
     federation.reaches = lambda name, ask: ask.exchange != "report"
-    if what == "participants":
+    if what in FACTS:
         FACTS[what](monkeypatch)
     else:
         real = Clearing.rounds
