@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedmerit.errors import MessageError, RefusedError
-from fedmerit.identity import SERVER, canonical, content
+from fedmerit.identity import SERVER, canonical, content, number
 from fedmerit.protocol import clearing, messages
 from fedmerit.protocol.clearing import Clearing
 from fedmerit.protocol.coordinator import Coordinator
@@ -605,6 +605,27 @@ def test_nobody_states_on_a_manifest_with_a_false_fact(tmp_path, monkeypatch, wh
     federation = federation_of(tmp_path).run()
     assert federation.coordinator.settled is None
     assert "state" not in {one.ask.exchange for one in federation.passed}
+
+
+@pytest.mark.parametrize("points", [3, 7])
+def test_three_points_of_a_path_are_not_enough_where_they_leave_a_large_rest(tmp_path, monkeypatch, points):
+    """With another gradient than needed, a server would choose between two directions."""
+
+    def sharp(model, shown, places):
+        x, y = shown.x[places], shown.y[places]
+        off = x @ model.astype(np.float64) - y
+        value = np.exp(-np.square(off) * 5000)
+        return float(value.mean()), (-10000 * off * value) @ x / len(y)
+
+    real = clearing.slopes_of
+    monkeypatch.setattr(clearing, "slopes_of", lambda *given: real(*given[:5], points))
+    federation = federation_of(tmp_path)
+    federation.slope = sharp
+    federation.run()
+    (entry,) = federation.coordinator.recorder.recorded("opening")[0]["manifest"]["rounds"]
+    rest, gain = number(entry["rest"]), number(entry["grand"]) - number(entry["empty"])
+    assert points == 7 or abs(rest) > 0.03 * abs(gain)
+    assert (federation.coordinator.settled is None) == (points == 3)
 
 
 @pytest.mark.parametrize("what", ["participants", "m", "m0"])
