@@ -648,6 +648,18 @@ def test_who_never_saw_a_sum_still_knows_its_model_and_whom_it_signed_for(tmp_pa
     assert federation.coordinator.settled is None
 
 
+def test_who_never_saw_a_sum_knows_that_another_stands_in_for_one_of_its_members(tmp_path, monkeypatch):
+    """As many members and the same weight: only the list that was signed speaks against it."""
+    federation = federation_of(tmp_path, lost=[("client-4", 1, "masked")])
+    federation.reaches = lambda name, ask: ask.exchange != "report"
+    others = ("client-0", LIAR, "client-2", "client-4")
+    monkeypatch.setattr(clearing, "Entry", lambda **d: Entry(**{**d, "participants": others}))
+    federation.run()
+    assert federation.coordinator.settled is None
+    said = {name: body["wrong"] for name, body, _ in federation.coordinator.recorder.signed("agreed")}
+    assert {name for name, wrong in said.items() if wrong == [1]} == {"client-0", LIAR, "client-2"}
+
+
 @pytest.mark.parametrize("what", ["m0", "sum", "g"])
 def test_arrays_that_are_not_the_manifests_are_refused_whenever_they_come(tmp_path, what):
     federation = federation_of(tmp_path)
