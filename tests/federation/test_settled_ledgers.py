@@ -6,7 +6,8 @@ import shutil
 import pytest
 
 from fedmerit.errors import LedgerError
-from fedmerit.identity import SERVER, canonical, content
+from fedmerit.identity import SERVER, canonical, content, exact, number
+from fedmerit.protocol.direction import Manifest, scale_of
 from fedmerit.protocol.messages import pack, unpack
 from fedmerit.protocol.settlement import last_round
 from fedmerit.verify import verify_copy
@@ -231,3 +232,125 @@ def test_signatures_under_the_last_round_of_another_run_do_not_count(runs, tmp_p
 
     with pytest.raises(LedgerError, match="the last round of another run"):
         verified(runs, tmp_path, "early", replayed, keys=federation.keys)
+
+
+# --------------------------------------------------------------------------------------- one record at a time
+
+
+def rows_of(records):
+    """All records but those under the end, as lists that tests change."""
+    kept = (record for record in records if record.kind != "seen")
+    return [[record.author, record.kind, body_of(record), record.signature] for record in kept]
+
+
+def at(rows, kind, place=0):
+    return [number for number, row in enumerate(rows) if row[1] == kind][place]
+
+
+def doubled(kind):
+    return lambda rows: rows.insert(at(rows, kind, -1) + 1, [*rows[at(rows, kind)]])
+
+
+def put(kind, **values):
+    return lambda rows: rows[at(rows, kind)][2].update(values)
+
+
+def manifest(change):
+    """Change the manifest and its digest, also in what others sign."""
+
+    def edit(rows):
+        opening = rows[at(rows, "opening")][2]
+        change(opening["manifest"])
+        made = opening["manifest"]
+        one = [
+            tuple(number(entry[key]) for key in ("norm", "largest", "sum_norm")) for entry in made["rounds"]
+        ]
+        made["scale"] = exact(scale_of(one, made["coordinates"]))
+        digest = Manifest.from_body(made).digest
+        for row in rows:
+            if "settlement" in row[2]:
+                row[2]["settlement"] = digest
+
+    return edit
+
+
+def few(kind):
+    def edit(rows):
+        for _ in range(2):
+            del rows[at(rows, kind)]
+
+    return edit
+
+
+def late_last(rows):
+    rows.insert(at(rows, "opening") + 1, rows.pop(at(rows, "last")))
+
+
+def after_the_close(rows):
+    """The window closes; then the missing member states."""
+    told = rows[at(rows, "settled")]
+    stated = json.loads(canonical(rows[at(rows, "statement")][2]))
+    rows += [
+        [SERVER, "settled", {**told[2], "final": True}, b""],
+        [VICTIM, "statement", stated, b""],
+    ]
+
+
+def moved_window(rows):
+    told = rows[at(rows, "settled")]
+    rows.append([SERVER, "settled", {**told[2], "closes": told[2]["closes"] - 1}, b""])
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "words"),
+    [
+        ("early", put("last", last=2), "signs another last round"),
+        ("early", late_last, "comes after the pool was opened"),
+        (
+            "early",
+            lambda rows: rows.pop(at(rows, "last")) and rows.pop(at(rows, "last")),
+            "members signed and",
+        ),
+        ("honest", doubled("opening"), "a second time"),
+        ("honest", put("opening", settlement="0" * 64), "does not match its digest"),
+        ("honest", manifest(lambda made: made.update(run="f" * 32)), "manifest is of another run"),
+        ("honest", manifest(lambda made: made.update(utility="rmse")), "settles rmse, expected fit"),
+        ("honest", manifest(lambda made: made["rounds"].pop()), "not those with a sum"),
+        (
+            "honest",
+            manifest(lambda made: made["rounds"][1].update(x="0" * 64)),
+            "not the one that was summed",
+        ),
+        ("honest", manifest(lambda made: made["rounds"][1]["participants"].pop()), "not the one that was"),
+        ("honest", put("agreed", run="f" * 32), "belongs to another run"),
+        ("honest", put("agreed", settlement="0" * 64), "or to another one"),
+        ("honest", doubled("agreed"), "agreed or stated before"),
+        ("honest", few("agreed"), "states though 3 members agreed"),
+        ("honest", doubled("statement"), "has stated before"),
+        ("missing", after_the_close, "comes after the settlement was closed"),
+        ("honest", doubled("settled"), "comes after the settlement was closed"),
+        ("missing", moved_window, "closes earlier than was said before"),
+        ("honest", put("settled", missing=[VICTIM]), "does not follow from the statements"),
+        ("honest", put("countersigned", sums="0" * 64), "countersigns something else"),
+        ("honest", put("countersigned", run="f" * 32), "another run"),
+        ("honest", doubled("countersigned"), "or a second time"),
+        ("liar", doubled("verdict"), "second verdict on its round"),
+        ("liar", lambda rows: rows[at(rows, "verdict")][2]["values"].update(nobody="1"), "not in the sum"),
+        ("liar", lambda rows: rows[at(rows, "verdict")][2].update(silent=["nobody"]), "not in the sum"),
+    ],
+)
+def test_a_ledger_with_one_false_record_is_refused(runs, tmp_path, name, edit, words):
+    """Members sign here whatever is asked of them: a check that rests on their signatures alone fails."""
+    home = shutil.copytree(runs / name, tmp_path / "forged")
+    keys = settled(tmp_path / "keys", ledger=False).keys
+
+    def tell(ledger, records):
+        rows = rows_of(records)
+        ended = at(rows, "end")
+        rows.append(rows.pop(ended))
+        edit(rows)
+        return iter(rows)
+
+    written(home, tell, keys, anew=())
+    with pytest.raises(LedgerError, match=words):
+        list(verify_copy(copy_for(home, LIAR)))
