@@ -648,6 +648,21 @@ def test_who_never_saw_a_sum_still_knows_its_model_and_whom_it_signed_for(tmp_pa
     assert federation.coordinator.settled is None
 
 
+@pytest.mark.parametrize("acknowledged", [True, False])
+def test_a_round_that_the_manifest_leaves_out_is_missed(tmp_path, monkeypatch, acknowledged):
+    """Who acknowledged its sum agrees to nothing without it; who did not signs that it released shares."""
+    federation = federation_of(tmp_path, rounds=2)
+    federation.reaches = lambda name, ask: acknowledged or (ask.exchange, ask.round) != ("report", 1)
+    real = Clearing.rounds
+    monkeypatch.setattr(Clearing, "rounds", lambda self: (one for one in real(self) if one.round != 1))
+    federation.run()
+    said = {name: body for name, body, _ in federation.coordinator.recorder.signed("agreed")}
+    assert {name: (body["wrong"], body["released"]) for name, body in said.items()} == {
+        name: ([1], []) if acknowledged else ([], [1]) for name in federation.names
+    }
+    assert (federation.coordinator.settled is None) == acknowledged
+
+
 def test_who_never_saw_a_sum_knows_that_another_stands_in_for_one_of_its_members(tmp_path, monkeypatch):
     """As many members and the same weight: only the list that was signed speaks against it."""
     federation = federation_of(tmp_path, lost=[("client-4", 1, "masked")])
