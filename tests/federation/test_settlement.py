@@ -376,6 +376,21 @@ def test_a_manifest_of_another_run_or_utility_or_of_later_rounds_is_refused(tmp_
     assert federation.ask(LIAR, early, last=signed, manifest=canonical(rounds))
 
 
+def test_who_finds_a_direction_wrong_states_nothing_though_all_others_agree(tmp_path):
+    federation = settled(tmp_path, ledger=False)
+    slopes = federation.gradient
+
+    def steeper(*path):
+        found = slopes(*path)
+        return replace(found, blocks=2 * found.blocks)
+
+    federation.members[LIAR].gradients = lambda shape, utility: steeper
+    federation.run()
+    assert federation.coordinator.settled.missing == (LIAR,)
+    with pytest.raises(RefusedError):
+        federation.ask(LIAR, federation.asked("client-0")["state", 3])
+
+
 def test_one_last_round_is_signed_and_it_is_one_before_the_end(tmp_path):
     federation = settled(tmp_path, ledger=False)
     with federation.begun():
