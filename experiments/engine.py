@@ -83,10 +83,11 @@ class BothGames(Rehearsal):
             Shapley values. ``sampled = n``: the Shapley value of a round from n coalitions. ``loop``:
             coalitions are retrained one after another, which suits large networks. ``again = k``: the same
             data in the same hands, but the k-th other first model and batch order. ``games = "additive"``
-            leaves the other game out. ``phi = true`` computes PHI in any case. ``cheat`` and ``factor``: what
-            a member sends in the place of its update, see `cheats.Cheating`. ``innovation = true``: PHI along
-            the innovation of each round too, see `analyses.Innovation`. ``halves = true``: scores
-            and Shapley values on each half of the test pool, see `analyses.Halves`.
+            leaves the other game out. ``phi = true`` computes PHI in any case, the name of a utility that of
+            this one alone. ``cheat`` and ``factor``: what a member sends in the place of its update, see
+            `cheats.Cheating`. ``innovation = true``: PHI along the innovation of each round too, see
+            `analyses.Innovation`. ``halves = true``: scores and Shapley values on each half of the test pool,
+            see `analyses.Halves`.
     """
 
     def __init__(
@@ -118,7 +119,9 @@ class BothGames(Rehearsal):
                 stacked=False if special.get("loop") else None,
                 **sampled,
             )
-        along_path = Phi(federation, resolve_all(along(config)) if special.get("phi", phi) else ())
+        asked = special.get("phi", phi)
+        named = (asked,) if isinstance(asked, str) else along(config) if asked else ()
+        along_path = Phi(federation, resolve_all(named) if named else ())
         self.renormalised: list[dict[str, dict[str, list[float]]]] = []
         self.other_truth: dict[str, list[list[float]]] = {}
         self.paths = Paths(federation.first)

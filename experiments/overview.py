@@ -92,8 +92,8 @@ def detection_lines(rows: Sequence[Row], results: Mapping[str, Result], paper: P
             runs, mark = repeats(cells, results, score, compared=False)
             counts = [detected(runs, utility, row.at).get(score) for utility in PRINTED]
             seen |= {count for count in counts if count}
-            each = ["{} of {}".format(*count) for count in counts if count]
-            line.append(" / ".join(each) + mark if each else NOT_MEASURED)
+            each = ["{} of {}".format(*count) if count else NOT_MEASURED for count in counts]
+            line.append(" / ".join(each) + mark if any(counts) else NOT_MEASURED)
         by_turning = sum(turned(cells, utility, row.at, "FP") for utility in PRINTED)
         line[6] += f" ({by_turning} by a turned sign)" if by_turning else ""
         body.append(line)

@@ -44,9 +44,11 @@ from fedmerit.simulation.utilities import (
     call,
     check_for,
     check_outputs,
+    check_range,
     device_of,
     evaluation,
     float32,
+    record,
     resolve,
 )
 
@@ -58,6 +60,10 @@ MOST_BYTES = 16 << 30
 """The most bytes for the layers' outputs of one batch on a GPU."""
 CPU_BATCH = 100
 """Images per batch on a CPU."""
+DEEP = 32
+"""A network with at least so many parameters and buffers has its gradient recorded as a CUDA graph, ..."""
+MOST_RECORDED = 4 << 30
+"""... unless its layers' outputs for one batch take more bytes than this."""
 _COLUMNS = 1 << 20
 """Coordinates at a time in scalar products, which are in float64."""
 
@@ -280,11 +286,16 @@ class _Path:
         classes, per_image = 0, 0
         if utility.of_logits is not None:
             classes, per_image = try_forward(model, self.images[:1], self.labels[:1], [utility])
+        if utility.of == "classes":
+            check_range(self.labels, classes)
         if utility.balanced:
             self.weights = balance(self.labels, classes).float()
         self.batch = batch_size or self._batch(per_image)
         if utility.function is not None:  # it sees all samples at once
             self.batch = len(self.labels)
+        few = per_image * max(self.sizes) <= MOST_RECORDED and len(self.shapes) >= DEEP
+        self.records = few and self.device.type == "cuda" and utility.function is None
+        self.recorded: dict[int, _Recorded] = {}
 
     def _dealt(self, blocks: int | Sequence[Indices], seed: int) -> tuple[Sequence[Indices], bool]:
         """Return the positions of each block's samples, and whether they were dealt by class here."""
@@ -361,19 +372,37 @@ class _Path:
             block = slice(begin, begin + size)
             begin += size
             if self.utility.function is not None:
-                self._backward(total[row], values[block], at, weight / size, again=begin < len(self.order))
+                found = self._slopes(values[block], at, again=begin < len(self.order))
+                total[row].add_(found, alpha=weight / size)
                 continue
             for part in self._parts(block):
-                self._backward(total[row], self._utility(at, part), at, weight / size)
+                total[row].add_(self._gradient(at, part), alpha=weight / size)
 
-    def _backward(
-        self, total: Tensor, values: Tensor, at: dict[str, Tensor], weight: float, *, again: bool = False
-    ) -> None:
+    def _gradient(self, at: dict[str, Tensor], part: Tensor) -> Tensor:
+        """Return the gradient of the sum of these samples' utilities, shape (P,).
+
+        The first batch of a size is recorded too, and its record is replayed for all later ones of that size.
+        """
+        if self.records and (known := self.recorded.get(len(part))):
+            return known(at, part)
+        found = self.slopes(at, part)
+        if self.records:
+            try:
+                self.recorded[len(part)] = _Recorded(self, at, part)
+            except RuntimeError:  # the model waits for the device, or the memory is full
+                self.records, self.recorded = False, {}
+                torch.cuda.empty_cache()
+        return found
+
+    def slopes(self, at: dict[str, Tensor], part: Tensor) -> Tensor:
+        """Return what `_gradient` does, without a record."""
+        return self._slopes(self._utility(at, part), at)
+
+    def _slopes(self, values: Tensor, at: dict[str, Tensor], *, again: bool = False) -> Tensor:
         if not values.requires_grad:
             raise no_gradient(self.utility)
         found = torch.autograd.grad(values.sum(), list(at.values()), allow_unused=True, retain_graph=again)
-        begin = 0
-        for (name, tensor), gradient in zip(at.items(), found, strict=True):
+        for name, gradient in zip(at, found, strict=True):
             if gradient is None:
                 raise NoGradient(
                     f"utility {self.utility.name!r} has no gradient at {name!r}: the model does not use it "
@@ -381,8 +410,7 @@ class _Path:
                     "make it a buffer with persistent=False",
                     coordinate=name,
                 )
-            total[begin : begin + tensor.numel()].add_(gradient.reshape(-1), alpha=weight)
-            begin += tensor.numel()
+        return torch.cat([gradient.reshape(-1) for gradient in found])
 
     def _tensors(self, vector: Tensor, *, gradient: bool = False) -> dict[str, Tensor]:
         """Return parameters and floating buffers by name, in the layout of the vector."""
@@ -407,7 +435,8 @@ class _Path:
                 raise ReportError(f"utility {name!r} must return {len(part)} numbers, got shape {got}")
             return values
         assert self.utility.of_logits is not None
-        outputs = check_outputs([self.utility], functional_call(self.model, at, (images,)), labels)
+        outputs = functional_call(self.model, at, (images,))
+        outputs = check_outputs([self.utility], outputs, labels, in_range=True)
         values = self.utility.of_logits(self.utility.ready(outputs, labels), labels)
         return values if self.weights is None else values * self.weights[part]
 
@@ -417,6 +446,26 @@ class _Path:
                 return name
             coordinate -= shape.numel()
         raise AssertionError(coordinate)
+
+
+class _Recorded:
+    """The gradient of one batch as a CUDA graph: a deep network on few samples mostly waits for Python."""
+
+    def __init__(self, path: _Path, at: dict[str, Tensor], part: Tensor) -> None:
+        self.at = {name: tensor.detach().clone().requires_grad_() for name, tensor in at.items()}
+        self.part = part.clone()
+
+        def work() -> None:
+            self.found = path.slopes(self.at, self.part)
+
+        self.graph = record(work, path.device)
+
+    def __call__(self, at: dict[str, Tensor], part: Tensor) -> Tensor:
+        with torch.no_grad():
+            torch._foreach_copy_(list(self.at.values()), list(at.values()))
+        self.part.copy_(part)
+        self.graph.replay()
+        return self.found
 
 
 class _Asked(nn.Module):

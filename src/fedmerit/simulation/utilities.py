@@ -372,10 +372,15 @@ def check_for(utilities: Sequence[Utility], y: npt.NDArray[Any] | Tensor, sample
     return targets
 
 
-def check_outputs(utilities: Sequence[Utility], outputs: Any, labels: Tensor) -> Tensor:
-    """Return a model's outputs as float32; raise `DataError` if these utilities cannot take them."""
+def check_outputs(
+    utilities: Sequence[Utility], outputs: Any, labels: Tensor, *, in_range: bool = False
+) -> Tensor:
+    """Return a model's outputs as float32; raise `DataError` if these utilities cannot take them.
+
+    ``in_range``: whether labels are known to be classes of the model; otherwise this waits for the device.
+    """
     if any(utility.of == "classes" for utility in utilities):
-        return check_logits(outputs, labels)
+        return check_logits(outputs, labels, in_range=in_range)
     if not isinstance(outputs, Tensor) or not outputs.ndim or len(outputs) != len(labels):
         got = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
         raise DataError(f"the model must return {len(labels)} outputs, one per sample, got {got}")
@@ -395,17 +400,18 @@ def check_labels(y: npt.NDArray[Any] | Tensor, samples: int) -> Tensor:
     return labels.long()
 
 
-def check_logits(logits: Any, labels: Tensor) -> Tensor:
+def check_logits(logits: Any, labels: Tensor, *, in_range: bool = False) -> Tensor:
     """Return the logits as float32 (m, C); raise `DataError` if their shape or some label does not fit.
 
-    One logit per sample becomes those of two classes.
+    One logit per sample becomes those of two classes. ``in_range`` is that of `check_outputs`.
     """
     if isinstance(logits, Tensor) and len(logits) == len(labels) and logits.ndim in (1, 2):
         logits = class_logits(logits)
     if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(labels):
         got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         raise DataError(f"the model must return logits of shape ({len(labels)}, classes), got {got}")
-    check_range(labels, logits.shape[1])
+    if not in_range:
+        check_range(labels, logits.shape[1])
     return logits.float()
 
 
