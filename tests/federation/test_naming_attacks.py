@@ -751,6 +751,29 @@ def test_a_member_countersigns_nothing_else_than_what_it_can_check(tmp_path, cha
     assert error is not None
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda body, told: body["rounds"][0].update(sum="1"),
+        lambda body, told: body["rounds"][0].update(product="1", sum="1"),
+        lambda body, told: body["rounds"][0].update(participants=[LIAR]),
+        lambda body, told: body["rounds"][0].update(round=2),
+        lambda body, told: body["rounds"].clear(),
+        lambda body, told: told["statements"].clear(),
+        lambda body, told: body.update(named=[FRIEND]),
+        lambda body, told: body.update(missing=[LIAR]),
+    ],
+    ids=["sum", "product", "participants", "round", "rounds", "own", "named", "missing"],
+)
+def test_who_sees_no_other_statement_still_compares_the_equations(tmp_path, change):
+    federation = federation_of(tmp_path, scoring={"visibility": "coordinator"})
+    federation.telling("settle", 1, changed_end(change))
+    federation.run()
+    assert len(errors(federation, "client-0", "settle")) == 1
+    assert errors(federation, "client-0", "settle")[0] is None
+    assert errors(federation, LIAR, "settle")[0] is not None
+
+
 # ------------------------------------------------------------------------------------------------- sizes
 
 
