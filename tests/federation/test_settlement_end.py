@@ -190,6 +190,22 @@ def test_who_was_not_asked_for_its_masks_signs_no_end_with_a_false_equation(tmp_
     assert federation.ask(FRIEND, federation.asked("client-0")["table", 1])
 
 
+def test_an_equation_that_fails_is_not_countersigned_as_one_that_holds(tmp_path):
+    federation = settled(tmp_path)
+    stating(federation, 5)
+
+    def end(told):
+        body = json.loads(told["settled"])
+        for one in body["rounds"]:
+            one.update(sum=one["product"], holds=True)
+        told["settled"] = canonical({**body, "named": []})
+
+    federation.telling("settle", 2, end, FRIEND)
+    federation.run()
+    refused = [one.ask.exchange for one in federation.passed if one.member == FRIEND and one.error]
+    assert refused == ["settle"]
+
+
 # ------------------------------------------------------------------------------------------ a server's friend
 
 
