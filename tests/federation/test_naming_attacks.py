@@ -755,6 +755,7 @@ def test_a_member_countersigns_nothing_else_than_what_it_can_check(tmp_path, cha
     "change",
     [
         lambda body, told: body["rounds"][0].update(sum="1"),
+        lambda body, told: body["rounds"][0].update(holds=False),
         lambda body, told: body["rounds"][0].update(product="1", sum="1"),
         lambda body, told: body["rounds"][0].update(participants=[LIAR]),
         lambda body, told: body["rounds"][0].update(round=2),
@@ -763,7 +764,7 @@ def test_a_member_countersigns_nothing_else_than_what_it_can_check(tmp_path, cha
         lambda body, told: body.update(named=[FRIEND]),
         lambda body, told: body.update(missing=[LIAR]),
     ],
-    ids=["sum", "product", "participants", "round", "rounds", "own", "named", "missing"],
+    ids=["sum", "holds", "product", "participants", "round", "rounds", "own", "named", "missing"],
 )
 def test_who_sees_no_other_statement_still_compares_the_equations(tmp_path, change):
     federation = federation_of(tmp_path, scoring={"visibility": "coordinator"})

@@ -190,6 +190,19 @@ def test_who_was_not_asked_for_its_masks_signs_no_end_with_a_false_equation(tmp_
     assert federation.ask(FRIEND, federation.asked("client-0")["table", 1])
 
 
+def test_nobody_countersigns_that_it_lied_in_place_of_another(tmp_path):
+    federation = settled(tmp_path)
+    stating(federation, 5)
+
+    def end(told):
+        told["settled"] = canonical({**json.loads(told["settled"]), "named": [FRIEND]})
+
+    federation.telling("settle", 2, end, FRIEND)
+    federation.run()
+    refused = [one.ask.exchange for one in federation.passed if one.member == FRIEND and one.error]
+    assert refused == ["settle"]
+
+
 def test_an_equation_that_fails_is_not_countersigned_as_one_that_holds(tmp_path):
     federation = settled(tmp_path)
     stating(federation, 5)
