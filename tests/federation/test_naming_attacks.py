@@ -281,8 +281,9 @@ def test_a_second_table_is_refused(tmp_path):
         lambda answer: pack([*unpack(answer, "")[:2], bytes(10**6)]),
         lambda answer: pack([*unpack(answer, "")[:2], b""]),
         lambda answer: pack([*unpack(answer, "")[:2], bytes(len(unpack(answer, "")[2]))]),
+        lambda answer: pack([unpack(answer, "")[0], bytes(64), unpack(answer, "")[2]]),
     ],
-    ids=["bytes", "nested", "json", "large", "no words", "other words"],
+    ids=["bytes", "nested", "json", "large", "no words", "other words", "signature"],
 )
 def test_a_table_that_is_none_leaves_its_author_unproved(tmp_path, lie):
     federation = federation_of(tmp_path)
@@ -380,7 +381,9 @@ def refused(federation, name, ask, kind=RefusedError, **change):
 def remembering(federation):
     """Let members remember everything of the rounds: they are shown no end that they could countersign."""
     for name in federation.names:
-        federation.telling("settle", 1, lambda told: told.update(settled=b"{}"), who=name)
+        federation.telling(
+            "settle", federation.config.training.rounds, lambda told: told.update(settled=b"{}"), who=name
+        )
 
 
 def test_masks_are_shown_in_one_direction_only_if_the_equation_fails(tmp_path):
@@ -473,6 +476,34 @@ def test_a_key_is_opened_only_against_another_number_that_its_other_end_signed(t
         {LIAR: text},
     ):
         refused(federation, "client-0", ask, tables=tables)
+
+
+def test_a_table_of_another_round_opens_no_key(tmp_path):
+    """Its numbers are others, and its author signed them: for another round."""
+    federation = federation_of(tmp_path, rounds=2, detail="run")
+    remembering(federation)
+    stating(federation, 1, key="all")
+    tabling(federation, lambda body: body["pairs"].update({"client-0": "5"}))
+    federation.run()
+    ask = federation.asked("client-0")["pairs", 1]
+    tables = {
+        b["round"]: [canonical(b), s]
+        for n, b, s in federation.coordinator.recorder.signed("table")
+        if n == FRIEND
+    }
+    assert federation.ask("client-0", ask)
+    for one in tables.values():  # in round 1 the two agree
+        refused(federation, "client-0", ask, tables={FRIEND: one})
+
+
+@pytest.mark.parametrize("key", [b"k" * 32, b"", 5, None])
+def test_a_key_that_was_not_committed_to_is_refused_and_ends_nothing(tmp_path, key):
+    federation = federation_of(tmp_path)
+    stating(federation, 1)
+    tabling(federation, lambda body: body["pairs"].update({"client-0": "5"}))
+    federation.answering("pairs", 1, lambda answer: pack([["client-0", key]]))
+    federation.run()
+    assert federation.coordinator.settled.named[1] == {LIAR: "pair"}
 
 
 def test_keys_are_opened_until_two_masks_remain(tmp_path):
