@@ -501,9 +501,11 @@ def test_a_key_that_was_not_committed_to_is_refused_and_ends_nothing(tmp_path, k
     federation = federation_of(tmp_path)
     stating(federation, 1)
     tabling(federation, lambda body: body["pairs"].update({"client-0": "5"}))
-    federation.answering("pairs", 1, lambda answer: pack([["client-0", key]]))
+    federation.answering("pairs", 1, lambda answer: pack([[LIAR, key]]), "client-0")
     federation.run()
-    assert federation.coordinator.settled.named[1] == {LIAR: "pair"}
+    found = federation.coordinator.settled
+    assert (found.liars, found.missing) == ((LIAR,), ("client-0", LIAR))
+    assert any("client-0 opened no key" in note for note in federation.notes)
 
 
 def test_keys_are_opened_until_two_masks_remain(tmp_path):
