@@ -799,6 +799,26 @@ def test_another_archive_is_refused(tmp_path, kind, what):
         list(verify_folder(federation.folder, archive=archive.path))
 
 
+@pytest.mark.parametrize("what", ["product", "gradient"])
+def test_directions_and_products_that_only_the_server_and_its_friends_saw_are_recomputed(tmp_path, what):
+    """As if all members had agreed to them: the archive alone says that they are false."""
+    federation = settled(tmp_path).run()
+    found, slopes = book(federation), federation.gradient
+    if what == "product":
+        first, *others = found.manifest.rounds
+        first = replace(first, product=first.product + 1)
+        found.manifest = replace(found.manifest, rounds=(first, *others))
+
+    def gradient(*path):
+        own = slopes(*path)
+        return own if what == "product" else replace(own, blocks=own.blocks + 1)
+
+    archive = FolderArchive(federation.folder / "archive")
+    given = (archive, found, federation.records, federation.rounds, federation.config, gradient)
+    with pytest.raises(LedgerError, match="the product of sum" if what == "product" else "of the gradient"):
+        list(check_archive(*given))
+
+
 def test_a_damaged_archive_is_named(tmp_path):
     federation = settled(tmp_path).run()
     file = federation.folder / "archive" / "round-0002.arrays"
