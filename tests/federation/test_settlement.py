@@ -18,7 +18,7 @@ from fedmerit.errors import (
     SettlementError,
     StoreError,
 )
-from fedmerit.identity import canonical, content, exact
+from fedmerit.identity import canonical, content, exact, number
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.decisions import Terms
 from fedmerit.ledger.records import rounds_of
@@ -391,6 +391,29 @@ def test_who_finds_a_direction_wrong_states_nothing_though_all_others_agree(tmp_
         federation.ask(LIAR, federation.asked("client-0")["state", 3])
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda body: body.update(scale=exact(2 * number(body["scale"]))), "scale does not follow"),
+        (lambda body: body["rounds"][0]["participants"].append(LIAR), "names a member twice"),
+        (lambda body: body["rounds"][0].update(participants=[]), "or nobody"),
+        (lambda body: body["rounds"].reverse(), "rounds in order"),
+        (lambda body: body["rounds"].append(body["rounds"][-1]), "rounds in order"),
+        (lambda body: body["rounds"][0].update(points=5), "other blocks or points"),
+        (lambda body: body["rounds"][0].update(product="-0"), "a whole number as text"),
+        (lambda body: body.update(stratified=0), "blocks of at least one sample"),
+        (lambda body: body.update(more="field"), "not written as servers write it"),
+    ],
+)
+def test_a_manifest_that_contradicts_itself_is_none(tmp_path, change, words):
+    federation = settled(tmp_path, ledger=False, rounds=2).run()
+    body = json.loads(canonical(federation.coordinator.recorder.recorded("opening")[0]["manifest"]))
+    Manifest.from_body(body)
+    change(body)
+    with pytest.raises(MessageError, match=words):
+        Manifest.from_body(body)
+
+
 def test_one_last_round_is_signed_and_it_is_one_before_the_end(tmp_path):
     federation = settled(tmp_path, ledger=False)
     with federation.begun():
@@ -476,15 +499,18 @@ def test_samples_that_were_opened_before_are_refused(tmp_path):
 
 
 def test_no_round_after_the_pool_was_opened(tmp_path):
-    federation = settled(tmp_path, rounds=2)
+    """Whoever saw the pool takes part in no round, with keys that it gave before or with new ones."""
+    federation = settled(tmp_path, ledger=False)
     with federation.begun():
         federation.round(1)
+        coordinator = federation.coordinator
+        one = clearing.Clearing(coordinator, coordinator.gradient, coordinator.archive)
+        opening = Ask.unpack(one._opening_ask(one._made(), {}))[0]
+        assert federation.ask(LIAR, replace(opening, round=3))  # as if this had been the last round
         federation.round(2)
-        federation.finish()
-        reopened(federation)
-        ask = federation.asked(LIAR)["share", 2]
-        with pytest.raises(RefusedError):
-            federation.ask(LIAR, ask)
+        refused = [one.ask.exchange for one in federation.passed if one.member == LIAR and one.error]
+        assert refused == ["share", "advertise"]
+        assert LIAR not in federation.rounds[1].included
 
 
 def test_a_server_that_leaves_out_a_statement_gets_no_countersignature_of_its_author(tmp_path):
@@ -850,9 +876,9 @@ def test_a_verdict_that_its_evidence_does_not_prove_is_refused(tmp_path):
 def test_members_forget_their_updates_once_the_settlement_is_final(tmp_path):
     federation = settled(tmp_path, files=True).run()
     state = federation.member(LIAR).state(federation.run_id)
-    for number in (1, 2, 3):
-        assert state.get(f"{number:04d}.update") is None
-        assert state.get(f"{number:04d}.client") is None
+    for at in (1, 2, 3):
+        assert state.get(f"{at:04d}.update") is None
+        assert state.get(f"{at:04d}.client") is None
     assert state.get("pool") is None
     waiting = settled(tmp_path / "waiting", files=True)
     absent(waiting)

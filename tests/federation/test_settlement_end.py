@@ -13,7 +13,7 @@ from fedmerit.identity import canonical, content
 from fedmerit.ledger.decisions import Terms
 from fedmerit.protocol.clearing import Clearing
 from fedmerit.protocol.coordinator import Coordinator
-from fedmerit.protocol.messages import pack, unpack
+from fedmerit.protocol.messages import Ask, pack, unpack
 from fedmerit.protocol.settlement import DAY, agreement
 from fedmerit.verify import record_decision
 from linear_federation import LIAR, Federation
@@ -134,8 +134,10 @@ def test_who_signed_that_a_round_is_the_last_masks_in_no_later_one(tmp_path):
         for _ in federation.coordinator.exchange("last", 1, federation.names, {}):
             pass
         assert federation.round(2) is None
-    refused = {one.ask.exchange for one in federation.passed if one.error is not None and one.ask.round == 2}
-    assert refused == {"share"}
+        refused = {one.ask.exchange for one in federation.passed if one.error is not None}
+        assert refused == {"share"}
+        with pytest.raises(RefusedError):
+            federation.ask(LIAR, Ask("advertise", federation.run_id, 3, {"members": [*federation.names]}, {}))
 
 
 # ------------------------------------------------------------------------------------------------- the window
