@@ -5,8 +5,8 @@
 Everything runs in one process, one member after the other, without a transport. Flower's own client mod and
 server workflow are driven through a Grid that calls the mod directly: full graph, our threshold, and a
 quantisation range fine enough to compare (its default is 16 times coarser). Neither side trains; both get
-the same vectors. The two take turns, and the best of a few turns counts. Exits with status 1 where a promise
-is not kept.
+the same vectors. Our server keeps no message that it has added; Flower's workflow holds those of a stage. The
+two take turns, and the best of a few turns counts. Exits with status 1 where a promise is not kept.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def timed(call: Callable[[], np.ndarray]) -> tuple[float, float, np.ndarray]:
 
 def ours(vectors: list[np.ndarray], lost: int = 0, word_bytes: Literal[4, 6] = 4) -> np.ndarray:
     gone = {"masked": range(lost)}
-    return run_in_memory(vectors, bound=BOUND, seed=0, lost=gone, word_bytes=word_bytes).mean
+    return run_in_memory(
+        vectors, bound=BOUND, seed=0, lost=gone, word_bytes=word_bytes, transcript=False
+    ).mean
 
 
 def flower(vectors: list[np.ndarray]) -> np.ndarray:
@@ -213,6 +215,7 @@ def main() -> int:
         )
     vectors = vectors_of(9, full)
     lost, *_ = timed(lambda: ours(vectors, lost=2))
+    # after Flower: what these messages leave to the allocator would make Flower about an eighth faster
     turns_of_six = [timed(lambda: ours(vectors, word_bytes=6))[:2] for _ in range(turns)]
     six = {
         "seconds": min(wall for wall, _ in turns_of_six),
@@ -247,6 +250,7 @@ def main() -> int:
     }
     if "times_faster" in main_row:  # nothing can be said of it where SecAgg+ was not run
         promises["at least 4 times faster than SecAgg+"] = main_row["times_faster"] >= 4
+        promises["at least 3 times faster with words of 6 bytes"] = six["times_faster"] >= 3
     for promise, kept in promises.items():
         print(f"{'kept  ' if kept else 'BROKEN'} {promise}")
     report = {

@@ -28,6 +28,13 @@ def test_in_memory_keeps_the_contract():
     assert all(isinstance(data, bytes) for stage in STAGES for data in run.transcript[stage].values())
 
 
+def test_without_a_transcript_the_result_is_the_same_and_no_message_is_kept():
+    vectors = np.random.default_rng(0).normal(size=(4, 30))
+    run, bare = run_in_memory(vectors, seed=3), run_in_memory(vectors, seed=3, transcript=False)
+    assert np.array_equal(bare.mean, run.mean)
+    assert bare.transcript == {stage: {} for stage in STAGES}
+
+
 def test_the_seed_feeds_the_rounding_and_nothing_else():
     vectors = np.random.default_rng(1).normal(size=(3, 30))
     one, two, other = (run_in_memory(vectors, seed=seed) for seed in (1, 1, 2))

@@ -164,8 +164,8 @@ def test_masked_words_of_six_bytes_are_sums_of_streams_modulo_2_48(length, kind)
         )
         assert payload[6 * at : 6 * at + 6] == (value % 2**48).to_bytes(6, "little")
     total = np.zeros(words.size, np.uint64)
-    masks.add_payload(total, memoryview(payload))
-    assert np.array_equal(total, masks.from_wire(payload, 6))
+    masks.add_payload(total, memoryview(b"?" + payload)[1:])  # words begin anywhere, also at odd addresses
+    assert np.array_equal(total % masks.RING, masks.from_wire(payload, 6))
     masks.add_masks(total, [(key, -sign) for key, sign in keys])
     found = masks.narrowed(total, encoding)
     assert found.dtype == np.uint32

@@ -154,14 +154,13 @@ class Client:
             setting, own = self.setting, self.setting.members.index(self.name)
             heads = self._look(broadcast, "advertise")
             s.keys = {peer: [head.body[0], masks.channel_of(head, own)] for peer, head in heads.items()}
-            for peer, keys in s.keys.items():
-                masks.refuse_small_order(keys, stage="share", peer=peer)
             kinds = [masks.split_secret(secret, setting.t, setting.n) for secret in (s.mask, s.seed)]
             rows = []
             for place, peer in enumerate(setting.members):
                 if peer not in s.keys:
                     continue
                 shares = [each[place] for each in kinds]
+                # a key of small order, for the channel or for the mask, makes no secret and raises
                 shared = masks.agree(self._channel_key(peer), s.keys[peer][1], stage="share", peer=peer)
                 sealed = masks.seal_shares(shared, setting.session, self.name, peer, b"".join(shares))
                 commitments = masks.share_commitments(setting.session, self.name, peer, shares)

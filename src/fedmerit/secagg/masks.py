@@ -264,14 +264,13 @@ def payload_of(words: Words, encoding: Encoding, masks: Sequence[tuple[bytes, in
 
 
 def wide_blocks(payload: bytes | memoryview) -> Iterator[tuple[int, Wide]]:
-    """Yield words of 6 bytes in blocks, each with the place of its first; the next one overwrites them."""
-    parts = np.frombuffer(payload, "<u2").reshape(-1, 3)
-    buffer = np.zeros((min(_WIDE, len(parts)), 4), "<u2")
-    for start in range(0, len(parts), _WIDE):
-        block = parts[start : start + _WIDE]
-        for part in range(3):
-            buffer[: len(block), part] = block[:, part]
-        yield start, buffer[: len(block)].reshape(-1).view("<u8")
+    """Yield views of words of 6 bytes in blocks, each with the place of its first; the low 48 bits count."""
+    last = len(payload) // 6 - 1
+    # 8 bytes from where a word begins: the word, and above it 2 bytes of the next one; the last word has none
+    words: Wide = np.ndarray((last,), "<u8", payload, strides=(6,))
+    for start in range(0, last, _WIDE):
+        yield start, words[start : start + _WIDE]
+    yield last, np.array([int.from_bytes(payload[-6:], "little")], np.uint64)
 
 
 def add_payload(total: Words | Wide, payload: bytes | memoryview) -> None:
@@ -316,7 +315,7 @@ def from_wire(payload: bytes | memoryview, word_bytes: int = 4) -> npt.NDArray[A
         return words if sys.byteorder == "little" else words.astype(np.uint32)
     wide = np.empty(len(payload) // 6, np.uint64)
     for start, block in wide_blocks(payload):
-        wide[start : start + block.size] = block
+        np.bitwise_and(block, RING - 1, out=wide[start : start + block.size])
     return wide
 
 

@@ -297,7 +297,7 @@ class InMemory:
     mean: npt.NDArray[np.float64]  # weighted mean of the included vectors
     total_weight: float
     included: tuple[int, ...]  # indices into the vectors
-    transcript: dict[str, dict[int, bytes]]  # all messages the server received, by stage and index
+    transcript: dict[str, dict[int, bytes]]  # messages that the server received, by stage and index
 
     def __repr__(self) -> str:
         return f"InMemory({len(self.mean)} coordinates, included={self.included})"
@@ -311,6 +311,8 @@ def run_in_memory(
     bound: float | Literal["auto"] = "auto",
     seed: int | bytes | None = None,
     word_bytes: Literal[4, 6] = 4,
+    *,
+    transcript: bool = True,
 ) -> InMemory:
     """Sum vectors securely, with all parties in this process.
 
@@ -322,6 +324,7 @@ def run_in_memory(
         bound: largest allowed |coordinate|; "auto" looks at all vectors, which no real party could do.
         seed: seed of the rounding only. Keys always come from the operating system.
         word_bytes: size of a masked word on the wire: 4 or 6. The result is the same.
+        transcript: keep all messages, which together are larger than the vectors; a server keeps none.
 
     Raises:
         RoundAborted: too few members were left.
@@ -362,7 +365,7 @@ def run_in_memory(
     task = Task(hashlib.sha256(b"no model").digest(), encoding)
     server = Server(setting, task)
     clients = [Client(setting, name, key) for name, key in zip(names, identities, strict=True)]
-    transcript: dict[str, dict[int, bytes]] = {stage: {} for stage in STAGES}
+    kept: dict[str, dict[int, bytes]] = {stage: {} for stage in STAGES}
     shown: dict[str, bytes | None] = dict.fromkeys(names)
     for at, stage in enumerate(STAGES):
         for index, client in enumerate(clients):
@@ -375,11 +378,12 @@ def run_in_memory(
                 update = Update(task, arrays[index], weight, own_seed)
             message = client.handle(shown[client.name], update)
             server.receive(message, client.name)
-            transcript[stage][index] = message
+            if transcript:
+                kept[stage][index] = message
         shown = dict(server.advance())
     assert server.result is not None
     included = tuple(names.index(name) for name in server.result.included)
-    return InMemory(server.result.mean, server.result.total_weight, included, transcript)
+    return InMemory(server.result.mean, server.result.total_weight, included, kept)
 
 
 def _listed(values: Any, what: str) -> list[Any]:
