@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedmerit.errors import MessageError, RefusedError
-from fedmerit.identity import SERVER, canonical, content
+from fedmerit.identity import SERVER, canonical, content, number
 from fedmerit.protocol import clearing, messages
 from fedmerit.protocol.clearing import Clearing
 from fedmerit.protocol.coordinator import Coordinator
@@ -281,8 +281,9 @@ def test_a_second_table_is_refused(tmp_path):
         lambda answer: pack([*unpack(answer, "")[:2], bytes(10**6)]),
         lambda answer: pack([*unpack(answer, "")[:2], b""]),
         lambda answer: pack([*unpack(answer, "")[:2], bytes(len(unpack(answer, "")[2]))]),
+        lambda answer: pack([unpack(answer, "")[0], bytes(64), unpack(answer, "")[2]]),
     ],
-    ids=["bytes", "nested", "json", "large", "no words", "other words"],
+    ids=["bytes", "nested", "json", "large", "no words", "other words", "signature"],
 )
 def test_a_table_that_is_none_leaves_its_author_unproved(tmp_path, lie):
     federation = federation_of(tmp_path)
@@ -380,7 +381,9 @@ def refused(federation, name, ask, kind=RefusedError, **change):
 def remembering(federation):
     """Let members remember everything of the rounds: they are shown no end that they could countersign."""
     for name in federation.names:
-        federation.telling("settle", 1, lambda told: told.update(settled=b"{}"), who=name)
+        federation.telling(
+            "settle", federation.config.training.rounds, lambda told: told.update(settled=b"{}"), who=name
+        )
 
 
 def test_masks_are_shown_in_one_direction_only_if_the_equation_fails(tmp_path):
@@ -473,6 +476,36 @@ def test_a_key_is_opened_only_against_another_number_that_its_other_end_signed(t
         {LIAR: text},
     ):
         refused(federation, "client-0", ask, tables=tables)
+
+
+def test_a_table_of_another_round_opens_no_key(tmp_path):
+    """Its numbers are others, and its author signed them: for another round."""
+    federation = federation_of(tmp_path, rounds=2, detail="run")
+    remembering(federation)
+    stating(federation, 1, key="all")
+    tabling(federation, lambda body: body["pairs"].update({"client-0": "5"}))
+    federation.run()
+    ask = federation.asked("client-0")["pairs", 1]
+    tables = {
+        b["round"]: [canonical(b), s]
+        for n, b, s in federation.coordinator.recorder.signed("table")
+        if n == FRIEND
+    }
+    assert federation.ask("client-0", ask)
+    for one in tables.values():  # in round 1 the two agree
+        refused(federation, "client-0", ask, tables={FRIEND: one})
+
+
+@pytest.mark.parametrize("key", [b"k" * 32, b"", 5, None])
+def test_a_key_that_was_not_committed_to_is_refused_and_ends_nothing(tmp_path, key):
+    federation = federation_of(tmp_path)
+    stating(federation, 1)
+    tabling(federation, lambda body: body["pairs"].update({"client-0": "5"}))
+    federation.answering("pairs", 1, lambda answer: pack([[LIAR, key]]), "client-0")
+    federation.run()
+    found = federation.coordinator.settled
+    assert (found.liars, found.missing) == ((LIAR,), ("client-0", LIAR))
+    assert any("client-0 opened no key" in note for note in federation.notes)
 
 
 def test_keys_are_opened_until_two_masks_remain(tmp_path):
@@ -592,6 +625,7 @@ FACTS = {
     "blocks": lambda patch: patch.setattr(
         clearing, "Entry", lambda **d: Entry(**{**d, "blocks": tuple(2 * one for one in d["blocks"])})
     ),
+    "m": lambda patch: patch.setattr(clearing, "Entry", lambda **d: Entry(**{**d, "m": "0" * 64})),
     "participants": lambda patch: patch.setattr(
         clearing, "Entry", lambda **d: Entry(**{**d, "participants": d["participants"][:-1]})
     ),
@@ -606,11 +640,32 @@ def test_nobody_states_on_a_manifest_with_a_false_fact(tmp_path, monkeypatch, wh
     assert "state" not in {one.ask.exchange for one in federation.passed}
 
 
-@pytest.mark.parametrize("what", ["participants", "m0"])
+@pytest.mark.parametrize("points", [3, 7])
+def test_three_points_of_a_path_are_not_enough_where_they_leave_a_large_rest(tmp_path, monkeypatch, points):
+    """With another gradient than needed, a server would choose between two directions."""
+
+    def sharp(model, shown, places):
+        x, y = shown.x[places], shown.y[places]
+        off = x @ model.astype(np.float64) - y
+        value = np.exp(-np.square(off) * 5000)
+        return float(value.mean()), (-10000 * off * value) @ x / len(y)
+
+    real = clearing.slopes_of
+    monkeypatch.setattr(clearing, "slopes_of", lambda *given: real(*given[:5], points))
+    federation = federation_of(tmp_path)
+    federation.slope = sharp
+    federation.run()
+    (entry,) = federation.coordinator.recorder.recorded("opening")[0]["manifest"]["rounds"]
+    rest, gain = number(entry["rest"]), number(entry["grand"]) - number(entry["empty"])
+    assert points == 7 or abs(rest) > 0.03 * abs(gain)
+    assert (federation.coordinator.settled is None) == (points == 3)
+
+
+@pytest.mark.parametrize("what", ["participants", "m", "m0"])
 def test_who_never_saw_a_sum_still_knows_its_model_and_whom_it_signed_for(tmp_path, monkeypatch, what):
     federation = federation_of(tmp_path, members=4)
     federation.reaches = lambda name, ask: ask.exchange != "report"
-    if what == "participants":
+    if what in FACTS:
         FACTS[what](monkeypatch)
     else:
         real = Clearing.rounds
@@ -624,6 +679,33 @@ def test_who_never_saw_a_sum_still_knows_its_model_and_whom_it_signed_for(tmp_pa
         monkeypatch.setattr(Clearing, "rounds", other)
     federation.run()
     assert federation.coordinator.settled is None
+
+
+@pytest.mark.parametrize("acknowledged", [True, False])
+def test_a_round_that_the_manifest_leaves_out_is_missed(tmp_path, monkeypatch, acknowledged):
+    """Who acknowledged its sum agrees to nothing without it; who did not signs that it released shares."""
+    federation = federation_of(tmp_path, rounds=2)
+    federation.reaches = lambda name, ask: acknowledged or (ask.exchange, ask.round) != ("report", 1)
+    real = Clearing.rounds
+    monkeypatch.setattr(Clearing, "rounds", lambda self: (one for one in real(self) if one.round != 1))
+    federation.run()
+    said = {name: body for name, body, _ in federation.coordinator.recorder.signed("agreed")}
+    assert {name: (body["wrong"], body["released"]) for name, body in said.items()} == {
+        name: ([1], []) if acknowledged else ([], [1]) for name in federation.names
+    }
+    assert (federation.coordinator.settled is None) == acknowledged
+
+
+def test_who_never_saw_a_sum_knows_that_another_stands_in_for_one_of_its_members(tmp_path, monkeypatch):
+    """As many members and the same weight: only the list that was signed speaks against it."""
+    federation = federation_of(tmp_path, lost=[("client-4", 1, "masked")])
+    federation.reaches = lambda name, ask: ask.exchange != "report"
+    others = ("client-0", LIAR, "client-2", "client-4")
+    monkeypatch.setattr(clearing, "Entry", lambda **d: Entry(**{**d, "participants": others}))
+    federation.run()
+    assert federation.coordinator.settled is None
+    said = {name: body["wrong"] for name, body, _ in federation.coordinator.recorder.signed("agreed")}
+    assert {name for name, wrong in said.items() if wrong == [1]} == {"client-0", LIAR, "client-2"}
 
 
 @pytest.mark.parametrize("what", ["m0", "sum", "g"])
@@ -700,6 +782,30 @@ def test_a_member_countersigns_nothing_else_than_what_it_can_check(tmp_path, cha
     assert signed == set(federation.names) - {LIAR}
     (error,) = errors(federation, LIAR, "settle")
     assert error is not None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda body, told: body["rounds"][0].update(sum="1"),
+        lambda body, told: body["rounds"][0].update(holds=False),
+        lambda body, told: body["rounds"][0].update(product="1", sum="1"),
+        lambda body, told: body["rounds"][0].update(participants=[LIAR]),
+        lambda body, told: body["rounds"][0].update(round=2),
+        lambda body, told: body["rounds"].clear(),
+        lambda body, told: told["statements"].clear(),
+        lambda body, told: body.update(named=[FRIEND]),
+        lambda body, told: body.update(missing=[LIAR]),
+    ],
+    ids=["sum", "holds", "product", "participants", "round", "rounds", "own", "named", "missing"],
+)
+def test_who_sees_no_other_statement_still_compares_the_equations(tmp_path, change):
+    federation = federation_of(tmp_path, scoring={"visibility": "coordinator"})
+    federation.telling("settle", 1, changed_end(change))
+    federation.run()
+    assert len(errors(federation, "client-0", "settle")) == 1
+    assert errors(federation, "client-0", "settle")[0] is None
+    assert errors(federation, LIAR, "settle")[0] is not None
 
 
 # ------------------------------------------------------------------------------------------------- sizes

@@ -375,7 +375,7 @@ def test_masks_name_who_lied_and_prove_its_true_integers(named, whole):
     }
 
 
-@pytest.mark.parametrize("moment", ["second table", "verdict"])
+@pytest.mark.parametrize("moment", ["second table", "verdict", "countersigned", "end"])
 def test_who_lied_is_named_after_a_kill_too(tmp_path, named, monkeypatch, moment):
     folder = tmp_path / "run"
     crash_at(monkeypatch, moment)
@@ -385,6 +385,8 @@ def test_who_lied_is_named_after_a_kill_too(tmp_path, named, monkeypatch, moment
     run(settled(*LIE), folder, resume=True)
     assert verdict(folder) == verdict(named)
     assert "settlement: 0 of 2 equations hold" in list(verify_folder(folder))
+    assert len(book(folder).history) == 1
+    assert sorted(book(folder).countersigned) == sorted(book(named).countersigned)
 
 
 @pytest.mark.parametrize("method", ["settled", "both"])

@@ -20,22 +20,23 @@ from fedmerit.errors import (
     SettlementError,
     StoreError,
 )
-from fedmerit.identity import canonical, content
+from fedmerit.identity import canonical, content, exact, number
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.decisions import Terms
 from fedmerit.ledger.records import rounds_of
 from fedmerit.ledger.settled import settlement_of
 from fedmerit.notes import code_of
 from fedmerit.protocol import clearing, pool
-from fedmerit.protocol.direction import Manifest, differs, integers, product
-from fedmerit.protocol.messages import pack, unpack
+from fedmerit.protocol.direction import Manifest, differs, integers, product, scale_of
+from fedmerit.protocol.messages import Ask, pack, unpack
 from fedmerit.protocol.settlement import Statement
 from fedmerit.protocol.settler import SETTLING
 from fedmerit.secagg.quantise import Encoding
 from fedmerit.storage.archive import FolderArchive, check_archive
 from fedmerit.verify import record_decision, verify_folder
 from forging import body_of, written
-from linear_federation import LIAR, Federation, fit, fit_slope
+from ledgers import pool_of
+from linear_federation import LIAR, Federation, data, fit, fit_slope
 
 
 def settled(home, *, method="settled", naming=False, settlement=None, scoring=None, sections=None, **given):
@@ -198,7 +199,8 @@ def test_a_round_aborted_after_shares_were_released_is_listed(tmp_path):
     federation = settled(tmp_path, lost=lost).run()
     released = {record.author: record.body["released"] for record in records(federation, "agreed")}
     assert released == {name: [2] for name in federation.names}
-    assert federation.verified()
+    (line,) = [line for line in federation.verified() if code_of(line) == "settlement-released"]
+    assert (line.values["round"], line.values["clients"]) == (2, federation.names)
 
 
 def test_one_number_for_the_run(tmp_path):
@@ -313,7 +315,8 @@ def test_members_that_say_a_right_direction_is_wrong_keep_nobody_else_from_stati
     federation.run()
     assert federation.coordinator.settled.missing == (LIAR,)
     assert [record.body["wrong"] for record in records(federation, "agreed")].count([1]) == 1
-    assert federation.verified()
+    (line,) = [line for line in federation.verified() if code_of(line) == "settlement-disagreed"]
+    assert line.values == {"round": 1, "clients": (LIAR,)}
 
 
 # ------------------------------------------------------------------------------------------- lying servers
@@ -377,6 +380,77 @@ def test_a_member_answers_the_same_again_and_nothing_else(tmp_path):
         assert federation.ask(LIAR, asked[key]) == first[LIAR, *key]
 
 
+def test_a_manifest_of_another_run_or_utility_or_of_later_rounds_is_refused(tmp_path):
+    federation = settled(tmp_path, ledger=False)
+    federation.reaches = lambda name, ask: (name, ask.exchange) != (LIAR, "open")
+    federation.run()
+    ask = federation.asked("client-0")["open", 3]
+    body = json.loads(ask.body["manifest"])
+    for other in ({"run": "f" * 32}, {"utility": "accuracy"}, {"pool": "0" * 64}, {"stratified": True}):
+        with pytest.raises(RefusedError):
+            federation.ask(LIAR, ask, manifest=canonical({**body, **other}))
+    with pytest.raises(RefusedError):
+        federation.ask(LIAR, ask, manifest=ask.body["manifest"].replace(b",", b", "))
+    early = replace(ask, round=2)
+    signed = {name: federation.ask(name, Ask("last", ask.run, 2, {}, {})) for name in federation.names}
+    with pytest.raises(RefusedError):  # signed as it should be, but with a third round
+        federation.ask(LIAR, early, last=signed)
+    rounds = {**body, "rounds": body["rounds"][:2]}
+    facts = [(one.norm, one.largest, one.sum_norm) for one in Manifest.from_body(body).rounds[:2]]
+    rounds["scale"] = exact(scale_of(facts, body["coordinates"]))
+    assert federation.ask(LIAR, early, last=signed, manifest=canonical(rounds))
+
+
+def test_who_finds_a_direction_wrong_states_nothing_though_all_others_agree(tmp_path):
+    federation = settled(tmp_path, ledger=False)
+    slopes = federation.gradient
+
+    def steeper(*path):
+        found = slopes(*path)
+        return replace(found, blocks=2 * found.blocks)
+
+    federation.members[LIAR].gradients = lambda shape, utility: steeper
+    federation.run()
+    assert federation.coordinator.settled.missing == (LIAR,)
+    with pytest.raises(RefusedError):
+        federation.ask(LIAR, federation.asked("client-0")["state", 3])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda body: body.update(scale=exact(2 * number(body["scale"]))), "scale does not follow"),
+        (lambda body: body["rounds"][0]["participants"].append(LIAR), "names a member twice"),
+        (lambda body: body["rounds"][0].update(participants=[]), "or nobody"),
+        (lambda body: body["rounds"].reverse(), "rounds in order"),
+        (lambda body: body["rounds"].append(body["rounds"][-1]), "rounds in order"),
+        (lambda body: body["rounds"][0].update(points=5), "other blocks or points"),
+        (lambda body: body["rounds"][0].update(product="-0"), "a whole number as text"),
+        (lambda body: body.update(stratified=0), "blocks of at least one sample"),
+        (lambda body: body.update(more="field"), "not written as servers write it"),
+    ],
+)
+def test_a_manifest_that_contradicts_itself_is_none(tmp_path, change, words):
+    federation = settled(tmp_path, ledger=False, rounds=2).run()
+    body = json.loads(canonical(federation.coordinator.recorder.recorded("opening")[0]["manifest"]))
+    Manifest.from_body(body)
+    change(body)
+    with pytest.raises(MessageError, match=words):
+        Manifest.from_body(body)
+
+
+def test_one_last_round_is_signed_and_it_is_one_before_the_end(tmp_path):
+    federation = settled(tmp_path, ledger=False)
+    with federation.begun():
+        ask = Ask("last", federation.run_id, 2, {}, {})
+        for number in (0, 3, -1):
+            with pytest.raises(RefusedError):
+                federation.ask(LIAR, replace(ask, round=number))
+        assert federation.ask(LIAR, ask) == federation.ask(LIAR, ask)
+        with pytest.raises(RefusedError):
+            federation.ask(LIAR, replace(ask, round=1))
+
+
 def test_nobody_states_before_t_members_agreed(tmp_path):
     for few in (
         lambda rows: rows[:2],  # t = 3 of 4
@@ -397,6 +471,43 @@ def test_a_pool_other_than_the_committed_one_is_refused(tmp_path):
     assert federation.coordinator.settled.missing == (LIAR,)
 
 
+@pytest.mark.parametrize(("samples", "key"), [(data("another", 32), b""), (data("test", 32), b"k" * 32)])
+def test_nobody_states_on_a_pool_that_was_chosen_after_the_rounds(tmp_path, samples, key):
+    """All that the server makes of it fits together: only the commitment speaks against it."""
+    federation = settled(tmp_path, ledger=False)
+    with federation.begun():
+        for number in (1, 2, 3):
+            federation.round(number)
+        federation.coordinator.pool = pool_of(*samples, key=key or federation.pool.key, settled=32)
+        federation.finish()
+    assert federation.coordinator.settled is None
+    assert federation.coordinator.recorder.recorded("unsettled")[0]["why"] == "not-agreed"
+    assert not federation.coordinator.recorder.signed("agreed")
+
+
+def test_a_pool_of_few_samples_is_refused(tmp_path):
+    """A product with the gradient of a few samples would tell more of an update than a score needs."""
+    for count in (9, 10):
+        federation = settled(tmp_path / str(count), rounds=1, ledger=False)
+        federation.pool = pool_of(*data("test", count), key=b"k" * 32, settled=count)
+        federation.run()
+        assert (federation.coordinator.settled is None) == (count < 10)
+        assert bool(federation.coordinator.recorder.signed("statement")) == (count >= 10)
+
+
+def test_samples_that_a_round_was_measured_on_are_refused(tmp_path):
+    """A server may commit to a settled part that repeats a sample of the rounds' part."""
+    for repeated in (False, True):
+        federation = settled(tmp_path / str(repeated), method="both", rounds=1, ledger=False)
+        x, y = data("test", 52)
+        if repeated:
+            x[51], y[51] = x[3], y[3]
+        federation.pool = pool_of(x, y, 2, key=b"k" * 32, settled=32)
+        federation.run()
+        assert (federation.coordinator.settled is None) == repeated
+        assert bool(federation.coordinator.recorder.signed("agreed")) == (not repeated)
+
+
 def test_samples_that_were_opened_before_are_refused(tmp_path):
     first = settled(tmp_path, files=True).run()
     assert first.coordinator.settled.missing == ()
@@ -413,24 +524,28 @@ def test_samples_that_were_opened_before_are_refused(tmp_path):
 
 
 def test_no_round_after_the_pool_was_opened(tmp_path):
-    federation = settled(tmp_path, rounds=2)
+    """Whoever saw the pool takes part in no round, with keys that it gave before or with new ones."""
+    federation = settled(tmp_path, ledger=False)
     with federation.begun():
         federation.round(1)
+        coordinator = federation.coordinator
+        one = clearing.Clearing(coordinator, coordinator.gradient, coordinator.archive)
+        opening = Ask.unpack(one._opening_ask(one._made(), {}))[0]
+        assert federation.ask(LIAR, replace(opening, round=3))  # as if this had been the last round
         federation.round(2)
-        federation.finish()
-        reopened(federation)
-        ask = federation.asked(LIAR)["share", 2]
-        with pytest.raises(RefusedError):
-            federation.ask(LIAR, ask)
+        refused = [one.ask.exchange for one in federation.passed if one.member == LIAR and one.error]
+        assert refused == ["share", "advertise"]
+        assert LIAR not in federation.rounds[1].included
 
 
 def test_a_server_that_leaves_out_a_statement_gets_no_countersignature_of_its_author(tmp_path):
+    """All else fits together: its author is missing in it, the sums are open, and so is the window."""
     federation = settled(tmp_path)
-    for name in federation.names:
-        federation.telling("settle", 3, lambda told: told["statements"].pop(LIAR), who=name)
+    federation.answering("state", 3, lambda answer: None)
     federation.run()
+    assert federation.coordinator.settled.missing == (LIAR,)
     signed = {record.author for record in records(federation, "countersigned")}
-    assert LIAR not in signed
+    assert signed == {*federation.names} - {LIAR}
 
 
 def test_a_withheld_statement_is_taken_from_any_hand(tmp_path):
@@ -733,6 +848,26 @@ def test_another_archive_is_refused(copied, kind, what):
         list(verify_folder(copied, archive=archive.path))
 
 
+@pytest.mark.parametrize("what", ["product", "gradient"])
+def test_directions_and_products_that_only_the_server_and_its_friends_saw_are_recomputed(once_settled, what):
+    """As if all members had agreed to them: the archive alone says that they are false."""
+    federation = once_settled
+    found, slopes = book(federation), federation.gradient
+    if what == "product":
+        first, *others = found.manifest.rounds
+        first = replace(first, product=first.product + 1)
+        found.manifest = replace(found.manifest, rounds=(first, *others))
+
+    def gradient(*path):
+        own = slopes(*path)
+        return own if what == "product" else replace(own, blocks=own.blocks + 1)
+
+    archive = FolderArchive(federation.folder / "archive")
+    given = (archive, found, federation.records, federation.rounds, federation.config, gradient)
+    with pytest.raises(LedgerError, match="the product of sum" if what == "product" else "of the gradient"):
+        list(check_archive(*given))
+
+
 def test_a_damaged_archive_is_named(copied):
     file = copied / "archive" / "round-0002.arrays"
     file.write_bytes(file.read_bytes()[:-1] + b"x")
@@ -763,9 +898,9 @@ def test_a_verdict_that_its_evidence_does_not_prove_is_refused(tmp_path):
 def test_members_forget_their_updates_once_the_settlement_is_final(tmp_path):
     federation = settled(tmp_path, files=True).run()
     state = federation.member(LIAR).state(federation.run_id)
-    for number in (1, 2, 3):
-        assert state.get(f"{number:04d}.update") is None
-        assert state.get(f"{number:04d}.client") is None
+    for at in (1, 2, 3):
+        assert state.get(f"{at:04d}.update") is None
+        assert state.get(f"{at:04d}.client") is None
     assert state.get("pool") is None
     waiting = settled(tmp_path / "waiting", files=True)
     absent(waiting)

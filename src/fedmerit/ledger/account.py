@@ -35,10 +35,12 @@ class Line:
         round: its number; None for all rounds at once.
         participants: everybody in the sum.
         stated: what each of them stated; None where nobody did, or where a copy withholds it.
-        counted: likewise what counts: as stated, unless the masks prove another number.
+        counted: likewise what counts: as stated, unless the masks prove another number; None for who has
+            none, and once the settlement is final, its part of what the others leave.
         sum: of what was stated; None while somebody is missing.
         product: what the sum must be, from the members' summed updates.
         holds: whether it is.
+        left: who has no number of its own: it stated nothing that counts, and masks prove none.
     """
 
     round: int | None
@@ -48,6 +50,7 @@ class Line:
     sum: int | None
     product: int
     holds: bool
+    left: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,9 +132,17 @@ class Account:
 
     @property
     def unexplained(self) -> tuple[Line, ...]:
-        """The equations that fail although everybody stated, and for which nobody was named."""
+        """The equations that fail although everybody stated, and for which nobody was named.
+
+        But not where one member alone shows no masks until the window is over: what it stated counts for
+        nothing, and what the others leave is its own, as if it had not stated.
+        """
         failed = [line for line in self.lines if line.sum not in (None, line.product)]
-        return tuple(line for line in failed if not self.named.get(line.round or 0))
+        return tuple(
+            line
+            for line in failed
+            if not self.named.get(line.round or 0) and not (self.final and len(line.left) == 1)
+        )
 
     def seen(self, name: str) -> int:
         """Return in how many rounds a member's update was in the sum."""
@@ -175,7 +186,7 @@ class Account:
                 for name, said, counts in zip(one.participants, one.stated, one.counted, strict=True)
             )
             shown, said, counts = zip(*rows, strict=True)
-            return replace(one, participants=shown, stated=said, counted=counts)
+            return replace(one, participants=shown, stated=said, counted=counts, left=order(one.left))
 
         def part(one: SettledRound) -> SettledRound:
             scores = one.scores
@@ -345,20 +356,12 @@ def _account(found: Settled, config: Config) -> Account:
     manifest, said = found.manifest, found.statements
     lines = []
     for equation, told in zip(found.equations, found.body()["rounds"], strict=True):
-        if equation.round is None:
-            proved = {name: found.proved(name) for name in equation.participants}
-        else:
-            proved = dict(found.values.get(equation.round, {}))
-        pairs = zip(equation.participants, equation.stated, strict=True)
-        counted = tuple(value if (own := proved.get(name)) is None else own for name, value in pairs)
-        if found.final and equation.round is not None:
-            entry = manifest.entry(equation.round)
-            counted = tuple(found.counted(entry, name) for name in equation.participants)
         lines.append(
             Line(
                 equation.round, equation.participants, equation.stated,
-                counted,
+                tuple(found.counts(equation, name) for name in equation.participants),
                 None if told["sum"] is None else int(told["sum"]), equation.product, told["holds"],
+                found.left(equation),
             )
         )  # fmt: skip
     rest = found.missing if found.final else ()  # what is left of a sum is then theirs

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 from fedmerit.config import Config
 from fedmerit.errors import LedgerError
-from fedmerit.identity import exact
+from fedmerit.identity import SERVER, canonical, exact
 from fedmerit.ledger.chain import Record, Records
-from fedmerit.ledger.records import reading
+from fedmerit.ledger.records import first_body, reading
 from fedmerit.notes import Note, words
-from fedmerit.protocol.direction import Manifest, whole_number
+from fedmerit.protocol.direction import Entry, Manifest, whole_number
 from fedmerit.protocol.outcome import Round
 from fedmerit.protocol.settlement import Settled, Statement, countersignature, proved_in
 
@@ -35,6 +37,10 @@ KINDS = (
     "countersigned",
 )
 """The kinds of records of a settlement."""
+LIES = ("stated", "pair", "masked", "range", "sum")
+"""For what a verdict names somebody (`fedmerit.secagg.naming.Reason`); the last is for the server only."""
+RING = 2**48
+"""Masks prove integers modulo this."""
 
 
 @dataclass(eq=False)
@@ -44,6 +50,7 @@ class Book:
     Args:
         manifest: the directions; None if none were made.
         agreed: who signed that they are right, and who that some are wrong.
+        released: likewise for which rounds that are not settled it released shares.
         settled: what it came to; None if it was not settled (yet).
         why: why it was not, as a code; empty if it was.
         countersigned: who countersigned the last word.
@@ -52,6 +59,7 @@ class Book:
 
     manifest: Manifest | None = None
     agreed: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    released: dict[str, tuple[int, ...]] = field(default_factory=dict)
     statements: dict[str, Statement] = field(default_factory=dict)
     withheld: tuple[str, ...] = ()  # in a copy: who stated what its reader may not see
     values: dict[int, dict[str, int]] = field(default_factory=dict)
@@ -75,6 +83,12 @@ class Book:
         Args:
             judged: whether every verdict is judged anew; otherwise the lines on who lied say how to do that.
         """
+        for number in sorted({one for wrong in self.agreed.values() for one in wrong}):
+            clients = tuple(name for name, wrong in self.agreed.items() if number in wrong)
+            yield Note("settlement-disagreed", round=number, clients=clients)
+        for number in sorted({one for rounds in self.released.values() for one in rounds}):
+            clients = tuple(name for name, rounds in self.released.items() if number in rounds)
+            yield Note("settlement-released", round=number, clients=clients)
         if self.settled is None:
             yield Note("settlement-none", why=words(f"unsettled.{self.why or 'unfinished'}"))
             return
@@ -127,7 +141,13 @@ class _SettlementWalk:
     ledger: Records
     last_signed: set[str] = field(default_factory=set)
 
+    @cached_property
+    def run(self) -> str:
+        return str(first_body(self.ledger, "run")["run"])
+
     def last(self, record: Record) -> None:
+        if record.body["run"] != self.run:
+            raise LedgerError("signs the last round of another run")
         if self.book.manifest is not None or record.body["last"] != len(self.rounds):
             raise LedgerError("signs another last round, or comes after the pool was opened")
         self.last_signed.add(record.author)
@@ -138,6 +158,8 @@ class _SettlementWalk:
         manifest = Manifest.from_body(record.body["manifest"])
         if record.body["settlement"] != manifest.digest:
             raise LedgerError("its manifest does not match its digest")
+        if manifest.run != self.run:
+            raise LedgerError("its manifest is of another run")
         if len(self.rounds) < self.config.training.rounds and len(self.last_signed) < self.config.threshold:
             raise LedgerError(
                 f"opens the pool after {len(self.rounds)} of {self.config.training.rounds} rounds, which "
@@ -160,6 +182,8 @@ class _SettlementWalk:
         manifest = self.book.manifest
         if manifest is None or record.body.get("settlement", manifest.digest) != manifest.digest:
             raise LedgerError("belongs to no manifest, or to another one")
+        if record.body.get("run", self.run) != self.run:
+            raise LedgerError("belongs to another run")
         return manifest
 
     def agreed(self, record: Record) -> None:
@@ -170,6 +194,7 @@ class _SettlementWalk:
         if not all(type(number) is int for number in (*numbers, *record.body["released"])):
             raise LedgerError("expected rounds")
         self.book.agreed[record.author] = tuple(numbers)
+        self.book.released[record.author] = tuple(record.body["released"])
 
     def statement(self, record: Record) -> None:
         if self.book.manifest is None:
@@ -205,12 +230,32 @@ class _SettlementWalk:
         summed = manifest.entry(number).participants if number else ()
         if not {*values, *silent} <= set(summed):
             raise LedgerError("speaks of members who are not in the sum")
+        for name, why in named.items():
+            if (why == LIES[-1]) != (name == SERVER) or why not in LIES:
+                raise LedgerError(f"names {name!r:.60} for {why!r:.40}")
+        if not {*named} <= {SERVER, *(summed if number else manifest.members)}:
+            raise LedgerError("names somebody who is not in the sum")
         if number:
+            self._check_proved(manifest.entry(number), values, named)
             self.book.values[number] = values
         elif not self.book.withheld and named != self._so_far(manifest).lies_over_run:
             raise LedgerError("names others for the whole run than the verdicts on its rounds prove")
         self.book.silent[number] = silent
         self.book.named[number] = named
+
+    def _check_proved(self, entry: Entry, values: Mapping[str, int], named: Mapping[str, str]) -> None:
+        """Raise LedgerError for proved integers that no evidence can give, so far as statements tell.
+
+        Who is not named stated what its masks prove; and the integers of all members give the product of the
+        sum, or the server is named.
+        """
+        stated = self.book.statements if self.config.settlement.detail == "rounds" else {}
+        for name, value in values.items():
+            if name in stated and name not in named and stated[name].rounds[str(entry.round)] != value:
+                raise LedgerError(f"gives {name} another number than it stated, and does not name it")
+        false = {*values} == {*entry.participants} and (sum(values.values()) - entry.product) % RING != 0
+        if false != (SERVER in named):
+            raise LedgerError("its numbers do not add up, or name the server though they do")
 
     def _so_far(self, manifest: Manifest) -> Settled:
         book = self.book
@@ -225,14 +270,50 @@ class _SettlementWalk:
             book.withheld,
             [*body["rounds"]] if book.withheld else None,
         )  # fmt: skip
-        if found.body() != dict(body):
+        if type(body["final"]) is not bool or type(body["closes"]) not in (int, type(None)):
+            raise LedgerError("expected whether it is final, and when its window closes in whole seconds")
+        if canonical(found.body()) != canonical(body) or self._odd(found):
             raise LedgerError("does not follow from the statements before it")
-        if body["final"] and found.missing and body["closes"] is None:
-            raise LedgerError("is closed without a window, though somebody is missing")
+        self._check_verdicts(found)
+        self._check_window(found)
         if book.told.get("final"):
             raise LedgerError("comes after the settlement was closed")
         book.settled, book.told, book.countersigned = found, dict(body), ()
         book.history.append(found)
+
+    def _odd(self, found: Settled) -> bool:
+        """Return whether equations whose statements are withheld contradict the manifest or themselves."""
+        for own, told in zip_longest(found.equations, found.body()["rounds"]):
+            if own is None or told is None or set(told) != set(own.body()):
+                return True
+            for key in ("sum", "product"):
+                if told[key] is not None:
+                    whole_number(told[key])
+            open_ = not {*own.missing} <= {*self.book.withheld}
+            facts = {**own.body(), "sum": told["sum"], "holds": told["sum"] == told["product"]}
+            if canonical(told) != canonical(facts) or open_ != (told["sum"] is None):
+                return True
+        return False
+
+    def _check_verdicts(self, found: Settled) -> None:
+        """Raise LedgerError for a verdict where nobody can have lied, and for one that is lacking."""
+        failed = {one["round"] for one in found.body()["rounds"] if one["sum"] not in (None, one["product"])}
+        for number in found.named:
+            if (number if found.detail == "rounds" else None) not in failed:
+                raise LedgerError(f"comes after a verdict on round {number}, whose equation does not fail")
+        over_run = found.detail == "run" and found.values and not self.book.withheld
+        if over_run and found.named.get(0, {}) != found.lies_over_run:
+            raise LedgerError("lacks the verdict on the whole run that follows from those on its rounds")
+
+    def _check_window(self, found: Settled) -> None:
+        """Raise LedgerError if the window is closed before it was opened, or moved."""
+        before = self.book.told.get("closes")
+        if not found.final and found.closes is None:
+            raise LedgerError("is open without a day on which it closes")
+        if before is not None and found.closes is not None and found.closes < before:
+            raise LedgerError("closes earlier than was said before")
+        if found.final and found.missing and (found.closes is None or found.closes != before):
+            raise LedgerError("is closed without a window, though somebody is missing")
 
     def unsettled(self, record: Record) -> None:
         if self.book.told or self.book.why:
@@ -241,7 +322,7 @@ class _SettlementWalk:
 
     def countersigned(self, record: Record) -> None:
         self._manifest(record)
-        expected = countersignature(record.body["run"], self.book.told)
+        expected = countersignature(self.run, self.book.told)
         if dict(record.body) != expected or record.author in self.book.countersigned:
             raise LedgerError("countersigns something else, or a second time")
         self.book.countersigned += (record.author,)

@@ -41,6 +41,7 @@ from fedmerit.protocol.outcome import Model, Round, model_hash, moved, sum_hash
 from fedmerit.protocol.pool import Slice
 from fedmerit.protocol.settlement import (
     ALL,
+    DAY,
     Settled,
     Statement,
     agreement,
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedmerit")
 Arrays = Mapping[str, npt.NDArray[Any]]
-DAY = 86_400
 STATEMENT = 2048
 """Most bytes of an answer that states, for each round and member."""
 MESSAGES, HEAD = "messages", "head"
@@ -324,6 +324,7 @@ class Clearing:
         """Collect the signatures under the manifest."""
         recorder, config = self.coordinator.recorder, self.coordinator.config
         number = len(recorder.rounds)
+        before = {name: body for name, body, _ in recorder.signed("agreed")}
         answers = self.coordinator.exchange("agreed", number, members, {})
         for name, answer in self._read_all(answers, 4 + 2 * config.training.rounds):
             match answer:
@@ -331,7 +332,9 @@ class Clearing:
                     type(one) is int for one in (*wrong, *released)
                 ):
                     body = agreement(recorder.run, manifest.digest, wrong, released)
-                    if not recorder.said(name, "agreed", body, signature):
+                    if before.get(name, body) != body:
+                        self.coordinator.note(f"refused: {name}: has signed another agreement before")
+                    elif not recorder.said(name, "agreed", body, signature):
                         self.coordinator.note(f"{name} did not sign its agreement")
                     elif wrong:
                         rounds = ", ".join(map(str, wrong))
@@ -409,14 +412,14 @@ class Clearing:
         if last["final"]:
             raise SettlementError("the settlement is closed", code="closed", member=name)
         self.take(manifest, name, answer)
-        settled = self._named(self.settled(manifest, last["closes"]))
+        settled = self._named(self.settled(manifest))
         self.coordinator.recorder.state("settled", settled.body())
         return settled
 
     def close(self, now: float) -> Settled:
         """Close the settlement once its window is over; who is missing then stays so."""
         manifest, last = self._before()
-        settled = replace(self.settled(manifest, last["closes"]), final=True)
+        settled = replace(self.settled(manifest), final=True)
         if last["final"]:
             return settled
         if last["closes"] is not None and now < last["closes"]:
@@ -441,11 +444,14 @@ class Clearing:
         for name, body, signature in self.coordinator.recorder.signed("statement"):
             self.statements[name] = Statement.from_body(name, body, manifest, detail=detail), signature
 
-    def settled(self, manifest: Manifest, closes: int | None = None) -> Settled:
-        """Return what statements and verdicts come to so far; ``closes`` is when the window does."""
+    def settled(self, manifest: Manifest) -> Settled:
+        """Return what statements and verdicts come to so far; a window that was opened stays as it is."""
+        recorder = self.coordinator.recorder
         found = {name: statement for name, (statement, _) in self.statements.items()}
+        told = recorder.recorded("settled")
+        closes = told[-1]["closes"] if told else None
         made = Settled(manifest, found, self.coordinator.config.settlement.detail, closes=closes)
-        for body in self.coordinator.recorder.recorded("verdict"):
+        for body in recorder.recorded("verdict"):
             made = made.judged(body)
         return self._dated(made)
 
@@ -460,7 +466,7 @@ class Clearing:
             for one in settled.equations
         )
         if not settled.missing and not (asked and failing):
-            return replace(settled, final=True)
+            return replace(settled, closes=None, final=True)
         window = self.coordinator.config.settlement.window_days * DAY
         closes = int(time.time() + window) if settled.closes is None else settled.closes
         return replace(settled, closes=closes, final=False)

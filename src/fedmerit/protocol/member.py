@@ -343,7 +343,7 @@ class Participant:
         if client.stage != due:
             raise BindingError(f"asked for {due}, but {client.stage} is due", stage=due)
         shown = ask.get("list", bytes)
-        if state.get("settlement") is not None:
+        if state.get("settlement") is not None or ask.round > (state.get("last") or ask.round):
             raise RefusedError("takes part in no round after the last one", stage=due, member=self.name)
         if due == "masked":
             client.readable(shown)  # fail on unreadable bytes before training

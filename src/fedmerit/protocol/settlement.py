@@ -29,6 +29,7 @@ from fedmerit.scoring.types import Scores
 ALL = "all"
 """In place of a round's number, where members state one number for the run."""
 
+DAY = 86_400
 MOST_PART = 1e9
 """Beyond any part in the gain of a block that a utility has; larger numbers would overflow in the scores."""
 
@@ -318,6 +319,22 @@ class Settled:
             return own
         known = {who: self.value(entry, who) for who in entry.participants}
         return self._of_rest(known, name, entry.product, entry.round)
+
+    def counts(self, equation: Equation, name: str) -> int | None:
+        """Return the integer that counts for a member in an equation; None while it has none."""
+        final = self.final and not self.withheld
+        if equation.round is None:
+            return self._counted_over_run(name) if final else self._over_run(name)
+        entry = self.manifest.entry(equation.round)
+        return self.counted(entry, name) if final else self.value(entry, name)
+
+    def left(self, equation: Equation) -> tuple[str, ...]:
+        """Return who has no integer of its own in an equation: what the others leave is theirs."""
+        return tuple(
+            name
+            for name in equation.participants
+            if replace(self, final=False).counts(equation, name) is None
+        )
 
     def _of_rest(self, known: Mapping[str, int | None], name: str, product: int, number_: int) -> int:
         """Return a member's part of what is left of a sum."""

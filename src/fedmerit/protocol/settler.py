@@ -43,11 +43,12 @@ from fedmerit.protocol.direction import (
     slopes_of,
 )
 from fedmerit.protocol.memory import POOL, MemberState
-from fedmerit.protocol.messages import Ask, pack, parsed
+from fedmerit.protocol.messages import LEAST_SAMPLES, Ask, pack, parsed
 from fedmerit.protocol.outcome import as_array, file_name, included_hash, model_hash, moved, sum_hash
 from fedmerit.protocol.pool import Slice, samples_in
 from fedmerit.protocol.settlement import (
     ALL,
+    DAY,
     Statement,
     agreement,
     countersignature,
@@ -66,6 +67,8 @@ Gradients = Callable[[Any, str], Gradient]
 
 SETTLING = ("last", "open", "agree", "agreed", "state", "table", "pairs", "settle")
 """The exchanges of a settlement, in order."""
+CLOCKS = 3600
+"""Seconds by which a member's clock may differ from the server's when it is told of a window."""
 NEAR = 1e-3
 """How much two machines may disagree about the length and the largest coordinate of a direction."""
 
@@ -125,14 +128,19 @@ class Settler:
         if manifest.rounds[-1].round > ask.round:
             raise BindingError(f"a manifest with rounds after the last one, {ask.round}", stage="open")
         shown = ask.opened()
+        if len(shown.y) < LEAST_SAMPLES and not self.member.rehearsal:
+            raise MessageError(
+                f"expected at least {LEAST_SAMPLES} test samples: a statement on fewer reveals too much",
+                stage="open",
+            )
         shown.verify_settlement(self.agreed.commitment)
-        self._refuse_known(shown)
         blocks, by_class = blocks_of(shown, self.config.settlement.blocks)
         if (manifest.pool, manifest.blocks) != (shown.id, tuple(map(len, blocks))) or (
             manifest.stratified != by_class
         ):
             raise BindingError("the manifest is about another pool, or other blocks", stage="open")
         self.state.room(shown.x.nbytes + shown.y.nbytes)
+        self._refuse_known(shown)
         self.state.put(POOL, [_flat(shown.x), _flat(shown.y), shown.index])
         self.state.put("settlement", [manifest.digest, text])
         return pack([manifest.digest])
@@ -354,6 +362,7 @@ class Settler:
             raise RefusedError("its statement is not in the settlement", stage="settle", member=self.name)
         self._check_sums(manifest, settled, statements)
         self._check_end(settled)
+        self._check_asked(manifest, settled)
         self.state.put("settled", text)
         self.state.put("closes", settled["closes"])
         if settled["final"]:
@@ -418,6 +427,24 @@ class Settler:
         closes = self.state.get("closes")
         if settled["final"] and settled["missing"] and (closes is None or time.time() < closes):
             raise RefusedError("was not told of a window that is over now", stage="settle", member=self.name)
+        if not settled["final"]:
+            least = time.time() + self.config.settlement.window_days * DAY - CLOCKS
+            if not settled["closes"] >= (least if closes is None else closes):
+                raise RefusedError("the window is shorter than agreed", stage="settle", member=self.name)
+
+    def _check_asked(self, manifest: Manifest, settled: Mapping[str, Any]) -> None:
+        """Raise if an equation fails for good and this member, which now forgets its masks, showed none."""
+        if not settled["final"] or self.config.word_bytes == 4 or self.member.rehearsal:
+            return
+        failed = [one["round"] for one in settled["rounds"] if one["sum"] not in (None, one["product"])]
+        for entry in manifest.rounds:
+            due = self.name in entry.participants and (entry.round in failed or None in failed)
+            if due and self.state.get(file_name(entry.round, "table")) is None:
+                raise RefusedError(
+                    f"has not been asked for its masks of round {entry.round}, whose equation fails",
+                    stage="settle",
+                    member=self.name,
+                )
 
     # ---------------------------------------------------------------------------------------------- internals
 
