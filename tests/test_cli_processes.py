@@ -27,7 +27,11 @@ def settings(path, rounds):
 def test_a_run_that_is_stopped_says_how_far_it_got_and_goes_on(tmp_path):
     config, folder = settings(tmp_path / "my.toml", 40), tmp_path / "run"
     with subprocess.Popen(
-        [*FEDMERIT, "run", config, "--out", folder], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [*FEDMERIT, "run", config, "--out", folder],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background ignores it
     ) as process:
         lines = []
         for line in process.stderr:
