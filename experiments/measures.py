@@ -309,6 +309,8 @@ def curve(cell: Result, utility: str) -> list[float]:
 
 ABSENT = ("PHI sum", "MERIT")
 """Scores that not every run was asked for: runs before PHI was computed, runs without solo models."""
+COMPUTED = ("reports", "computed", "agreements", "lent")
+"""What is kept in a cell once it is worked out."""
 REPEATED, NOT_MEASURED = " ‡", "–"
 MARKS = (
     "‡: of repeats of these runs (the same data in the same hands, the same seeds, sometimes fewer of them), "
@@ -341,19 +343,41 @@ def repeats(
     """Return runs that can say a score, and the mark of where they are not these runs themselves.
 
     Where not all runs have it, repeats of the same federations are looked for that have it; with the same
-    truth too, if the score is to be ``compared`` with it.
+    truth too, if the score is to be ``compared`` with it. The retrained value is `lent` to them.
     """
     own = [cell for cell in cells if has(cell, score)]
     if len(own) == len(cells):
         return own, ""
-    wanted = {federation(cell): set(cell["settings"]["scoring"]["truth"] * compared) for cell in cells}
+    wanted = {federation(cell): cell for cell in cells}
     found: dict[str, Result] = {}
     for other in results.values():
-        which = federation(other)
-        if has(other, score) and wanted.get(which, {"none"}) <= set(other["settings"]["scoring"]["truth"]):
-            found.setdefault(which, other)
+        cell = wanted.get(which := federation(other))
+        if cell is not None and has(other, score):
+            truth = set(cell["settings"]["scoring"]["truth"] * compared) - {"shapley"}
+            if truth <= set(other["settings"]["scoring"]["truth"]):
+                found.setdefault(which, lent(cell, other))
     made = [found[which] for which in wanted if which in found]
     return (made, REPEATED) if len(made) > len(own) else (own, "")
+
+
+def lent(cell: Result, other: Result) -> Result:
+    """Return a repeat with the retrained values of the run that it repeats, if it has none of its own.
+
+    They are a property of the members and their data, not of a run.
+    """
+    if not cell.get("retrained") or other.get("retrained"):
+        return other
+    if cell["samples"] != other["samples"]:
+        raise SystemExit(f"{other['name']} repeats {cell['name']}, but members have other numbers of samples")
+    known = other.setdefault("lent", {})
+    if cell["name"] not in known:
+        utilities = {
+            name: {**part, "truth": {**part["truth"], "SV": cell["utilities"][name]["truth"]["SV"]}}
+            for name, part in other["utilities"].items()
+        }
+        kept = {key: value for key, value in other.items() if key not in COMPUTED}
+        known[cell["name"]] = {**kept, "utilities": utilities, "retrained": cell["retrained"]}
+    return known[cell["name"]]  # type: ignore[no-any-return]
 
 
 def spread(values: Sequence[float]) -> str:

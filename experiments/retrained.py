@@ -7,10 +7,23 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
-from cells import Result, datasets
+from cells import Result, Row, datasets
 from evidence import BOTH, LAST, PAIR, TITLES, Claims, Evidence, Facts, agree, lines, mean
 from grid import settled, text
-from measures import HIDDEN, SCORES, agreements, is_thin, measured, reports, scores, seeds, spread
+from measures import (
+    HIDDEN,
+    SCORES,
+    agreements,
+    federation,
+    is_thin,
+    lent,
+    measured,
+    reports,
+    scores,
+    seeds,
+    spread,
+)
+from sections import Lines, done, table
 
 from fedmerit import accumulate
 
@@ -61,6 +74,7 @@ def game(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     _candidates(known, cells, facts, claims)
     _named_first(known, cells, facts, claims)
     _own_runs(cells, facts)
+    _phi(evidence, facts, claims)
     _again(evidence, facts, claims)
     _nine(evidence, facts)
     _sizes(evidence, facts)
@@ -227,6 +241,58 @@ def _named_first(known: Known, cells: Sequence[Result], facts: Facts, claims: Cl
     claims["MERIT is further ahead in the older runs"] = (
         differences(known[expected], "MERIT", older).mean() > steps[best].mean()
     )
+
+
+# ----------------------------------------------------------------------------------------------------- PHI
+
+
+def with_retrained(cells: Iterable[Result], results: Mapping[str, Result]) -> list[Result]:
+    """Return repeats with the retrained values of the runs that they repeat."""
+    lenders = {federation(cell): cell for cell in results.values() if cell.get("retrained")}
+    return [lent(lenders[which], cell) for cell in cells if (which := federation(cell)) in lenders]
+
+
+def phi_game_section(
+    rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[str, object]
+) -> Lines:
+    """PHI, alpha and MR-SV of the same run against the retrained Shapley value."""
+    names = ("PHI sum", DEFAULT, "MR-SV")
+    runs = {datasets()[row.dataset]["short"]: with_retrained(done(row, results), results) for row in rows}
+    if len(runs) > 1 and all(runs.values()):
+        runs["all of them"] = [cell for each in runs.values() for cell in each]
+    body = []
+    for title, cells in runs.items():
+        for u in PAIR if cells else ():
+            known = against_truth(cells, u)
+            names_ = [cell["name"] for cell in cells if all(cell["name"] in known[s] for s in names)]
+            line = [title, seeds(cells), TITLES[u]]
+            line += [spread([known[score][name] for name in names_]) for score in names]
+            steps = differences(known, "PHI sum", names_)
+            body.append([*line, *(_ahead(steps)[:2] if len(steps) > 1 else ("", ""))])
+    yield "The runs repeat those of [tab-error-game](tab-error-game.md): the same members with the same data"
+    yield "and the same first model, trained once more, so that PHI, alpha and MR-SV are of one run. The"
+    yield "retrained value is that of the runs they repeat. PHI of accuracy is that of sharpened accuracy."
+    yield "Spearman, and PHI's less alpha's ± standard error of the mean."
+    yield ""
+    head = ["data", "runs", "utility", "PHI", "alpha summed", "MR-SV", "PHI less alpha", "better : worse"]
+    yield from table(head, body)
+
+
+def _phi(evidence: Evidence, facts: Facts, claims: Claims) -> None:
+    """Whether PHI is as close to the retrained value as alpha is."""
+    repeated = [cell for dataset in BOTH for cell in evidence.cells("tab-phi-game", dataset)]
+    cells = with_retrained(repeated, evidence.results)
+    for u in PAIR:
+        known = against_truth(cells, u)
+        names = [cell["name"] for cell in cells if cell["name"] in known["PHI sum"]]
+        steps = differences(known, "PHI sum", names)
+        for score in ("PHI sum", DEFAULT):
+            facts[f"{score}, retrained, {u}"] = spread([known[score][name] for name in names])
+        facts[f"PHI ahead, {u}"], facts[f"PHI counts, {u}"], _ = _ahead(steps)
+        claims[f"PHI of {u} is as close to the retrained value as alpha, but for chance"] = abs(
+            steps.mean()
+        ) < 2 * standard_error(steps)
+    facts["phi game runs"] = str(len(cells))
 
 
 def _ahead(steps: np.ndarray, p: float | None = None) -> list[str]:

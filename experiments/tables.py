@@ -38,6 +38,7 @@ from overview import (  # noqa: E402
     scripts,
     unlisted,
 )
+from retrained import phi_game_section  # noqa: E402
 from rules import rules_section  # noqa: E402
 from sections import SECTIONS as OF_THE_PAPER  # noqa: E402
 from sections import Lines, agreement_section, axioms_section, done, table  # noqa: E402
@@ -89,7 +90,7 @@ A label flipper replaces class y by class C - 1 - y, with C classes.
 """
 
 SECTIONS = {**OF_THE_PAPER, "tab-cheat": cheat_section, "tab-flip": flip_section}
-SECTIONS["other-images"] = other_images_section
+SECTIONS |= {"other-images": other_images_section, "tab-phi-game": phi_game_section}
 
 TOY = "Runs at toy size, not on the data that the headings name: they only show that everything works.\n\n"
 

@@ -621,6 +621,23 @@ def test_a_score_that_runs_were_not_asked_for_is_taken_from_their_repeats():
     assert repeats(others[3:4], results, "PHI sum") == (others[3:4], "")
 
 
+def test_a_repeat_is_compared_with_the_retrained_value_of_the_run_it_repeats():
+    from measures import lent, repeats
+
+    first = run_of("first", truth=("mr-shapley", "shapley")) | {"retrained": [0, 1, 2], "samples": {"A": 3}}
+    first["utilities"]["accuracy"]["truth"] = {"MR-SV": [5], "SV": [7]}
+    again = run_of("again", phi=True, truth=("mr-shapley",)) | {"samples": {"A": 3}, "computed": "of its own"}
+    again["utilities"]["accuracy"]["truth"] = {"MR-SV": [6]}
+    (found,), mark = repeats([first], {"first": first, "again": again}, "PHI sum")
+    assert (found["name"], found["retrained"], mark) == ("again", [0, 1, 2], " ‡")
+    assert found["utilities"]["accuracy"]["truth"] == {"MR-SV": [6], "SV": [7]}
+    assert "computed" not in found
+    assert again["utilities"]["accuracy"]["truth"] == {"MR-SV": [6]}
+    assert [lent(first, again), lent(first, first), lent(again, first)] == [found, first, first]
+    with pytest.raises(SystemExit, match="again repeats first, but members have other numbers of samples"):
+        lent(first, again | {"samples": {"A": 4}})
+
+
 def test_every_script_is_listed_with_what_it_is():
     lines = (HERE / "README.md").read_text(encoding="utf-8").splitlines()
     for file in HERE.glob("*.py"):
