@@ -338,12 +338,18 @@ def federation(cell: Result) -> str:
 
 
 def repeats(
-    cells: Sequence[Result], results: Mapping[str, Result], score: str, *, compared: bool = True
+    cells: Sequence[Result], results: Mapping[str, Result], score: str, *, truth: str = "MR-SV"
 ) -> tuple[Sequence[Result], str]:
     """Return runs that can say a score, and the mark of where they are not these runs themselves.
 
-    Where not all runs have it, repeats of the same federations are looked for that have it; with the same
-    truth too, if the score is to be ``compared`` with it. The retrained value is `lent` to them.
+    Where not all runs have it, repeats of the same federations are looked for that have it. If the score is
+    to be compared with MR-SV, they have that too; the retrained value, "SV", is `lent` to them.
+
+    Args:
+        cells: runs, one a seed.
+        results: all runs by name.
+        score: what they are to say.
+        truth: "MR-SV", "SV", or "" if the score is compared with nothing.
     """
     own = [cell for cell in cells if has(cell, score)]
     if len(own) == len(cells):
@@ -352,12 +358,17 @@ def repeats(
     found: dict[str, Result] = {}
     for other in results.values():
         cell = wanted.get(which := federation(other))
-        if cell is not None and has(other, score):
-            truth = set(cell["settings"]["scoring"]["truth"] * compared) - {"shapley"}
-            if truth <= set(other["settings"]["scoring"]["truth"]):
-                found.setdefault(which, lent(cell, other))
+        if cell is None or not has(other, score):
+            continue
+        if truth != "MR-SV" or truths(cell) <= truths(other):
+            found.setdefault(which, lent(cell, other) if truth == "SV" else other)
     made = [found[which] for which in wanted if which in found]
     return (made, REPEATED) if len(made) > len(own) else (own, "")
+
+
+def truths(cell: Result) -> set[str]:
+    """What a run was asked to compute of its own coalitions; the retrained value is not of a run."""
+    return set(cell["settings"]["scoring"]["truth"]) - {"shapley"}
 
 
 def lent(cell: Result, other: Result) -> Result:

@@ -89,7 +89,7 @@ def detection_lines(rows: Sequence[Row], results: Mapping[str, Result], paper: P
         said = text(known["FP"], ".2f") if row.experiment == "fig-misbeh" else NOT_MEASURED
         line = [*opening(row, cells), said]
         for score in ("FP", "ALPHA sum", "PHI sum", "COS sum"):
-            runs, mark = repeats(cells, results, score, compared=False)
+            runs, mark = repeats(cells, results, score, truth="")
             counts = [detected(runs, utility, row.at).get(score) for utility in PRINTED]
             seen |= {count for count in counts if count}
             each = ["{} of {}".format(*count) if count else NOT_MEASURED for count in counts]

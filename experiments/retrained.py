@@ -255,26 +255,25 @@ def with_retrained(cells: Iterable[Result], results: Mapping[str, Result]) -> li
 def phi_game_section(
     rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[str, object]
 ) -> Lines:
-    """PHI, alpha and MR-SV of the same run against the retrained Shapley value."""
-    names = ("PHI sum", DEFAULT, "MR-SV")
-    runs = {datasets()[row.dataset]["short"]: with_retrained(done(row, results), results) for row in rows}
-    if len(runs) > 1 and all(runs.values()):
-        runs["all of them"] = [cell for each in runs.values() for cell in each]
+    """PHI and alpha of the same run against the retrained Shapley value."""
+    groups = {datasets()[row.dataset]["short"]: with_retrained(done(row, results), results) for row in rows}
+    if len(groups) > 1 and all(groups.values()):
+        groups["all of them"] = [cell for each in groups.values() for cell in each]
     body = []
-    for title, cells in runs.items():
+    for title, cells in groups.items():
         for u in PAIR if cells else ():
             known = against_truth(cells, u)
-            names_ = [cell["name"] for cell in cells if all(cell["name"] in known[s] for s in names)]
+            runs = [cell["name"] for cell in cells if cell["name"] in known["PHI sum"]]
             line = [title, seeds(cells), TITLES[u]]
-            line += [spread([known[score][name] for name in names_]) for score in names]
-            steps = differences(known, "PHI sum", names_)
+            line += [spread([known[score][run] for run in runs]) for score in ("PHI sum", DEFAULT)]
+            steps = differences(known, "PHI sum", runs)
             body.append([*line, *(_ahead(steps)[:2] if len(steps) > 1 else ("", ""))])
     yield "The runs repeat those of [tab-error-game](tab-error-game.md): the same members with the same data"
-    yield "and the same first model, trained once more, so that PHI, alpha and MR-SV are of one run. The"
+    yield "and the same first model, trained once more, so that PHI and alpha are of one run. The"
     yield "retrained value is that of the runs they repeat. PHI of accuracy is that of sharpened accuracy."
     yield "Spearman, and PHI's less alpha's ± standard error of the mean."
     yield ""
-    head = ["data", "runs", "utility", "PHI", "alpha summed", "MR-SV", "PHI less alpha", "better : worse"]
+    head = ["data", "runs", "utility", "PHI", "alpha summed", "PHI less alpha", "better : worse"]
     yield from table(head, body)
 
 
@@ -284,10 +283,10 @@ def _phi(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     cells = with_retrained(repeated, evidence.results)
     for u in PAIR:
         known = against_truth(cells, u)
-        names = [cell["name"] for cell in cells if cell["name"] in known["PHI sum"]]
-        steps = differences(known, "PHI sum", names)
+        runs = [cell["name"] for cell in cells if cell["name"] in known["PHI sum"]]
+        steps = differences(known, "PHI sum", runs)
         for score in ("PHI sum", DEFAULT):
-            facts[f"{score}, retrained, {u}"] = spread([known[score][name] for name in names])
+            facts[f"{score}, retrained, {u}"] = spread([known[score][run] for run in runs])
         facts[f"PHI ahead, {u}"], facts[f"PHI counts, {u}"], _ = _ahead(steps)
         claims[f"PHI of {u} is as close to the retrained value as alpha, but for chance"] = abs(
             steps.mean()

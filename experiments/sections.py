@@ -75,7 +75,7 @@ def truth_of(row: Row) -> str:
 
 def near(cells: Sequence[Result], results: Mapping[str, Result], row: Row, score: str) -> str:
     """Spearman with the table's truth, of accuracy / of expected accuracy; of repeats if these cannot say."""
-    runs, mark = repeats(cells, results, score)
+    runs, mark = repeats(cells, results, score, truth=truth_of(row))
     found = {utility: compare(runs, utility, row.at, truth_of(row)) for utility in PRINTED}
     each = [spread(found[utility].get(score, {}).get("spearman", [])) for utility in PRINTED]
     return " / ".join(one or NOT_MEASURED for one in each) + mark if any(each) else NOT_MEASURED
@@ -149,7 +149,7 @@ def agreement_table(
     for score in SCORES:
         each, mark = [values.get(score, {}) for _, values in columns], ""
         if not any(each) and score in ABSENT:
-            runs, mark = repeats(cells, results, score)
+            runs, mark = repeats(cells, results, score, truth=truth)
             known = [(utility, utility) for utility in utilities]
             known += [PRINTED[::-1]] * (len(columns) - len(utilities))
             each = [compare(runs, own, row.at, truth, of).get(score, {}) for own, of in known]
@@ -220,7 +220,7 @@ def detection_section(
         for score in SCORES:
             counts, mark = [found[utility].get(score) for utility in utilities], ""
             if not any(counts) and score in ABSENT:
-                runs, mark = repeats(cells, results, score, compared=False)
+                runs, mark = repeats(cells, results, score, truth="")
                 known = [
                     detected(runs, u, row.at) if runs and u in runs[0]["utilities"] else {} for u in utilities
                 ]

@@ -79,7 +79,7 @@ def misbeh(rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[st
         cells, about = done(row, results), datasets()[row.dataset]
         pool = "" if "whole test set" in row.row else ", class-balanced test set"
         name_of = about["short"] + (f", {row.row}" if row.row else "") + pool
-        others, _ = repeats(cells, results, "PHI sum", compared=False)
+        others, _ = repeats(cells, results, "PHI sum", truth="")
         for cell in (*cells, *others):
             for utility in cell["utilities"]:
                 for name, (last, _) in detected([cell], utility, row.at).items():

@@ -614,7 +614,7 @@ def test_a_score_that_runs_were_not_asked_for_is_taken_from_their_repeats():
     results = {one["name"]: one for one in (*asked, *others)}
     found, mark = repeats(asked, results, "PHI sum")
     assert ([one["name"] for one in found], mark) == (["again"], " ‡")
-    found, _ = repeats(asked, results, "PHI sum", compared=False)
+    found, _ = repeats(asked, results, "PHI sum", truth="")
     assert [one["name"] for one in found] == ["without truth"]
     assert repeats(asked, results, "MERIT") == (asked, "")
     assert repeats(asked, {}, "PHI sum") == ([], "")
@@ -628,7 +628,7 @@ def test_a_repeat_is_compared_with_the_retrained_value_of_the_run_it_repeats():
     first["utilities"]["accuracy"]["truth"] = {"MR-SV": [5], "SV": [7]}
     again = run_of("again", phi=True, truth=("mr-shapley",)) | {"samples": {"A": 3}, "computed": "of its own"}
     again["utilities"]["accuracy"]["truth"] = {"MR-SV": [6]}
-    (found,), mark = repeats([first], {"first": first, "again": again}, "PHI sum")
+    (found,), mark = repeats([first], {"first": first, "again": again}, "PHI sum", truth="SV")
     assert (found["name"], found["retrained"], mark) == ("again", [0, 1, 2], " ‡")
     assert found["utilities"]["accuracy"]["truth"] == {"MR-SV": [6], "SV": [7]}
     assert "computed" not in found

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -663,18 +665,68 @@ def test_the_test_file_is_named_where_its_rows_are_wrong(tmp_path):
         table(tmp_path, "x,s,y\n1,a,0\n2,b,1\n", test=str(tmp_path / "t.csv"))
 
 
-def test_parquet_needs_pyarrow_and_says_so(tmp_path):
+def parquet(file, **columns):
+    """A Parquet file with a target of two classes."""
+    import pyarrow as pa
+    from pyarrow.parquet import write_table
+
+    write_table(pa.table({**columns, "y": ["a", "b"] * 10}), file)
+    return file
+
+
+def test_parquet_needs_pyarrow_and_says_so(tmp_path, monkeypatch):
+    file = parquet(tmp_path / "t.parquet", x=np.arange(20.0))
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(MissingExtra, match="reading Parquet needs pyarrow: pip install pyarrow"):
+        load("table", file, target="y")
+
+
+def test_a_parquet_file_is_read_as_the_same_table_in_csv(tmp_path):
+    columns = {
+        "x": np.linspace(-1, 1, 20),
+        "n": np.arange(20) % 7,
+        "price": [Decimal("1.50"), Decimal("2.25")] * 10,
+        "ward": ["north", "south", "north", "west"] * 5,
+    }
+    file = parquet(tmp_path / "t.parquet", **columns)
+    rows = zip(*columns.values(), ["a", "b"] * 10, strict=True)
+    lines = [",".join([*columns, "y"]), *(",".join(map(str, row)) for row in rows)]
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    one, other = (
+        load("table", path, target="y", categories="one-hot") for path in (file, tmp_path / "t.csv")
+    )
+    for name in ("x_train", "y_train", "x_test", "y_test"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+    assert one.classes == other.classes == ("a", "b")
+    assert one.x_train.shape[1] == 6
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([True, False] * 10, "'x' is 'True', which is no number: choose"),
+        ([[1.0, 2.0]] * 20, r"'x' is '\[1.0, 2.0\]', which is no number: choose"),
+        ([None] * 20, "row 1 below the header has no 'x': choose"),
+        ([1.0, float("nan")] * 10, "row 2 below the header has no 'x': choose"),
+        ([float("inf")] * 20, "'x' is 'inf', which is no number"),
+    ],
+)
+def test_cells_of_a_parquet_file_that_are_no_numbers_are_refused(tmp_path, values, said):
+    with pytest.raises(DataError, match=rf"t\.parquet: .*{said}"):
+        load("table", parquet(tmp_path / "t.parquet", x=values), target="y")
+
+
+def test_a_parquet_file_without_rows_or_that_is_none_is_refused(tmp_path):
+    import pyarrow as pa
+    from pyarrow.parquet import write_table
+
     file = tmp_path / "t.parquet"
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as parquet
-    except ImportError:
-        file.write_bytes(b"PAR1")
-        with pytest.raises(MissingExtra, match="reading Parquet needs pyarrow"):
-            load("table", file, target="y")
-        return
-    parquet.write_table(pa.table({"x": [1.0, 2.0, 3.0, 4.0], "y": [0, 1, 0, 1]}), file)
-    assert load("table", file, target="y", test_fraction=0.5).classes == ("0", "1")
+    write_table(pa.table({"x": pa.array([], pa.float64()), "y": pa.array([], pa.string())}), file)
+    with pytest.raises(DataError, match=r"t\.parquet: has no row$"):
+        load("table", file, target="y")
+    file.write_bytes(b"PAR1 and no more")
+    with pytest.raises(DataError, match=r"t\.parquet: cannot be read as Parquet: "):
+        load("table", file, target="y")
 
 
 def test_a_member_with_one_row_is_refused_unless_the_minimum_allows_it(own):

@@ -133,7 +133,6 @@ def test_what_is_not_installed_is_named(monkeypatch, where, package, extras):
 
 @pytest.mark.filterwarnings("ignore")
 def test_tensorboard_reads_the_curves_back(tracked_run, tmp_path):
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     path, recorder = tracked_run
@@ -147,7 +146,7 @@ def test_tensorboard_reads_the_curves_back(tracked_run, tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 def test_mlflow_reads_the_curves_back(tracked_run, tmp_path, monkeypatch):
-    pytest.importorskip("mlflow", reason="mlflow is not installed: pip install mlflow-skinny")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     from mlflow import MlflowClient
 

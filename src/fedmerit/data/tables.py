@@ -234,6 +234,8 @@ def _parquet(path: Path) -> Cells:
         raise DataError(f"{path}: no such file") from error
     except Exception as error:  # pyarrow has errors of its own
         raise DataError(f"{path}: cannot be read as Parquet: {error}") from error
+    if found and not any(found.values()):
+        raise DataError(f"{path}: has no row")
     return {str(name): [_text(value) for value in values] for name, values in found.items()}
 
 
