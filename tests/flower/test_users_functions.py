@@ -166,6 +166,21 @@ def test_images_that_seem_to_have_their_channels_first_are_refused_unless_told(h
         fedmerit.flower.torch_scoring(flat_network, channels="second")
 
 
+def test_an_app_with_it_can_be_pickled_as_a_simulation_does_without_the_network():
+    """Flower's simulation sends the whole ClientApp to its workers with every message."""
+    from ray import cloudpickle
+
+    x, y = pictures("float32")
+    arrays = ArrayRecord(flat_network().state_dict())
+    value, gradient = fedmerit.flower.torch_scoring(flat_network, channels="first")
+    expected = value(arrays, Samples(x, y))
+    packed = cloudpickle.dumps(fedmerit.flower.secure(ClientApp(), value=value, gradient=gradient))
+    assert arrays["1.weight"].numpy().tobytes() not in packed
+    copy = cloudpickle.loads(packed)
+    np.testing.assert_array_equal(copy.value(arrays, Samples(x, y)), expected)
+    assert copy.gradient(arrays, Samples(x, y))[0] == gradient(arrays, Samples(x, y))[0]
+
+
 def test_a_network_that_fails_on_images_says_what_it_got():
     x, y = pictures("float32")
     wide = Samples(np.concatenate([x, x], 1), y)

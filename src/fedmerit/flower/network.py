@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -73,7 +72,7 @@ def torch_scoring(
         raise ConfigError("torch_scoring: expected a function that returns the network, and a utility")
     if channels not in (None, "first", "last"):
         raise ConfigError(f"torch_scoring: channels: expected 'first' or 'last', got {channels!r}")
-    one = cache(network)
+    one = _Once(network)
 
     def loaded(arrays: ArrayRecord) -> Any:
         import torch
@@ -119,6 +118,24 @@ def torch_scoring(
         vars(function)["definition"] = "\n".join(stated)
         vars(function)["scoring"] = {**names, **({"scale": float(scale)} if scale else {})}
     return Measures(value, gradient)
+
+
+class _Once:
+    """Makes a network when it is first asked for one; its copy in another process makes its own.
+
+    Flower's simulation pickles the ClientApp with every message, so this leaves the network out.
+    """
+
+    def __init__(self, network: Callable[[], Any]) -> None:
+        self.network, self._made = network, None
+
+    def __call__(self) -> Any:
+        if self._made is None:
+            self._made = self.network()
+        return self._made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Once, (self.network,)
 
 
 @contextlib.contextmanager
