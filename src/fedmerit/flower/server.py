@@ -62,6 +62,7 @@ from fedmerit.protocol.terms import FLOWER, SIMULATED, least_scheduled, proposed
 from fedmerit.report.page.html import page_of_run
 from fedmerit.scoring.files import LEDGER
 from fedmerit.storage.archive import ARCHIVE, FolderArchive
+from fedmerit.storage.opened_samples import OpenedSamples
 from fedmerit.storage.run_folder import Folder, checkpoint_in, held, read_checkpoint, write
 
 # ------------------------------------------------------------------------------------------------- folders
@@ -404,6 +405,10 @@ class Contributions:
             assert self.gradient is not None
             slope = slope_of(self.gradient, shape)
             _check_slope(slope, evaluate, shape.vector, pool.settlement(), config.scoring.utilities[0])
+        opened = None
+        if config.settles and self.server_key is not None and engine_of(grid) == FLOWER:
+            opened = OpenedSamples(self.server_key.resolve(), self.roster)
+            opened.check(pool.settlement())
         make_free(self.folder)
         weighted_by = getattr(self.strategy, "weighted_by_key", "num-examples")
         available = int(getattr(self.strategy, "min_available_nodes", 0))
@@ -432,21 +437,34 @@ class Contributions:
                 secure.check_closed()
                 model = shape.read(result.arrays or initial_arrays)
             except Exception:
-                self._end_early(coordinator, secure)
+                self._end_early(coordinator, secure, opened)
                 raise
             finally:
                 self.scores = recorder.write_scores()
             result.arrays = shape.record(model)
             if not any(one.reports for one in recorder.rounds):
                 log.error("no round was scored: %s", "; ".join(self.notes[-3:]) or "nobody reported")
-            coordinator.finish(model)
+            self._finish(coordinator, model, opened)
             self.scores = recorder.write_scores()
         log.info("ledger and scores: fedmerit score %s", self.folder.resolve())
         if self.page:
             log.info("%s", page_of_run(self.folder))
         return result
 
-    def _end_early(self, coordinator: Coordinator, secure: SecureGrid) -> None:
+    def _finish(self, coordinator: Coordinator, model: Model, opened: OpenedSamples | None) -> None:
+        """End the run; if its settlement opened the test samples, remember that."""
+        try:
+            coordinator.finish(model)
+        finally:
+            if opened is not None and coordinator.recorder.recorded("opening"):
+                try:
+                    opened.add(self.folder, coordinator.pool.settlement())
+                except StoreError as error:
+                    log.warning(
+                        "the next run cannot tell which test samples were opened in this one: %s", error
+                    )
+
+    def _end_early(self, coordinator: Coordinator, secure: SecureGrid, opened: OpenedSamples | None) -> None:
         """Close the ledger of a run that an error ended between two rounds, and ask the members to sign it.
 
         Before the first round there is nothing to close. If the error came in the middle of a round, the
@@ -455,7 +473,7 @@ class Contributions:
         if secure.model is None or len(coordinator.recorder.rounds) != secure.rounds:
             return
         try:
-            coordinator.finish(secure.model)
+            self._finish(coordinator, secure.model, opened)
         except Exception:  # the caller should see the error that ended the run
             log.exception("the ledger has no last record: it could not be written")
 
