@@ -13,6 +13,7 @@ import fedmerit.flower
 from fedmerit.config import from_dict
 from fedmerit.errors import ConfigError, DataError, MessageError, NoGradient, ProtocolError, RefusedError
 from fedmerit.flower.codec import Samples
+from fedmerit.flower.server import _check_rise
 from fedmerit.identity import read_roster
 
 SMALL = {"layer.weight": 5, "norm.running_var": 3}
@@ -50,9 +51,20 @@ def test_a_right_gradient_passes_this_check_and_a_flat_one_too(home):
     """Then nobody joins, because the grid is empty."""
     with pytest.raises(ProtocolError, match="0 of 4 members joined"):
         begin(home, gradient)
-    flat = lambda arrays, test: (gradient(arrays, test)[0], gradient(arrays, test, 1e-6)[1])  # noqa: E731
     with pytest.raises(ProtocolError, match="0 of 4 members joined"):
-        begin(home, flat)
+        begin(home, lambda arrays, test: gradient(arrays, test, 1e-6))
+
+
+@pytest.mark.parametrize("at", [-20.0, -3.0, 0.0, 3.0, 8.0, 14.0, 20.0, 60.0])
+def test_a_right_gradient_is_never_refused_where_the_utility_is_curved(at):
+    """The logistic function of a sum of coordinates, nearly flat at both ends."""
+    model = np.full(4, at / 4, np.float32)
+
+    def measured(vector):
+        return float(np.float32(1 / (1 + np.exp(-vector.astype(np.float64).sum()))))
+
+    slope = measured(model) * (1 - measured(model))  # of each coordinate
+    _check_rise(measured, model, measured(model), np.full(4, slope, np.float32))
 
 
 def test_a_gradient_that_is_not_finite_is_found_before_anybody_trains(home):

@@ -446,7 +446,10 @@ class Contributions:
                 log.error("no round was scored: %s", "; ".join(self.notes[-3:]) or "nobody reported")
             self._finish(coordinator, model, opened)
             self.scores = recorder.write_scores()
-        log.info("ledger and scores: fedmerit score %s", self.folder.resolve())
+        if config.settles and coordinator.settled is None:
+            log.error("the run is not settled: %s", self.folder.resolve() / "notes.txt")
+        else:
+            log.info("ledger and scores: fedmerit score %s", self.folder.resolve())
         if self.page:
             log.info("%s", page_of_run(self.folder))
         return result
@@ -627,7 +630,7 @@ def _check_slope(slope: Slope, evaluate: Evaluate | None, model: Model, shown: S
                 f"gradient: it says that the mean {utility} of {len(few.y)} test samples is {found:g}, but "
                 f"value says {expected:g}: both must measure the same"
             )
-    _check_rise(lambda at: slope(at, few, every)[0], model, uphill)
+    _check_rise(lambda at: slope(at, few, every)[0], model, found, uphill)
 
 
 RISE = 1e-3
@@ -638,23 +641,32 @@ LONGEST = 0.05
 """The longest step, as a part of the model's own length."""
 
 
-def _check_rise(measured: Callable[[Model], float], model: Model, uphill: npt.NDArray[Any]) -> None:
+def _check_rise(
+    measured: Callable[[Model], float], model: Model, value: float, uphill: npt.NDArray[Any]
+) -> None:
     """Raise ConfigError unless a small step along the gradient raises the utility about as it promises.
 
-    A factor of 2 is left for curvature. A wrong sign, or a sum in place of a mean, is found.
+    A wrong sign, or a sum in place of a mean, is found; a factor of 2 is not. Nothing is checked where the
+    utility is nearly 0 or 1, or a shorter step says something else: there it is curved too much.
     """
     steepest = float(np.linalg.norm(uphill.astype(np.float64)))
     longest = LONGEST * float(np.linalg.norm(model.astype(np.float64)))
-    if steepest * longest < LEAST_RISE:
+    rise = min(RISE, value / 10, (1 - value) / 10, steepest * longest)
+    if rise < LEAST_RISE:
         return
-    length = min(RISE / steepest, longest)
-    step = (uphill * (length / steepest)).astype(np.float32)
-    rose, promised = measured(model + step) - measured(model - step), 2 * length * steepest
-    if not 0.5 * promised <= rose <= 2 * promised:
+    length = rise / steepest
+
+    def kept(length: float) -> float:
+        """Return which part of the promised change there is."""
+        step = (uphill * (length / steepest)).astype(np.float32)
+        return (measured(model + step) - measured(model - step)) / (2 * length * steepest)
+
+    found, shorter = kept(length), kept(length / 4)
+    if abs(found - shorter) <= max(1.0, abs(found), abs(shorter)) / 4 and not 0.5 <= found <= 2:
         raise ConfigError(
-            f"gradient: a small step along it should change the mean utility by {promised:+.2g}, but changes "
-            f"it by {rose:+.2g}: expected the gradient of the mean over the given samples, of a utility that "
-            "is better the higher it is (not of a loss, and not of a sum)"
+            f"gradient: a small step along it changes the mean utility by {found:.2g} times what it "
+            "promises: expected the gradient of the mean over the given samples, of a utility that is better "
+            "the higher it is (not of a loss, and not of a sum)"
         )
 
 
