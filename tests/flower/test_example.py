@@ -100,3 +100,10 @@ def test_most_processes_of_a_member_load_no_torch(hospitals):
     folder, _ = hospitals
     code = "import sys; import hospitals.client_app; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=folder).returncode == 0
+
+
+def test_its_app_can_be_pickled_as_a_simulation_does(hospitals):
+    from hospitals import client_app
+    from ray import cloudpickle
+
+    assert cloudpickle.loads(cloudpickle.dumps(client_app.app)).value.scoring == client_app.app.value.scoring

@@ -175,7 +175,7 @@ HALVED = Pool(
     [
         ({"test": (X, ["a"] * 40)}, DataError, "labels must be numbers"),
         ({"test": (X[:5], np.zeros(5))}, DataError, "at least 10 per slice"),
-        ({"test": (X, X[:, 0], X)}, DataError, "got 3 parts"),
+        ({"test": (X, X[:, 0], X)}, DataError, "two arrays, got a tuple of 3"),
         (
             {"test": HALVED},
             DataError,

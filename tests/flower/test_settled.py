@@ -12,9 +12,18 @@ from typer.testing import CliRunner
 
 import fedmerit.flower
 from fedmerit.cli import app as commands
-from fedmerit.errors import ConfigError, NoGradient, ReportError, RunAborted
+from fedmerit.errors import (
+    ConfigError,
+    DataError,
+    NoGradient,
+    ProtocolError,
+    ReportError,
+    RunAborted,
+    StoreError,
+)
 from fedmerit.flower.client import Secured, place_of
 from fedmerit.flower.codec import Samples, Shape, slope_of, take
+from fedmerit.flower.grid import SecureGrid
 from fedmerit.flower.late import close
 from fedmerit.identity import content, load_key
 from fedmerit.ledger.chain import Ledger
@@ -80,9 +89,54 @@ def test_a_member_who_is_back_while_the_server_waits_is_asked(home):
     strategy, rounds = run(home, dying(home, back_at="agreed"), **SETTLED)
     assert rounds[1].silent == (VICTIM,)
     assert any(f"{VICTIM} is away" in note for note in strategy.notes)
-    (settled,) = records(home / "run", "settled")
+    before, settled = records(home / "run", "settled")
+    assert (before.body["missing"], before.body["final"]) == ([VICTIM], False)
     assert settled.body["missing"] == []
     assert settled.body["final"]
+    assert "settlement: 2 of 2 equations hold" in list(verify_folder(home / "run"))
+
+
+def test_a_server_that_dies_while_it_waits_leaves_what_was_stated(home, monkeypatch):
+    """Who was away can state by hand, as if the server had ended its run."""
+
+    def killed(grid, names):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SecureGrid, "awaited", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(home, dying(home), **SETTLED)
+    assert len(records(home / "run", "statement")) == 3
+    lines = list(verify_folder(home / "run"))
+    assert any(VICTIM in line for line in lines if line.startswith("settlement: no statement from"))
+    code, said = stating(home)
+    assert code == 0, said
+    code, said = fedmerit_command("settle", "add", home / "run", home / "statement.json", *keyed(home))
+    assert code == 0, said
+    assert "settlement: 2 of 2 equations hold" in said
+    assert "settlement: 2 of 2 equations hold" in list(verify_folder(home / "run"))
+
+
+def test_a_second_run_on_samples_that_were_opened_is_refused_before_anybody_trains(home):
+    """Its members would refuse them at the end, and all training would be in vain."""
+    run(home, grid_of(home), **SETTLED)
+    (home / "run").rename(home / "first")
+    again = grid_of(home)
+    with pytest.raises(DataError, match=r"samples were opened to these members .*run, and members settle on"):
+        run(home, again, **SETTLED)
+    assert again.seen == []
+    assert (home / "server.pem.opened").stat().st_mode & 0o777 == 0o600
+    run(home, again, method="reports")
+    (home / "server.pem.opened").write_text("no line of JSON\n")
+    with pytest.raises(StoreError, match="it says which test samples were opened before"):
+        run(home, again, **SETTLED)
+
+
+def test_a_pool_that_stayed_shut_can_be_opened_by_the_next_run(home):
+    grid = grid_of(home)
+    grid.before = lambda node, message: grid.dead.update(NODES.values())
+    with pytest.raises(ProtocolError):
+        run(home, grid, **SETTLED, join=0.3)
+    run(home, grid_of(home), **SETTLED)
     assert "settlement: 2 of 2 equations hold" in list(verify_folder(home / "run"))
 
 

@@ -109,7 +109,9 @@ def test_what_cannot_run_here_is_refused_with_the_reason(home):
         with pytest.raises(ConfigError, match=reason):
             fedmerit.flower.Contributions(strategy, **options)
     half = stock.FedAvg(fraction_train=0.5)
-    with pytest.raises(ConfigError, match=r"participation\.fraction: expected at least 0\.875, since 4 of"):
+    with pytest.raises(
+        ConfigError, match="schedules 2, but 4 must stay to the end: expected min_train_nodes=4"
+    ):
         fedmerit.flower.Contributions(half, **options, threshold=4)
     with pytest.raises(ConfigError, match="truth: needs plain updates"):
         fedmerit.flower.Contributions(stock.FedAvg(), **options, truth=["shapley"])

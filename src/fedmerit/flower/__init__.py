@@ -10,20 +10,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fedmerit.errors import MissingExtra
-from fedmerit.protocol.terms import everybody
+from fedmerit.protocol.terms import cautious, everybody
 
 if TYPE_CHECKING:
     from fedmerit.flower.client import Place, member_of, place_of, secure
     from fedmerit.flower.network import torch_scoring
-    from fedmerit.flower.server import Contributions, last_model
+    from fedmerit.flower.server import Contributions, last_model, rehearsal
 
 __all__ = [
     "Contributions",
     "Place",
+    "cautious",
     "everybody",
     "last_model",
     "member_of",
     "place_of",
+    "rehearsal",
     "secure",
     "torch_scoring",
 ]
@@ -31,7 +33,7 @@ __all__ = [
 _LATER = {
     "client": ("Place", "member_of", "place_of", "secure"),
     "network": ("torch_scoring",),
-    "server": ("Contributions", "last_model"),
+    "server": ("Contributions", "last_model", "rehearsal"),
 }
 
 

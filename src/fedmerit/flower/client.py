@@ -48,6 +48,7 @@ from fedmerit.flower.codec import (
     config_digest,
     digest,
     evaluator,
+    listed,
     log_inside_flower,
     only_arrays,
     put,
@@ -163,7 +164,10 @@ class Secured(ClientApp):
         kind, data = message.metadata.message_type.partition(".")[0], None
         ours = message.has_content() and BYTES in message.content
         if not ours and kind == "train":
-            raise RefusedError("asked for a plain update", stage="train")
+            raise RefusedError(
+                "asked for a plain update: expected a strategy inside fedmerit.flower.Contributions",
+                stage="train",
+            )
         try:
             if not ours:
                 return self._users(message, context, kind)
@@ -251,7 +255,12 @@ class Secured(ClientApp):
         reply = self._inner(message, context)
         if reply.has_error():
             raise RefusedError(f"training failed: {reply.error.reason}", stage="masked")
-        m0, after = shape.vector, shape.read(only_arrays(reply.content))
+        try:
+            m0, after = shape.vector, shape.read(only_arrays(reply.content))
+        except MessageError as error:
+            raise RefusedError(
+                f"training must return the arrays it was given, trained: {error}", stage="masked"
+            ) from None
         metrics = _metrics(reply.content)
         samples = metrics.get(self.weighted_by)
         if isinstance(samples, list):
@@ -266,9 +275,7 @@ class Secured(ClientApp):
         secure, training = config.secure_aggregation, config.training
         largest = shape.largest(trained.delta)
         if broken := [name for name, change in largest.items() if not math.isfinite(change)]:
-            raise BoundError(
-                f"training left numbers that are not finite in {_listed(broken)}", stage="masked"
-            )
+            raise BoundError(f"training left numbers that are not finite in {listed(broken)}", stage="masked")
         beyond = {name: change for name, change in largest.items() if change > secure.bound}
         if beyond and not secure.clip:
             most = sorted(beyond, key=beyond.__getitem__, reverse=True)
@@ -276,7 +283,7 @@ class Secured(ClientApp):
             usual = " (running statistics of BatchNorm, the usual ones)" if statistics else ""
             raise BoundError(
                 f"the update lies beyond the bound {secure.bound:g}: training changed a number of "
-                f"{_listed(most)}{usual} by {beyond[most[0]]:g}; if that is intended, the server has "
+                f"{listed(most)}{usual} by {beyond[most[0]]:g}; if that is intended, the server has "
                 "to use a larger `bound` in Contributions",
                 stage="masked",
             )
@@ -320,16 +327,6 @@ def _invites(data: Parcel) -> bool:
         return Ask.unpack(data)[0].exchange == "join"
     except MessageError:
         return False
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Return the first few names of arrays, for a message.
-
-    >>> _listed(["a", "b", "c", "d", "e"])
-    "'a', 'b', 'c' and 2 more arrays"
-    """
-    rest = f" and {len(names) - 3} more array{'s' if len(names) > 4 else ''}" if len(names) > 3 else ""
-    return ", ".join(map(repr, names[:3])) + rest
 
 
 def _metrics(content: RecordDict) -> MetricRecord:

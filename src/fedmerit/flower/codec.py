@@ -78,8 +78,10 @@ class Shape:
         """Return another model of the same shape as one vector."""
         arrays = {name: array.numpy() for name, array in record.items()}
         for name, array in self.arrays.items():
-            if name not in arrays or arrays[name].shape != array.shape:
-                got = arrays[name].shape if name in arrays else "nothing"
+            if name not in arrays:
+                raise MessageError(f"expected an array {name!r}, got {listed(list(arrays))}")
+            if arrays[name].shape != array.shape:
+                got = arrays[name].shape
                 raise MessageError(f"array {name!r}: expected shape {array.shape}, got {got}")
         if len(arrays) != len(self.arrays):
             raise MessageError(f"expected {len(self.arrays)} arrays, got {len(arrays)}")
@@ -103,7 +105,12 @@ class Shape:
         found = []
         for name, shape in summed.items():
             if given.get(name) is None:
-                raise NoGradient(f"gradient: none for the array {name!r}", coordinate=name)
+                raise NoGradient(
+                    f"gradient: none for the array {name!r}, but for {listed(list(given))}; expected one for "
+                    "every floating-point array of the model, running statistics too (torch_scoring makes "
+                    "them for a PyTorch model)",
+                    coordinate=name,
+                )
             part = given[name]
             values = np.asarray(part.numpy() if isinstance(part, Array) else part, np.float32)
             if values.shape != shape:
@@ -131,6 +138,18 @@ class Shape:
             else:
                 found[name] = Array(array)
         return ArrayRecord(found)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first few names of arrays, for a message.
+
+    >>> listed(["a", "b", "c", "d", "e"])
+    "'a', 'b', 'c' and 2 more arrays"
+    >>> listed([])
+    'none'
+    """
+    rest = f" and {len(names) - 3} more array{'s' if len(names) > 4 else ''}" if len(names) > 3 else ""
+    return (", ".join(map(repr, names[:3])) or "none") + rest
 
 
 def _summed(array: npt.NDArray[Any]) -> bool:

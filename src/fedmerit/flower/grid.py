@@ -38,6 +38,8 @@ IN_A_ROW = 3
 """Aborted rounds in a row after which a run is given up; a short outage costs one or two."""
 LONG = ("train", "report", "open", "agree", "table")
 """Exchanges in which a member computes: `timeout` of `start` applies, not the patience for an answer."""
+PLAIN = "No query function registered"
+"""What Flower says for an app that knows nothing of fedmerit."""
 UNAVAILABLE = 5
 """Flower's error code for a node that is gone."""
 
@@ -73,6 +75,7 @@ class SecureGrid(Grid):
         self._looked = -math.inf
         self._noted = 0  # number of notes before this round
         self._withheld: set[str] = set()  # training metrics already reported as missing
+        self._unshared = False  # whether the log says that no evaluation metric is shared
         self._declined: set[str] = set()  # who refused in the settlement
         self._await_until: float | None = None  # when the wait for members who are away ends
 
@@ -144,7 +147,9 @@ class SecureGrid(Grid):
         for message in listed:
             self._restore(message)
         if not any(_trains(message) for message in listed):
-            return self.grid.send_and_receive(listed, timeout=timeout)
+            replies = list(self.grid.send_and_receive(listed, timeout=timeout))
+            self._tell_unshared(replies)
+            return replies
         names = {node: name for name, node in self.nodes.items()}
         for message in listed:
             if not _trains(message) or message.metadata.dst_node_id not in names:
@@ -240,6 +245,21 @@ class SecureGrid(Grid):
                 "secure(..., metrics=[...]) lists them"
             )
         self._withheld |= {*names} if any_shared else {""}
+
+    def _tell_unshared(self, replies: Sequence[Message]) -> None:
+        """Log once that members who evaluated share no metric, because the strategy then shows none."""
+        records = [
+            record
+            for reply in replies
+            if reply.metadata.message_type.partition(".")[0] == "evaluate" and reply.has_content()
+            for record in reply.content.metric_records.values()
+        ]
+        if records and not self._unshared and not any({*one} - {self.weighted_by} for one in records):
+            self._unshared = True
+            log.info(
+                "the strategy gets no evaluation metrics: they leave a member's machine only if its own "
+                "secure(..., metrics=[...]) lists them"
+            )
 
     # -------------------------------------------------------------------------------------- for a coordinator
 
@@ -359,7 +379,9 @@ class SecureGrid(Grid):
                 if reply.error.code != UNAVAILABLE:
                     # a member from before protocol 3 cannot name any version, so this names the server's
                     by = f"invited by fedmerit {VERSION}, which speaks protocol {PROTOCOL}"
-                    self._stranger(node, f"{reply.error.reason} ({by})")
+                    bare = PLAIN in str(reply.error.reason)
+                    hint = "; is its ClientApp inside fedmerit.flower.secure?" if bare else ""
+                    self._stranger(node, f"{reply.error.reason} ({by}{hint})")
                 continue
             try:
                 name = coordinator.admit(str(node), answer_in(reply.content))

@@ -14,9 +14,10 @@ Attributes of the wrapped strategy can be read through the wrapper: ``strategy.f
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,7 +40,16 @@ from fedmerit.flower.codec import (
     slope_of,
 )
 from fedmerit.flower.grid import SecureGrid
-from fedmerit.identity import PREFIX, Roster, load_key, new_key, public_key, read_roster
+from fedmerit.identity import (
+    PREFIX,
+    Member,
+    Roster,
+    load_key,
+    new_key,
+    public_key,
+    read_roster,
+    write_roster,
+)
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.recorder import LedgerRecorder
 from fedmerit.limits import check_schedule
@@ -52,6 +62,7 @@ from fedmerit.protocol.terms import FLOWER, SIMULATED, least_scheduled, proposed
 from fedmerit.report.page.html import page_of_run
 from fedmerit.scoring.files import LEDGER
 from fedmerit.storage.archive import ARCHIVE, FolderArchive
+from fedmerit.storage.opened_samples import OpenedSamples
 from fedmerit.storage.run_folder import Folder, checkpoint_in, held, read_checkpoint, write
 
 # ------------------------------------------------------------------------------------------------- folders
@@ -136,6 +147,34 @@ def last_model(folder: str | Path, like: ArrayRecord) -> ArrayRecord:
     return shape.record(model)
 
 
+def rehearsal(folder: str | Path, names: Sequence[str]) -> Path:
+    """Make everybody's keys and the roster for a simulation, once; return the roster's file.
+
+    In a simulation nobody has a machine of its own, so one folder holds all private keys. The nodes find it
+    by ``fedmerit-rehearsal`` in the run config; node k of the simulation is the k-th member.
+
+    Args:
+        folder: new, or made here before.
+        names: of the members, as many as there are simulated SuperNodes.
+
+    Raises:
+        ConfigError: the folder has a roster of other members, or no folder was given.
+    """
+    if not str(folder):
+        raise ConfigError("rehearsal: expected a folder for everybody's keys, got an empty text")
+    path = Path(folder) / "roster.toml"
+    if path.exists():
+        if (there := read_roster(path).names) != tuple(names):
+            raise ConfigError(
+                f"{path} lists {', '.join(there)}, expected {', '.join(names)}: take a new folder"
+            )
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    members = [Member(name, new_key(path.with_name(f"{name}.pem"))) for name in names]
+    write_roster(path, Roster(members, new_key(path.with_name("server.pem"))))
+    return path
+
+
 # -------------------------------------------------------------------------------------------- the strategy
 
 log = logging.getLogger("fedmerit")
@@ -170,7 +209,8 @@ class Contributions:
             must be given.
         folder: where ledger, scores, notes and the server's key go; new, empty, or left by a start that too
             few members joined.
-        utilities: names of what ``value`` measures, the paid one first.
+        utilities: names of what ``value`` measures, the paid one first; unless given, those that
+            `torch_scoring` was given, or else "value".
         whole: which of them are metrics of the whole test set (AUC, F1), so that ``value`` returns one number
             for each; "auc", "f1" and "c-index" always are. They have no gradient, so ``method`` is "reports".
         weights: ``secret`` (the members' sample counts, hidden), ``uniform``, or ``roster`` (in its file).
@@ -212,7 +252,7 @@ class Contributions:
         folder: str | Path,
         gradient: Gradient | None = None,
         method: Literal["settled", "both", "reports"] | None = None,
-        utilities: Sequence[str] = ("value",),
+        utilities: Sequence[str] | None = None,
         whole: Sequence[str] = (),
         weights: Literal["secret", "uniform", "roster"] = "secret",
         weight_cap: int = 100_000,
@@ -258,8 +298,13 @@ class Contributions:
         for name in ("min_train_nodes", "min_available_nodes"):
             if (asked := getattr(strategy, name, 0)) > len(self.roster.names):
                 raise ConfigError(f"{name} is {asked}, but the roster has {len(self.roster.names)} members")
-        if getattr(strategy, "fraction_train", 1.0) < 1:
-            log.warning("fraction_train below 1: members take part only if their own `accept` allows it")
+        fraction = self._fraction()
+        if fraction < 1:
+            log.warning(
+                "fraction_train below 1 schedules %g of the members: they take part only if their own "
+                "secure(..., accept=...) allows it, as partial(fedmerit.flower.cautious, fraction=%.2g) does",
+                *(fraction, math.floor(100 * fraction) / 100),
+            )
         self.test, self.patience, self.join = test, patience, join
         self.page = page
         training: dict[str, Any] = {"weights": weights}
@@ -271,11 +316,10 @@ class Contributions:
             "data": {"test_reveal": reveal or ("end" if scored_by == "settled" else "fixed")},
             "partition": {"names": list(self.roster.names)},
             "training": training,
-            "participation": {"fraction": float(getattr(strategy, "fraction_train", 1.0)) or 1.0},
+            "participation": {"fraction": fraction},
             "scoring": {
                 "method": scored_by,
-                "utilities": list(utilities),
-                **({"whole": list(whole)} if whole else {}),
+                **_utilities(value or gradient, utilities, whole),
                 "game": game,
                 "missing": missing,
                 "visibility": visibility,
@@ -294,8 +338,8 @@ class Contributions:
                 "blocks": blocks, "detail": detail, "naming": naming, "window_days": float(window_days),
             }  # fmt: skip
         config, _ = self._config(1)  # finds wrong settings now
-        check_schedule(config)
         self._check_fraction(config)
+        check_schedule(config)
         self.scores: dict[str, Any] = {}
         self.notes: list[str] = []
         self.seconds: dict[str, list[float]] = {}
@@ -361,6 +405,10 @@ class Contributions:
             assert self.gradient is not None
             slope = slope_of(self.gradient, shape)
             _check_slope(slope, evaluate, shape.vector, pool.settlement(), config.scoring.utilities[0])
+        opened = None
+        if config.settles and self.server_key is not None and engine_of(grid) == FLOWER:
+            opened = OpenedSamples(self.server_key.resolve(), self.roster)
+            opened.check(pool.settlement())
         make_free(self.folder)
         weighted_by = getattr(self.strategy, "weighted_by_key", "num-examples")
         available = int(getattr(self.strategy, "min_available_nodes", 0))
@@ -389,20 +437,37 @@ class Contributions:
                 secure.check_closed()
                 model = shape.read(result.arrays or initial_arrays)
             except Exception:
-                self._end_early(coordinator, secure)
+                self._end_early(coordinator, secure, opened)
                 raise
             finally:
                 self.scores = recorder.write_scores()
             result.arrays = shape.record(model)
             if not any(one.reports for one in recorder.rounds):
                 log.error("no round was scored: %s", "; ".join(self.notes[-3:]) or "nobody reported")
-            coordinator.finish(model)
+            self._finish(coordinator, model, opened)
             self.scores = recorder.write_scores()
+        if config.settles and coordinator.settled is None:
+            log.error("the run is not settled: %s", self.folder.resolve() / "notes.txt")
+        else:
+            log.info("ledger and scores: fedmerit score %s", self.folder.resolve())
         if self.page:
             log.info("%s", page_of_run(self.folder))
         return result
 
-    def _end_early(self, coordinator: Coordinator, secure: SecureGrid) -> None:
+    def _finish(self, coordinator: Coordinator, model: Model, opened: OpenedSamples | None) -> None:
+        """End the run; if its settlement opened the test samples, remember that."""
+        try:
+            coordinator.finish(model)
+        finally:
+            if opened is not None and coordinator.recorder.recorded("opening"):
+                try:
+                    opened.add(self.folder, coordinator.pool.settlement())
+                except StoreError as error:
+                    log.warning(
+                        "the next run cannot tell which test samples were opened in this one: %s", error
+                    )
+
+    def _end_early(self, coordinator: Coordinator, secure: SecureGrid, opened: OpenedSamples | None) -> None:
         """Close the ledger of a run that an error ended between two rounds, and ask the members to sign it.
 
         Before the first round there is nothing to close. If the error came in the middle of a round, the
@@ -411,21 +476,28 @@ class Contributions:
         if secure.model is None or len(coordinator.recorder.rounds) != secure.rounds:
             return
         try:
-            coordinator.finish(secure.model)
+            self._finish(coordinator, secure.model, opened)
         except Exception:  # the caller should see the error that ended the run
             log.exception("the ledger has no last record: it could not be written")
 
-    def _check_fraction(self, config: Config) -> None:
-        """Refuse a strategy that samples fewer members for a round than must stay to its end.
+    def _fraction(self) -> float:
+        """Return which part of the members a round schedules if nobody is away.
 
         Flower samples ``fraction_train`` of the members, rounded down, and at least ``min_train_nodes``.
         """
-        members, fraction = len(self.roster.names), getattr(self.strategy, "fraction_train", 1.0)
-        count = max(int(members * fraction), getattr(self.strategy, "min_train_nodes", 0))
-        if 0 < fraction < 1 and count < config.threshold:
+        members, fraction = len(self.roster.names), float(getattr(self.strategy, "fraction_train", 1.0))
+        if not 0 < fraction < 1:
+            return 1.0
+        return max(int(members * fraction), getattr(self.strategy, "min_train_nodes", 0)) / members
+
+    def _check_fraction(self, config: Config) -> None:
+        """Refuse a strategy that samples fewer members for a round than must stay to its end."""
+        members, count = len(self.roster.names), round(self._fraction() * len(self.roster.names))
+        if count < min(config.threshold, members):
             raise ConfigError(
-                f"fraction_train {fraction:g} of {members} members schedules {count}, but {config.threshold} "
-                f"must stay to the end: expected min_train_nodes={config.threshold} or a larger fraction"
+                f"fraction_train {self.strategy.fraction_train:g} of {members} members schedules {count}, "  # type: ignore[attr-defined]
+                f"but {config.threshold} must stay to the end: expected min_train_nodes={config.threshold} "
+                "or a larger fraction"
             )
 
     def _config(self, rounds: int) -> tuple[Config, str]:
@@ -462,8 +534,11 @@ class Contributions:
                     f"{cut!r} (scoring.method of the settings it was made with)"
                 )
             return self.test
-        if len(self.test) != 2:
-            raise DataError(f"test: expected (samples, labels), got {len(self.test)} parts")
+        if not isinstance(self.test, tuple | list) or len(self.test) != 2:
+            raise DataError(
+                f"test: expected (samples, labels), two arrays, got a {type(self.test).__name__}"
+                + (f" of {len(self.test)}" if isinstance(self.test, tuple | list) else "")
+            )
         x, y = (np.asarray(part) for part in self.test)
         for what, part in (("samples", x), ("labels", y)):
             if part.dtype.kind not in "fiub":
@@ -524,6 +599,19 @@ def _method(given: str | None, gradient: Gradient | None) -> str:
     return given or "settled"
 
 
+def _utilities(
+    measure: Value | Gradient | None, utilities: Sequence[str] | None, whole: Sequence[str]
+) -> dict[str, Any]:
+    """Return what is measured, named by the user or by `torch_scoring`, and which are of all samples."""
+    if isinstance(utilities, str):
+        raise ConfigError(f"utilities: expected a list of names, got {utilities!r}: write [{utilities!r}]")
+    known = {"utilities": ["value"], **getattr(measure, "scoring", {})}
+    if utilities is not None:
+        known = {**(known if list(utilities) == known["utilities"] else {}), "utilities": list(utilities)}
+    known |= {"whole": list(whole)} if whole else {}
+    return {name: given for name, given in known.items() if given}
+
+
 FEW = 16
 """Test samples on which ``value`` and ``gradient`` are compared before anybody trains."""
 
@@ -531,14 +619,54 @@ FEW = 16
 def _check_slope(slope: Slope, evaluate: Evaluate | None, model: Model, shown: Slice, utility: str) -> None:
     """Raise ConfigError unless the user's gradient works and is about what the user's value measures."""
     few = Slice(index=shown.index, x=shown.x[:FEW], y=shown.y[:FEW], salts=b"", path=())
-    found, _ = slope(model, few, np.arange(len(few.y)))
-    if evaluate is None:
+    every = np.arange(len(few.y))
+    found, uphill = slope(model, few, every)
+    if not (np.isfinite(found) and np.isfinite(uphill).all()):
+        raise ConfigError("gradient: of the first model, it returns numbers that are not finite")
+    if evaluate is not None:
+        expected = mean(evaluate(model, few)[utility])
+        if not abs(found - expected) <= 1e-3:
+            raise ConfigError(
+                f"gradient: it says that the mean {utility} of {len(few.y)} test samples is {found:g}, but "
+                f"value says {expected:g}: both must measure the same"
+            )
+    _check_rise(lambda at: slope(at, few, every)[0], model, found, uphill)
+
+
+RISE = 1e-3
+"""By how much a small step along the gradient is to raise the utility, by the gradient's own account."""
+LEAST_RISE = 1e-5
+"""What rounding may hide: where the longest step promises less, nothing is checked."""
+LONGEST = 0.05
+"""The longest step, as a part of the model's own length."""
+
+
+def _check_rise(
+    measured: Callable[[Model], float], model: Model, value: float, uphill: npt.NDArray[Any]
+) -> None:
+    """Raise ConfigError unless a small step along the gradient raises the utility about as it promises.
+
+    A wrong sign, or a sum in place of a mean, is found; a factor of 2 is not. Nothing is checked where the
+    utility is nearly 0 or 1, or a shorter step says something else: there it is curved too much.
+    """
+    steepest = float(np.linalg.norm(uphill.astype(np.float64)))
+    longest = LONGEST * float(np.linalg.norm(model.astype(np.float64)))
+    rise = min(RISE, value / 10, (1 - value) / 10, steepest * longest)
+    if rise < LEAST_RISE:
         return
-    expected = mean(evaluate(model, few)[utility])
-    if not abs(found - expected) <= 1e-3:
+    length = rise / steepest
+
+    def kept(length: float) -> float:
+        """Return which part of the promised change there is."""
+        step = (uphill * (length / steepest)).astype(np.float32)
+        return (measured(model + step) - measured(model - step)) / (2 * length * steepest)
+
+    found, shorter = kept(length), kept(length / 4)
+    if abs(found - shorter) <= max(1.0, abs(found), abs(shorter)) / 4 and not 0.5 <= found <= 2:
         raise ConfigError(
-            f"gradient: it says that the mean {utility} of {len(few.y)} test samples is {found:g}, but value "
-            f"says {expected:g}: both must measure the same"
+            f"gradient: a small step along it changes the mean utility by {found:.2g} times what it "
+            "promises: expected the gradient of the mean over the given samples, of a utility that is better "
+            "the higher it is (not of a loss, and not of a sum)"
         )
 
 

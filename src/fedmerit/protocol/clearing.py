@@ -144,11 +144,15 @@ class Clearing:
             recorder.state("unsettled", {"settlement": None, "why": error.code})
             return None
         opened = self._directions(manifest, list(dict.fromkeys((*present, *last))), last)
-        while back := self._back(name for name in manifest.members if name not in self.agreed):
+        few = self.coordinator.config.threshold
+        while len(self.agreed) < few and (back := self._back(self._not_agreed(manifest))):
             opened += self._directions(manifest, back, last)
         if not self._enough(manifest):
             return None
         self._statements(manifest, opened)
+        if (so_far := self.settled(manifest)).missing and self.coordinator.awaited:
+            self._keep_messages(manifest, last)  # a server that dies while it waits leaves a settlement
+            recorder.state("settled", so_far.body())
         while back := self._back(self.settled(manifest).missing):
             self._statements(manifest, self._directions(manifest, back, last))
             opened += [name for name in back if name not in opened]
@@ -164,6 +168,9 @@ class Clearing:
             self._agree(one, entry, [name for name in opened if name in entry.participants])
         self._agreements(manifest, opened)
         return opened
+
+    def _not_agreed(self, manifest: Manifest) -> list[str]:
+        return [name for name in manifest.members if name not in self.agreed]
 
     def _back(self, missing: Iterable[str]) -> Sequence[str]:
         """Return members who were away and are back; nobody if there is no waiting any more."""
@@ -489,7 +496,8 @@ class Clearing:
         """Record what the settlement came to, and collect countersignatures."""
         recorder, config = self.coordinator.recorder, self.coordinator.config
         body = settled.body()
-        recorder.state("settled", body)
+        if [canonical(body)] != [canonical(one) for one in recorder.recorded("settled")[-1:]]:
+            recorder.state("settled", body)  # else nobody came back since it was recorded
         shown = self.shown_statements()
         everybody = config.scoring.visibility == "all"
         number = len(recorder.rounds)

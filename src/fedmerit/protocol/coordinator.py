@@ -456,7 +456,13 @@ class Coordinator:
         if self.config.settles:
             assert self.gradient is not None
             assert self.archive is not None
+            summed = sum(not one.aborted for one in self.recorder.rounds)
+            self._tell(f"the rounds are over: members check the sums of {summed} of them, one by one")
             self.settled = Clearing(self, self.gradient, self.archive).run(present)
+            if (settled := self.settled) is not None:
+                who = ", ".join(settled.missing)
+                away = f"; statements of {who} are still taken (fedmerit settle add)" if who else ""
+                self._tell(f"settled: {settled.holding} of {len(settled.equations)} equations hold{away}")
         self.recorder.end(model)
         self.seal(present)
 
@@ -486,6 +492,11 @@ class Coordinator:
 
     def _refuse(self, number: int, error: Exception) -> None:
         self.note(f"round {number}: refused: {error}")
+
+    def _tell(self, text: str) -> None:
+        """Log progress, outside of rehearsals, which show their own."""
+        if not self.rehearsal:
+            log.info("%s", text)
 
     def note(self, text: str) -> None:
         """Keep a remark in `refused` and, outside of rehearsals, log it."""

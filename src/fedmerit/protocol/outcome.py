@@ -411,7 +411,7 @@ class Sampling:
             each = f"one number for each of {len(shown.y)} test samples"
             raise ReportError(
                 f"utility {utility!r}: expected {one if whole else each}, got {each if whole else one}; "
-                "scoring.whole says which utilities are such metrics"
+                "scoring.whole (in Flower `whole` of Contributions) lists utilities that are such metrics"
             )
 
     def freedom(self, utility: str, shown: Slice) -> int | None:

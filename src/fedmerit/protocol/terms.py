@@ -324,8 +324,12 @@ def check_server(terms: Mapping[str, Any], server: bytes, roster: Roster, member
         )
 
 
-def cautious(config: Config) -> None:
-    """Refuse settings that are weaker than fedmerit's defaults; the rule of a member who sets no other."""
+def cautious(config: Config, fraction: float = 1.0) -> None:
+    """Refuse settings that are weaker than fedmerit's defaults; the rule of a member who sets no other.
+
+    A member who lets the server choose members for each round, but at least this ``fraction`` of them, says
+    so: ``partial(cautious, fraction=0.8)``.
+    """
     secure, members = config.secure_aggregation, len(config.clients)
     weak = ""
     if not secure.check:
@@ -333,8 +337,11 @@ def cautious(config: Config) -> None:
     elif secure.threshold and secure.threshold < default_threshold(members):
         least = default_threshold(members)
         weak = f"asked for a threshold of {secure.threshold} of {members} members, expected at least {least}"
-    elif config.participation.fraction < 1:
-        weak = f"asked to let the server choose {config.participation.fraction:g} of the members each round"
+    elif config.participation.fraction < fraction:
+        weak = (
+            f"asked to let the server choose {config.participation.fraction:g} of the members each round, "
+            f"expected at least {fraction:g}"
+        )
     elif secure.bound > LARGEST_BOUND:
         weak = f"asked for a bound of {secure.bound:g}, expected at most {LARGEST_BOUND:g}"
     if weak:
