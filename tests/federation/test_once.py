@@ -14,7 +14,7 @@ from fedmerit.config import Scoring
 from fedmerit.identity import exact
 from fedmerit.ledger import records
 from fedmerit.ledger.records import running, stated
-from fedmerit.protocol import outcome
+from fedmerit.protocol import direction, outcome, settlement
 from fedmerit.scoring import scores
 from fedmerit.scoring.accumulate import accumulate
 from fedmerit.scoring.files import Entry, as_csv, as_json, document
@@ -59,6 +59,25 @@ def test_a_run_and_its_check_score_every_round_once(tmp_path, counted, visibilit
     found.clear()
     federation.verified()
     assert found == {"Reports": ROUNDS, "round_object": ROUNDS, "_alpha": 3 * ROUNDS}
+
+
+def test_members_of_a_process_read_the_manifest_once(tmp_path, counted):
+    """They are asked about every round in it."""
+    found = counted(direction.Manifest, "from_body")
+    settings = {"scoring": {"method": "settled"}}
+    Federation(tmp_path, rounds=ROUNDS, masks=False, settings=settings).run()
+    assert found == {"from_body": 2}  # one member, and the server, which reads its ledger
+
+
+def test_the_equations_of_an_account_are_made_once(tmp_path, counted):
+    found, made = counted(settlement, "equations"), []
+    for rounds in (2, ROUNDS):
+        settings = {"scoring": {"method": "settled"}}
+        federation = Federation(tmp_path / str(rounds), rounds=rounds, masks=False, settings=settings).run()
+        found.clear()
+        federation.verified()
+        made.append(found["equations"])
+    assert made[0] == made[1]
 
 
 class Drawn:
