@@ -19,6 +19,7 @@ from fedmerit.scoring import scores
 from fedmerit.scoring.accumulate import accumulate
 from fedmerit.scoring.files import Entry, as_csv, as_json, document
 from fedmerit.scoring.types import Reports
+from fedmerit.secagg import client
 from linear_federation import Federation
 
 ROUNDS = 5
@@ -59,6 +60,13 @@ def test_a_run_and_its_check_score_every_round_once(tmp_path, counted, visibilit
     found.clear()
     federation.verified()
     assert found == {"Reports": ROUNDS, "round_object": ROUNDS, "_alpha": 3 * ROUNDS}
+
+
+def test_a_member_checks_every_list_of_a_round_once(tmp_path, counted):
+    """It looks at the list of shares before it trains, and answers it afterwards."""
+    found = counted(client, "open_broadcast")
+    federation = Federation(tmp_path, rounds=1).run()
+    assert found == {"open_broadcast": 4 * len(federation.names)}  # advertise, share, masked, check
 
 
 def test_members_of_a_process_read_the_manifest_once(tmp_path, counted):
