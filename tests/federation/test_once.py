@@ -15,6 +15,8 @@ from fedmerit.identity import exact
 from fedmerit.ledger import records
 from fedmerit.ledger.records import running, stated
 from fedmerit.protocol import direction, outcome, settlement
+from fedmerit.report import source
+from fedmerit.report.page.html import page
 from fedmerit.scoring import scores
 from fedmerit.scoring.accumulate import accumulate
 from fedmerit.scoring.files import Entry, as_csv, as_json, document
@@ -86,6 +88,15 @@ def test_the_equations_of_an_account_are_made_once(tmp_path, counted):
         federation.verified()
         made.append(found["equations"])
     assert made[0] == made[1]
+
+
+def test_a_page_numbers_the_settled_rounds_once(tmp_path, counted):
+    """It asks for them with every number that it shows."""
+    settings = {"scoring": {"method": "settled"}}
+    federation = Federation(tmp_path, rounds=ROUNDS, masks=False, settings=settings).run()
+    found = counted(source, "replace")
+    page(federation.folder)
+    assert found["replace"] <= 2 * ROUNDS
 
 
 class Drawn:
