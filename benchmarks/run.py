@@ -20,6 +20,7 @@ SCRIPTS = (
     ["round.py"],
     ["flower.py"],
     ["growth.py"],
+    ["scale.py"],
     ["settlement.py"],
     ["coalitions.py", "--synthetic", "--quick"],
 )
@@ -61,6 +62,9 @@ def table() -> list[tuple[str, str]]:
         rows.append(("secure sum and scores on top of a plain round, extrapolated", f"{overhead:.1%}"))
     if share := read("flower.json").get("share_extrapolated"):
         rows.append(("fedmerit's part of a round of Flower, extrapolated", f"{share:.1%}"))
+    for row in read("scale.json").get("rows", []):
+        more = "3 times the members" if row["case"] == "members" else f"4 times the rounds, {row['case']}"
+        rows.append((f"{row['work']}: with {more}", f"{row['ratio']:.1f}x"))
     for file in sorted(RESULTS.glob("coalitions*.json")):
         found = read(file.name)
         for section in ("coalitions_cnn", "coalitions_resnet"):

@@ -383,6 +383,36 @@ def test_drawn_scores_are_divided_together_as_each_would_be_alone(rule, limits):
     np.testing.assert_allclose(_divided(s, drawn, rule, *limits, FORMULA), alone, atol=1e-12)
 
 
+@pytest.mark.parametrize("rule", ["fair", "fenced"])
+def test_any_limits_divide_drawn_scores_together_as_each_alone(monkeypatch, rule):
+    """Also where scores are equal, zero or only noise, and where the cap leaves what nobody may take."""
+
+    def alone(one, floor, cap):
+        try:
+            return by_rule(one, rule, floor, cap, FORMULA)[0]
+        except InputError:
+            return np.full(one.n, np.nan)
+
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(2, 9))
+        floor, above = (rng.choice([0.0, rng.uniform(), 1.0]) for _ in range(2))
+        floor, cap = floor / n, 1 / n + above * (1 - 1 / n)
+        drawn = rng.normal(0.5, 1, (20, n))
+        drawn[rng.uniform(size=drawn.shape) < 0.2] = 0.0
+        drawn[rng.uniform(size=drawn.shape) < 0.1] = 1e-13
+        drawn[:, 0] = np.maximum(drawn[:, 0], 0.1)
+        if rule == "fenced":  # an equal part of 0, up to rounding, decides there who may take the rest
+            some = np.count_nonzero(drawn > 1e-9, axis=1)
+            drawn = drawn[some * cap + (n - some) * floor > 1]
+        s = scored([1.0] * n, 0.3, gain=3.0)
+        expected = [alone(replace(s, values=raw, raw=raw), floor, cap) for raw in drawn]
+        with monkeypatch.context() as patch:
+            patch.setattr("fedmerit.scoring.share_intervals.by_rule", None)  # none is divided on its own
+            found = _divided(s, drawn, rule, floor, cap, FORMULA)
+        np.testing.assert_allclose(found, np.reshape(expected, found.shape), atol=1e-12)
+
+
 def test_there_is_no_interval_without_errors_or_without_shares():
     s = scored([1, 2, 3])
     assert share_intervals(s, shares(s)) is None

@@ -18,7 +18,7 @@ from fedmerit.identity import SERVER, content, exact, number
 from fedmerit.ledger import decisions
 from fedmerit.ledger.chain import Copy, Ledger, exported
 from fedmerit.ledger.decisions import Terms
-from fedmerit.ledger.records import own_total, rounds_of, sees, totals
+from fedmerit.ledger.records import own_total, rounds_of, running, sees, totals
 from fedmerit.report.statement import as_dict, as_markdown, facts_as_decided, write_statements
 from fedmerit.scoring.rewards import division, payouts
 from fedmerit.scoring.types import Scores
@@ -412,7 +412,7 @@ def test_a_copy_and_the_ledger_have_the_same_digests_signatures_and_seals(closed
 def test_totals_are_those_of_the_reports(closed):
     with Ledger(closed / "ledger.sqlite", read_only=True) as ledger:
         rounds = rounds_of(ledger)
-    told = totals(rounds, CLOSED.scoring)[PAID]
+    told = totals(rounds[-1], running(rounds, CLOSED.scoring))[PAID]
     reports = rounds[-1].to_reports(PAID)
     alphas = (reports.alone - reports.empty + reports.grand - reports.without) / 2
     facts = told["round"]

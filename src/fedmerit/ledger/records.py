@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -28,8 +29,8 @@ from fedmerit.ledger.chain import Ledger, Record, Records
 from fedmerit.notes import Note
 from fedmerit.protocol.outcome import Model, Outcome, Report, Round, included_hash, model_hash
 from fedmerit.scoring.accumulate import Missing, accumulate
-from fedmerit.scoring.files import add_phi, as_csv, as_json, document, round_object, settled_csv
-from fedmerit.scoring.scores import alpha
+from fedmerit.scoring.files import Entry, add_phi, as_csv, as_json, round_object, settled_csv, sums_object
+from fedmerit.scoring.scores import score_of
 from fedmerit.scoring.types import Reports, Vector
 
 # -------------------------------------------------------------------------------------------------- rounds
@@ -171,16 +172,65 @@ def first_body(ledger: Records, kind: str) -> Mapping[str, Any]:
     return bodies[0]
 
 
-def stated(rounds: Sequence[Round], utilities: Sequence[str], missing: Any) -> dict[str, dict[str, str]]:
-    """Return cumulative alpha after these rounds, per utility and member, as the server states it."""
-    told = {}
-    for utility in utilities:
-        scored = [reports for one in rounds if (reports := one.to_reports(utility)) is not None]
-        if scored:
-            total = accumulate(scored, missing=missing)
-            pairs = zip(total.clients, total.values.tolist(), strict=True)
-            told[utility] = {name: exact(value) for name, value in pairs}
-    return told
+class RunningAlpha:
+    """Alpha of one utility, summed over the rounds added so far: what `accumulate` gives for all of them.
+
+    ``heard`` also counts rounds on which a copy withholds all reports.
+    """
+
+    def __init__(self, utility: str, missing: Missing) -> None:
+        self.utility, self.missing = utility, missing
+        self.heard = 0
+        self._gains: list[float] = []
+        self._terms: dict[str, list[float]] = {}
+
+    def add(self, one: Round) -> None:
+        """Add the next round."""
+        reports = one.to_reports(self.utility)
+        self.heard += not one.aborted and bool(one.reports or one.withheld)
+        if reports is not None:
+            self._gains.append(reports.gain)
+            for name, value in score_of(reports, "ALPHA").as_dict().items():
+                self._terms.setdefault(name, []).append(value)
+
+    @property
+    def gain(self) -> float:
+        """The gain of all rounds that have reports."""
+        return math.fsum(self._gains)
+
+    def values(self) -> dict[str, float]:
+        """Return the sum of everybody who has reported."""
+        return {name: self._sum(own, len(self._gains)) for name, own in self._terms.items()}
+
+    def of(self, member: str) -> float | None:
+        """Return a member's sum as it follows from its own reports alone; None if it has none."""
+        return self._sum(self._terms[member], self.heard) if member in self._terms else None
+
+    def _sum(self, own: Sequence[float], rounds: int) -> float:
+        return math.fsum(own) * (rounds / len(own) if self.missing == "own-mean" else 1.0)
+
+
+Running = Mapping[str, RunningAlpha]
+"""Utility -> its sums over the same rounds."""
+
+
+def running(rounds: Iterable[Round], scoring: Scoring) -> Running:
+    """Return the sums over these rounds, by utility; more rounds can be added."""
+    found = {utility: RunningAlpha(utility, scoring.missing) for utility in scoring.utilities}
+    for one in rounds:
+        for each in found.values():
+            each.add(one)
+    return found
+
+
+def stated(sums: Running) -> dict[str, dict[str, str]]:
+    """Return cumulative alpha per utility and member, as the server states it."""
+    told = {utility: each.values() for utility, each in sums.items()}
+    return {
+        utility: {name: exact(value) for name, value in values.items()}
+        for utility, values in told.items()
+        if values
+    }
 
 
 def closing(found: Round, model: Model, outcome: Outcome | None) -> dict[str, Any]:
@@ -255,19 +305,25 @@ def scores_document(
 
 
 def _one(rounds: Sequence[Round], clients: Sequence[str], utility: str, missing: Any) -> dict[str, Any]:
-    reports = {one.number: one.to_reports(utility) for one in rounds}
-    scored = [found for found in reports.values() if found is not None]
-    whole = document(scored, clients=clients, missing=missing) if scored else {"cumulative": {}}
-    listed = []
-    for one in rounds:
-        found = reports[one.number]
-        if found is None:
-            listed.append(_unscored(one))
-        else:
-            listed.append(round_object(found))
-    content_ = {**whole, "clients": list(clients), "utility": utility, "rounds": listed}
+    scored = [found for one in rounds if (found := one.to_reports(utility)) is not None]
+    named = {"clients": list(clients), "utility": utility, "rounds": [_entry(one, utility) for one in rounds]}
+    content_ = (
+        {**named, **sums_object(scored, clients, missing=missing)} if scored else {"cumulative": {}, **named}
+    )
     put_phi(content_, rounds, utility, missing)
     return content_
+
+
+_ENTRIES: WeakKeyDictionary[Round, dict[str, Entry]] = WeakKeyDictionary()
+
+
+def _entry(one: Round, utility: str) -> Entry:
+    """Return the entry of a round, made once: a run writes all of its rounds after every round."""
+    known = _ENTRIES.setdefault(one, {})
+    if utility not in known:
+        reports = one.to_reports(utility)
+        known[utility] = Entry(_unscored(one) if reports is None else round_object(reports))
+    return known[utility]
 
 
 def put_phi(document_: dict[str, Any], rounds: Sequence[Round], utility: str, missing: Missing) -> None:
@@ -437,41 +493,38 @@ PRIVATE = ("score", "payout")
 
 def after_round(rounds: Sequence[Round], scoring: Scoring) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the kind and body of each record that the server writes after the last of these rounds."""
-    last = rounds[-1].number
-    told = stated(rounds, scoring.utilities, scoring.missing)
+    last, sums = rounds[-1], running(rounds, scoring)
+    told = stated(sums)
     if scoring.visibility == "all":
-        yield "scores", {"round": last, "cumulative_alpha": told}
+        yield "scores", {"round": last.number, "cumulative_alpha": told}
         return
-    yield "totals", {"round": last, "utilities": totals(rounds, scoring)}
+    yield "totals", {"round": last.number, "utilities": totals(last, sums)}
     for name in dict.fromkeys(name for each in told.values() for name in each):
         own = {utility: each[name] for utility, each in told.items()}
-        yield "score", {"round": last, "member": name, "salt": new_salt(), "cumulative_alpha": own}
+        yield "score", {"round": last.number, "member": name, "salt": new_salt(), "cumulative_alpha": own}
 
 
-def totals(rounds: Sequence[Round], scoring: Scoring) -> dict[str, dict[str, Any]]:
+def totals(last: Round, sums: Running) -> dict[str, dict[str, Any]]:
     r"""Return what all members may know, per utility: about the last round, and about all rounds so far.
 
     .. math:: N, \quad D = v(M) - v(M_0), \quad v(M), \quad A = \sum_i \alpha_i, \quad
         A^+ = \sum_i \max(\alpha_i, 0), \quad T = \sum_i 2 (D - \alpha_i)
     """
     found = {}
-    for utility in scoring.utilities:
-        scored = [reports for one in rounds if (reports := one.to_reports(utility)) is not None]
-        if not scored:
+    for utility, each in sums.items():
+        values = np.array([*each.values().values()])
+        if not values.size:
             continue
-        all_of_them = accumulate(scored, missing=scoring.missing)
-        entry: dict[str, Any] = {
-            "summed": {"n": all_of_them.n, "gain": exact(all_of_them.gain)} | _sums(all_of_them.raw),
-        }
-        last = rounds[-1].to_reports(utility)
-        if last is not None:
-            entry["round"] = _of_round(last)
+        entry: dict[str, Any] = {"summed": {"n": values.size, "gain": exact(each.gain)} | _sums(values)}
+        reports = last.to_reports(utility)
+        if reports is not None:
+            entry["round"] = _of_round(reports)
         found[utility] = entry
     return found
 
 
 def _of_round(reports: Reports) -> dict[str, Any]:
-    own = alpha(reports).raw
+    own = score_of(reports, "ALPHA").raw
     t = math.fsum(2 * (reports.gain - value) for value in own.tolist())
     facts = {"n": reports.n, "gain": exact(reports.gain), "grand": exact(reports.grand)}
     return facts | _sums(own) | {"t": exact(t)}
@@ -552,37 +605,40 @@ def check_stated(
                 if record.author != SERVER or (not record.withheld and record.body["round"] != closed):
                     raise LedgerError(f"expected what the server states after round {closed}")
                 stated_in[closed].append(record)
+    sums, heard = running((), scoring), set[str]()
     for one in rounds:
-        upto = rounds[: one.number]
-        for record in stated_in[one.number]:
+        for place, record in enumerate(stated_in[one.number]):
             with reading(record):
-                _check_one(record, upto, scoring, reader)
+                for each in sums.values() if place == 0 else ():
+                    each.add(one)
+                _check_one(record, one, sums, scoring, reader)
         if scoring.visibility == "all":
             if len(stated_in[one.number]) != 1:
                 many = len(stated_in[one.number])
                 raise LedgerError(f"after round {one.number}: expected one record of scores, found {many}")
         else:
-            _check_complete(one, upto, stated_in[one.number], scoring, reader)
+            if scoring.method != "settled":  # there, reports only acknowledge a round, and give no score
+                heard |= {*one.reports, *one.withheld}
+            _check_complete(one, heard, stated_in[one.number], reader)
 
 
-def _check_one(record: Record, upto: Sequence[Round], scoring: Scoring, reader: str | None) -> None:
+def _check_one(record: Record, one: Round, sums: Running, scoring: Scoring, reader: str | None) -> None:
+    """Raise LedgerError unless a record states what the sums up to its round give."""
     if record.withheld:
         return
     if record.kind == "totals":
         if reader is None:
-            compare(_read(record.body["utilities"]), _read(totals(upto, scoring)), "utilities")
+            compare(_read(record.body["utilities"]), _read(totals(one, sums)), "utilities")
         else:
-            _check_totals(record.body["utilities"], upto[-1], scoring)
+            _check_totals(record.body["utilities"], one, scoring)
         return
     told = _read(record.body["cumulative_alpha"])
     if record.kind == "score":
         name = record.body["member"]
-        own = {
-            utility: own_total(name, upto, utility, missing=scoring.missing) for utility in scoring.utilities
-        }
+        own = {utility: each.of(name) for utility, each in sums.items()}
         compare(told, own, f"cumulative alpha of {name}")
         return
-    again = _read(stated(upto, scoring.utilities, scoring.missing))
+    again = _read(stated(sums))
     for utility, each in told.items():
         compare(each, again[utility], f"cumulative alpha of {utility}")
     if lacking := sorted(set(again) - set(told)):
@@ -608,13 +664,8 @@ def _check_totals(told: Mapping[str, Any], one: Round, scoring: Scoring) -> None
             raise LedgerError(f"{utility}.t: not 2 (N gain - sum of alpha)")
 
 
-def _check_complete(
-    one: Round, upto: Sequence[Round], found: Sequence[Record], scoring: Scoring, reader: str | None
-) -> None:
+def _check_complete(one: Round, heard: set[str], found: Sequence[Record], reader: str | None) -> None:
     """Raise unless a round has one record of totals, and one score per member who has ever reported."""
-    heard = {name for earlier in upto for name in (*earlier.reports, *earlier.withheld)}
-    if scoring.method == "settled":  # reports only acknowledge a round, and give no score
-        heard = set()
     kinds = [record.kind for record in found]
     if kinds != ["totals"] + ["score"] * len(heard):
         raise LedgerError(

@@ -415,10 +415,14 @@ class Manifest:
 
     def entry(self, round: int) -> Entry:
         """Return a round's entry; raise MessageError if there is none."""
-        for one in self.rounds:
-            if one.round == round:
-                return one
-        raise MessageError(f"the manifest has no round {round}", stage="agree")
+        found = self._entries.get(round) if isinstance(round, int) else None  # messages name anything
+        if found is None:
+            raise MessageError(f"the manifest has no round {round}", stage="agree")
+        return found
+
+    @cached_property
+    def _entries(self) -> dict[int, Entry]:
+        return {one.round: one for one in self.rounds}
 
 
 def manifest_limit(rounds: int, blocks: int, members: Iterable[str]) -> int:

@@ -587,7 +587,7 @@ TOLERANCE = 1e-6
 
 @dataclass(eq=False)
 class Round:
-    """One round: who took part, their reports, and how it was closed."""
+    """One round: who took part, their reports, and how it was closed. A closed round does not change."""
 
     number: int
     scheduled: tuple[str, ...]
@@ -600,17 +600,29 @@ class Round:
     reports: dict[str, Report] = field(default_factory=dict)
     withheld: tuple[str, ...] = ()  # in a copy: members whose reports its reader may not see
     since: int | None = None  # the first round of its run, if it follows others
+    _phi: dict[str, Scores | None] = field(default_factory=dict, init=False, repr=False)
+    _reports: dict[str, Reports | None] = field(default_factory=dict, init=False, repr=False)
 
     def to_phi(self, utility: str) -> Scores | None:
         """Return the Aumann-Shapley scores of everybody in the sum, or None if the round has none."""
+        if utility not in self._phi:
+            self._phi[utility] = self._make_phi(utility)
+        return self._phi[utility]
+
+    def to_reports(self, utility: str) -> Reports | None:
+        """Return the reports that scores take (in a copy, those it shows), or None if there are none."""
+        if utility not in self._reports:
+            self._reports[utility] = self._make_reports(utility)
+        return self._reports[utility]
+
+    def _make_phi(self, utility: str) -> Scores | None:
         found = (self.body.get("phi") or {}).get(utility)
         if found is None:
             return None
         columns = [[number(value) for value in found["blocks"][name]] for name in self.included]
         return from_blocks(np.transpose(columns), found["sizes"], self.included)
 
-    def to_reports(self, utility: str) -> Reports | None:
-        """Return the reports that scores take (in a copy, those it shows), or None if there are none."""
+    def _make_reports(self, utility: str) -> Reports | None:
         if self.aborted or not any(report.measured for report in self.reports.values()):
             return None
         named = [name for name in self.included if name in self.reports]

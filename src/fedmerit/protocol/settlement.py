@@ -16,6 +16,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -229,7 +230,7 @@ class Settled:
     withheld: tuple[str, ...] = ()  # in a copy: who stated what its reader may not see
     told: Sequence[Mapping[str, Any]] | None = None  # in such a copy: the equations as they are recorded
 
-    @property
+    @cached_property
     def equations(self) -> list[Equation]:
         """The equations, with what was stated."""
         return equations(self.manifest, self.statements, self.detail)
@@ -239,7 +240,7 @@ class Settled:
         """How many equations hold."""
         return sum(one["holds"] for one in self.body()["rounds"])
 
-    @property
+    @cached_property
     def missing(self) -> tuple[str, ...]:
         """Everybody who was summed and has not stated, or was silent when an equation failed."""
         found = dict.fromkeys(name for one in self.equations for name in one.missing)

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -115,7 +116,7 @@ class Settler:
         most = manifest_limit(config.training.rounds, config.settlement.blocks, self.member.roster.names)
         if len(text) > most:
             raise MessageError(f"a manifest has at most {most} bytes, got {len(text)}", stage="open")
-        manifest = Manifest.from_body(parsed(text, "settlement"))
+        manifest = _manifest_in(text)
         if canonical(manifest.body()) != text:
             raise MessageError("a manifest that is not written as servers write it", stage="open")
         if (kept := self.state.get("settlement")) is not None:
@@ -451,7 +452,7 @@ class Settler:
     def _manifest(self, stage: str) -> Manifest:
         if (kept := self.state.get("settlement")) is None:
             raise BindingError("was not shown the pool", stage=stage, member=self.name)
-        return Manifest.from_body(parsed(bytes(kept[1]), "settlement"))
+        return _manifest_in(bytes(kept[1]))
 
     def _pool(self, manifest: Manifest) -> Slice:
         """Return the opened samples; they were hashed, and compared with the manifest, when they came."""
@@ -476,6 +477,12 @@ class Settler:
                 stage=stage,
                 member=self.name,
             )
+
+
+@lru_cache(maxsize=2)
+def _manifest_in(text: bytes) -> Manifest:
+    """Return a manifest; a process reads it once, though it is asked about every round in it."""
+    return Manifest.from_body(parsed(text, "settlement"))
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ import string
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,7 @@ class Source:
     run_name: str = ""  # name of the folder or file
     notes: tuple[Note, ...] = ()  # how a file of reports was read
 
-    @property
+    @cached_property
     def settled_rounds(self) -> tuple[SettledRound, ...]:
         """The settled rounds of all these runs, numbered on."""
         past = [span.before for span in self.spans] or [0]

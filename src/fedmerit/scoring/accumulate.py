@@ -20,7 +20,7 @@ import numpy.typing as npt
 from fedmerit.errors import InputError, ReportError, UndefinedScore
 from fedmerit.notes import Note
 from fedmerit.scoring.metrics import is_whole
-from fedmerit.scoring.scores import SCORES, ioi, solo
+from fedmerit.scoring.scores import score_of
 from fedmerit.scoring.types import Reports, Scores, Vector
 from fedmerit.scoring.validate import look_alike, two_spellings
 
@@ -103,13 +103,13 @@ def accumulate(
 
     clients = tuple(dict.fromkeys(name for reports in counted for name in reports.clients))
     index = {name: i for i, name in enumerate(clients)}
-    per_round = ioi if score == "MERIT" else SCORES[score].function
+    per_round = "IOI" if score == "MERIT" else score
     terms: list[list[float]] = [[] for _ in clients]
     notes: list[str] = [*_apart(counted), *_alike(clients)]
     if is_whole(counted[0].utility):
         notes.append(Note("whole-sum", utility=counted[0].utility))
     for reports in counted:
-        scores = per_round(reports)
+        scores = score_of(reports, per_round)
         notes += scores.notes
         for name, value in zip(reports.clients, scores.values.tolist(), strict=True):
             terms[index[name]].append(value)
@@ -320,7 +320,7 @@ def _last_solo(rounds: Sequence[Reports], clients: Sequence[str]) -> Vector:
         )
     for reports in rounds:
         if reports.solo is not None:
-            last.update(solo(reports).as_dict())
+            last.update(score_of(reports, "SOLO").as_dict())
     without = [name for name in clients if name not in last]
     if without:
         raise UndefinedScore(f"MERIT needs SOLO, which client {without[0]!r} never reported")

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -482,6 +483,20 @@ SCORES = {
     ),
 }
 """Every score of one round, by its name in files and on the command line."""
+
+_COMPUTED: WeakKeyDictionary[Reports, dict[str, Scores]] = WeakKeyDictionary()
+
+
+def score_of(reports: Reports, name: str) -> Scores:
+    """Return a score of the catalogue, computed once: sums over rounds ask for the same ones again and again.
+
+    Raises:
+        UndefinedScore: these reports do not give it.
+    """
+    computed = _COMPUTED.setdefault(reports, {})
+    if name not in computed:
+        computed[name] = SCORES[name].function(reports)
+    return computed[name]
 
 
 _OTHERS: dict[str, Callable[[Vector], Vector]] = {

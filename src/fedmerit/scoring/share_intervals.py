@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fedmerit.errors import InputError
 from fedmerit.scoring.rewards import FORMULA, Payouts, Rule, Shares, by_rule, weights_of
 from fedmerit.scoring.shrinkage import Rows, counts_of, cut, noise_of
-from fedmerit.scoring.types import Scores
+from fedmerit.scoring.types import Scores, rounding
 from fedmerit.scoring.uncertainty import compare_pairs, pair_quantile_of, upper_quantile
 from fedmerit.scoring.validate import level_of
 
@@ -102,23 +102,56 @@ def _divided(scores: Scores, drawn: Rows, rule: Rule, floor: float, cap: float, 
         part = np.clip(drawn, 0.0, scores.gain) / scores.gain
         others = part.sum(axis=1, keepdims=True) - part
         return np.asarray(np.clip((1 - others / (scores.n - 1)) / scores.n, floor, cap), dtype=np.float64)
-    if (floor, cap) != (0.0, 1.0) or (rule == "fenced" and formula == 1):
-        rows = np.full(drawn.shape, np.nan)
-        for k, raw in enumerate(drawn):
-            one = replace(scores, values=raw, raw=raw, blocks=None, sizes=None)
-            if weights_of(one, exact, formula).max() > 0:
-                try:
-                    rows[k] = by_rule(one, exact, floor, cap, formula)[0]
-                except InputError:  # so few positive scores that the cap leaves a part that nobody may take
-                    continue
-        return rows
+    limited = (floor, cap) != (0.0, 1.0)
+    if formula == 1 and exact == "fenced" and (limited or rule == "fenced"):
+        return _divided_singly(scores, drawn, floor, cap)
     positive = np.maximum(drawn, 0.0)
+    positive[positive <= rounding(drawn)] = 0.0
     total = positive.sum(axis=1, keepdims=True)
     part = np.divide(positive, total, out=np.full(drawn.shape, np.nan), where=total > 0)
-    if rule == "fair":
-        return np.asarray(part, dtype=np.float64)
-    error = 0.0 if (noise := noise_of(scores)) is None else noise[1]
-    return cut(part, counts_of(drawn, error))[0]
+    if exact == "fenced":
+        error = 0.0 if (noise := noise_of(scores)) is None else noise[1]
+        part = cut(part, counts_of(drawn, error))[0]
+    return _between(part, floor, cap) if limited else part
+
+
+def _divided_singly(scores: Scores, drawn: Rows, floor: float, cap: float) -> Rows:
+    """Return what `_divided` returns, for the fence of an earlier version."""
+    rows = np.full(drawn.shape, np.nan)
+    for k, raw in enumerate(drawn):
+        one = replace(scores, values=raw, raw=raw, blocks=None, sizes=None)
+        if weights_of(one, "fenced", 1).max() > 0:
+            try:
+                rows[k] = by_rule(one, "fenced", floor, cap, 1)[0]
+            except InputError:  # so few positive scores that the cap leaves a part that nobody may take
+                continue
+    return rows
+
+
+def _between(weights: Rows, floor: float, cap: float) -> Rows:
+    """Return clip(t * weights, floor, cap) with the t for which each row sums to 1; NaN where there is none.
+
+    It does for all rows at once what `fedmerit.scoring.rewards` does for one.
+    """
+    w, positive = weights, weights > 0
+    rest, many = floor * np.count_nonzero(~positive, axis=1), np.count_nonzero(positive, axis=1)
+    leave, meet = (np.divide(end, w, out=np.full(w.shape, np.inf), where=positive) for end in (floor, cap))
+    corners = np.sort(np.concatenate([leave, meet], axis=1), axis=1)
+    low, high = np.zeros(len(w), np.int64), np.maximum(2 * many - 1, 0)
+    every = np.arange(len(w))
+    while (low < high).any():  # the last corner at which the sum is still at most 1
+        middle = (low + high + 1) // 2
+        at = np.clip(corners[every, middle, None] * w, floor, cap, where=positive, out=np.zeros(w.shape))
+        fits = rest + at.sum(axis=1) <= 1
+        low, high = np.where(fits, middle, low), np.where(fits, high, np.maximum(middle - 1, low))
+    t = corners[every, low][:, None]
+    free = positive & (leave <= t) & (t < meet)
+    held = np.where(t >= meet, cap, floor).sum(axis=1, where=positive & ~free)
+    sum_ = w.sum(axis=1, where=free)
+    more = np.divide(1 - rest - held, sum_, out=np.zeros(len(w)), where=sum_ > 0)
+    found = np.clip(np.maximum(t, more[:, None]) * w, floor, cap)
+    found[(many == 0) | (rest + many * cap < 1 - 1e-12)] = np.nan
+    return np.asarray(found, dtype=np.float64)
 
 
 def amounts_within(spans: Spans, paid: Payouts) -> dict[str, tuple[Decimal, Decimal]]:

@@ -364,6 +364,8 @@ def rounding(values: Vector) -> Vector:
 
     .. math:: \rho_i = 10^{-10} \max(|x_i|, \min(1, \max_j |x_j|))
 
+    The values may also be rows of such vectors.
+
     Scores are differences of utilities, which are about 1 in size and accurate to about 10^-16, so even a
     score near zero has an error of that size. Another client's score counts for at most 1 here, so that a
     huge one, say a false report, does not tie everybody else.
@@ -372,7 +374,8 @@ def rounding(values: Vector) -> Vector:
     [1e-10, 1e-10, 2e-10, 1000.0]
     """
     size = np.abs(values)
-    return np.asarray(1e-10 * np.maximum(size, min(1.0, size.max(initial=0.0))), dtype=np.float64)
+    most = np.minimum(1.0, size.max(axis=-1, initial=0.0, keepdims=True))
+    return np.asarray(1e-10 * np.maximum(size, most), dtype=np.float64)
 
 
 def settle(values: Vector) -> Vector:

@@ -93,6 +93,10 @@ class Client:
         self.released = Released() if released is None else released
         self._identity = identity
         self._state = State.fresh(counter, peers or {}) if _state is None else _state
+        self._readable: tuple[bytes, dict[str, Head]] = (
+            b"",
+            {},
+        )  # the list of dealt shares, once it is checked
 
     def __repr__(self) -> str:
         where = f"round {self.setting.round}, attempt {self.setting.attempt}"
@@ -229,7 +233,7 @@ class Client:
 
     def readable(self, broadcast: bytes) -> None:
         """Raise a `ProtocolError` unless these bytes are a valid list of dealt shares; before training."""
-        open_broadcast(broadcast, self.setting, "share")
+        self._readable = broadcast, open_broadcast(broadcast, self.setting, "share")
 
     def sent(self, message: bytes) -> str:
         """Return the hash of the masked words in one of this member's messages, as the ledger records it."""
@@ -392,7 +396,9 @@ class Client:
     def _look(self, broadcast: bytes, stage: str) -> dict[str, Head]:
         """Return the heads of ``stage`` if they are enough, ours is among them and all saw what we saw."""
         s, setting = self._state, self.setting
-        heads = open_broadcast(broadcast, setting, stage)
+        read, heads = self._readable
+        if stage != "share" or read != broadcast:
+            heads = open_broadcast(broadcast, setting, stage)
         if len(heads) < setting.need(stage):
             raise RoundAborted(f"{len(heads)} members left, {setting.need(stage)} are needed", stage=stage)
         if self.name not in heads or digest_of(heads[self.name].raw) != s.said:
