@@ -7,7 +7,6 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from Crypto.Protocol.SecretSharing import Shamir
 from parties import A, B, C, D, Parties, caught, head_of, heads_in, seen_in
 
 from fedmerit.errors import BindingError, ShareError
@@ -35,30 +34,6 @@ def test_fewer_than_t_holders_rebuild_nothing():
                 assert masks.combine_shares({i: held[i][kind] for i in chosen}, few) != secret
                 with pytest.raises(ShareError):
                     masks.combine_shares({i: held[i][kind] for i in chosen}, 5)
-
-
-@pytest.mark.parametrize(("members", "threshold"), [(3, 3), (4, 3), (9, 7), (30, 21)])
-def test_a_secret_is_rebuilt_to_the_byte_as_the_package_rebuilds_it(members, threshold):
-    """From good shares, from any others, and from those of other members."""
-    rng = np.random.default_rng(members)
-    dealt = masks.split_secret(rng.bytes(32), threshold, members)
-    for shares in (dealt, [rng.bytes(32) for _ in dealt], [bytes(32)] * members, [b"\xff" * 32] * members):
-        chosen = sorted(rng.permutation(members)[:threshold].tolist())
-        halves = (
-            Shamir.combine([(place + 1, shares[place][at : at + 16]) for place in chosen]) for at in (0, 16)
-        )
-        assert masks.combine_shares({place: shares[place] for place in chosen}, threshold) == b"".join(halves)
-    with pytest.raises(ValueError, match="32 bytes"):
-        masks.combine_shares(dict.fromkeys(range(members), bytes(31)), threshold)
-
-
-def test_all_secrets_of_a_round_share_their_coefficients():
-    """Without that, the work of a server grows with the third power of the members."""
-    masks._lagrange.cache_clear()
-    parties = Parties(6).play(lost=[("masked", C)])
-    assert len(parties.server.seeds) == 5
-    assert len(parties.server.keys) == 1
-    assert (masks._lagrange.cache_info().misses, masks._lagrange.cache_info().hits) == (1, 5)
 
 
 def test_the_key_that_is_shared_out_opens_no_channel():

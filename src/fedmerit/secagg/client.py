@@ -93,10 +93,7 @@ class Client:
         self.released = Released() if released is None else released
         self._identity = identity
         self._state = State.fresh(counter, peers or {}) if _state is None else _state
-        self._readable: tuple[bytes, dict[str, Head]] = (
-            b"",
-            {},
-        )  # the list of dealt shares, once it is checked
+        self._readable: tuple[bytes, dict[str, Head]] = (b"", {})  # the list of dealt shares, once checked
 
     def __repr__(self) -> str:
         where = f"round {self.setting.round}, attempt {self.setting.attempt}"

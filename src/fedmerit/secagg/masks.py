@@ -19,7 +19,6 @@ import hashlib
 import os
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -79,7 +78,6 @@ __all__ = [
 ]
 
 _ZEROS = bytes(4 * BLOCK)
-_FIELD = 2**128 + 0b10000111  # x^128 + x^7 + x^2 + x + 1, by which shares are reduced
 KINDS = ("key", "seed")  # what is shared out: the mask key and the self-mask seed
 
 
@@ -356,55 +354,14 @@ def split_secret(secret: bytes, threshold: int, members: int) -> list[bytes]:
 
 
 def combine_shares(shares: Mapping[int, bytes], threshold: int) -> bytes:
-    """Rebuild a secret from ``threshold`` shares, given by position; raise if there are fewer.
-
-    It gives what pycryptodome's ``Shamir.combine`` gives, which computes Lagrange's coefficients anew for
-    every secret. That takes as many multiplications as there are pairs of shares. Here, all secrets that are
-    rebuilt from the same members share them. The time this takes tells nothing: who rebuilds a secret
-    knows it.
-    """
+    """Rebuild a secret from ``threshold`` shares, given by position; raise if there are fewer."""
     if len(shares) < threshold:
         raise ShareError(f"{threshold} shares are needed, got {len(shares)}")
-    places = tuple(sorted(shares)[:threshold])
-    if min(len(shares[place]) for place in places) < 32:
-        raise ValueError("a share has 32 bytes")
-    halves = [0, 0]
-    for place, coefficient in zip(places, _lagrange(places), strict=True):
-        for half, at in enumerate((0, 16)):
-            halves[half] ^= _times(coefficient, int.from_bytes(shares[place][at : at + 16], "big"))
-    return b"".join(half.to_bytes(16, "big") for half in halves)
-
-
-@lru_cache(maxsize=8)
-def _lagrange(places: tuple[int, ...]) -> tuple[int, ...]:
-    r"""Return what each share counts in the polynomial's value at zero; the share at place k is p(k + 1).
-
-    .. math:: \lambda_i = \prod_{j \ne i} \frac{x_j}{x_j - x_i}
-    """
-    found, points = [], [place + 1 for place in places]
-    for x in points:
-        above = below = 1
-        for other in points:
-            if other != x:
-                above, below = _times(above, other), _times(below, other ^ x)
-        for _ in range(127):  # below to the power of 2^128 - 2, which is 1 / below
-            below = _times(below, below)
-            above = _times(above, below)
-        found.append(above)
-    return tuple(found)
-
-
-def _times(one: int, other: int) -> int:
-    """Return a product in GF(2^128), as pycryptodome writes it: bit k is the coefficient of x^k."""
-    product = 0
-    while other:
-        if other & 1:
-            product ^= one
-        other >>= 1
-        one <<= 1
-        if one >> 128:
-            one ^= _FIELD
-    return product
+    used = sorted(shares.items())[:threshold]
+    return b"".join(
+        bytes(Shamir.combine([(place + 1, share[at : at + 16]) for place, share in used], False))
+        for at in (0, 16)
+    )
 
 
 def share_commitments(session: bytes, dealer: str, holder: str, shares: Sequence[bytes]) -> list[bytes]:
