@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import platform
 import random
 import re
 import subprocess
@@ -694,6 +695,20 @@ def test_an_update_is_encoded_once_for_sum_report_and_all_analyses(small, tmp_pa
     with Folder(tmp_path / "run", made) as folder:
         BothGames(made, folder, lambda _: None).run()
     assert len(seen) == 3
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can")
+def test_a_process_that_runs_cells_keeps_the_memory_of_its_arrays():
+    code = """
+import numpy, run
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+run._begin(1)
+before = resident()
+numpy.ones(2**26)
+assert resident() - before > 2**28, (before, resident())
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(HERE)})
 
 
 def test_a_cell_writes_no_checkpoints_and_has_the_scores_of_a_run_with_them(small, tmp_path):
