@@ -46,21 +46,24 @@ class Paths:
     al. (2019) for the coalition of everyone else.
     """
 
-    def __init__(self, first: Model) -> None:
+    def __init__(self, first: torch.Tensor) -> None:
         self.first = first
-        self.own: dict[str, Model] = {}
-        self.others: dict[str, Model] = {}
+        self.own: dict[str, torch.Tensor] = {}
+        self.others: dict[str, torch.Tensor] = {}
 
-    def add(self, name: str, update: Model, rest: Model) -> None:
+    def add(self, name: str, update: torch.Tensor, rest: torch.Tensor) -> None:
         """One round: U_i, and the mean update of everybody else."""
-        self.own[name] = self.own.get(name, np.zeros_like(self.first)) + update
-        self.others[name] = self.others.get(name, np.zeros_like(self.first)) + rest
+        for sums, move in ((self.own, update), (self.others, rest)):
+            if name in sums:
+                sums[name] += move
+            else:
+                sums[name] = move.clone()
 
-    def models(self, last: Model) -> dict[str, dict[str, Model]]:
-        """By kind and member."""
+    def models(self, name: str, last: torch.Tensor) -> dict[str, torch.Tensor]:
+        """By kind, without this member."""
         return {
-            "path without": {name: last - own for name, own in self.own.items()},
-            "path without, renormalised": {name: self.first + one for name, one in self.others.items()},
+            "path without": last - self.own[name],
+            "path without, renormalised": self.first + self.others[name],
         }
 
 
@@ -142,8 +145,8 @@ class Innovation:
         if self.known:
             basis, _ = torch.linalg.qr(torch.stack(self.known, dim=1))
             gradient = gradient - basis @ (basis.T @ gradient)
-        updates = [as_tensor(plain.update(name)).to(device).double() for name in outcome.included]
-        public = torch.stack(updates).sum(0)
+        updates = plain.updates.double()
+        public = updates.sum(0)
         products = [float(update @ gradient) for update in updates]
         self.rounds[outcome.round]["innovation"] = {
             "participants": list(outcome.included),
@@ -199,7 +202,7 @@ class Halves:
 
     def summed(self, plain: PlainRound) -> None:
         """Add one round."""
-        updates = np.stack([plain.update(name) for name in plain.outcome.included])
+        updates = plain.updates
         for k, ((x, y), evaluator) in enumerate(zip(self.images, self.evaluators, strict=True)):
             tables, _ = evaluator.tables(plain.m0, updates, plain.weights, clients=plain.outcome.included)
             for utility, smooth in SMOOTH.items():

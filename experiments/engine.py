@@ -15,12 +15,13 @@ from cheats import Cheating, told_the_pool
 from fedmerit.config import Config
 from fedmerit.errors import ReportError
 from fedmerit.identity import seed_from
-from fedmerit.protocol.outcome import Model, Outcome, coalition_models, mean
+from fedmerit.protocol.outcome import Model, Outcome, mean
 from fedmerit.protocol.pool import Slice
 from fedmerit.protocol.terms import weights_of
 from fedmerit.scoring.ground_truth import shapley
 from fedmerit.simulation.analysis import Phi, Truth
 from fedmerit.simulation.coalitions import Evaluator
+from fedmerit.simulation.contributions import contribution_on, models_on, updates_on
 from fedmerit.simulation.models import as_tensor, load_vector, prepare
 from fedmerit.simulation.run import Progress, Rehearsal, Watch
 from fedmerit.simulation.setup import Federation, seed_for
@@ -124,7 +125,7 @@ class BothGames(Rehearsal):
         along_path = Phi(federation, resolve_all(named) if named else ())
         self.renormalised: list[dict[str, dict[str, list[float]]]] = []
         self.other_truth: dict[str, list[list[float]]] = {}
-        self.paths = Paths(federation.first)
+        self.paths = Paths(as_tensor(federation.first).to(federation.device))
         self.whole_run: dict[str, Any] = {}
         analyses: list[Any] = [self] if special.get("games", "both") == "both" else []
         if "innovation" in special:
@@ -152,15 +153,15 @@ class BothGames(Rehearsal):
 
     def summed(self, plain: PlainRound) -> None:
         """Both models of every member in the renormalised game."""
-        m0, outcome = plain.m0, plain.outcome
+        outcome, device = plain.outcome, plain.device
         if self.truth and "shapley" in self.config.scoring.truth:
             self._other_truth(self.truth.of_slice(outcome.slice), plain)
         self._told("evaluate", 0, len(outcome.included))
         values: dict[str, dict[str, list[float]]] = {}
-        for name, weight in zip(outcome.included, plain.weights, strict=True):
-            given = plain.contribution(name)
-            models = coalition_models("renormalised", m0, outcome, given, weight)
-            update = (given / outcome.total_weight).astype(np.float32)
+        m0, m = as_tensor(plain.m0).to(device), as_tensor(outcome.model).to(device)
+        for name, weight, update in zip(outcome.included, plain.weights, plain.updates, strict=True):
+            given = contribution_on(device, plain.contribution(name))
+            models = models_on("renormalised", m0, m, given, weight, outcome.total_weight)
             self.paths.add(name, update, models[1] - m0)
             for which, model in zip(("alone", "without"), models, strict=True):
                 for utility, each in self.evaluate(model, outcome.slice).items():
@@ -171,18 +172,21 @@ class BothGames(Rehearsal):
 
     def _whole_run(self, outcome: Outcome) -> None:
         """After the last round: what the path without a member and the solo models together are worth."""
-        for kind, models in self.paths.models(outcome.model).items():
-            each = [self.evaluate(models[name], outcome.slice) for name in self.federation.names]
-            self.whole_run[kind] = measured(each)
+        last = as_tensor(outcome.model).to(self.federation.device)
+        each = [
+            {kind: self.evaluate(one, outcome.slice) for kind, one in self.paths.models(name, last).items()}
+            for name in self.federation.names
+        ]
+        for kind in each[0]:
+            self.whole_run[kind] = measured([one[kind] for one in each])
         if solo := self.transport.local.solo:
             self.whole_run["solo together"] = ensembles(self.federation, solo)
 
     def _other_truth(self, evaluator: Evaluator, plain: PlainRound) -> None:
         """The round's exact Shapley values in the renormalised game."""
         outcome = plain.outcome
-        updates = [plain.contribution(name) / outcome.total_weight for name in outcome.included]
         tables, _ = evaluator.tables(
-            plain.m0, updates, plain.weights, game="renormalised", clients=outcome.included
+            plain.m0, plain.updates, plain.weights, game="renormalised", clients=outcome.included
         )
         for utility, table in tables.items():
             self.other_truth.setdefault(utility, []).append(shapley(table).values.tolist())
@@ -220,7 +224,7 @@ class ShapleyWeights:
 
     def __call__(self, _number: int, start: Model, trained: Mapping[str, Model]) -> dict[str, float]:
         """As ``analysis.from_this_round``."""
-        updates = [(model - start) / np.float32(len(trained)) for model in trained.values()]
+        updates = updates_on(self.federation.device, start, trained.values())
         tables, _ = self.evaluator.tables(start, updates, [1.0] * len(updates), clients=tuple(trained))
         return weights_of(shapley(tables[self.federation.utilities[0].name]).values, tuple(trained))
 

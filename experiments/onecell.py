@@ -90,10 +90,21 @@ def subset(file: Path, count: int, seed: int, into: Path) -> Path:
 
 def scratch(parent: str | None = None) -> str:
     """A temporary folder, in memory where that is large."""
-    shared = Path("/dev/shm")  # checkpoints of a run are written and dropped every round
+    shared = Path("/dev/shm")  # ledger and scores are written every round
     if parent is None and shared.is_dir() and shutil.disk_usage(shared).free > 8 << 30:
         parent = str(shared)
     return tempfile.mkdtemp(prefix="fedmerit-cell-", dir=parent)
+
+
+class Scratch(Folder):
+    """A run folder that is deleted after the run, so nobody resumes it: it holds no checkpoints.
+
+    With solo models those of a round are as large as all members' models.
+    """
+
+    def save_checkpoint(self, name: str, number: int, arrays: Any) -> str:
+        """Write nothing."""
+        return ""
 
 
 def run_cell(
@@ -133,7 +144,7 @@ def run_cell(
         special = settings.pop("experiment", {})
         made = config.from_dict(settings)
         made, _ = resolve(made, read(made))
-        with Folder(folder / "run", made) as opened:
+        with Scratch(folder / "run", made) as opened:
             engine = BothGames(made, opened, watch, loop=loop, phi=phi, special=special)
             trained = unfinished / f"{cell.name}.jsonl" if unfinished and engine.truth else None
             if trained:

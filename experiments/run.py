@@ -14,6 +14,7 @@ tables.py makes the tables.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import multiprocessing
 import os
 import shutil
@@ -164,12 +165,26 @@ class Work:
             self.pool.shutdown()
 
 
-def _begin(jobs: int, single: bool = False) -> None:
+def _begin(jobs: int, toy: bool = False) -> None:
     """Share cores and memory of the device with the other processes."""
-    torch.set_num_threads(1 if single else max(1, len(os.sched_getaffinity(0)) // jobs))
+    torch.set_num_threads(1 if toy else max(1, len(os.sched_getaffinity(0)) // jobs))
+    if not toy:
+        keep_memory()
     if torch.cuda.is_available() and jobs > 1:
         engine.SHARE = 0.96 / jobs
         torch.cuda.set_per_process_memory_fraction(engine.SHARE)
+
+
+def keep_memory() -> None:
+    """Let this process keep freed memory for its next arrays; only glibc can.
+
+    Otherwise an array as large as a model goes back to the system, and the next one comes in pages that the
+    system clears one by one. That takes as long as everything that is computed with it.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(-4, 0)  # M_MMAP_MAX: no array is a mapping of its own
+        libc.mallopt(-1, -1)  # M_TRIM_THRESHOLD: the heap never shrinks
 
 
 def report(pending: Sequence[Cell], costs: Costs) -> None:

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import platform
 import random
 import re
 import subprocess
@@ -15,11 +16,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy._core import _multiarray_umath as kernels
 
 from fedmerit import Reports, config, fp, normalise
+from fedmerit.secagg.quantise import Encoding
 from fedmerit.simulation.run import Rehearsal
 from fedmerit.simulation.setup import prepare, seed_for
 from fedmerit.storage.run_folder import Folder
@@ -394,19 +397,20 @@ def test_the_path_without_a_member_leaves_its_updates_of_all_rounds_out():
     from analyses import Paths
 
     rng = np.random.default_rng(2)
-    first, steps = rng.normal(size=5), rng.normal(size=(2, 3, 5))  # two rounds, three members
+    first = torch.as_tensor(rng.normal(size=5))
+    steps = torch.as_tensor(rng.normal(size=(2, 3, 5)))  # two rounds, three members
     paths, model = Paths(first), first
     for one in steps:
         for i in range(3):
             paths.add(f"client-{i}", one[i] / 3, (one.sum(0) - one[i]) / 2)
         model = model + one.mean(0)
-    made = paths.models(model)
     for i in range(3):
+        made = paths.models(f"client-{i}", model)
         others = [j for j in range(3) if j != i]
         additive = first + steps[:, others].sum((0, 1)) / 3
-        np.testing.assert_allclose(made["path without"][f"client-{i}"], additive)
+        np.testing.assert_allclose(made["path without"], additive)
         renormalised = first + steps[:, others].mean(1).sum(0)
-        np.testing.assert_allclose(made["path without, renormalised"][f"client-{i}"], renormalised)
+        np.testing.assert_allclose(made["path without, renormalised"], renormalised)
 
 
 def test_trained_again_the_data_stays_in_the_same_hands(small):
@@ -694,22 +698,46 @@ def test_phi_is_left_out_unless_the_plan_asks_for_it(small, tmp_path, given, ask
     assert bool(engine.phi.utilities) == computed
 
 
-def test_a_contribution_is_worked_out_once_for_all_analyses(small, tmp_path):
+def test_an_update_is_encoded_once_for_sum_report_and_all_analyses(small, tmp_path, monkeypatch):
     from engine import BothGames
 
-    made = one_round_of(small, "mr-shapley", "shapley")
-    seen = []
+    made, encode, seen = one_round_of(small, "mr-shapley", "shapley"), Encoding.encode, []
+    made = replace(made, secure_aggregation=replace(made.secure_aggregation, enabled=False))
 
-    class Watched(BothGames):
-        def summed(self, plain):
-            seen.extend(plain.contribution(name) for name in plain.outcome.included)
-            super().summed(plain)
-            seen.extend(plain.contribution(name) for name in plain.outcome.included)
+    def counted(self, delta, **given):
+        seen.append(delta)
+        return encode(self, delta, **given)
 
+    monkeypatch.setattr(Encoding, "encode", counted)
     with Folder(tmp_path / "run", made) as folder:
-        Watched(made, folder, lambda _: None).run()
-    assert len(seen) == 6
-    assert all(seen[i] is seen[i + 3] for i in range(3))
+        BothGames(made, folder, lambda _: None).run()
+    assert len(seen) == 3
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can")
+def test_a_process_that_runs_cells_keeps_the_memory_of_its_arrays():
+    code = """
+import numpy, run
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+run._begin(1)
+before = resident()
+numpy.ones(2**26)
+assert resident() - before > 2**28, (before, resident())
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(HERE)})
+
+
+def test_a_cell_writes_no_checkpoints_and_has_the_scores_of_a_run_with_them(small, tmp_path):
+    from onecell import Scratch
+
+    made, documents = one_round_of(small), []
+    for kind in (Folder, Scratch):
+        with kind(tmp_path / kind.__name__, made) as folder:
+            documents.append(Rehearsal(made, folder, federation=prepare(made, pool_key=bytes(32))).run())
+            left = [*(tmp_path / kind.__name__).glob("checkpoints/*")]
+        assert bool(left) == (kind is Folder)
+    assert documents[0] == documents[1]
 
 
 def test_a_line_that_was_cut_short_costs_no_other_run(tmp_path):

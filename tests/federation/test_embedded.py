@@ -167,8 +167,9 @@ def test_what_the_server_receives_holds_no_plain_update(tmp_path):
     whole = b"".join(message for _, _, message in received)
     encoding = encoding_of(config, plain[0][0].size, 4, None)
     for delta, contribution in plain:
-        words = np.rint(contribution / encoding.step).astype(np.int64)
-        for values in (words.astype(np.uint32), delta, delta.astype(np.float64), contribution):
+        assert contribution.step == encoding.step
+        rounded = contribution.part(slice(None))
+        for values in (contribution.integers, delta, delta.astype(np.float64), rounded):
             for start in range(0, 4000, 400):
                 assert values.tobytes()[start : start + 24] not in whole
     # ... while the check itself does find words that were put there

@@ -8,17 +8,18 @@ from hypothesis import strategies as st
 from fedmerit.data import choose_pool, load
 from fedmerit.errors import BindingError, BoundError, MessageError
 from fedmerit.protocol.outcome import (
+    Contribution,
     Evaluations,
     Outcome,
     Report,
     Scorer,
     accept,
     coalition_models,
-    cosine,
     model_hash,
+    moved,
     standard_error,
 )
-from fedmerit.secagg.quantise import Encoding
+from fedmerit.secagg.quantise import BLOCK, Encoding
 
 P = 6
 
@@ -57,6 +58,11 @@ def outcome(model=None, **change):
     return Outcome(**(facts | change))
 
 
+def summed(update):
+    """An update as integers: more exact than any test asks for."""
+    return Contribution(np.rint(update * 2.0**30).astype(np.int32), 2.0**-30)
+
+
 def member(name="A", **change):
     return Scorer(name, Evaluations(value), **change)
 
@@ -66,7 +72,7 @@ BOUND = ("m0", "m", "x", "weight", "slice", "included", "head")
 
 def test_a_report_holds_what_the_formulas_say():
     out = outcome()
-    report = member().report(M0, out, UPDATES[0], 1.0)
+    report = member().report(M0, out, summed(UPDATES[0]), 1.0)
     shown = out.slice
     alone = value((M0 + UPDATES[0] / 3).astype(np.float32), shown)["accuracy"]
     without = value((out.model - UPDATES[0] / 3).astype(np.float32), shown)["accuracy"]
@@ -85,7 +91,7 @@ def test_a_report_holds_what_the_formulas_say():
 def test_the_running_error_is_that_of_the_summed_differences():
     one = member()
     for _ in range(3):
-        last = one.report(M0, outcome(), UPDATES[0], 1.0)
+        last = one.report(M0, outcome(), summed(UPDATES[0]), 1.0)
     measured = last.measured["accuracy"]
     assert measured.se_alpha_total == pytest.approx(3 * measured.se_alpha)  # the same differences three times
 
@@ -98,11 +104,11 @@ def test_what_everybody_needs_is_evaluated_once_and_changes_nothing():
         return value(model, shown)
 
     out = outcome()
-    plain = Scorer("A", Evaluations(counted)).report(M0, out, UPDATES[0], 1.0)
+    plain = Scorer("A", Evaluations(counted)).report(M0, out, summed(UPDATES[0]), 1.0)
     assert len(calls) == 4
     shared = Evaluations(counted)
     for _ in range(3):
-        again = Scorer("A", shared).report(M0, out, UPDATES[0], 1.0)
+        again = Scorer("A", shared).report(M0, out, summed(UPDATES[0]), 1.0)
     assert len(calls) == 4 + 4 + 2 + 2
     assert again == plain
     other = pool(seed=5).slice(1)
@@ -138,7 +144,7 @@ def test_a_member_refuses_a_sum_it_is_not_in_and_samples_never_committed():
     ],
 )
 def test_the_server_drops_what_was_computed_on_anything_else(change, message):
-    report = member().report(M0, outcome(), UPDATES[0], 1.0)
+    report = member().report(M0, outcome(), summed(UPDATES[0]), 1.0)
     facts = vars(report) | change
     if isinstance(change.get("bound_to"), str):
         facts["bound_to"] = {**report.bound_to, change["bound_to"]: "00"}
@@ -153,7 +159,7 @@ LINE = "m\nround 1: refused: stage unmask, member B: lied " + "x" * 1000
 @pytest.mark.parametrize("change", [{"bound_to": {LINE: "00"}}, {"measured": {LINE: None}}])
 def test_what_a_member_makes_up_is_no_line_of_the_servers_notes(change):
     """A message that holds a name of a member's making holds little of it, and on one line."""
-    report = member().report(M0, outcome(), UPDATES[0], 1.0)
+    report = member().report(M0, outcome(), summed(UPDATES[0]), 1.0)
     facts = vars(report) | {key: {**getattr(report, key), **value} for key, value in change.items()}
     with pytest.raises((BindingError, MessageError)) as caught:
         accept(Report(**facts), outcome(), ["accuracy"])
@@ -162,7 +168,7 @@ def test_what_a_member_makes_up_is_no_line_of_the_servers_notes(change):
 
 
 def test_a_report_reads_back_bit_for_bit_and_only_in_its_own_run():
-    report = member().report(M0, outcome(), UPDATES[0], 1.0)
+    report = member().report(M0, outcome(), summed(UPDATES[0]), 1.0)
     assert Report.from_body("A", report.body("run-1"), run="run-1") == report
     with pytest.raises(BindingError, match="belongs to another run"):
         Report.from_body("A", report.body("run-1"), run="run-2")
@@ -193,18 +199,42 @@ def test_the_renormalised_game_takes_the_member_out_and_rescales():
     total = weights.sum()
     model = (M0 + weights @ deltas / total).astype(np.float32)
     out = outcome(model=model, total_weight=total)
-    alone, without = coalition_models("renormalised", M0, out, weights[1] * deltas[1], weights[1])
+    alone, without = coalition_models("renormalised", M0, out, summed(weights[1] * deltas[1]), weights[1])
     np.testing.assert_allclose(alone, M0 + deltas[1], atol=1e-6)
     others = (weights[0] * deltas[0] + weights[2] * deltas[2]) / 4
     np.testing.assert_allclose(without, M0 + others, atol=1e-6)
     for weight in (0.0, total):
         with pytest.raises(BoundError, match="the renormalised game needs 0 < w_i < W"):
-            coalition_models("renormalised", M0, out, deltas[1], weight)
+            coalition_models("renormalised", M0, out, summed(deltas[1]), weight)
+
+
+@pytest.mark.parametrize("game", ["additive", "renormalised"])
+def test_models_that_are_made_block_by_block_are_those_of_the_formulas(game):
+    rng, size, total, weight = np.random.default_rng(3), 2 * BLOCK + 5, 7.0, 2.0
+    m0, model = rng.normal(size=(2, size)).astype(np.float32)
+    own = Contribution(rng.integers(-(2**30), 2**30, size, np.int32), 0.3e-9)
+    contribution = own.integers.astype(np.float64) * own.step
+    update, change = (contribution / total).astype(np.float32), model.astype(np.float64) - m0
+    expected = m0 + update, model - update
+    if game == "renormalised":
+        rest = (change * total - contribution) / (total - weight)
+        expected = m0 + (contribution / weight).astype(np.float32), m0 + rest.astype(np.float32)
+    found = coalition_models(game, m0, outcome(model=model, total_weight=total), own, weight)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == np.float32
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(own.update(total), update)
+    np.testing.assert_array_equal(
+        moved(m0, contribution, total), (m0 + contribution / total).astype(np.float32)
+    )
+    cosine = contribution @ change / np.linalg.norm(contribution) / np.linalg.norm(change)
+    assert own.cosine(m0, model) == pytest.approx(cosine, abs=1e-12)
 
 
 def test_small_things():
-    assert cosine(np.zeros(3), np.ones(3)) is None
-    assert cosine(np.ones(3), np.ones(3)) == pytest.approx(1.0)
+    assert summed(np.zeros(P)).cosine(M0, M0 + 1) is None
+    assert summed(np.ones(P)).cosine(M0, M0) is None
+    assert summed(np.ones(P)).cosine(M0, M0 + 1) == pytest.approx(1.0)
     assert standard_error(np.array([1.0])) == 0.0
     assert model_hash(M0) == model_hash(M0.copy())
     assert model_hash(M0) != model_hash(np.nextafter(M0, 1))

@@ -29,6 +29,7 @@ from fedmerit.protocol.direction import Gradient
 from fedmerit.protocol.memory import KEPT, MemberState
 from fedmerit.protocol.messages import LEAST_SAMPLES, Ask, Parcel, checked_head, join_body, pack, same
 from fedmerit.protocol.outcome import (
+    Contribution,
     Evaluate,
     Evaluations,
     Model,
@@ -418,8 +419,8 @@ class Participant:
         state.put(file_name(ask.round, "update"), [delta, own, trained.shape, told])
         return message
 
-    def contribution(self, run: str, number: int) -> npt.NDArray[np.float64]:
-        """Return w_i d_i of a round as it was summed; for a rehearsal's analyses."""
+    def contribution(self, run: str, number: int) -> Contribution:
+        """Return what this member put into the sum of a round; for a rehearsal's analyses."""
         state = self.state(run)
         client, update = self.summed(state, number)
         encoding, _ = self._encoding(Agreed(*state.get("terms")), client, update)
@@ -460,10 +461,13 @@ class Participant:
 
     def _contribution(
         self, client: Client | PlainClient, update: Sequence[Any], encoding: Encoding
-    ) -> npt.NDArray[np.float64]:
-        assert client.rounding is not None
-        delta = as_array(update[0], "<f4")
-        return encoding.dequantise(encoding.encode(delta, weight=update[1], seed=client.rounding).words)
+    ) -> Contribution:
+        words = client.words if isinstance(client, PlainClient) else None
+        if words is None:
+            assert client.rounding is not None
+            delta = as_array(update[0], "<f4")
+            words = encoding.encode(delta, weight=update[1], seed=client.rounding).words
+        return Contribution.of(words, encoding)
 
     def _report(self, ask: Ask, state: MemberState, agreed: Agreed, asked: bytes) -> bytes:
         """Answer one request per round; repeat the answer if asked again. Another one would reveal more."""

@@ -40,7 +40,7 @@ from fedmerit.scoring.sampling import (
 )
 from fedmerit.scoring.scores import from_blocks
 from fedmerit.scoring.types import Reports, Scores
-from fedmerit.secagg.quantise import Decoded, Encoding, Words
+from fedmerit.secagg.quantise import Decoded, Encoding, Words, blocks
 from fedmerit.secagg.setting import LEAST_IN_SUM, Result
 
 # -------------------------------------------------------------------------------------- outcome and report
@@ -65,8 +65,10 @@ def sum_hash(words: Words) -> str:
 
 def moved(m0: Model, weighted_sum: npt.NDArray[np.float64], total_weight: float) -> Model:
     """Return M = M0 + sum of w_i d_i / W, rounded once so that members and server get the same bits."""
+    model = np.empty(m0.shape, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):  # `Outcome.of` refuses what is not finite
-        model: Model = (m0.astype(np.float64) + weighted_sum / total_weight).astype(np.float32)
+        for at in blocks(m0.size):
+            model[at] = m0[at] + weighted_sum[at] / total_weight
     return model
 
 
@@ -133,13 +135,6 @@ class Outcome:
             raise BindingError("M is not finite", stage="report")
         where = (told.included, told.slice, told.m0_hash, told.head)
         return cls(told.round, model, result.total_weight, *where, sum_hash(told.words))
-
-    def change(self, m0: Model) -> npt.NDArray[np.float64]:
-        """Return M - M0, computed once for the M0 of this round."""
-        if "_change" not in self.__dict__:
-            self.__dict__["_change"] = np.subtract(self.model, m0, dtype=np.float64)
-        change: npt.NDArray[np.float64] = self.__dict__["_change"]
-        return change
 
     @cached_property
     def bound_to(self) -> Mapping[str, str]:
@@ -347,6 +342,50 @@ def check_numbers(report: Report) -> None:
 # One member's side of scoring: the two models that only it can build, and its report on them.
 
 
+@dataclass(frozen=True, eq=False)
+class Contribution:
+    """w_i d_i as it was summed, that is, after rounding to integers.
+
+    In float64 it would be as large as two models. So whoever computes with it takes it part by part, in
+    blocks that fit into the processor's cache.
+
+    Args:
+        integers: one per coordinate, shape (P,).
+        step: the value of one unit of them.
+    """
+
+    integers: npt.NDArray[np.int32]
+    step: float
+
+    @classmethod
+    def of(cls, words: Words, encoding: Encoding) -> Contribution:
+        """Return what a member's own words stand for."""
+        return cls(words[: encoding.length].view(np.int32), encoding.step)
+
+    def part(self, at: slice) -> npt.NDArray[np.float64]:
+        """Return the coordinates of a block."""
+        return self.integers[at] * np.float64(self.step)
+
+    def update(self, total_weight: float) -> Model:
+        """Return U_i = w_i d_i / W."""
+        update = np.empty(self.integers.shape, np.float32)
+        for at in blocks(update.size):
+            update[at] = self.part(at) / total_weight
+        return update
+
+    def cosine(self, m0: Model, m: Model) -> float | None:
+        """Return the cosine with the whole change M - M0; products are summed block by block.
+
+        Without BLAS, whose threads take longer to meet than a block takes.
+        """
+        products = np.zeros(3)
+        for at in blocks(m0.size):
+            own, change = self.part(at), np.subtract(m[at], m0[at], dtype=np.float64)
+            pairs = (own, own), (change, change), (own, change)
+            products += [np.einsum("i,i", one, other) for one, other in pairs]
+        return cosine(*products.tolist())
+
+
 class Evaluations:
     """Per-sample utilities of models, with a cache for M0 and M by their hashes.
 
@@ -370,6 +409,26 @@ class Evaluations:
         if len(self._kept) > self.MOST:
             del self._kept[next(iter(self._kept))]
         return self._kept[key]
+
+    def of_member(
+        self,
+        game: Game,
+        m0: Model,
+        outcome: Outcome,
+        contribution: Contribution,
+        weight: float,
+        *,
+        direction: bool,
+    ) -> tuple[PerSample, PerSample, float | None]:
+        """Return what only one member can measure.
+
+        That is the utilities of its two models (`coalition_models`) and, with ``direction``, the cosine of
+        its update with the whole change.
+        """
+        assert outcome.slice is not None
+        alone, without = coalition_models(game, m0, outcome, contribution, weight)
+        inside, outside = self.evaluate(alone, outcome.slice), self.evaluate(without, outcome.slice)
+        return inside, outside, contribution.cosine(m0, outcome.model) if direction else None
 
 
 BALANCED = "balanced-accuracy"
@@ -444,7 +503,7 @@ class Scorer:
         self,
         m0: Model,
         outcome: Outcome,
-        contribution: npt.NDArray[np.float64],
+        contribution: Contribution,
         weight: float,
         *,
         solo: Model | None = None,
@@ -455,7 +514,7 @@ class Scorer:
         Args:
             m0: the model this member started from.
             outcome: the result of the round, as the server states it.
-            contribution: w_i d_i as it was summed, that is, after rounding to integers.
+            contribution: w_i d_i as it was summed.
             weight: w_i.
             solo: the model this member trained alone, if it does so.
             direction: whether to report the cosine with the whole change. It tells a server that chooses M
@@ -466,9 +525,9 @@ class Scorer:
             return Report(self.name, outcome.round, outcome.bound_to, {}, None)
         before = self.evaluate(m0, shown, outcome.m0_hash)
         after = self.evaluate(outcome.model, shown, outcome.bound_to["m"])
-        alone, without = coalition_models(self.game, m0, outcome, contribution, weight)
-        inside = self.evaluate(alone, shown)
-        outside = self.evaluate(without, shown)
+        inside, outside, along = self.evaluate.of_member(
+            self.game, m0, outcome, contribution, weight, direction=direction
+        )
         own = None if solo is None else self.evaluate(solo, shown)
         return Report(
             client=self.name,
@@ -477,7 +536,7 @@ class Scorer:
             measured={
                 name: self._measure(name, outcome, before, after, inside, outside, own) for name in before
             },
-            cosine=cosine(contribution, outcome.change(m0)) if direction else None,
+            cosine=along,
         )
 
     def _measure(
@@ -549,7 +608,7 @@ def class_scale(labels: npt.ArrayLike) -> npt.NDArray[np.float64]:
 
 
 def coalition_models(
-    game: Game, m0: Model, outcome: Outcome, contribution: npt.NDArray[np.float64], weight: float
+    game: Game, m0: Model, outcome: Outcome, contribution: Contribution, weight: float
 ) -> tuple[Model, Model]:
     r"""Return the two models that only this member can build: of the coalition {i}, and of all others.
 
@@ -557,21 +616,37 @@ def coalition_models(
         \text{renormalised: } M_0 + d_i, \ M_0 + \frac{W (M - M_0) - w_i d_i}{W - w_i}
     """
     total = outcome.total_weight
-    if game == "additive":
-        own = (contribution / total).astype(np.float32)
-        return m0 + own, outcome.model - own
-    if weight <= 0 or total - weight <= 0:
+    check_weight(game, weight, total)
+    alone, without = np.empty(m0.shape, np.float32), np.empty(m0.shape, np.float32)
+    for at in blocks(m0.size):
+        own, start, model = contribution.part(at), m0[at], outcome.model[at]
+        if game == "additive":
+            update = (own / total).astype(np.float32)
+            alone[at], without[at] = start + update, model - update
+        else:
+            change = np.subtract(model, start, dtype=np.float64)
+            rest = (change * total - own) / (total - weight)
+            alone[at] = start + (own / weight).astype(np.float32)
+            without[at] = start + rest.astype(np.float32)
+    return alone, without
+
+
+def check_weight(game: Game, weight: float, total: float) -> None:
+    """Raise BoundError if the renormalised game has no model of this member, or none of all others."""
+    if game == "renormalised" and (weight <= 0 or total - weight <= 0):
         raise BoundError(
             f"the renormalised game needs 0 < w_i < W, got {weight:g} of {total:g}", stage="report"
         )
-    rest = (outcome.change(m0) * total - contribution) / (total - weight)
-    return m0 + (contribution / weight).astype(np.float32), m0 + rest.astype(np.float32)
 
 
-def cosine(contribution: npt.NDArray[np.float64], change: npt.NDArray[np.float64]) -> float | None:
-    """Return the cosine of a member's update and the whole change; None if one of them is zero."""
-    scale = math.sqrt(float(contribution @ contribution)) * math.sqrt(float(change @ change))
-    return None if scale == 0.0 else max(-1.0, min(1.0, float(contribution @ change) / scale))
+def cosine(one: float, other: float, product: float) -> float | None:
+    """Return the cosine of two vectors from <a, a>, <b, b> and <a, b>; None if one of them is zero.
+
+    >>> cosine(4.0, 9.0, -6.0)
+    -1.0
+    """
+    scale = math.sqrt(one) * math.sqrt(other)
+    return None if scale == 0.0 else max(-1.0, min(1.0, product / scale))
 
 
 def mean(values: npt.NDArray[np.float64]) -> float:

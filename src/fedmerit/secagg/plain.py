@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from fedmerit.errors import BindingError, MessageError, ProtocolError, RefusedError, RoundAborted
 from fedmerit.secagg.messages import Blame, placed
-from fedmerit.secagg.quantise import seed_bytes
+from fedmerit.secagg.quantise import Words, seed_bytes
 from fedmerit.secagg.setting import STAGES, Result, Setting, Task, Update, pack
 from fedmerit.secagg.state import Released, State, dump_state, load_state, update_digest
 
@@ -40,6 +40,7 @@ class PlainClient:
         self._update = b""  # digest
         self.stage = STAGES[0]
         self.rounding: bytes | None = None
+        self.words: Words | None = None  # its integers, which are no secret here; not part of `dump`
         self.survivors: tuple[str, ...] = ()
         self.tokens: dict[str, tuple[int, bytes]] = {}  # counters of others: nobody signs any
         self.complaints: tuple[str, ...] = ()  # nothing is dealt here
@@ -66,13 +67,13 @@ class PlainClient:
         try:
             task.binding(self.setting)
             weight = task.weight_of(self.setting, self.name, update.weight)
-            words = task.encoding.encode(update.delta, weight=weight, seed=self.rounding).words
+            self.words = task.encoding.encode(update.delta, weight=weight, seed=self.rounding).words
             self._update = update_digest(task.m0_hash, np.asarray(update.delta))
             self.released.refuse_again(self.setting, self._update, stage="masked", member=self.name)
         except ProtocolError as error:
             self.stage = "stopped"
             raise placed(error, "masked", self.name) from None
-        return self._say("masked", task.digest, np.ascontiguousarray(words, "<u4").data)
+        return self._say("masked", task.digest, np.ascontiguousarray(self.words, "<u4").data)
 
     def decline(self) -> bytes:
         """Leave this attempt. The server learns nothing else."""

@@ -210,7 +210,7 @@ class Encoding:
         bits = rounding_bits(seed)
         scratch = np.empty((2, min(BLOCK, self.length)))
         beyond, infinite, largest = 0, 0, 0.0
-        for at in _blocks(self.length):
+        for at in blocks(self.length):
             block = delta[at]
             y, floor = scratch[:, : block.size]
             top = max(float(block.max()), -float(block.min()))
@@ -247,8 +247,7 @@ class Encoding:
         """
         if words.dtype != np.uint32 or words.shape != (self.words,):
             raise BindingError(f"expected {self.words} words of 32 bits, got {words.dtype} {words.shape}")
-        numbers = words[: self.length].view(np.int32).astype(np.float64)
-        numbers *= self.step
+        numbers: npt.NDArray[np.float64] = words[: self.length].view(np.int32) * np.float64(self.step)
         return numbers
 
     def decode(self, words: Words, *, included: int, public_total: float | None = None) -> Decoded:
@@ -321,6 +320,6 @@ def _repaired(block: npt.NDArray[Any], bound: float) -> tuple[npt.NDArray[np.flo
     )
 
 
-def _blocks(length: int) -> Iterator[slice]:
+def blocks(length: int) -> Iterator[slice]:
     """Yield slices of a multiple of 4 coordinates (but for the last): a block draws whole 64-bit outputs."""
     return (slice(start, min(start + BLOCK, length)) for start in range(0, length, BLOCK))

@@ -19,17 +19,20 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from fedmerit.errors import ConfigError, FedmeritError, NoGradient, StoreError
 from fedmerit.identity import exact
 from fedmerit.notes import Note
-from fedmerit.protocol.outcome import Evaluate, Model, Outcome, cosine, mean
+from fedmerit.protocol.outcome import Model, Outcome, mean
 from fedmerit.protocol.pool import Slice
 from fedmerit.protocol.terms import weights_of
 from fedmerit.scoring.ground_truth import sampled_shapley, shapley
 from fedmerit.scoring.scores import SCORES
 from fedmerit.scoring.types import Reports, Table
 from fedmerit.simulation.coalitions import Evaluator, retrain_tables
+from fedmerit.simulation.contributions import Evaluate, cosine_of, updates_on
 from fedmerit.simulation.direction import BLOCKS, direction, missing_gradient
 from fedmerit.simulation.models import as_tensor, load_vector
 from fedmerit.simulation.setup import Federation
@@ -63,20 +66,23 @@ def from_this_round(
     if len(finite) < 2:
         return weights
     shown, utility = federation.pool.slice(number), federation.utilities[0].name
-    updates = {name: (model - start) / np.float32(len(finite)) for name, model in finite.items()}
-    change = np.sum(np.stack(list(updates.values())), axis=0, dtype=np.float64)
-    grand = (start + change).astype(np.float32)
+    first = as_tensor(start).to(federation.device)
+    updates = updates_on(federation.device, start, finite.values())
+    change = torch.zeros_like(first, dtype=torch.float64)
+    for update in updates:
+        change += update
+    grand = (first + change).float()
 
-    def value(model: Model) -> float:
+    def value(model: Tensor) -> float:
         return mean((evaluate or federation.evaluate)(model, shown)[utility])
 
     reports = Reports(
-        empty=value(start),
+        empty=value(first),
         grand=value(grand),
-        alone=np.array([value(start + update) for update in updates.values()]),
-        without=np.array([value(grand - update) for update in updates.values()]),
-        clients=tuple(updates),
-        cosine=[cosine(update.astype(np.float64), change) for update in updates.values()],  # type: ignore[arg-type]
+        alone=np.array([value(first + update) for update in updates]),
+        without=np.array([value(grand - update) for update in updates]),
+        clients=tuple(finite),
+        cosine=[cosine_of(update.double(), change) for update in updates],  # type: ignore[arg-type]
         round=number,
     )
     return weights | weights_of(SCORES[score].function(reports).raw, reports.clients)
@@ -132,11 +138,9 @@ class Phi:
             self._shown = shown.id, as_tensor(shown.x).to(device), as_tensor(shown.y).to(device)
         _, x, y = self._shown
         found: dict[str, dict[str, Any]] = {}
-        updates: list[Model] = []
         for utility in self.utilities or ():
             if utility.name in self.without:
                 continue
-            updates = updates or [plain.update(name) for name in outcome.included]
             try:
                 way = direction(
                     self.federation.network,
@@ -152,7 +156,7 @@ class Phi:
                 continue
             found[utility.name] = {
                 "participants": list(outcome.included),
-                "blocks": way.products(updates).tolist(),
+                "blocks": way.products(plain.updates).tolist(),
                 "sizes": list(way.sizes),
                 "stratified": way.stratified,
                 "gain": way.gain,
@@ -246,7 +250,7 @@ class Truth:
         if "mr-shapley" not in self.federation.config.scoring.truth:
             return None
         outcome, before, weights = plain.outcome, plain.m0, plain.weights
-        updates = np.stack([plain.update(name) for name in outcome.included])
+        updates = plain.updates
         evaluator, game = (
             self.of_slice(self.federation.truth_slice(outcome.round)),
             self.federation.config.scoring.game,
@@ -273,7 +277,7 @@ class Truth:
         return self._evaluators[shown.id]
 
     def _sampled(
-        self, evaluator: Evaluator, before: Model, updates: Model, weights: Sequence[float], outcome: Outcome
+        self, evaluator: Evaluator, before: Model, updates: Tensor, weights: Sequence[float], outcome: Outcome
     ) -> dict[str, Any]:
         game = evaluator.game(
             before,

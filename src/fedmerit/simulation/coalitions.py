@@ -299,8 +299,10 @@ class Evaluator:
         coefficients([0], weights, game)
         self.check_memory(n, 0, "this model needs")
         base = self.vector(m0, "M0")
-        moves = [self.vector(u, f"the update of {c}") for c, u in zip(names, updates, strict=True)]
-        of = _Round(base, torch.stack(moves), np.asarray(weights, dtype=np.float64), game)
+        given = updates.to(self.device, torch.float32) if isinstance(updates, Tensor) else updates
+        moves = [self.vector(u, f"the update of {c}") for c, u in zip(names, given, strict=True)]
+        stacked = given if isinstance(given, Tensor) else torch.stack(moves)
+        of = _Round(base, stacked, np.asarray(weights, dtype=np.float64), game)
         if self.exact is None:
             self.exact = (Stacked if self.method == "stacked" else Single)(self.model, self.pool(n))
         play = Game(self, of, self.exact, plain(self.exact), names)
@@ -329,9 +331,10 @@ class Evaluator:
         if vector.shape != (self.length,):
             got = tuple(vector.shape)
             raise InputError(f"{what} must have {self.length} values like the model, got shape {got}")
+        vector = vector.to(self.device, torch.float32)
         if not bool(vector.isfinite().all()):
             raise InputError(f"{what} is not finite")
-        return vector.to(self.device, torch.float32)
+        return vector
 
     def pool(self, clients: int) -> EvaluationSet:
         """Return the test set on the device."""

@@ -311,9 +311,10 @@ class _Path:
         vector, length = as_tensor(values), state_length(self.model)
         if vector.shape != (length,):
             raise InputError(f"{what} must have {length} values like the model, got {tuple(vector.shape)}")
+        vector = vector.to(self.device, torch.float32)
         if not bool(vector.isfinite().all()):
             raise InputError(f"{what} is not finite")
-        return vector.to(self.device, torch.float32)
+        return vector
 
     def _batch(self, per_image: int) -> int:
         if self.device.type == "cpu":

@@ -214,9 +214,11 @@ def _norm(norm: str, channels: int) -> nn.Module:
 
 def state(model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors in the vector by name, in order: parameters, then persistent float buffers."""
-    kept = model.state_dict().keys()
-    buffers = {k: v for k, v in model.named_buffers() if k in kept and v.is_floating_point()}
-    return {k: p.detach() for k, p in model.named_parameters()} | {k: v.detach() for k, v in buffers.items()}
+    buffers = {k: v for k, v in model.named_buffers() if v.is_floating_point()}
+    kept = model.state_dict().keys() if buffers else ()
+    return {k: p.detach() for k, p in model.named_parameters()} | {
+        k: v.detach() for k, v in buffers.items() if k in kept
+    }
 
 
 def left_out(model: nn.Module) -> tuple[str, ...]:
@@ -246,12 +248,13 @@ def to_vector(model: nn.Module) -> npt.NDArray[np.float32]:
 
 def load_vector(model: nn.Module, vector: npt.NDArray[Any] | Tensor) -> None:
     """Write a vector into the model; the inverse of ``to_vector``."""
-    values = as_tensor(vector)
-    if values.shape != (length := state_length(model),):
+    values, targets = as_tensor(vector), [*state(model).values()]
+    if values.shape != (length := sum(target.numel() for target in targets),):
         raise InputError(f"the model has {length} values, got a vector of shape {tuple(values.shape)}")
+    values = values.to(targets[0].device)  # in one piece: a GPU is waited for once, not once per tensor
     start = 0
     with torch.no_grad():
-        for target in state(model).values():
+        for target in targets:
             target.copy_(values[start : start + target.numel()].view(target.shape))
             start += target.numel()
 

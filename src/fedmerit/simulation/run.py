@@ -20,11 +20,12 @@ from fedmerit.ledger.recorder import Beside, LedgerRecorder
 from fedmerit.ledger.records import first_body, rounds_of
 from fedmerit.notes import Note
 from fedmerit.protocol.coordinator import Coordinator, Weights
-from fedmerit.protocol.outcome import Evaluate, Evaluations, Model, Outcome, Round
+from fedmerit.protocol.outcome import Evaluations, Model, Outcome, Round
 from fedmerit.protocol.terms import EMBEDDED, SIMULATED, from_past, proposed
 from fedmerit.scoring.files import LEDGER
 from fedmerit.scoring.metrics import as_error
 from fedmerit.simulation.analysis import Phi, Truth, from_this_round
+from fedmerit.simulation.contributions import DeviceEvaluations, Evaluate
 from fedmerit.simulation.direction import PathGradients
 from fedmerit.simulation.setup import Federation, continued, prepare, read, resolve
 from fedmerit.simulation.transport import (
@@ -132,6 +133,8 @@ class Rehearsal:
         identities = self._identities(make=not started)
         self.recorder = self._recorder(identities, started=started)
         evaluations = Evaluations(self.evaluate)
+        if federation.device.type == "cuda":
+            evaluations = DeviceEvaluations(self.evaluate, federation.device)
         gradient, archive = None, None
         if self.config.settles:
             gradient = PathGradients(federation.network, federation.utilities[0])

@@ -122,7 +122,7 @@ class Federation:
     def _settled(self) -> Slice:
         return self.pool.settlement()
 
-    def evaluate(self, model: Model, shown: Slice) -> PerSample:
+    def evaluate(self, model: Model | Tensor, shown: Slice) -> PerSample:
         """Return every utility of every sample of a slice for the model with this vector."""
         if self._shown is None or self._shown[0] != shown.id:  # copy a slice to the device only once
             self._shown = (shown.id, as_tensor(shown.x).to(self.device), as_tensor(shown.y).to(self.device))

@@ -74,20 +74,19 @@ class Packing:
 
     def __init__(self, model: nn.Module, *, channels_last: bool) -> None:
         self.slots: dict[str, tuple[int, torch.Size, bool]] = {}
-        order, begin, length = [], 0, 0
+        self.length = 0
         for name, value in state(model).items():
-            last = channels_last and value.ndim == 4
-            index = torch.arange(begin, begin + value.numel()).view(value.shape)
-            order.append((index.permute(0, 2, 3, 1) if last else index).flatten())
-            order.append(torch.full((-value.numel() % ALIGN,), -1))
-            self.slots[name] = length, value.shape, last
-            begin, length = begin + value.numel(), length + len(order[-2]) + len(order[-1])
-        self.order, self.length = torch.cat(order), length
+            self.slots[name] = self.length, value.shape, channels_last and value.ndim == 4
+            self.length += value.numel() + -value.numel() % ALIGN
 
     def pack(self, vectors: Tensor) -> Tensor:
         """Return vectors (K, P) as rows (K, L), with zeros in the gaps."""
-        order = self.order.to(vectors.device)
-        return torch.where(order >= 0, vectors[:, order.clamp(min=0)], 0.0)
+        rows, begin = vectors.new_zeros(len(vectors), self.length), 0
+        for view in self.views(rows).values():
+            size = view[0].numel()
+            view.copy_(vectors[:, begin : begin + size].view(view.shape))
+            begin += size
+        return rows
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
         """Return the tensors of packed rows, with the rows' leading axes (none for a single row)."""

@@ -293,12 +293,13 @@ def train(
     if not parameters:
         raise InputError("the model has no parameter to train")
     optimiser, first = _optimiser(settings, parameters), True
+    plan = list(batches(len(labels), settings, seed))
+    order = torch.cat(plan).to(device)  # at once: a copy per batch would wait for the step before it
     model.train()
     with exactly(settings), seeded(seed, device):
-        for index in batches(len(labels), settings, seed):
+        for index in torch.split(order, [len(batch) for batch in plan]):
             if normalised and len(index) == 1:
                 continue
-            index = index.to(device)
             outputs = model(prepare(images[index], device))
             if first and settings.loss == CROSS_ENTROPY and labels.ndim == 1:
                 check_logits(outputs, labels[index])

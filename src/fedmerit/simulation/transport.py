@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgpack
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from fedmerit.config import Config
 from fedmerit.data.partitions import ClientData
@@ -28,10 +30,21 @@ from fedmerit.protocol.direction import Gradient
 from fedmerit.protocol.member import Participant
 from fedmerit.protocol.memory import MemoryState
 from fedmerit.protocol.messages import Ask, Exchange, Parcel, exchange_of, pack
-from fedmerit.protocol.outcome import Evaluations, Model, Outcome, Round, Trained, Work, file_name, model_hash
+from fedmerit.protocol.outcome import (
+    Contribution,
+    Evaluations,
+    Model,
+    Outcome,
+    Round,
+    Trained,
+    Work,
+    file_name,
+    model_hash,
+)
 from fedmerit.protocol.settler import SETTLING
 from fedmerit.protocol.terms import Agreed, roster_in
 from fedmerit.secagg.state import Released
+from fedmerit.simulation.contributions import contribution_on, quotient
 from fedmerit.simulation.setup import Federation, losses, schedule
 from fedmerit.simulation.training import train_many
 
@@ -66,23 +79,34 @@ class PlainRound:
         m0: the model that all members started from.
         outcome: the outcome of the round.
         weights: w_i of the members in the sum, in the order of ``outcome.included``.
+        device: where models are evaluated.
     """
 
     m0: Model
     outcome: Outcome
     weights: tuple[float, ...]
-    _contribution: Callable[[str], npt.NDArray[np.float64]]
+    device: torch.device
+    _contribution: Callable[[str], Contribution]
 
-    def contribution(self, name: str) -> npt.NDArray[np.float64]:
+    def contribution(self, name: str) -> Contribution:
         """Return w_i d_i after rounding to integers.
 
-        It is as large as two models, so it is cached only if there are several analyses.
+        It is as large as a model. Under masks it is computed anew, and so kept if there are several analyses.
         """
         return self._contribution(name)
 
     def update(self, name: str) -> Model:
         """Return U_i = w_i d_i / W."""
-        return (self.contribution(name) / self.outcome.total_weight).astype(np.float32)
+        return self.contribution(name).update(self.outcome.total_weight)
+
+    @cached_property
+    def updates(self) -> Tensor:
+        """U_i of the members in the sum, shape (N, P), on the device; all analyses share them."""
+        rows = torch.empty(len(self.outcome.included), self.m0.size, device=self.device)
+        for row, name in zip(rows, self.outcome.included, strict=True):
+            own = contribution_on(self.device, self.contribution(name))
+            row.copy_(quotient(own, self.outcome.total_weight))
+        return rows
 
 
 class Analysis(Protocol):
@@ -350,11 +374,11 @@ class LocalTransport:
         """Return what the analyses record about a round with a sum."""
         weights = tuple(self.members[name].weight(self.run, outcome.round) for name in outcome.included)
 
-        def contribution(name: str) -> npt.NDArray[np.float64]:
+        def contribution(name: str) -> Contribution:
             return self.members[name].contribution(self.run, outcome.round)
 
         kept = cache(contribution) if len(self.analyses) > 1 else contribution
-        plain = PlainRound(self.m0, outcome, weights, kept)
+        plain = PlainRound(self.m0, outcome, weights, self.federation.device, kept)
         said: dict[str, Any] = {}
         for analysis in self.analyses:
             said |= analysis.summed(plain) or {}
