@@ -49,9 +49,9 @@ def test_no_import_cycle_at_the_top_or_lazily(imports):
     assert cycles(imports) == []
 
 
-def test_at_most_a_hundred_and_twenty_two_modules_and_no_class_name_twice():
+def test_at_most_a_hundred_and_twenty_three_modules_and_no_class_name_twice():
     files = sorted(SOURCE.rglob("*.py"))
-    assert len(files) <= 122
+    assert len(files) <= 123
     names = Counter(
         node.name
         for file in files

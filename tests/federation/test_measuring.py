@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedmerit.protocol.outcome import Evaluations, Sampling, Scorer, standard_error
+from fedmerit.protocol.outcome import Evaluations, Scorer, standard_error
+from fedmerit.protocol.pool import Sampling
 from fedmerit.scoring.sampling import error_parts, least_error, sketch
 from fedmerit.scoring.types import Scores
 from fedmerit.scoring.uncertainty import intervals

@@ -19,7 +19,7 @@ from fedmerit.report import source
 from fedmerit.report.page.html import page
 from fedmerit.scoring import scores
 from fedmerit.scoring.accumulate import accumulate
-from fedmerit.scoring.files import Entry, as_csv, as_json, document
+from fedmerit.scoring.files import RoundEntry, as_csv, as_json, document
 from fedmerit.scoring.types import Reports
 from fedmerit.secagg import client
 from linear_federation import Federation
@@ -153,7 +153,7 @@ def test_the_text_of_a_document_is_that_of_the_standard_library(content):
 
 def test_a_document_of_entries_has_the_same_text():
     content = document(drawn(0, 3))
-    kept = {**content, "rounds": [Entry(one) for one in content["rounds"]]}
+    kept = {**content, "rounds": [RoundEntry(one) for one in content["rounds"]]}
     for _ in range(2):  # made, and made before
         assert as_json(kept) == as_json(content)
         assert as_json({"a": kept}) == as_json({"a": content})

@@ -56,8 +56,8 @@ from fedmerit.limits import check_schedule
 from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.direction import Slope, along_path
 from fedmerit.protocol.messages import LEAST_SAMPLES
-from fedmerit.protocol.outcome import Evaluate, Evaluations, Model, Sampling, mean
-from fedmerit.protocol.pool import Pool, Slice, parts_of
+from fedmerit.protocol.outcome import Evaluate, Evaluations, Model, mean
+from fedmerit.protocol.pool import Pool, Sampling, Slice, parts_of
 from fedmerit.protocol.terms import FLOWER, SIMULATED, least_scheduled, proposed
 from fedmerit.report.page.html import page_of_run
 from fedmerit.scoring.files import LEDGER

@@ -29,7 +29,15 @@ from fedmerit.ledger.chain import Ledger, Record, Records
 from fedmerit.notes import Note
 from fedmerit.protocol.outcome import Model, Outcome, Report, Round, included_hash, model_hash
 from fedmerit.scoring.accumulate import Missing, accumulate
-from fedmerit.scoring.files import Entry, add_phi, as_csv, as_json, round_object, settled_csv, sums_object
+from fedmerit.scoring.files import (
+    RoundEntry,
+    add_phi,
+    as_csv,
+    as_json,
+    round_object,
+    settled_csv,
+    sums_object,
+)
 from fedmerit.scoring.scores import score_of
 from fedmerit.scoring.types import Reports, Vector
 
@@ -314,15 +322,15 @@ def _one(rounds: Sequence[Round], clients: Sequence[str], utility: str, missing:
     return content_
 
 
-_ENTRIES: WeakKeyDictionary[Round, dict[str, Entry]] = WeakKeyDictionary()
+_ENTRIES: WeakKeyDictionary[Round, dict[str, RoundEntry]] = WeakKeyDictionary()
 
 
-def _entry(one: Round, utility: str) -> Entry:
+def _entry(one: Round, utility: str) -> RoundEntry:
     """Return the entry of a round, made once: a run writes all of its rounds after every round."""
     known = _ENTRIES.setdefault(one, {})
     if utility not in known:
         reports = one.to_reports(utility)
-        known[utility] = Entry(_unscored(one) if reports is None else round_object(reports))
+        known[utility] = RoundEntry(_unscored(one) if reports is None else round_object(reports))
     return known[utility]
 
 

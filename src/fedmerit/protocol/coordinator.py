@@ -30,7 +30,6 @@ from fedmerit.protocol.outcome import (
     Outcome,
     Report,
     Round,
-    Sampling,
     Told,
     accept,
     check_numbers,
@@ -38,7 +37,7 @@ from fedmerit.protocol.outcome import (
     model_hash,
     moved,
 )
-from fedmerit.protocol.pool import Pool
+from fedmerit.protocol.pool import Pool, Sampling
 from fedmerit.protocol.settlement import Settled
 from fedmerit.protocol.terms import Agreed, are_public, least_scheduled, roster_weights, scheduled_encoding
 from fedmerit.secagg.messages import Blame, Why, head_limit

@@ -33,7 +33,6 @@ from fedmerit.protocol.outcome import (
     Evaluate,
     Evaluations,
     Model,
-    Sampling,
     Scorer,
     Told,
     Work,
@@ -46,7 +45,7 @@ from fedmerit.protocol.outcome import (
     kept_report,
     kept_trained,
 )
-from fedmerit.protocol.pool import samples_in
+from fedmerit.protocol.pool import Sampling, samples_in
 from fedmerit.protocol.settler import SETTLING, Gradients, Settler
 from fedmerit.protocol.terms import (
     FLOWER,

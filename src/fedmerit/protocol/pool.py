@@ -30,7 +30,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.errors import BindingError, DataError
+from fedmerit.config import Config
+from fedmerit.errors import BindingError, DataError, ReportError
+from fedmerit.scoring.metrics import BLOCKS
+from fedmerit.scoring.sampling import Strata, degrees, strata_for
 
 # --------------------------------------------------------------------------------------------- Merkle tree
 
@@ -308,3 +311,53 @@ def least_shown(commitment: Mapping[str, Any]) -> int:
     size, slices, settled = (int(commitment.get(key, 0)) for key in ("size", "slices", "settled"))
     for_rounds = slices - (settled > 0)
     return (size - settled) // for_rounds if for_rounds else 0
+
+
+# ------------------------------------------------------------------------------------------ standard errors
+
+BALANCED = "balanced-accuracy"
+"""The utility that is a mean over classes: each class is a stratum, however the test set was drawn."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How standard errors are measured, which follows from the terms and the commitment to the test pool.
+
+    Args:
+        joint: errors by stratum, with a sketch; otherwise plain errors, as in runs of earlier versions.
+        balanced: whether the pool was drawn class by class.
+        whole: utilities that are metrics of the whole test set: their values are pseudo-values of blocks.
+    """
+
+    joint: bool = False
+    balanced: bool = False
+    whole: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, config: Config, commitment: Mapping[str, Any]) -> Sampling:
+        """Return how members of a run measure."""
+        return cls(config.scoring.errors == "joint", bool(commitment.get("balanced")), config.whole)
+
+    def strata(self, utility: str, shown: Slice) -> Strata | None:
+        """Return the strata of a test slice, or of its blocks; None for plain errors."""
+        if not self.joint:
+            return None
+        if utility in self.whole:
+            return np.zeros(min(BLOCKS, len(shown.y)), np.int64)
+        return strata_for(shown.y, balanced=self.balanced or utility == BALANCED)
+
+    def check(self, utility: str, values: npt.NDArray[np.float64], shown: Slice) -> None:
+        """Raise `ReportError` unless a utility is measured as agreed: per sample, or of the whole set."""
+        whole = utility in self.whole
+        if len(values) != (min(BLOCKS, len(shown.y)) if whole else len(shown.y)):
+            one = "one number, which a metric of the whole test set is"
+            each = f"one number for each of {len(shown.y)} test samples"
+            raise ReportError(
+                f"utility {utility!r}: expected {one if whole else each}, got {each if whole else one}; "
+                "scoring.whole (in Flower `whole` of Contributions) lists utilities that are such metrics"
+            )
+
+    def freedom(self, utility: str, shown: Slice) -> int | None:
+        """Return the degrees of freedom that every report on this slice must name; None if it names none."""
+        strata = self.strata(utility, shown)
+        return None if strata is None else degrees(strata)

@@ -352,7 +352,7 @@ def _reports(path: Path, found: FileRound, utility: str | None) -> Reports:
 # ----------------------------------------------------------------------------------------- into a document
 
 
-class Entry(dict[str, Any]):
+class RoundEntry(dict[str, Any]):
     """A round of a document that is written again and again while rounds are added: its text is made once.
 
     Nothing in it changes once it has been written.
@@ -492,7 +492,7 @@ def _indented(value: Any, line: str) -> str:
     plain = partial(json.dumps, allow_nan=False, ensure_ascii=False, separators=("," + inner, ": "))
     if not isinstance(value, dict | list | tuple) or not value:
         return plain(value)
-    if isinstance(value, Entry):
+    if isinstance(value, RoundEntry):
         return value.text(line, lambda: _indented({**value}, line))
     parts = value.values() if isinstance(value, dict) else value
     if not any(isinstance(part, dict | list | tuple) for part in parts):
@@ -519,7 +519,7 @@ def as_csv(content: Mapping[str, Any]) -> str:
     text = _lines([[*head, "alone", "without", *per_client, *sketch, *scores]])
     for one in rounds:
         made = partial(_csv_round, one, content["utility"], *columns)
-        text += one.text(columns, made) if isinstance(one, Entry) else made()
+        text += one.text(columns, made) if isinstance(one, RoundEntry) else made()
     return text
 
 
