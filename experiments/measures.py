@@ -445,6 +445,11 @@ def intervals(counts: Iterable[tuple[int, int]]) -> str:
     return f"95 % intervals (Clopper and Pearson 1934): {each}."
 
 
+def on_gpu(cell: Result) -> bool:
+    """Whether a run was made on a GPU."""
+    return bool(cell["machine"]["device"] != "CPU")
+
+
 def facts(cells: Sequence[Result]) -> dict[str, Any]:
     """What every table must say about its runs."""
     return {

@@ -22,6 +22,7 @@ from measures import (
     facts,
     influences,
     intervals,
+    on_gpu,
     repeats,
     seeds,
     spread,
@@ -292,6 +293,8 @@ def scripts() -> Lines:
 def cost(guess: float, results: Mapping[str, Result]) -> float:
     """Seconds a run of that guess takes of an H200, as those before did."""
     ratios = [
-        one["seconds"]["total"] / one["jobs"] / one["guess"] for one in results.values() if one["guess"]
+        one["seconds"]["total"] / one["jobs"] / one["guess"]
+        for one in results.values()
+        if one["guess"] and on_gpu(one)
     ]
     return guess * (statistics.median(ratios) if ratios else 1.0)

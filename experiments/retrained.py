@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 from cells import Result, Row, datasets
-from evidence import BOTH, LAST, PAIR, TITLES, Claims, Evidence, Facts, agree, lines, mean
+from evidence import BOTH, LAST, PAIR, TITLES, Claims, Evidence, Facts, agree, lines, mean, spearman
 from grid import settled, text
 from measures import (
     HIDDEN,
@@ -81,11 +81,13 @@ def game(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     _currency(evidence, cells, facts, claims)
 
 
-def against_truth(cells: Iterable[Result], utility: str) -> dict[str, dict[str, float]]:
-    """Per score and run the Spearman with the retrained Shapley value, where both exist."""
+def against_truth(
+    cells: Iterable[Result], utility: str, against: str | None = None
+) -> dict[str, dict[str, float]]:
+    """Per score and run the Spearman with the retrained Shapley value, of ``against`` if given."""
     found: dict[str, dict[str, float]] = {}
     for cell in cells:
-        for score, near in agreements(cell, utility, LAST, "SV", utility).items():
+        for score, near in agreements(cell, utility, LAST, "SV", against or utility).items():
             if near.spearman is not None:
                 found.setdefault(score, {})[cell["name"]] = near.spearman
     return found
@@ -259,12 +261,14 @@ def phi_game_section(
     groups = {datasets()[row.dataset]["short"]: with_retrained(done(row, results), results) for row in rows}
     if len(groups) > 1 and all(groups.values()):
         groups["all of them"] = [cell for each in groups.values() for cell in each]
+    ways = [(u, u, TITLES[u]) for u in PAIR]
+    ways.append((*PAIR, "expected accuracy, against the retrained value of accuracy"))
     body = []
     for title, cells in groups.items():
-        for u in PAIR if cells else ():
-            known = against_truth(cells, u)
+        for own, against, says in ways if cells else ():
+            known = against_truth(cells, own, against)
             runs = [cell["name"] for cell in cells if cell["name"] in known["PHI sum"]]
-            line = [title, seeds(cells), TITLES[u]]
+            line = [title, seeds(cells), says]
             line += [spread([known[score][run] for run in runs]) for score in ("PHI sum", DEFAULT)]
             steps = differences(known, "PHI sum", runs)
             body.append([*line, *(_ahead(steps)[:2] if len(steps) > 1 else ("", ""))])
@@ -287,10 +291,17 @@ def _phi(evidence: Evidence, facts: Facts, claims: Claims) -> None:
         steps = differences(known, "PHI sum", runs)
         for score in ("PHI sum", DEFAULT):
             facts[f"{score}, retrained, {u}"] = spread([known[score][run] for run in runs])
-        facts[f"PHI ahead, {u}"], facts[f"PHI counts, {u}"], _ = _ahead(steps)
-        claims[f"PHI of {u} is as close to the retrained value as alpha, but for chance"] = abs(
-            steps.mean()
-        ) < 2 * standard_error(steps)
+        facts[f"PHI ahead, {u}"], _, facts[f"PHI p, {u}"] = _ahead(steps, student(steps))
+        if u == PAIR[0]:
+            claims["PHI is as close to the retrained value as alpha, but for chance"] = student(steps) >= 0.05
+        else:
+            claims["of accuracy, PHI is behind alpha by the retrained value"] = steps.mean() < 0
+    crossed = spearman(cells, "PHI sum", PAIR[0], "SV", PAIR[1])
+    own = spearman(cells, DEFAULT, PAIR[1], "SV")
+    facts["PHI crossed"] = spread(crossed)
+    claims["PHI of expected accuracy ranks accuracy's retrained value as accuracy's own alpha does"] = (
+        abs(mean(crossed) - mean(own)) < 0.03
+    )
     facts["phi game runs"] = str(len(cells))
 
 

@@ -25,7 +25,7 @@ from cells import RESULTS, Result, Row, datasets, plan, read_results, subset_of 
 from coverage import coverage_section  # noqa: E402
 from findings import findings  # noqa: E402
 from grid import mean, text  # noqa: E402
-from measures import ENOUGH, EXPLAINED, SCORES, facts, is_thin  # noqa: E402
+from measures import ENOUGH, EXPLAINED, SCORES, facts, is_thin, on_gpu  # noqa: E402
 from other_images import lines_by_data, other_images_section  # noqa: E402
 from overview import (  # noqa: E402
     agreement_lines,
@@ -146,7 +146,7 @@ def readme(
     rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[str, object], *, toy: bool
 ) -> str:
     """The first page."""
-    old = sum(1 for one in results.values() if not one.get("tf32"))
+    old = sum(on_gpu(one) and not one.get("tf32") for one in results.values())
     looked = [one["coalitions"] for one in results.values() if one["coalitions"].get("methods")]
     names = ("float32", "tf32", "float16", "bfloat16")
     used = [{word for method in one["methods"] for word in method.replace(",", "").split()} for one in looked]
