@@ -1,6 +1,7 @@
 """What the tests of a deployment look at: everything a server ever stored, and bytes of updates in it."""
 
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,10 +32,20 @@ def everything_in(folder: Path) -> bytes:
     return b"\0".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
 
 
-def stretches(vector: np.ndarray, baseline: np.ndarray, length: int = 16) -> list[bytes]:
-    """Some runs of ``length`` numbers of a vector, all of them unlike the baseline, as bytes."""
+def stretches(
+    vector: np.ndarray, baseline: np.ndarray, sizes: Sequence[int], length: int = 16
+) -> list[bytes]:
+    """Some runs of ``length`` numbers of a vector, all of them unlike the baseline, as bytes.
+
+    Each lies in one array of the model, whose ``sizes`` are given: Flower sends every array by itself.
+    """
     differs = vector != baseline
-    starts = [k for k in range(0, len(vector) - length, length) if differs[k : k + length].all()]
+    ends = np.cumsum(sizes)
+    assert ends[-1] == len(vector)
+    begins = [
+        k for end, size in zip(ends, sizes, strict=True) for k in range(end - size, end - length, length)
+    ]
+    starts = [k for k in begins if differs[k : k + length].all()]
     assert starts, "the vector is the baseline"
     chosen = starts[:: max(1, len(starts) // 8)]
     return [vector[k : k + length].tobytes() for k in chosen]

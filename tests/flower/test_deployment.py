@@ -158,14 +158,15 @@ def no_plain_update_reached_the_server(out, seen):
     """Neither a trained model nor its change; what everybody gets, M0 and M, is found by the same search."""
     starts = [task.federation().first, load_file(out / "checkpoints" / "model-0001.safetensors")["model"]]
     nothing = np.zeros_like(starts[0])
+    sizes = [array.numel() for array in task.federation().network.state_dict().values()]
     for number, start in enumerate(starts, 1):
-        public = stretches(start, nothing)
+        public = stretches(start, nothing, sizes)
         assert found(public, seen) == len(public) > 4
         for name in NAMES:
             load_vector(task.federation().network, start)
             state, _ = task.train(task.federation().network.state_dict(), name, number)
             trained = np.concatenate([array.numpy().ravel() for array in state.values()])
             change = trained - start
-            secret = stretches(trained, start) + stretches(change, nothing)
-            secret += stretches(change.astype(np.float64), nothing)
+            secret = stretches(trained, start, sizes) + stretches(change, nothing, sizes)
+            secret += stretches(change.astype(np.float64), nothing, sizes)
             assert found(secret, seen) == 0, f"the update of {name} in round {number} lies on the server"
