@@ -18,6 +18,7 @@ SCRIPTS = (
     ["values.py"],
     ["secagg.py"],
     ["round.py"],
+    ["training.py"],
     ["flower.py"],
     ["growth.py"],
     ["scale.py"],
@@ -60,6 +61,8 @@ def table() -> list[tuple[str, str]]:
             rows.append((what, f"{row['times_faster']:.1f}x"))
     if overhead := read("round.json").get("overhead_extrapolated"):
         rows.append(("secure sum and scores on top of a plain round, extrapolated", f"{overhead:.1%}"))
+    for row in read("training.json").get("rows", []):
+        rows.append((f"{row['model']}, {row['work']} on a CPU: against a plain loop", f"{row['ratio']:.1f}x"))
     if share := read("flower.json").get("share_extrapolated"):
         rows.append(("fedmerit's part of a round of Flower, extrapolated", f"{share:.1%}"))
     for row in read("scale.json").get("rows", []):

@@ -6,7 +6,7 @@ import json
 import math
 
 import numpy as np
-from cells import RESULTS, datasets
+from cells import RESULTS, Result, datasets
 from evidence import (
     BOTH,
     PAIR,
@@ -23,7 +23,7 @@ from evidence import (
 )
 from grid import grid, rounded, text
 from measures import compare, curve, is_thin, phi, reports, seeds, signs, spread
-from retrained import student
+from retrained import interval_of_mean, sign_test, student
 from sections import done
 
 from fedmerit import accumulate, alpha, ee, fp, normalise, surplus
@@ -122,26 +122,30 @@ def single_round(evidence: Evidence, facts: Facts, claims: Claims) -> None:
 
 
 def _ablations(evidence: Evidence) -> tuple[int, bool, str, str]:
-    """Of rows of tab:error, tab:round, tab:client and tab:alpha that are not thin: FP and summed alpha."""
-    behind, ahead, lowest, count = [], True, (2.0, ""), 0
+    """Of rows of tab:error, tab:round, tab:client and tab:alpha that are not thin: FP and summed alpha.
+
+    Rows of several tables that are the same runs at the same round count once.
+    """
+    behind, ahead, lowest, known = [], True, (2.0, ""), set()
     for row in evidence.rows:
         cells = done(row, evidence.results)
         if row.label not in ("tab:error", "tab:round", "tab:client", "tab:alpha") or is_thin(cells):
             continue
-        count += 1
+        if (which := (row.at, *sorted(cell["name"] for cell in cells))) in known:
+            continue
+        known.add(which)
         found = {u: compare(cells, u, row.at, "MR-SV") for u in PAIR}
         short = datasets()[row.dataset]["short"]
         for utility in PAIR:
             pair = [found[utility].get(s, {}).get("spearman", []) for s in ("FP", "ALPHA", "ALPHA sum")]
             ahead &= mean(pair[2]) > mean(pair[0])
             name = f"{row.label} {row.row}".strip()
-            name = f"{row.label} {row.row}".strip()
             where = f"{name}, {short}, {TITLES[utility]}, {len(cells)} seeds"
             lowest = min(lowest, (mean(pair[2]), where))
             if mean(pair[1]) >= mean(pair[2]):
                 behind.append(where)
     least = f"{text(lowest[0], '.2f')} ({lowest[1]})"
-    return count, ahead, least, "; ".join(dict.fromkeys(behind)) or "none"
+    return len(known), ahead, least, "; ".join(dict.fromkeys(behind)) or "none"
 
 
 def elsewhere(evidence: Evidence, facts: Facts, claims: Claims) -> None:
@@ -178,6 +182,14 @@ def elsewhere(evidence: Evidence, facts: Facts, claims: Claims) -> None:
 # ---------------------------------------------------------------------------------------------------- PHI
 
 
+def at_last(cell: Result, score: str, utility: str) -> float:
+    """Return the Spearman of a score with MR-SV in the last round, which must be defined."""
+    found = spearman([cell], score, utility, "MR-SV")
+    if not found:
+        raise SystemExit(f"{cell['name']}: no Spearman of {score} with MR-SV of {utility}")
+    return found[0]
+
+
 def directions(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     """PHI beside alpha, against MR-SV."""
     rows = [row for row in evidence.rows if row.experiment == "tab-phi"]
@@ -191,7 +203,9 @@ def directions(evidence: Evidence, facts: Facts, claims: Claims) -> None:
             continue
         line = [datasets()[row.dataset]["short"], seeds(cells)]
         for utility in PAIR:
-            along, ours = (spearman(cells, score, utility, "MR-SV") for score in ("PHI sum", "ALPHA sum"))
+            along, ours = (
+                [at_last(cell, score, utility) for cell in cells] for score in ("PHI sum", "ALPHA sum")
+            )
             behind[utility].append(np.subtract(ours, along))
             line += [spread(along), spread(ours)]
             lowest = min(lowest, (min(along), line[0]))
@@ -211,8 +225,17 @@ def directions(evidence: Evidence, facts: Facts, claims: Claims) -> None:
         "phi gap": between(ahead, "+.2f"),
         "phi seeds": "{} to {}".format(*(of(map(len, behind[PAIR[0]])) for of in (min, max))),
         "phi data": str(len(body)),
-        "phi behind": str(poorer),
+        "phi behind": f"all {poorer}" if poorer == len(body) else f"{poorer} of {len(body)}",
     }
+    pooled = {utility: -np.concatenate(each) for utility, each in behind.items()}
+    facts["phi pooled"] = interval_of_mean(pooled["expected-accuracy"])
+    facts["phi runs"] = str(len(pooled["expected-accuracy"]))
+    signs_ = np.sign([grid(value) for value in pooled["accuracy"]])
+    facts["phi worse"] = f"{int((signs_ > 0).sum())} better, {int((signs_ < 0).sum())} worse"
+    facts["phi worse p"] = text(sign_test(pooled["accuracy"]), ".3f")
+    claims["of accuracy, PHI is behind alpha over all runs beyond chance"] = (
+        signs_.sum() < 0 and sign_test(pooled["accuracy"]) < 0.05
+    )
     claims["PHI is as close to MR-SV of the expected accuracy as alpha, or closer"] = min(ahead) > -0.02
     claims["of accuracy, PHI is behind alpha on most datasets"] = poorer > len(body) / 2
     claims["no single dataset shows a difference of PHI and alpha beyond chance"] = all(

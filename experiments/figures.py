@@ -290,7 +290,7 @@ def retrained(rows: Rows) -> alt.TopLevelMixin:
         some = [row for row in used if row["utility"] == utility]
         y = alt.Y(
             "shown:N",
-            sort=list(shown.values()),
+            scale=alt.Scale(domain=list(shown.values())),  # a panel may lack a score
             title=None,
             axis=alt.Axis(labels=not panels, ticks=False, grid=True, labelLimit=240),
         )
@@ -315,7 +315,7 @@ def retrained(rows: Rows) -> alt.TopLevelMixin:
     return alt.hconcat(*panels).properties(
         title=alt.Title(
             "Which score tracks the retrained Shapley value of its utility?",
-            subtitle=[about, f"tick: mean; † needs what secure aggregation hides; {DATA}"],
+            subtitle=[about, f"tick: mean; † needs what secure aggregation hides; PHI: of repeats; {DATA}"],
         )
     )
 

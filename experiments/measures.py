@@ -314,8 +314,8 @@ COMPUTED = ("reports", "computed", "agreements", "lent")
 REPEATED, NOT_MEASURED = " ‡", "–"
 MARKS = (
     "‡: of repeats of these runs (the same data in the same hands, the same seeds, sometimes fewer of them), "
-    "which were asked for this score. –: not there; runs made before PHI was computed have none, runs "
-    "without solo models have no MERIT, and the paper has other rows."
+    "which were asked for this score. –: not there, or undefined; runs made before PHI was computed have "
+    "none, runs without solo models have no MERIT, and the paper has other rows."
 )
 
 

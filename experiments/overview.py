@@ -241,7 +241,7 @@ def commands(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
     yield "Commands take `--data FOLDER --out DIR` too. Minutes are those of the whole device: a run's"
     yield "seconds, divided by how many ran at once. Runs are shared between tables, so they do not add up."
     yield ""
-    head = ["paper", "what it shows", "command", "runs", "minutes", "minutes left", "machine"]
+    head = ["paper", "what it shows", "command", "runs", "minutes", "minutes left, on an H200", "machine"]
     yield from table(head, body)
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 from cells import Result, Row, datasets
-from evidence import BOTH, LAST, PAIR, TITLES, Claims, Evidence, Facts, agree, lines, mean, spearman
+from evidence import BOTH, LAST, PAIR, TITLES, Claims, Evidence, Facts, agree, lines, mean
 from grid import settled, text
 from measures import (
     HIDDEN,
@@ -25,11 +25,13 @@ from measures import (
 )
 from sections import Lines, done, table
 
-from fedmerit import accumulate
+from fedmerit import accumulate, fp
 
 K = TypeVar("K", bound=Hashable)
 DEFAULT = "ALPHA sum"
 PROPOSED = "ALPHA sum, renormalised"
+SONG = "MR-SV, renormalised"
+"""As Song et al. (2019) define it; the paper's text describes the additive game."""
 CANDIDATES = (PROPOSED, "SOLO", "MERIT", "ENSEMBLE")
 """All named before the newest runs, those with a ``whole_run``, were made."""
 NAMED_FIRST = ("SOLO", "MERIT")
@@ -52,14 +54,15 @@ def game(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     known = {utility: against_truth(cells, utility) for utility in TITLES}
     facts["game seeds"] = " and ".join(f"{len(groups[key])} ({name})" for key, name in BOTH.items())
     body = {}
-    for score in by_mean(known, [cell["name"] for cell in cells]):
+    for score in by_mean(known):
         per = [known[u].get(score, {}) for u in TITLES]
         row = [spread(list(values.values())) for values in per]
         row += [spread(of(per[0], groups[dataset])) for dataset in BOTH]
-        body[score] = [shown(score), *row]
+        count = len(known[PAIR[0]][score])
+        body[score] = [f"{shown(score)} ({count} runs)" if count < len(cells) else shown(score), *row]
     head = ["score", *TITLES.values(), *(f"expected accuracy, {name}" for name in BOTH.values())]
     facts["whole game table"] = lines(head, list(body.values()))
-    brief = ("MERIT", PROPOSED, "MR-SV", DEFAULT, "FP")
+    brief = ("MERIT", PROPOSED, SONG, "MR-SV", DEFAULT, "FP")
     facts["game table"] = lines(head, [line for score, line in body.items() if score in brief])
     for score in ("MR-SV", "FP"):
         facts[f"game {score}"] = " / ".join(spread(list(known[u][score].values())) for u in PAIR)
@@ -69,6 +72,21 @@ def game(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     claims["MR-SV is not the retrained Shapley value"] = all(
         mean(list(known[u]["MR-SV"].values())) < 0.9 for u in PAIR
     )
+    steps = {
+        u: np.array([value - known[u]["MR-SV"][run] for run, value in known[u][SONG].items()]) for u in PAIR
+    }
+    facts["game MR-SV renormalised"] = " / ".join(spread(list(known[u][SONG].values())) for u in PAIR)
+    facts["renormalised runs"] = str(min(map(len, steps.values())))
+    facts["renormalised closer"] = " / ".join(_ahead(each)[0] for each in steps.values())
+    tests = LOOKS * len(PAIR) * len(CANDIDATES)  # as strictly as MERIT's lead is judged
+    claims["MR-SV of the renormalised game is closer to the retrained value"] = all(
+        each.mean() > 0 and tests * student(each) < 0.05 for each in steps.values()
+    )
+    last = {u: [reports(cell, u)[-1] for cell in cells] for u in PAIR}
+    upright = {u: [c for c, one in zip(cells, last[u], strict=True) if fp(one).status == "ok"] for u in PAIR}
+    turned = {u: sum(fp(one).status == "reversed" for one in last[u]) for u in PAIR}
+    facts["FP turned"] = " and ".join(str(count) for count in turned.values())
+    facts["FP upright"] = " and ".join(spread(of(known[u]["FP"], upright[u])) for u in PAIR)
     truths = [[scores(cell, u, LAST)["SV"] for u in PAIR] for cell in cells]
     facts["truths agree"] = spread([agree(*pair) for pair in truths])
     _candidates(known, cells, facts, claims)
@@ -98,10 +116,18 @@ def of(values: Runs, cells: Iterable[Result]) -> list[float]:
     return [values[cell["name"]] for cell in cells if cell["name"] in values]
 
 
-def by_mean(known: Known, runs: Sequence[str]) -> list[str]:
-    """Scores that every one of these runs has, the closest first by the mean of both utilities."""
+def by_mean(known: Known, runs: Sequence[str] = ()) -> list[str]:
+    """Scores that every one of these runs has, the closest first by the mean of both utilities.
+
+    Without ``runs``, all scores that some run has, each by the runs that have it.
+    """
     whole = [s for s in SCORES if all(run in known[u].get(s, {}) for u in PAIR for run in runs)]
-    return sorted(whole, key=lambda score: -mean([known[u][score][run] for u in PAIR for run in runs]))
+    whole = [s for s in whole if all(s in known[u] for u in PAIR)]
+
+    def near(score: str) -> float:
+        return mean([known[u][score][run] for u in PAIR for run in runs or known[u][score]])
+
+    return sorted(whole, key=lambda score: -near(score))
 
 
 def shown(score: str) -> str:
@@ -283,26 +309,34 @@ def phi_game_section(
 
 def _phi(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     """Whether PHI is as close to the retrained value as alpha is."""
-    repeated = [cell for dataset in BOTH for cell in evidence.cells("tab-phi-game", dataset)]
-    cells = with_retrained(repeated, evidence.results)
+    each = {
+        short: with_retrained(evidence.cells("tab-phi-game", dataset), evidence.results)
+        for dataset, short in BOTH.items()
+    }
+    cells = [cell for found in each.values() for cell in found]
     for u in PAIR:
         known = against_truth(cells, u)
         runs = [cell["name"] for cell in cells if cell["name"] in known["PHI sum"]]
         steps = differences(known, "PHI sum", runs)
         for score in ("PHI sum", DEFAULT):
             facts[f"{score}, retrained, {u}"] = spread([known[score][run] for run in runs])
-        facts[f"PHI ahead, {u}"], _, facts[f"PHI p, {u}"] = _ahead(steps, student(steps))
+        facts[f"PHI ahead, {u}"], _, p = _ahead(steps, student(steps))
         if u == PAIR[0]:
+            facts["PHI interval"] = interval_of_mean(steps)
             claims["PHI is as close to the retrained value as alpha, but for chance"] = student(steps) >= 0.05
         else:
+            facts["PHI p"] = p
             claims["of accuracy, PHI is behind alpha by the retrained value"] = steps.mean() < 0
-    crossed = spearman(cells, "PHI sum", PAIR[0], "SV", PAIR[1])
-    own = spearman(cells, DEFAULT, PAIR[1], "SV")
-    facts["PHI crossed"] = spread(crossed)
-    claims["PHI of expected accuracy ranks accuracy's retrained value as accuracy's own alpha does"] = (
-        abs(mean(crossed) - mean(own)) < 0.03
+    crossed, own = against_truth(cells, *PAIR)["PHI sum"], against_truth(cells, PAIR[1])[DEFAULT]
+    apart = np.array([crossed[cell["name"]] - own[cell["name"]] for cell in cells])
+    facts["PHI crossed"], facts["PHI crossed interval"] = (
+        spread(list(crossed.values())),
+        interval_of_mean(apart),
     )
-    facts["phi game runs"] = str(len(cells))
+    claims["PHI ranks accuracy's retrained value as accuracy's own alpha does, but for chance"] = (
+        student(apart) >= 0.05
+    )
+    facts["phi game runs"] = " and ".join(f"{len(found)} {short}" for short, found in each.items() if found)
 
 
 def _ahead(steps: np.ndarray, p: float | None = None) -> list[str]:
@@ -327,6 +361,19 @@ def student(values: np.ndarray) -> float:
     from scipy.stats import ttest_1samp
 
     return float(ttest_1samp(values, 0.0).pvalue)
+
+
+def interval_of_mean(values: np.ndarray) -> str:
+    """The 95 % interval of a mean, by Student's distribution.
+
+    >>> interval_of_mean(np.array([0.1, 0.2, 0.3]))
+    '-0.048 to +0.448'
+    """
+    from scipy.stats import t
+
+    reach = float(t.ppf(0.975, len(values) - 1)) * standard_error(values)
+    middle = mean(values.tolist())
+    return f"{text(middle - reach, '+.3f')} to {text(middle + reach, '+.3f')}"
 
 
 def sign_test(values: np.ndarray) -> float:

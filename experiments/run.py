@@ -14,7 +14,6 @@ tables.py makes the tables.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import multiprocessing
 import os
 import shutil
@@ -44,6 +43,8 @@ from cells import (  # noqa: E402
     subset_of,
 )
 from onecell import Overtime, convert, machine, run_cell, scratch  # noqa: E402
+
+from fedmerit.simulation.training import keep_memory  # noqa: E402
 
 GRACE = 15.0
 """Seconds beyond the budget after which a running cell is given up."""
@@ -173,18 +174,6 @@ def _begin(jobs: int, toy: bool = False) -> None:
     if torch.cuda.is_available() and jobs > 1:
         engine.SHARE = 0.96 / jobs
         torch.cuda.set_per_process_memory_fraction(engine.SHARE)
-
-
-def keep_memory() -> None:
-    """Let this process keep freed memory for its next arrays; only glibc can.
-
-    Otherwise an array as large as a model goes back to the system, and the next one comes in pages that the
-    system clears one by one. That takes as long as everything that is computed with it.
-    """
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        libc.mallopt(-4, 0)  # M_MMAP_MAX: no array is a mapping of its own
-        libc.mallopt(-1, -1)  # M_TRIM_THRESHOLD: the heap never shrinks
 
 
 def report(pending: Sequence[Cell], costs: Costs) -> None:

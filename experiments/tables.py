@@ -21,6 +21,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 import numpy as np  # noqa: E402
+from alarms import alarms_section  # noqa: E402
 from cells import RESULTS, Result, Row, datasets, plan, read_results, subset_of  # noqa: E402
 from coverage import coverage_section  # noqa: E402
 from findings import findings  # noqa: E402
@@ -132,6 +133,7 @@ def documents(rows: Sequence[Row], results: Mapping[str, Result], *, toy: bool =
         lines += ["Scores are explained in [README](../README.md#scores)."]
         made[f"tables/{name}.md"] = "\n".join(lines) + "\n"
     made["tables/rules.md"] = "\n".join(rules_section(results)) + "\n"
+    made["tables/alarms.md"] = "\n".join(alarms_section(results)) + "\n"
     made["tables/tab-coalitions.md"] = "\n".join(axioms_section()) + "\n"
     for name, make in FIGURES.items():
         if lines_ := make(rows, results, paper):
@@ -162,7 +164,8 @@ def readme(
         "How sure scores are, by simulation: [tables/coverage.md](tables/coverage.md), and shares of money:"
     ]
     lines += ["[tables/share-coverage.md](tables/share-coverage.md). What each rule pays:"]
-    lines += ["[tables/rules.md](tables/rules.md). All tests of the retraining game:"]
+    lines += ["[tables/rules.md](tables/rules.md). How often honest runs are refused:"]
+    lines += ["[tables/alarms.md](tables/alarms.md). All tests of the retraining game:"]
     lines += ["[tables/retrained.md](tables/retrained.md).", ""]
     lines += ["## Agreement: the paper's number and ours", "", *agreement_lines(rows, results, paper)]
     lines += ["## Agreement on the same and on other test images", ""]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from cells import Result, Row, datasets
@@ -99,15 +99,24 @@ def _hit(dataset: str, utility: str, score: str, seed: Any, value: float, by_sig
 
 
 def retrained(rows: Sequence[Row], results: Mapping[str, Result], _: Mapping[str, Any]) -> Rows:
-    """Spearman of every score with the retrained Shapley value, of its own utility and of accuracy."""
+    """Spearman of every score with the retrained Shapley value, of its own utility and of accuracy.
+
+    Runs without PHI have that of their repeats.
+    """
     out: Rows = []
     for row in rows:
         if row.experiment != "tab-error-game":
             continue
-        for cell in done(row, results):
+        cells = done(row, results)
+        others, repeated = repeats(cells, results, "PHI sum", truth="SV")
+        asked: list[tuple[Result, Container[str]]] = [(cell, SCORES) for cell in cells]
+        asked += [(cell, ("PHI sum",)) for cell in others if repeated]
+        for cell, names in asked:
             for utility in cell["utilities"]:
                 for truth in dict.fromkeys((utility, "accuracy")):
                     for name, close in agreements(cell, utility, row.at, "SV", truth).items():
+                        if name not in names:
+                            continue
                         value = close.spearman
                         out.append(
                             {

@@ -273,52 +273,48 @@ def test_only_gross_doubts_stop_a_payment_and_the_equal_split_has_none():
         assert isinstance(caught.value, UndefinedShares)
 
 
-def measured():
+@pytest.fixture(scope="module")
+def honest_runs():
     """Utility and rounds of every committed run of the additive game in which nobody cheats."""
-    for file in sorted((ROOT / "experiments" / "results").glob("*.json")):
-        content = json.loads(file.read_text())
-        settings = content.get("settings", {})
-        if settings.get("scoring", {}).get("game", "additive") != "additive":
-            continue
-        if "cheat" in settings.get("experiment", {}):
-            continue
-        for utility, part in content.get("utilities", {}).items():
-            given = (one.get("reports", one) for one in part["rounds"])
-            yield (
-                utility,
-                [
-                    Reports(
-                        **{key: one[key] for key in ("empty", "grand", "alone", "without", "se_alpha")},
-                        se_alpha_total=one.get("se_alpha_total"),
-                        slice=one.get("slice"),
-                        round=k,
-                    )
-                    for k, one in enumerate(given, start=1)
-                ],
-            )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "experiments"))
+        import alarms
+        from cells import RESULTS, read_results
+
+        return [*alarms.honest_runs(read_results([RESULTS]))]
 
 
 @pytest.mark.long
-def test_honest_runs_on_real_images_are_paid_and_swapped_ones_are_not():
-    """The bounds were chosen by these runs; docs/choosing.md states the numbers."""
-    counts = {}
-    for utility, rounds in measured():
-        honest = [one for one in doubts(rounds) if one.code in ("strays", "swapped")]
-        wrong = doubts([turned(one) for one in rounds])
-        assert not any(one.code == "swapped" for one in honest)
-        found = (1, len(honest), any(one.gross for one in honest), any(one.gross for one in wrong))
-        counts[utility] = np.add(counts.get(utility, 0), found)
-    page = CHOOSING.read_text(encoding="utf-8")
+def test_no_honest_run_on_real_images_is_said_to_have_swapped_columns(honest_runs):
+    assert len(honest_runs) > 900
+    for _, rounds in honest_runs:
+        assert not any(one.code == "swapped" for one in doubts(rounds))
+
+
+BOUND = {
+    "none": lambda share: share == 0,
+    **{f"fewer than 1 in {n}": lambda share, n=n: 0 < share < 1 / n for n in (5, 6, 20, 50)},
+    **{f"more than {n} in 10": lambda share, n=n: share > n / 10 for n in (7, 8, 9)},
+}
+
+
+def test_how_often_honest_runs_are_refused_is_as_stated():
+    """The bounds were chosen by these runs. test_experiments.py compares the counts with the raw results."""
+    page = (ROOT / "experiments" / "tables" / "alarms.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([a-z-]+)` \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", page, re.MULTILINE)
-    stated = {name: tuple(map(int, each)) for name, *each in rows}
-    assert {name: tuple(map(int, each)) for name, each in counts.items()} == stated
-    runs, _, refused, swapped = stated["expected-accuracy"]  # the default
-    assert refused == 0
-    assert swapped > 0.9 * runs
+    shares = {name: [int(one) / int(runs) for one in each] for name, runs, *each in rows}
+    table = CHOOSING.read_text(encoding="utf-8").split("### How often honest runs are refused")[1]
+    stated = re.findall(r"^\| (`.+`) \| (.+) \| (.+) \| (.+) \|$", table.split("## ")[0], re.MULTILINE)
+    assert len(stated) == 3
+    for names, *bounds in stated:
+        for name in names.split(", "):
+            assert all(
+                BOUND[bound](share) for bound, share in zip(bounds, shares[name.strip("`")], strict=True)
+            ), name
 
 
 @pytest.mark.long
-def test_a_limit_on_stated_errors_would_refuse_an_honest_run(monkeypatch):
+def test_a_limit_on_stated_errors_would_refuse_an_honest_run(monkeypatch, honest_runs):
     """docs/threats.md says so, and why a huge error silences the warning."""
 
     def limited(rounds):
@@ -326,18 +322,18 @@ def test_a_limit_on_stated_errors_would_refuse_an_honest_run(monkeypatch):
         return replace(total, stderr=None if total.stderr is None else believed(total.stderr))
 
     monkeypatch.setattr("fedmerit.scoring.doubts.accumulate", limited)
-    honest = [doubts(rounds) for utility, rounds in measured() if utility == "expected-accuracy"]
+    honest = [doubts(rounds) for utility, rounds in honest_runs if utility == "expected-accuracy"]
     refused = sum(any(one.gross for one in found if one.code in ("strays", "swapped")) for found in honest)
     page = " ".join((ROOT / "docs" / "threats.md").read_text(encoding="utf-8").split())
     assert refused == 1
-    assert f"one of {len(honest)} honest runs in the committed results would be refused" in page
+    assert "one run in the committed results would be refused, in which nobody lies" in page
 
 
 @pytest.mark.long
-def test_honest_runs_on_real_images_are_paid_though_somebody_is_silent():
+def test_honest_runs_on_real_images_are_paid_though_somebody_is_silent(honest_runs):
     """One member, in every round or in some; saboteurs among them, whose silence flatters the others."""
     chance, caught, runs = np.random.default_rng(1), 0, 0
-    for utility, rounds in measured():
+    for utility, rounds in honest_runs:
         if utility != "expected-accuracy":
             continue
         name = chance.choice(rounds[0].clients)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from fedmerit.errors import ConfigError, DataError, InputError
 from fedmerit.simulation import models
@@ -182,3 +183,21 @@ def test_bad_model_names(user_module, name, message):
 def test_bad_settings(change, message):
     with pytest.raises(ConfigError, match=message):
         models.build(**({"name": "cnn", "input_shape": (8, 8, 1), "classes": 3} | change))
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 1), (13, 10, 3)])
+def test_pooling_before_relu_is_pooling_after_it(shape):
+    model = models.build("cnn-pool", shape, 4)
+    x = torch.randn(5, shape[2], *shape[:2], generator=torch.Generator().manual_seed(0))
+    x[:, :, :5] = -1.0  # a background, so that the largest of four is often there twice
+
+    def slow(x):
+        for conv in (model.conv1, model.conv2):
+            x = functional.max_pool2d(functional.relu(conv(x)), 2)
+        return model.fc2(functional.relu(model.fc1(x.flatten(1))))
+
+    assert torch.allclose(model(x), slow(x), rtol=1e-5, atol=1e-6)
+    weights = list(model.parameters())
+    fast, right = (torch.autograd.grad(f(x).square().sum(), weights) for f in (model, slow))
+    for one, other in zip(fast, right, strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)

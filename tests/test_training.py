@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 
 from fedmerit.errors import ConfigError, DataError, InputError
 from fedmerit.simulation.models import build, load_vector, prepare, to_vector
-from fedmerit.simulation.training import Stack, TrainingSettings, batches, train, train_many
+from fedmerit.simulation.training import Stack, TrainingSettings, batches, keep_memory, train, train_many
 from networks import Branching, network
 
 DEVICE = os.environ.get("FEDMERIT_TEST_DEVICE", "cpu")
@@ -80,23 +81,25 @@ def close(a, b):
 
 
 def test_a_plain_loop_with_torchs_adam_gives_the_same_bits():
-    model, reference = model_named("cnn"), model_named("cnn")
+    model = model_named("cnn")
     ((x, y),) = data([10])
     train(model, x, y, SETTINGS, seed=7)
 
-    adam = torch.optim.Adam(reference.parameters(), lr=0.001, weight_decay=0.001)
-    generator = torch.Generator().manual_seed(7)
-    for _ in range(2):
-        order = torch.randperm(10, generator=generator)
-        for index in (order[:4], order[4:8], order[8:]):
-            adam.zero_grad()
-            F.cross_entropy(
-                reference(prepare(x, DEVICE)[index]), torch.from_numpy(y).to(DEVICE)[index]
-            ).backward()
-            adam.step()
-    if DEVICE == "cpu":
-        assert np.array_equal(to_vector(model), to_vector(reference))
-    close(to_vector(model), to_vector(reference))
+    for fused in (True, False):
+        reference = model_named("cnn")
+        adam = torch.optim.Adam(reference.parameters(), lr=0.001, weight_decay=0.001, fused=fused)
+        generator = torch.Generator().manual_seed(7)
+        for _ in range(2):
+            order = torch.randperm(10, generator=generator)
+            for index in (order[:4], order[4:8], order[8:]):
+                adam.zero_grad()
+                F.cross_entropy(
+                    reference(prepare(x, DEVICE)[index]), torch.from_numpy(y).to(DEVICE)[index]
+                ).backward()
+                adam.step()
+        if DEVICE == "cpu" and fused:
+            assert np.array_equal(to_vector(model), to_vector(reference))
+        close(to_vector(model), to_vector(reference))
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "cnn-pool", "resnet-group", "attention"])
@@ -278,3 +281,22 @@ def test_bad_data(method):
     frozen = mlp().requires_grad_(False)
     with pytest.raises(InputError, match="the model has no parameter to train"):
         train_many(frozen, start, [one, one], SETTINGS, [1, 2], method=method)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="the C library is not glibc 2.33")
+def test_freed_memory_is_kept_for_the_next_array():
+    class Info(ctypes.Structure):
+        _fields_ = [(f"word{k}", ctypes.c_size_t) for k in range(10)]
+
+    libc = ctypes.CDLL(None)
+    libc.mallinfo2.restype = Info
+
+    def mapped():  # bytes of arrays that are mappings of their own, so go back to the system when freed
+        before = libc.mallinfo2().word4
+        array = torch.empty(2 << 30, dtype=torch.uint8)  # larger than what the heap may have; never touched
+        return libc.mallinfo2().word4 - before if len(array) else 0
+
+    libc.mallopt(-4, 65536)  # glibc's default
+    assert mapped() >= 2 << 30
+    keep_memory()
+    assert mapped() == 0

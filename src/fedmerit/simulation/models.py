@@ -12,7 +12,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,6 @@ from fedmerit.errors import ConfigError, DataError, FedmeritError, InputError
 
 MODELS = ("mlp", "cnn", "cnn-pool", "resnet18", "resnet50")
 
-Norm = Literal["group", "batch"]
 Shape = tuple[int, ...]
 """Height, width, channels of one image; or the shape of one sample of any other kind."""
 Images = npt.NDArray[Any] | Tensor
@@ -110,6 +109,14 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
         yield
 
 
+def _interleaved(x: Tensor) -> Tensor:
+    """Return the same images with their channels side by side in memory, if they are on a CPU.
+
+    There PyTorch pools several channels at once in this layout, and one number after another in its own.
+    """
+    return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) if x.device.type == "cpu" else x
+
+
 class CNN(nn.Module):
     """Conv2d(c, 16, 3), Conv2d(16, 32, 3), Linear(flat, 128), Linear(128, classes), with ReLU between.
 
@@ -132,9 +139,10 @@ class CNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for conv in (self.conv1, self.conv2):
-            x = F.relu(conv(x))
-            if self.pool:
-                x = F.max_pool2d(x, 2)
+            x = conv(x)
+            if self.pool:  # before the ReLU, which changes nothing and leaves it a quarter of the work
+                x = F.max_pool2d(_interleaved(x), 2)
+            x = F.relu(x)
         x = F.relu(self.fc1(x.flatten(1)))
         return self.fc2(x)  # type: ignore[no-any-return]
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -398,7 +400,7 @@ def _optimiser(settings: TrainingSettings, parameters: Sequence[Tensor]) -> torc
     if settings.optimiser == "sgd":
         return torch.optim.SGD(parameters, lr, momentum=settings.momentum, weight_decay=decay)
     kind = torch.optim.AdamW if settings.optimiser == "adamw" else torch.optim.Adam
-    return kind(parameters, lr, weight_decay=decay, fused=on_gpu, capturable=on_gpu)
+    return kind(parameters, lr, weight_decay=decay, fused=True, capturable=on_gpu)
 
 
 def on_device(data: Data, device: torch.device, loss: Loss = CROSS_ENTROPY) -> TensorData:
@@ -419,3 +421,16 @@ def exactly(settings: TrainingSettings) -> Iterator[None]:
             yield
     finally:
         torch.backends.cudnn.deterministic = before
+
+
+def keep_memory() -> None:
+    """Let this process keep freed memory for its next arrays, where the C library can (glibc).
+
+    Otherwise an array as large as a model, or as the outputs of a layer, goes back to the system, and the
+    next one comes in pages that the system clears one by one. That can take as long as everything that is
+    computed with it. It is for a process that does nothing but train and evaluate: its heap never shrinks.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if set_option is not None:
+        set_option(-4, 0)  # M_MMAP_MAX: no array is a mapping of its own
+        set_option(-1, -1)  # M_TRIM_THRESHOLD: the heap never shrinks
